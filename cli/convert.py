@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from .exits import Exit
+from .exit_codes import Exit
 from .shared.errors import CommandError
 from .shared.jobfile.gcloud import GcloudCommand, gcloud_options, take_flags
-from .shared.jobfile.specfile import STDIN, load_spec, overrides, plan_spec, say_remarks, spec_options
+from .shared.jobfile.job_file_options import STDIN, load_spec, overrides, plan_spec, say_remarks, spec_options
 from .shared.output import clean, remark, warning
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from .shared.job.jobref import NO_JOBS, find_job, job_argument
+from .shared.job.job_argument import NO_JOBS, find_job, job_argument
 from .shared.options import json_option
 from .shared.output import Column, echo_json, echo_table, remark
 from .shared.text import duration, money

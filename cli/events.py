@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from .shared.job.jobref import find_job, job_argument, watch
+from .shared.job.job_argument import find_job, job_argument, watch
 from .shared.options import json_option
 from .shared.output import clean, echo_json_line, shorten, style
 from .shared.text import clock, iso

@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from .exits import Exit
+from .exit_codes import Exit
 from .shared.errors import CommandError
 from .shared.options import json_option, yes_option
 from .shared.output import Column, can_ask, echo_json, echo_table, remark, warning
 from .shared.text import duration, money
 
 if TYPE_CHECKING:
-    from ..control.leftovers import Judged, Search
+    from ..control.gc_policy import Judged, Search
 
 _HEADS = (
     Column("where"),
@@ -69,11 +69,11 @@ def command(
     is removed. What is `alive` (no job of this store needs it, but a machine of it has written a heartbeat within ten
     minutes, or its job dir cannot be read) is asked for once more, or needs --alive.
     """
-    from ..control import leftovers
+    from ..control import gc_policy
 
     now = time.time()
     targets, skipped = _targets(clouds)
-    search = leftovers.find(targets, regions, now)
+    search = gc_policy.find(targets, regions, now)
     shown = [one for one in search.found if one.verdict != "in use"]
     going = [one for one in shown if one.may_go(others=others, expired_only=expired_only, alive=alive)]
     doubtful = [one for one in shown if one.verdict == "alive" and one not in going]
@@ -165,14 +165,14 @@ def _confirm_alive(doubtful: Sequence[Judged], *, expired_only: bool, yes: bool)
 
 def _remove(going: Sequence[Judged], now: float, *, others: bool, expired_only: bool, alive: bool) -> None:
     """All that can be removed; then raises CommandError for what could not."""
-    from ..control import leftovers
+    from ..control import gc_policy
     from ..provisioners import ProvisionError
 
     failed = []
     for one in going:
         name = f"{one.leftover.job_id or one.leftover.things[0].id}, attempt {one.leftover.attempt}"
         try:
-            if leftovers.remove(one, now, others=others, expired_only=expired_only, alive=alive):
+            if gc_policy.remove(one, now, others=others, expired_only=expired_only, alive=alive):
                 remark(f"removed what was left of {name}: {_what(one)}")
         except ProvisionError as error:
             failed.append(f"{name}: {error}")

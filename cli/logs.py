@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 
 import click
 
-from .exits import Exit
+from .exit_codes import Exit
 from .shared.errors import CommandError
 from .shared.job.follow import Follower, Interrupts, LineFormat, LogFilter
-from .shared.job.jobref import find_job, job_argument, watch
+from .shared.job.job_argument import find_job, job_argument, watch
 from .shared.options import DURATION
 from .shared.output import remark
 
@@ -85,7 +85,7 @@ def _print_from(url: str, chosen: LogFilter, *, follow: bool, timestamps: bool) 
 
 def _check_there(job: Job, node: str | None, attempt: int | None) -> None:
     """What will never come shall not look like a program that writes nothing."""
-    from ..control.reconcile.members import names_ever
+    from ..control.reconcile.node_replacement import names_ever
 
     attempts = job.attempts()
     if attempt is not None and attempt > len(attempts):

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple, NoReturn, cast
 import click
 
 from .. import __version__
-from .exits import Exit
+from .exit_codes import Exit
 from .shared import errors
 
 if TYPE_CHECKING:

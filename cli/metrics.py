@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 
 import click
 
-from .exits import Exit
+from .exit_codes import Exit
 from .shared.errors import CommandError
-from .shared.job.jobref import find_job, job_argument
+from .shared.job.job_argument import find_job, job_argument
 from .shared.options import json_option
 from .shared.output import Column, clean, columns, echo_json_line, echo_table, is_terminal, remark
 

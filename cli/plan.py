@@ -7,10 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from .exits import Exit
+from .exit_codes import Exit
 from .shared.jobfile.gcloud import GcloudCommand, gcloud_options, take_flags
-from .shared.jobfile.launch_view import say_launcher
-from .shared.jobfile.specfile import (
+from .shared.jobfile.job_file_options import (
     load_spec,
     overrides,
     plan_spec,
@@ -21,6 +20,7 @@ from .shared.jobfile.specfile import (
     spec_options,
     take_stacks,
 )
+from .shared.jobfile.launch_view import say_launcher
 from .shared.options import json_option
 from .shared.output import echo_json, remark, style
 
@@ -81,7 +81,7 @@ def command(
 
 def _say_obstacle(cloud: str, loaded: LoadedSpec) -> None:
     """A plan may be for a cloud that `submit` cannot use from here; whether credentials are there is not looked at."""
-    from ..control.submit.usable import obstacle
+    from ..control.submit.submittable_offers import obstacle
 
     why = obstacle(loaded.spec, cloud, look=False)
     if why:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from .shared.job.jobref import find_job, job_argument, watch
+from .shared.job.job_argument import find_job, job_argument, watch
 from .shared.options import DURATION
 from .shared.text import duration
 

@@ -12,15 +12,13 @@ import click
 
 from ..jobspecs.dialects.gcloud_flags import take
 from ..jobspecs.targets import info
-from .exits import Exit
+from .exit_codes import Exit
 from .shared.errors import CommandError
 from .shared.job.follow import Follower, Interrupts, LineFormat, LogFilter
+from .shared.job.job_argument import OUTCOMES, watch
 from .shared.job.job_view import job_json
-from .shared.job.jobref import OUTCOMES, watch
 from .shared.jobfile.gcloud import GcloudCommand, gcloud_options
-from .shared.jobfile.launch_view import say_launcher
-from .shared.jobfile.plan_view import offer_text, plan_json, plan_text, refusals_text
-from .shared.jobfile.specfile import (
+from .shared.jobfile.job_file_options import (
     STDIN,
     load_spec,
     overrides,
@@ -32,6 +30,8 @@ from .shared.jobfile.specfile import (
     spec_options,
     take_stacks,
 )
+from .shared.jobfile.launch_view import say_launcher
+from .shared.jobfile.plan_view import offer_text, plan_json, plan_text, refusals_text
 from .shared.options import json_option, yes_option
 from .shared.output import ProgressLine, can_ask, echo_json, remark, warning
 
@@ -145,7 +145,7 @@ def _first_offer(plan: Plan, loaded: LoadedSpec, *, as_json: bool) -> Offer:
             echo_json(plan_json(plan, loaded.spec))
         click.echo(refusals_text(plan), err=True)
         raise CommandError("nothing can run this job", hint=_HINT_ALL, exit_code=Exit.IMPOSSIBLE)
-    from ..control.submit.usable import usable_offers
+    from ..control.submit.submittable_offers import usable_offers
 
     return usable_offers(loaded.spec, plan)[0]
 

@@ -7,7 +7,7 @@ import sys
 
 import click
 
-from .exits import Exit
+from .exit_codes import Exit
 from .shared.options import DURATION
 from .shared.output import remark
 

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
-from .exits import Exit
+from .exit_codes import Exit
 from .shared.jobfile.gcloud import GcloudCommand, gcloud_options, take_flags
-from .shared.jobfile.specfile import STDIN, STDIN_NAME, load_spec, overrides, spec_options
+from .shared.jobfile.job_file_options import STDIN, STDIN_NAME, load_spec, overrides, spec_options
 
 if TYPE_CHECKING:
     from ..jobspecs.diagnostics import Diagnostic

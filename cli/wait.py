@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING
 
 import click
 
-from .exits import Exit
+from .exit_codes import Exit
+from .shared.job.job_argument import OUTCOMES, find_job, job_argument, watch
 from .shared.job.job_view import job_json
-from .shared.job.jobref import OUTCOMES, find_job, job_argument, watch
 from .shared.options import DURATION, json_option
 from .shared.output import ProgressLine, clean, echo_json, remark
 from .shared.text import ago

@@ -12,7 +12,7 @@ from ..protocol.jobdir import Heartbeat, JobDir, JobDirError, RecordError, attem
 from . import paths
 
 if TYPE_CHECKING:
-    from ..provisioners.leftovers import Leftover
+    from ..provisioners.tagged_resources import Leftover
     from .store.store import Store
 
 FRESH_S = 600.0

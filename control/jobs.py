@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from .accounting import cost
 from .errors import ControlError, NoSuchJobError, NotRunningError, SubmitError
 from .reconcile.queue import SOON_S, places
-from .reconcile.steps.moving import worked_dirs
+from .reconcile.steps.migration import worked_dirs
 from .store import states
 from .store.model import Attempt, Event, JobRow
 from .store.store import Store, open_store
@@ -30,8 +30,8 @@ if TYPE_CHECKING:
     from ..protocol.logs import LogReader
     from ..provisioners.base import Allocation
     from .accounting.report import Report
-    from .reconcile.nodes import Reported
-    from .submit.shipping import ProgressCallback
+    from .reconcile.node_observation import Reported
+    from .submit.upload import ProgressCallback
 
 __all__ = ["Job", "count_jobs", "ensure_supervisor", "get_job", "list_jobs", "orphans", "submit", "terminate_orphan"]
 
@@ -164,7 +164,7 @@ class Job:
         """Give the machines a notice that they go in `after_s` seconds; returns the nodes. Raises NotRunningError."""
         from ..protocol.attempt_signal import send_signal
         from ..protocol.jobdir import JobDirError, Notice, node_key
-        from .reconcile.members import every_node
+        from .reconcile.node_replacement import every_node
 
         self.refresh()
         current = self._current()
@@ -272,7 +272,7 @@ class Job:
         return self._attempts[-1] if self._attempts else None
 
     def _furthest(self, attempt: Attempt) -> Reported | None:
-        from .reconcile.nodes import read_furthest
+        from .reconcile.node_observation import read_furthest
 
         return read_furthest(self.open_dir(attempt), attempt)
 
@@ -282,8 +282,8 @@ def submit(
 ) -> Job:
     """Ship the code, store the job, and see to it that a supervisor runs. Raises SubmitError."""
     from .submit.submission import prepare
-    from .submit.usable import usable_offers
-    from .supervisor.running import settle
+    from .submit.submittable_offers import usable_offers
+    from .supervisor.outdated import settle
 
     store, offers = open_store(), usable_offers(loaded.spec, plan)
     if supervise and settle({offer.cloud for offer in offers}):

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from ..jobspecs.fleets import FleetSpec
-    from ..provisioners.shared.infrastructure import Infrastructure
+    from ..provisioners.shared.infra_outputs import Infrastructure
     from .settings import FleetSettings
 
 
@@ -43,7 +43,7 @@ def ending_with_reservation(settings: FleetSettings) -> FleetSettings:
 
 
 def _reserved_until(settings: FleetSettings) -> float | None:
-    from ..provisioners.stacks.for_stacks import reserved_until
+    from ..provisioners.stacks.fleet_queries import reserved_until
 
     if settings.fleet.market != "reservation" or settings.reservation is None:
         return None
@@ -63,7 +63,7 @@ def settings_for(
     from ..provisioners import AgentFile, architecture_of
     from ..provisioners.boot import fleet_boot
     from ..provisioners.boot.agent_file import AgentFileError, build_agent_file
-    from ..provisioners.stacks.for_stacks import Reserved, account_of, endpoints_of, image_of, reserved_for
+    from ..provisioners.stacks.fleet_queries import Reserved, account_of, endpoints_of, image_of, reserved_for
     from .errors import InfraError
     from .settings import FleetSettings
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from ..jobspecs.fleets import FleetSpec
     from ..jobspecs.loading.cluster_file import LoadedCluster
     from ..jobspecs.plan import Offer, Plan
-    from ..provisioners.shared.infrastructure import Infrastructure
+    from ..provisioners.shared.infra_outputs import Infrastructure
 
 
 class ClusterPlan(NamedTuple):

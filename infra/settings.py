@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass, fields
 from typing import Any, TypeVar
 
 from ..jobspecs.fleets import FleetCloud, FleetSpec
-from ..provisioners.shared.infrastructure import Infrastructure
+from ..provisioners.shared.infra_outputs import Infrastructure
 from .errors import InfraError
 
 OUTPUT = "cloudgpu"

@@ -97,8 +97,8 @@ class LaunchRequest:
     images: Mapping[str, str] = field(default_factory=dict)
     """Role -> container image in which its program runs, of roles whose job file names one."""
     grouped: bool = False
-    """The machines are a group of their own, which replaces lost ones by itself (provisioners/stacks/grouping.py). All
-    nodes have the same machine type then."""
+    """The machines are a group of their own, which replaces lost ones by itself (provisioners/stacks/job_groups.py).
+    All nodes have the same machine type then."""
     account: str = ""
     """The account to launch in (provisioners/shared/accounts.py): credentials of another one are refused; "": any."""
     repeated: bool = field(default=False, compare=False)

@@ -61,7 +61,7 @@ def engine_kind(request: pytest.FixtureRequest) -> str:
 def _fresh_orders() -> Generator[None]:
     """What a process remembers of fleets is of one test's stores: the next one's have the same URLs."""
     yield
-    if (grouping := sys.modules.get("cloudgpu.provisioners.stacks.grouping")) is not None:
+    if (grouping := sys.modules.get("cloudgpu.provisioners.stacks.job_groups")) is not None:
         grouping.orders.cache_clear()
 
 

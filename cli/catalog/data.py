@@ -6,9 +6,9 @@ import datetime
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from ...jobspecs.catalog import read as catalog_read
-from ...jobspecs.catalog import refreshed
-from ..exits import Exit
+from ...jobspecs.catalog import csv_tables as catalog_read
+from ...jobspecs.catalog import table_overrides
+from ..exit_codes import Exit
 from ..shared.errors import CommandError
 
 _DATES = "table_dates"
@@ -37,17 +37,17 @@ def tables() -> list[Entry]:
     """Return the tables whose facts have a day. A damaged one is listed with a remark, not raised."""
     shipped = set(catalog_read.shipped()) - {_DATES}
     names = {name for name in shipped if any(_days(name, catalog_read.shipped_text(name), None))}
-    names |= {path.stem for path in refreshed.folder().glob("*.csv")}
+    names |= {path.stem for path in table_overrides.folder().glob("*.csv")}
     return [_entry(name) for name in sorted(names)]
 
 
 def _entry(name: str) -> Entry:
     remark = ""
     try:
-        newer = refreshed.load(refreshed.path_of(name))
-    except refreshed.TableError as error:
+        newer = table_overrides.load(table_overrides.path_of(name))
+    except table_overrides.TableError as error:
         newer, remark = None, str(error)
-    if newer is not None and refreshed.find(name) is None:
+    if newer is not None and table_overrides.find(name) is None:
         remark = f"the one refreshed {newer.written} is older than cloudgpu's own, and not used"
         newer = None
     if newer is None and name not in catalog_read.shipped():
@@ -58,7 +58,7 @@ def _entry(name: str) -> Entry:
     return Entry(name, origin, written, days[0], days[-1], text.count("\n") - 1, regions, remark)
 
 
-def _days(name: str, text: str, newer: refreshed.Refreshed | None) -> Iterator[str]:
+def _days(name: str, text: str, newer: table_overrides.Refreshed | None) -> Iterator[str]:
     """Yield the day of each row; where rows have none, that of the refresh, or of the source of the whole table.
 
     Rows of retired machine types are left out: nothing is planned with them, and they change no more.
@@ -79,7 +79,7 @@ def _days(name: str, text: str, newer: refreshed.Refreshed | None) -> Iterator[s
 
 def rows(table: str) -> tuple[list[str], list[tuple[str, ...]]]:
     """Columns and rows of the table in use. Raises CommandError for one that there is not, TableError."""
-    newer = refreshed.find(table)
+    newer = table_overrides.find(table)
     if newer is None and table not in catalog_read.shipped():
         from ...jobspecs.suggest import did_you_mean
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ...jobspecs.targets import STANDING
-from ..exits import Exit
+from ..exit_codes import Exit
 from ..infra.stack_run import check_account, held, known_backend, readable, settle, stack_options
 from ..infra.stack_view import report_text
 from ..shared.errors import CommandError
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from ...infra.engine.automation import Contents, Stack
-    from ...infra.policy import Finding, Report
+    from ...infra.preflight import Finding, Report
     from ...infra.programs import Terms
     from ...infra.settings import FleetSettings
     from ...jobspecs.fleets import FleetSpec
@@ -74,7 +74,7 @@ def up(
     """
     from ...infra.programs import cluster_stack
     from ...jobspecs.loading.cluster_file import load_cluster_source
-    from ..shared.jobfile.specfile import read
+    from ..shared.jobfile.job_file_options import read
     from .settings import wanted_settings
 
     loaded = load_cluster_source(read(file))
@@ -179,7 +179,7 @@ def down(
     cloudgpu cluster down big
     cloudgpu cluster down cluster.yaml --yes
     """
-    from ...infra.policy import check_down
+    from ...infra.preflight import check_down
     from ...infra.programs import cluster_stack
     from ...provisioners.stacks import clusters
 
@@ -264,7 +264,7 @@ def _bring_up(
 
 def _report(it: Stack, settings: FleetSettings, terms: Terms, before: FleetSettings | None) -> Report:
     from ...infra.cluster_machines import are_alike
-    from ...infra.policy import check_up
+    from ...infra.preflight import check_up
     from ...infra.programs import fleet_program
     from .expiry import check_expiry
 
@@ -281,7 +281,7 @@ def _report(it: Stack, settings: FleetSettings, terms: Terms, before: FleetSetti
 
 def _losses(fleet: FleetSpec, before: FleetSpec | None) -> Iterator[Finding]:
     """Of machines that are there, and of jobs on them."""
-    from ...infra.policy import Finding, jobs_run
+    from ...infra.preflight import Finding, jobs_run
 
     if before is None or not before.size:
         return
@@ -296,7 +296,7 @@ def _losses(fleet: FleetSpec, before: FleetSpec | None) -> Iterator[Finding]:
 def _quota(fleet: FleetSpec, more: int) -> str:
     """Not a refusal: with too little quota a group begins with fewer machines, and gets the others later."""
     from ...provisioners import ProvisionError
-    from ...provisioners.stacks.for_stacks import check_quota
+    from ...provisioners.stacks.fleet_queries import check_quota
 
     if more <= 0:
         return "nothing more is needed"

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from ..shared.text import clock, duration, iso
 
 if TYPE_CHECKING:
-    from ...infra.policy import Finding
+    from ...infra.preflight import Finding
     from ...infra.settings import FleetSettings
 
 _FRESH = 0.1
@@ -63,7 +63,7 @@ def is_over(expires: float | None) -> bool:
 
 def check_expiry(settings: FleetSettings) -> list[Finding]:
     """Machines that would be ended again as soon as they are there."""
-    from ...infra.policy import Finding
+    from ...infra.preflight import Finding
 
     name, expires = settings.fleet.name, settings.expires
     if not settings.fleet.size or expires is None or not is_over(expires):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
-from ..exits import Exit
+from ..exit_codes import Exit
 from ..shared.errors import CommandError
 from ..shared.output import remark, warning
 from .expiry import is_over, moment

@@ -12,10 +12,10 @@ from ...infra.cluster_machines import ending_with_reservation, is_reserved_elsew
 from ...infra.cluster_planning import ClusterPlan, plan_cluster
 from ...infra.errors import NoOfferError
 from ...infra.programs import Terms
-from ...provisioners.shared import infrastructure as stacks
+from ...provisioners.shared import infra_outputs as stacks
 from ..infra.stack_run import readable
+from ..shared.jobfile.job_file_options import say_tables
 from ..shared.jobfile.plan_view import offer_text, refusals_text
-from ..shared.jobfile.specfile import say_tables
 from ..shared.output import echo_json, remark, warning
 from .expiry import moment, renewed
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from ...infra.settings import FleetSettings
     from ...jobspecs.fleets import FleetSpec
     from ...jobspecs.loading.cluster_file import LoadedCluster
-    from ...provisioners.shared.infrastructure import Infrastructure
+    from ...provisioners.shared.infra_outputs import Infrastructure
 
 
 def wanted_settings(

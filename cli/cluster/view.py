@@ -13,7 +13,7 @@ from ..shared.text import duration
 from .expiry import expiry_cell
 
 if TYPE_CHECKING:
-    from ...provisioners.cluster.seen import Seen, Turn
+    from ...provisioners.cluster.cluster_state import Seen, Turn
     from ...provisioners.stacks.clusters import Cluster
 
 _HEADS = (
@@ -46,7 +46,7 @@ def echo_clusters(found: Sequence[Cluster], *, as_json: bool) -> None:
 
 def _look(cluster: Cluster) -> Seen | None:
     from ...provisioners import ProvisionError
-    from ...provisioners.cluster.seen import look
+    from ...provisioners.cluster.cluster_state import look
 
     try:
         return look(cluster)

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import click
 
-from ..exits import Exit
+from ..exit_codes import Exit
 from ..shared.errors import CommandError
-from ..shared.job.jobref import find_job, job_argument, watch
+from ..shared.job.job_argument import find_job, job_argument, watch
 from ..shared.options import json_option
 from ..shared.output import echo_json, remark
 

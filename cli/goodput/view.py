@@ -10,8 +10,8 @@ from ..shared.output import STATE_TONES, Column, Tone, clean, columns, style, ta
 from ..shared.text import duration, money
 
 if TYPE_CHECKING:
+    from ...control.accounting.paid_time import Times
     from ...control.accounting.report import AttemptReport, Report
-    from ...control.accounting.times import Times
     from ...control.jobs import Job
 
 

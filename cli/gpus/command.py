@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from ...jobspecs.targets import WITH_TABLES
-from ..exits import Exit
+from ..exit_codes import Exit
 from ..shared.errors import CommandError
 from ..shared.options import json_option
 from ..shared.output import echo_json

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import NamedTuple
 from urllib.parse import unquote, urlsplit
 
-from ..exits import Exit
+from ..exit_codes import Exit
 from ..shared.errors import CommandError
 from .containers import ask
 

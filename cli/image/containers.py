@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import click
 
-from ..exits import Exit
+from ..exit_codes import Exit
 from ..shared.errors import CommandError
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ...jobspecs.targets import FLEET_CLOUDS, on_host
-from ..exits import Exit
+from ..exit_codes import Exit
 from ..shared.errors import CommandError
 from ..shared.options import json_option, yes_option
 from ..shared.output import Column, can_ask, echo_json, echo_table, remark
@@ -20,9 +20,9 @@ if TYPE_CHECKING:
 
     from ...control.jobs import Job
     from ...infra.engine.automation import Contents, Stack
-    from ...infra.policy import Report
+    from ...infra.preflight import Report
     from ...infra.settings import InfraSettings
-    from ...provisioners.shared.infrastructure import Infrastructure
+    from ...provisioners.shared.infra_outputs import Infrastructure
 
 _HEADS = (Column("cloud"), Column("region"), Column("stack", spare=1), Column("job dir"))
 
@@ -174,9 +174,9 @@ def down(
     name is typed or given. A bucket that `up` did not make is never deleted.
     """
     from ...infra.engine.events import Change
-    from ...infra.policy import check_down
+    from ...infra.preflight import check_down
     from ...infra.programs import infra_stack
-    from ...provisioners.shared import infrastructure
+    from ...provisioners.shared import infra_outputs
 
     _check_region(cloud, region)
     stack = infra_stack(cloud, region)
@@ -195,7 +195,7 @@ def down(
         settle(report, {"stack": stack}, as_json=as_json, yes=yes, question=f"take down {stack}?", default=False)
         if delete_bucket:
             _unprotect(it, settings, contents, yes_delete_bucket)
-        infrastructure.forget(cloud, region, it.backend)
+        infra_outputs.forget(cloud, region, it.backend)
         left = it.down(keep_protected=not delete_bucket)
     if as_json:
         echo_json({"stack": stack, **report.to_json(), "left": [one.id for one in left.resources]})
@@ -230,7 +230,7 @@ def status(*, cloud: str | None, region: str | None, backend: str | None, instal
     if cloud is None or region is None:
         raise click.UsageError("--cloud goes with --region, and --region with --cloud")
     from ...infra.programs import infra_stack
-    from ...provisioners.shared import infrastructure
+    from ...provisioners.shared import infra_outputs
 
     _check_region(cloud, region)
     stack = infra_stack(cloud, region)
@@ -238,7 +238,7 @@ def status(*, cloud: str | None, region: str | None, backend: str | None, instal
         contents = it.contents()
         known = _keep(it, contents.outputs) if _stands(contents) else None
         if known is None:
-            infrastructure.forget(cloud, region, it.backend)
+            infra_outputs.forget(cloud, region, it.backend)
     if as_json:
         echo_json(
             {
@@ -286,17 +286,17 @@ def _list(*, as_json: bool) -> None:
 
 
 def _known() -> list[Infrastructure]:
-    from ...provisioners.shared import infrastructure
+    from ...provisioners.shared import infra_outputs
 
     with readable():
-        return infrastructure.known()
+        return infra_outputs.known()
 
 
 def _backend_of(cloud: str, region: str, given: str | None) -> str | None:
     """Where the stack is, as long as the command line does not say otherwise."""
-    from ...provisioners.shared import infrastructure
+    from ...provisioners.shared import infra_outputs
 
-    return known_backend(lambda: infrastructure.load(cloud, region)) if given is None else given
+    return known_backend(lambda: infra_outputs.load(cloud, region)) if given is None else given
 
 
 # --- what goes into a stack -------------------------------------------------------------------------------------------
@@ -320,7 +320,7 @@ def _settings(stack: str, cloud: str, region: str, bucket: str | None, contents:
     from ...infra.errors import RefusedError
     from ...infra.programs import SETTINGS
     from ...infra.settings import InfraSettings, read_output
-    from ...provisioners.stacks.for_stacks import account_of, boundary_of
+    from ...provisioners.stacks.fleet_queries import account_of, boundary_of
 
     if SETTINGS not in contents.outputs:  # not there, or its first `up` has failed
         return InfraSettings(
@@ -352,7 +352,7 @@ def _check_region(cloud: str, region: str) -> None:
 
 
 def _check(changes: Any) -> Report:  # list[Change]
-    from ...infra.policy import check_up
+    from ...infra.preflight import check_up
 
     return check_up(changes)
 
@@ -364,10 +364,10 @@ def _show(report: Report, *, as_json: bool) -> None:
 
 def _keep(it: Stack, outputs: Mapping[str, object]) -> Infrastructure:
     from ...infra.settings import OUTPUT, read_output
-    from ...provisioners.shared import infrastructure
+    from ...provisioners.shared import infra_outputs
 
-    known = replace(read_output(outputs, OUTPUT, infrastructure.Infrastructure.from_json), backend=it.backend)
-    infrastructure.save(known)
+    known = replace(read_output(outputs, OUTPUT, infra_outputs.Infrastructure.from_json), backend=it.backend)
+    infra_outputs.save(known)
     return known
 
 
@@ -420,6 +420,6 @@ def _twice(buckets: list[str]) -> str:
 
 def _buckets(contents: Contents) -> list[str]:
     """Names of the stack's own; azure: of storage accounts."""
-    from ...infra.policy import BUCKETS
+    from ...infra.preflight import BUCKETS
 
     return [one.id.rpartition("/")[2] for one in contents.resources if one.kind in BUCKETS]

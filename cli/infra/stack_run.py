@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from ...jobspecs.targets import FLEET_CLOUDS
-from ..exits import Exit
+from ..exit_codes import Exit
 from ..shared.errors import CommandError
 from ..shared.output import ProgressLine, can_ask, echo_json, remark, warning
 from .stack_view import step_text
@@ -19,8 +19,8 @@ from .stack_view import step_text
 if TYPE_CHECKING:
     from ...infra.engine.automation import Stack
     from ...infra.engine.events import Step
-    from ...infra.policy import Report
-    from ...provisioners.shared.infrastructure import Infrastructure
+    from ...infra.preflight import Report
+    from ...provisioners.shared.infra_outputs import Infrastructure
     from ...provisioners.stacks.clusters import Cluster
 
 _F = TypeVar("_F", bound=Callable[..., Any])
@@ -115,7 +115,7 @@ def check_account(stack: str, cloud: str, region: str, account: str) -> None:
     """Before a stack is compared with its cloud: asked with the credentials of another account than it was brought up
     in, the cloud knows nothing of it, and all that bills would be forgotten. Raises RefusedError, ProvisionError."""
     from ...infra.errors import RefusedError
-    from ...provisioners.stacks.for_stacks import account_of
+    from ...provisioners.stacks.fleet_queries import account_of
 
     if account and (own := account_of(cloud, region)) != account:
         message = f"{stack} is of the account {account}, and these are the credentials of {own}"

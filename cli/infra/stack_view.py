@@ -9,7 +9,7 @@ from ..shared.text import duration
 
 if TYPE_CHECKING:
     from ...infra.engine.events import Step
-    from ...infra.policy import Price, Report
+    from ...infra.preflight import Price, Report
 
 _HEADS = (Column(""), Column("what"), Column("kind", least=16))
 _BECAUSE = Column("because of", least=10)

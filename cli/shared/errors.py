@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ..exits import Exit
+from ..exit_codes import Exit
 
 if TYPE_CHECKING:
     from ...infra.errors import InfraError
@@ -129,7 +129,7 @@ _HANDLERS: dict[str, Callable[[Any], Exit]] = {
     f"{__name__}.CommandError": _command_error,
     "click.exceptions.ClickException": _usage_error,
     "cloudgpu.jobspecs.diagnostics.SpecError": _spec_error,
-    "cloudgpu.jobspecs.catalog.refreshed.TableError": _says(Exit.UNAVAILABLE),
+    "cloudgpu.jobspecs.catalog.table_overrides.TableError": _says(Exit.UNAVAILABLE),
     "cloudgpu.control.errors.NoSuchJobError": _says(Exit.USAGE),
     "cloudgpu.control.errors.NotRunningError": _says(Exit.USAGE),
     "cloudgpu.control.errors.SubmitError": _says(Exit.IMPOSSIBLE),

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import click
 
-from ..shared.job.jobref import NO_JOBS, find_job, job_argument, watch
+from ..shared.job.job_argument import NO_JOBS, find_job, job_argument, watch
 from ..shared.options import json_option
 from ..shared.output import echo_json, is_terminal, style
 

@@ -177,7 +177,7 @@ def _attempts(seen: JobView) -> str:
 
 def _refused_row(attempts: Sequence[Attempt], now: float) -> list[str]:
     from ...control.accounting.cost import total
-    from ...control.reconcile.tried import CLASSES, group
+    from ...control.reconcile.refusal_report import CLASSES, group
     from ...control.store.model import Refused
 
     first, last = attempts[0].number, attempts[-1].number
@@ -196,7 +196,7 @@ def _refused_row(attempts: Sequence[Attempt], now: float) -> list[str]:
 
 def _refused(seen: JobView) -> str:
     """Every place that was asked in vain, when and why; nothing if the job's reason tells it already."""
-    from ...control.reconcile.tried import group, lines
+    from ...control.reconcile.refusal_report import group, lines
     from ...control.store.model import Refused
 
     found = [Refused.of(attempt) for attempt in seen.attempts if attempt.outcome == "refused"]

@@ -6,7 +6,7 @@ from typing import Literal
 
 import click
 
-from ..exits import Exit
+from ..exit_codes import Exit
 from ..shared.options import json_option
 
 

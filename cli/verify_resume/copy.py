@@ -10,7 +10,7 @@ import os
 import shutil
 from pathlib import Path
 
-from ..exits import Exit
+from ..exit_codes import Exit
 from ..shared.errors import CommandError
 
 _LARGE = 16 << 20

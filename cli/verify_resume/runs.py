@@ -19,7 +19,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal
 
-from ..exits import Exit
+from ..exit_codes import Exit
 from ..shared.errors import CommandError
 from ..shared.output import remark
 from .copy import WorkingCopies

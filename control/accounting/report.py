@@ -12,7 +12,7 @@ from ...protocol.jobdir import Progress, Timeline
 from ...runtime.goodput import possible_goodput
 from ..store.model import Attempt
 from . import cost
-from .times import NOTHING, Run, Times, read_runs, settle, spend
+from .paid_time import NOTHING, Run, Times, read_runs, settle, spend
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,12 +12,12 @@ from decimal import Decimal
 from ...jobspecs.plan import Offer
 from ...jobspecs.unit_text import format_duration
 from ..accounting import cost
-from ..accounting.times import progress_of, spans_of
+from ..accounting.paid_time import progress_of, spans_of
 from ..store.model import Attempt, JobRow, Policy, Refused
-from . import logins
+from . import login_hints
 from .failover import choose, concerns, search
 from .outcomes import NodeView
-from .tried import CLASSES, message, utc
+from .refusal_report import CLASSES, message, utc
 
 GRACE_S = {"cancel": 30.0, "peer": 30.0, "duration": 120.0, "cost": 120.0, "gpu_idle": 120.0}
 """How long programs may take to save and end, by the cause of the stop."""
@@ -95,7 +95,7 @@ def wanted_end(job: JobRow, current: Attempt | None, now: float) -> End | None:
     """Whether the job shall end although nothing is wrong: its user's wish, or a limit."""
     policy = job.policy
     if job.state == "stopping":
-        return End(_STOPPED_AS[job.cause], job.cause, logins.plain(job.reason))
+        return End(_STOPPED_AS[job.cause], job.cause, login_hints.plain(job.reason))
     if job.goal == "cancel":
         return End("cancelled", "cancel", "cancelled by its user")
     if policy.duration_s is not None and now - job.created >= policy.duration_s:

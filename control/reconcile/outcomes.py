@@ -9,7 +9,7 @@ from typing import Protocol, TypeVar
 
 from ...protocol.jobdir import Progress, Result, Timeline
 from ...provisioners.base import ProvisionError
-from ..accounting.times import spans_of
+from ..accounting.paid_time import spans_of
 
 _SERVERS = frozenset({"parameter_server"})
 """They serve the others and never end by themselves."""

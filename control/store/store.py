@@ -18,7 +18,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from ..errors import ControlError, DamagedRowError
 from ..paths import database_url
-from . import rows, states
+from . import serialization, states
 from .database import Connection, Database, Values
 from .model import QUEUES, Attempt, Event, JobRow, Refused, Seen, Waiting
 from .schema import connect
@@ -81,7 +81,7 @@ _OLDEST_FIRST = "ORDER BY jobs.created, jobs.id"
 
 
 def _active(row: Mapping[str, Any]) -> ActiveJob:
-    return ActiveJob(row["id"], row["updated"], row["goal"], rows.target(row["offer"]))
+    return ActiveJob(row["id"], row["updated"], row["goal"], serialization.target(row["offer"]))
 
 
 class Store:
@@ -113,7 +113,7 @@ class Store:
 
     def find_jobs(self, ref: str) -> list[JobRow]:
         """Those whose id begins with `ref`, or who are named so; newest first."""
-        ref = rows.plain(ref)
+        ref = serialization.plain(ref)
         where = "WHERE substr(jobs.id, 1, :length) = :ref OR jobs.name = :ref"
         return self._jobs(f"{where} {_NEWEST_FIRST}", ref=ref, length=len(ref))
 
@@ -121,7 +121,7 @@ class Store:
         """Return jobs, newest first; limit=None: all of them."""
         query = f"SELECT * FROM jobs {_active_if(active_only)} {_NEWEST_FIRST}"
         found = self._read(query) if limit is None else self._read(f"{query} LIMIT :limit", limit=limit)
-        return list(_undamaged(rows.decode_job, found))
+        return list(_undamaged(serialization.decode_job, found))
 
     def count_jobs(self, *, active_only: bool) -> int:
         """Return the number of jobs, damaged rows included."""
@@ -159,12 +159,12 @@ class Store:
         if not of:
             return {}
         query = f"SELECT attempts.* FROM attempts JOIN jobs ON {_NEWEST} WHERE jobs.id IN (:ids)"
-        found = map(rows.decode_attempt, self._read_for([job.id for job in of], query))
+        found = map(serialization.decode_attempt, self._read_for([job.id for job in of], query))
         return {attempt.job_id: attempt for attempt in found}
 
     def attempts(self, job_id: str) -> list[Attempt]:
         found = self._read("SELECT * FROM attempts WHERE job_id = :job_id ORDER BY number", job_id=job_id)
-        return [rows.decode_attempt(row) for row in found]
+        return [serialization.decode_attempt(row) for row in found]
 
     def attempts_of(self, job_ids: Sequence[str]) -> dict[str, list[Attempt]]:
         """Return the attempts of several jobs by number; jobs that have a damaged one are left out."""
@@ -175,7 +175,7 @@ class Store:
                 if row["job_id"] not in found:
                     continue
                 try:
-                    found[row["job_id"]].append(rows.decode_attempt(row))
+                    found[row["job_id"]].append(serialization.decode_attempt(row))
                 except DamagedRowError:
                     del found[row["job_id"]]
         return found
@@ -188,7 +188,7 @@ class Store:
                 AND (attempts.ended >= :since OR attempts.ended IS NULL AND attempts.created >= :since)
             ORDER BY attempts.created"""
         found = self._read(query, owner=but.owner, but=but.id, since=since)
-        return [Refused.of(attempt) for attempt in _undamaged(rows.decode_attempt, found)]
+        return [Refused.of(attempt) for attempt in _undamaged(serialization.decode_attempt, found)]
 
     def waiting(self, before: float) -> list[Waiting]:
         """Return the jobs that wait for this machine, oldest first; not those whose next try is after
@@ -201,9 +201,9 @@ class Store:
             {_OLDEST_FIRST}"""
         found = []
         for row in self._read(query, before=before):
-            target, needs = rows.wanted(row["offer"] if row["state"] == "launching" else row["offers"])
+            target, needs = serialization.wanted(row["offer"] if row["state"] == "launching" else row["offers"])
             if target in QUEUES:
-                found.append(Waiting(row["id"], needs, rows.priority(row["policy"])))
+                found.append(Waiting(row["id"], needs, serialization.priority(row["policy"])))
         return found
 
     def events(self, job_id: str, after: int = 0) -> list[Event]:
@@ -214,7 +214,7 @@ class Store:
 
     def insert_job(self, job: JobRow, message: str) -> None:
         with self._transaction() as connection:
-            insert(connection, "jobs", rows.encode_row(job))
+            insert(connection, "jobs", serialization.encode_row(job))
             _add_event(connection, job.id, None, time=job.created, kind="submitted", message=message)
 
     def set_goal(self, job_id: str, goal: str, message: str, time: float) -> bool:
@@ -234,7 +234,7 @@ class Store:
         """Write why the job is in its state, if that is as it was read and the lease is still `lease_owner`'s."""
         held = "id = :of AND lease_owner = :held_by AND reason = :read"
         with self._transaction() as connection:
-            values = rows.encode(reason=reason)
+            values = serialization.encode(reason=reason)
             _update(connection, "jobs", values, held, of=job.id, held_by=lease_owner, read=job.reason)
 
     def apply(self, change: Change, lease_owner: str) -> None:
@@ -245,16 +245,16 @@ class Store:
         with self._transaction() as connection:
             same = "id = :of AND state = :read_state AND attempt = :read_attempt AND lease_owner = :held_by"
             read = {"of": job.id, "read_state": job.state, "read_attempt": job.attempt, "held_by": lease_owner}
-            values = {**rows.encode_changes(job, to_job), "updated": change.time}
+            values = {**serialization.encode_changes(job, to_job), "updated": change.time}
             _expect_one(_update(connection, "jobs", values, same, **read), job)
             if attempt is not None and change.to_attempt is not None:
                 states.check_attempt(attempt.state, change.to_attempt.state)
                 same = "job_id = :of AND number = :of_number AND state = :read_state"
                 read = {"of": attempt.job_id, "of_number": attempt.number, "read_state": attempt.state}
-                values = {"state": attempt.state, **rows.encode_changes(attempt, change.to_attempt)}
+                values = {"state": attempt.state, **serialization.encode_changes(attempt, change.to_attempt)}
                 _expect_one(_update(connection, "attempts", values, same, **read), job)
             if change.new_attempt is not None:
-                insert(connection, "attempts", rows.encode_row(change.new_attempt))
+                insert(connection, "attempts", serialization.encode_row(change.new_attempt))
             if change.message:
                 number = to_job.attempt or None
                 _add_event(connection, job.id, number, time=change.time, kind=change.kind, message=change.message)
@@ -264,7 +264,7 @@ class Store:
         of = "job_id = :of AND number = :of_number"
         with self._transaction() as connection:
             for (job_id, number), one in seen.items():
-                _update(connection, "attempts", rows.encode(seen=one), of, of=job_id, of_number=number)
+                _update(connection, "attempts", serialization.encode(seen=one), of, of=job_id, of_number=number)
 
     # -- leases (leases.py says when)
 
@@ -297,7 +297,7 @@ class Store:
     # -- helpers
 
     def _jobs(self, condition: str, **values: object) -> list[JobRow]:
-        return [rows.decode_job(row) for row in self._read(f"SELECT * FROM jobs {condition}", **values)]
+        return [serialization.decode_job(row) for row in self._read(f"SELECT * FROM jobs {condition}", **values)]
 
     def _read(self, query: str, **values: object) -> list[dict[str, Any]]:
         return self._database.rows(query, values)
@@ -355,7 +355,11 @@ def _expect_one(rowcount: int, job: JobRow) -> None:
 def _add_event(
     connection: Connection, job_id: str, attempt: int | None, *, time: float, kind: str, message: str
 ) -> None:
-    insert(connection, "events", rows.encode(job_id=job_id, attempt=attempt, time=time, kind=kind, message=message))
+    insert(
+        connection,
+        "events",
+        serialization.encode(job_id=job_id, attempt=attempt, time=time, kind=kind, message=message),
+    )
 
 
 def open_store() -> Store:

@@ -5,14 +5,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ...jobspecs.targets import FLEET_CLOUDS, info
-from ...provisioners.shared import infrastructure
+from ...provisioners.shared import infra_outputs
 from .. import paths
 from ..errors import StoreError
 
 if TYPE_CHECKING:
     from ...jobspecs.loading.draft import LoadedSpec
     from ...jobspecs.plan import Plan
-    from ...provisioners.shared.infrastructure import Infrastructure
+    from ...provisioners.shared.infra_outputs import Infrastructure
 
 
 def with_job_dir(loaded: LoadedSpec, plan: Plan) -> tuple[LoadedSpec, str]:
@@ -41,7 +41,7 @@ def _stack(cloud: str, region: str) -> Infrastructure | None:
     if host not in FLEET_CLOUDS:
         return None
     try:
-        found = [one for one in infrastructure.known(host) if one.job_dir]
+        found = [one for one in infra_outputs.known(host) if one.job_dir]
     except ValueError as error:
         raise StoreError(str(error)) from error
     return min(found, key=lambda one: one.region != region, default=None)

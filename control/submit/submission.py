@@ -31,12 +31,12 @@ from .. import paths
 from ..errors import SubmitError
 from ..store.model import JobRow, Policy
 from . import submitter_environment
-from .shipping import Shipper
+from .upload import Shipper
 
 if TYPE_CHECKING:
     from ...jobspecs.loading.draft import LoadedSpec
     from ...jobspecs.models import CloudName, JobSpec
-    from .shipping import ProgressCallback
+    from .upload import ProgressCallback
 
 log = logging.getLogger("cloudgpu.submit")
 
@@ -48,7 +48,7 @@ MASK = "***"
 
 
 def prepare(loaded: LoadedSpec, offers: list[Offer], on_progress: ProgressCallback) -> JobRow:
-    """Ship the code and job.json for offers that are usable (usable.py); the row is not stored yet.
+    """Ship the code and job.json for offers that are usable (submittable_offers.py); the row is not stored yet.
 
     A submit that fails leaves no folder of the job on this computer. Raises SubmitError, JobDirError, StoreError.
     """

@@ -19,9 +19,9 @@ from typing import IO
 from .. import paths
 from ..errors import StoreError
 from ..store.store import Store
-from .crew import Crew
-from .presence import WAKE_BYTES, is_asked_for, take_lock, wake, wake_pipe, woken_jobs
 from .supervisor import Supervisor
+from .supervisor_lock import WAKE_BYTES, is_asked_for, take_lock, wake, wake_pipe, woken_jobs
+from .worker_pool import Crew
 
 log = logging.getLogger("cloudgpu.supervisor")
 

@@ -19,7 +19,7 @@ from pathlib import Path
 from ...provisioners.shared.clock import Clock
 from ..store.model import JobRow
 from ..store.store import Store
-from .presence import process_space
+from .supervisor_lock import process_space
 
 LEASE_S = 15.0
 

@@ -12,8 +12,8 @@ from pathlib import Path
 from ...jobspecs.home import HOME_VARIABLE, home
 from .. import paths
 from ..errors import ControlError
-from .presence import running, wake
-from .running import end, is_outdated
+from .outdated import end, is_outdated
+from .supervisor_lock import running, wake
 
 IDLE_EXIT = "60s"
 LOG_BYTES = 2_000_000

@@ -22,16 +22,16 @@ from ...storage.stores import Buckets
 from ...storage.urls import local_folder
 from ..clock import JobTime
 from ..errors import DamagedRowError, StoreError
-from ..reconcile import logins
+from ..reconcile import login_hints
 from ..reconcile.steps.context import Memory, Tools
 from ..reconcile.steps.step import Step
 from ..store.model import QUEUES, Attempt, JobRow
 from ..store.store import ActiveJob, LostRaceError, Store
 from .due_times import Due, DueTimes
+from .foreign_account import is_unsupervised, unsupervised_reason
+from .job_memory import Trouble, Watched
 from .lanes import Lane, lane_of
 from .leases import LEASE_S, Leases, new_owner
-from .unsupervised import is_unsupervised, unsupervised_reason
-from .watched import Trouble, Watched
 
 log = logging.getLogger("cloudgpu.supervisor")
 
@@ -78,8 +78,8 @@ def _opener() -> Callable[[str], JobDir]:
 class Supervisor:
     """Advances all jobs of a store.
 
-    tick() does it alone. Or several threads do (crew.py): then due() and outlook() are for one of them, advance() is
-    for one at a time for each job, and the rest is for any.
+    tick() does it in one thread. In a pool of threads (worker_pool.py) one thread calls due() and outlook(), one thread
+    at a time calls advance() for a job, and every other method is thread-safe.
     """
 
     def __init__(
@@ -342,9 +342,9 @@ class Supervisor:
 
     def _note_login(self, job: JobRow, attempt: Attempt | None, watched: Watched, error: Exception) -> None:
         """Say in the job's reason which credentials must be renewed, if they have caused the error."""
-        if said := logins.trouble(error):
+        if said := login_hints.trouble(error):
             has_machines = attempt is not None and attempt.launched is not None
-            said = f"{said}. {logins.consequence(watched.target, has_machines=has_machines)}"
+            said = f"{said}. {login_hints.consequence(watched.target, has_machines=has_machines)}"
             with suppress(LostRaceError):
                 Step(self._tools, watched.memory, job, attempt).note_login(said)
                 watched.expire()
@@ -354,7 +354,7 @@ class Supervisor:
         is_expected, by_job_dir = isinstance(error, (JobDirError, ProvisionError)), isinstance(error, JobDirError)
         is_ours = is_expected or isinstance(error, StoreError)
         message = str(error) if is_ours else f"{type(error).__name__}: {error}"
-        by_login = logins.trouble(error) != ""
+        by_login = login_hints.trouble(error) != ""
         now = self._clock.monotonic()
         trouble = watched.trouble = watched.trouble or Trouble()
         if trouble.message != message:

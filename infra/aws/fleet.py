@@ -9,7 +9,7 @@ import pulumi_aws as aws
 
 from ...jobspecs.fleets import FleetSpec
 from ...provisioners.aws.machine.images import parameter_for
-from ...provisioners.aws.machine.parts import disk_gib
+from ...provisioners.aws.machine.instance_spec import disk_gib
 from ...provisioners.aws.machine.reservations import Reservation
 from ...provisioners.aws.machine.template import (
     Surroundings,
@@ -25,7 +25,7 @@ from ...provisioners.aws.target import MAX_BYTES
 from ...provisioners.shared import tags
 from ..arguments import ArgumentError, check_arguments, check_fleet_name, check_size, fleet_spec
 from ..components import child_of
-from ..wire import keywords
+from ..pulumi_arguments import keywords
 from .children import TYPES, tags_of
 
 # Where Pulumi calls a field by another name than EC2's API.

@@ -6,7 +6,7 @@ Everything is in the settings' region, whatever region the environment names: th
 import pulumi
 import pulumi_aws as aws
 
-from ...provisioners.shared.infrastructure import Infrastructure
+from ...provisioners.shared.infra_outputs import Infrastructure
 from ..settings import OUTPUT, FleetOutputs, FleetSettings, InfraSettings
 from .bucket import JobBucket, JobBucketArgs
 from .fleet import GpuFleet, GpuFleetArgs

@@ -9,7 +9,7 @@ from pulumi_azure_native import storage
 from ...provisioners.azure.resources.rights import WRITER
 from ..arguments import check_arguments
 from ..components import child_of
-from .groups import TYPES, assign, definition, group_of, id_of_group, tags_of
+from .resource_groups import TYPES, assign, definition, group_of, id_of_group, tags_of
 
 CONTAINER, PREFIX = "cloudgpu", "jobs"
 _COOL_DAYS = 30

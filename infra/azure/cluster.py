@@ -9,8 +9,8 @@ from ..arguments import check_arguments
 from ..components import arguments_of_part
 from .bucket import PREFIX, JobBucket, JobBucketArgs
 from .fleet import GpuFleet, GpuFleetArgs
-from .groups import TYPES
 from .network import GpuNetwork
+from .resource_groups import TYPES
 from .role import MachineRole
 
 

@@ -11,13 +11,13 @@ from ...provisioners.azure.machine.images import image_of
 from ...provisioners.azure.machine.template import Standing, check_fleet, is_close, profile, scale_set, zones_of
 from ...provisioners.azure.names import SHARED, part_of
 from ...provisioners.azure.resources.rights import LEAVING
-from ...provisioners.azure.resources.rules import security_rules
+from ...provisioners.azure.resources.security_rules import security_rules
 from ...provisioners.azure.target import MAX_BYTES
 from ...provisioners.shared import tags
 from ..arguments import check_arguments, check_fleet_name, check_size, fleet_spec
 from ..components import child_of
-from ..wire import keywords
-from .groups import TYPES, assign, group_of, id_of_group, role_of, tags_of
+from ..pulumi_arguments import keywords
+from .resource_groups import TYPES, assign, group_of, id_of_group, role_of, tags_of
 
 _INTERFACES = "virtualMachineProfile.networkProfile.networkInterfaceConfigurations.properties"
 _ADDRESSES = f"{_INTERFACES}.ipConfigurations.properties"
@@ -27,7 +27,7 @@ FLAT = {
     f"{_ADDRESSES}.publicIPAddressConfiguration.properties": "",
     "virtualMachineProfile.extensionProfile.extensions.properties": "",
 }
-"""Where Pulumi's classes have no `properties`: see infra/wire.py."""
+"""Where Pulumi's classes have no `properties`: see infra/pulumi_arguments.py."""
 _RULES = {"securityRules.properties": ""}
 _FIXED = ["singlePlacementGroup", "proximityPlacementGroup", "virtualMachineProfile.priority"]
 """What Azure does not change in a scale set: another one takes its place."""

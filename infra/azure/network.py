@@ -6,11 +6,11 @@ import pulumi
 from pulumi_azure_native import network
 
 from ...provisioners.azure.names import SHARED, SUBNET
-from ...provisioners.azure.resources.rules import NETWORK_RANGE, SUBNET_RANGE, subnet_rules
+from ...provisioners.azure.resources.security_rules import NETWORK_RANGE, SUBNET_RANGE, subnet_rules
 from ..arguments import check_arguments
 from ..components import child_of
-from ..wire import keywords
-from .groups import TYPES, group_of, tags_of
+from ..pulumi_arguments import keywords
+from .resource_groups import TYPES, group_of, tags_of
 
 _RULES = {"securityRules.properties": ""}
 

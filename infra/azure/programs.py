@@ -7,7 +7,7 @@ import pulumi
 from ...provisioners.azure.machine.template import check_fleet
 from ...provisioners.azure.names import leaving_role
 from ...provisioners.azure.resources.containers import Container, split_url
-from ...provisioners.shared.infrastructure import Infrastructure
+from ...provisioners.shared.infra_outputs import Infrastructure
 from ..settings import OUTPUT, FleetOutputs, FleetSettings, InfraSettings
 from .bucket import CONTAINER, PREFIX, JobBucket, JobBucketArgs
 from .fleet import GpuFleet, GpuFleetArgs, arguments_of

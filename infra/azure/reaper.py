@@ -9,7 +9,7 @@ from pulumi_azure_native import logic
 
 from ..arguments import check_arguments
 from ..components import child_of
-from .groups import TYPES, assign, role_of, tags_of
+from .resource_groups import TYPES, assign, role_of, tags_of
 
 DEFINITION = Path(__file__).with_name("reaper.json")
 """What it does, in the Workflow Definition Language. Tested for its form only: it was never run on Azure."""

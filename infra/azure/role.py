@@ -9,7 +9,7 @@ from ...provisioners.azure.names import SHARED
 from ...provisioners.azure.resources.rights import LEAVING, WRITER, condition
 from ..arguments import check_arguments
 from ..components import child_of
-from .groups import TYPES, assign, definition, role_of, tags_of
+from .resource_groups import TYPES, assign, definition, role_of, tags_of
 
 SWITCH_OFF = ("Microsoft.Compute/virtualMachines/deallocate/action",)
 """Not the built-in role that launches give on their own group: that could start machines, and restart them."""

@@ -10,7 +10,7 @@ import pulumi
 from ...provisioners.gcp.labels import MAX_VALUE, to_labels
 from ...provisioners.shared import tags
 from ..components import expiry_of, owner_of
-from ..wire import keywords
+from ..pulumi_arguments import keywords
 
 TYPES = "cloudgpu-gcp:index"
 """What type tokens begin with: fixed for ever, for stacks hold them."""

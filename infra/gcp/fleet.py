@@ -21,7 +21,7 @@ from ...provisioners.gcp.resources.network import Attachment, within_rule
 from ...provisioners.shared import tags
 from ..arguments import check_arguments, check_fleet_name, check_size, fleet_spec, refusals
 from ..components import child_of, expiry_of
-from ..wire import keywords
+from ..pulumi_arguments import keywords
 from .common import TYPES, firewall_arguments, labels_of
 
 _RENAMES = {

@@ -5,7 +5,7 @@ import hashlib
 import pulumi
 import pulumi_gcp
 
-from ...provisioners.shared.infrastructure import Infrastructure
+from ...provisioners.shared.infra_outputs import Infrastructure
 from ..settings import OUTPUT, FleetOutputs, FleetSettings, InfraSettings
 from .bucket import PREFIX, JobBucket, JobBucketArgs
 from .common import shortened

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from functools import cache
 from typing import Literal, NamedTuple
 
-from . import read
+from . import csv_tables
 from .machines import Status, accelerator_status
 
 _FOLD = str.maketrans("", "", " _-")
@@ -42,12 +42,12 @@ class Accelerator(NamedTuple):
 def accelerators() -> dict[str, Accelerator]:
     """By canonical name, oldest generation first."""
     aliases: dict[str, list[str]] = {}
-    for alias, name in read.rows("accelerator_aliases", "alias", "accelerator"):
+    for alias, name in csv_tables.rows("accelerator_aliases", "alias", "accelerator"):
         aliases.setdefault(name, []).append(alias)
     texts = ("name", "vendor", "kind", "architecture", "compute_capability", "memory_gb", "mig_slices")
     figures = ("bandwidth_gb_s", "fp16_tflops", "bf16_tflops", "fp32_tflops")
     found = {}
-    for name, vendor, kind, architecture, capability, memory, slices, *cells in read.rows(
+    for name, vendor, kind, architecture, capability, memory, slices, *cells in csv_tables.rows(
         "accelerators", *texts, *figures
     ):
         found[name] = Accelerator(
@@ -57,9 +57,9 @@ def accelerators() -> dict[str, Accelerator]:
             architecture=architecture,
             compute_capability=capability,
             memory_gb=float(memory),
-            mig_slices=read.integer(slices),
+            mig_slices=csv_tables.integer(slices),
             aliases=tuple(aliases.get(name, ())),
-            **dict(zip(figures, map(read.number, cells), strict=True)),
+            **dict(zip(figures, map(csv_tables.number, cells), strict=True)),
         )
     return found
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Literal
 
-from . import read
+from . import csv_tables
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +39,7 @@ def ai_platform_legacy(name: str) -> LegacyMachine | None:
 
 @cache
 def ai_platform_legacy_names() -> dict[str, LegacyMachine]:
-    table = read.rows("ai_platform_legacy", "name", "machine_type", "accelerator", "count", "evidence")
+    table = csv_tables.rows("ai_platform_legacy", "name", "machine_type", "accelerator", "count", "evidence")
     return {
         name: LegacyMachine(
             name=name,
@@ -55,11 +55,11 @@ def ai_platform_legacy_names() -> dict[str, LegacyMachine]:
 @cache
 def ai_platform_regions(accelerator: str) -> frozenset[str]:
     """Regions that had this accelerator in 2020-21; empty: none is known."""
-    table = read.rows("ai_platform_regions", "accelerator", "region")
+    table = csv_tables.rows("ai_platform_regions", "accelerator", "region")
     return frozenset(region for name, region in table if name == accelerator)
 
 
 @cache
 def _counts() -> dict[tuple[str, str], tuple[int, ...]]:
-    table = read.rows("ai_platform_counts", "machine_type", "accelerator", "counts")
+    table = csv_tables.rows("ai_platform_counts", "machine_type", "accelerator", "counts")
     return {(machine, accelerator): tuple(map(int, cell.split())) for machine, accelerator, cell in table}

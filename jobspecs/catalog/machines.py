@@ -9,7 +9,7 @@ from typing import Literal, NamedTuple
 
 from ..targets import WITH_TABLES as CLOUDS
 from ..targets import info
-from . import read
+from . import csv_tables
 
 
 def host_cloud(cloud: str) -> str:
@@ -89,19 +89,19 @@ def accelerator_status(accelerator: str) -> Mapping[str, Status]:
 def _read(cloud: str) -> Iterator[MachineType]:
     columns = ("machine_type", "accelerator", "counts", "vcpus", "memory_gb", "arch", "markets", "status", "ends")
     more = ("offering", "provider_accelerator", "note")
-    for name, accelerator, counts, vcpus, memory, arch, markets, status, ends, *rest in read.rows(
+    for name, accelerator, counts, vcpus, memory, arch, markets, status, ends, *rest in csv_tables.rows(
         f"machine_types_{cloud}", *columns, *more
     ):
         offering, provider_accelerator, note = rest
         yield MachineType(
             cloud=cloud,
             name=name,
-            vcpus=read.integer(vcpus),
-            memory_gb=read.number(memory),
+            vcpus=csv_tables.integer(vcpus),
+            memory_gb=csv_tables.number(memory),
             arch=arch,
             accelerator=accelerator or None,
-            counts=read.counts(counts),
-            markets=read.word_set(markets),
+            counts=csv_tables.counts(counts),
+            markets=csv_tables.word_set(markets),
             status=_STATUS[status],
             ends=ends or None,
             offering=offering,
@@ -114,7 +114,7 @@ def _read_hosted(cloud: str) -> Iterator[MachineType]:
     """Read a cloud's own counts and markets on its host's machines: size, processor and places are theirs."""
     columns = ("machine_type", "accelerator", "counts", "markets", "status", "ends", "provider_accelerator", "note")
     hosts = {(m.name, m.accelerator or ""): m for group in machine_types(host_cloud(cloud)).values() for m in group}
-    for name, accelerator, counts, markets, status, ends, provider_accelerator, note in read.rows(
+    for name, accelerator, counts, markets, status, ends, provider_accelerator, note in csv_tables.rows(
         f"machine_types_{cloud}", *columns
     ):
         host = hosts[name, accelerator]
@@ -125,8 +125,8 @@ def _read_hosted(cloud: str) -> Iterator[MachineType]:
             memory_gb=host.memory_gb,
             arch=host.arch,
             accelerator=host.accelerator,
-            counts=read.counts(counts),
-            markets=read.word_set(markets),
+            counts=csv_tables.counts(counts),
+            markets=csv_tables.word_set(markets),
             status=_STATUS[status],
             ends=ends or None,
             offering=host.offering,
@@ -182,12 +182,12 @@ def _places(cloud: str) -> dict[str, dict[str, tuple[str, ...]]]:
         return {}
     found: dict[str, dict[str, tuple[str, ...]]] = {}
     if (host := host_cloud(cloud)) != cloud:  # which accelerators its regions have is not published: those of the host
-        served = {region for (region,) in read.rows(f"regions_{cloud}", "region")}
+        served = {region for (region,) in csv_tables.rows(f"regions_{cloud}", "region")}
         for offering, where in _places(host).items():
             found[offering] = {region: () for region in where if region in served}
     else:
-        for offering, region, names in read.rows(f"places_{cloud}", "offering", "region", "zones"):
-            found.setdefault(offering, {})[region] = read.words(names)
+        for offering, region, names in csv_tables.rows(f"places_{cloud}", "offering", "region", "zones"):
+            found.setdefault(offering, {})[region] = csv_tables.words(names)
     return found
 
 
@@ -204,8 +204,8 @@ def n1_limits(accelerator: str, count: Fraction | int, zone: str | None = None) 
 def _n1_limits() -> dict[tuple[str, Fraction, str], N1Limits]:
     columns = ("accelerator", "count", "zones", "min_vcpus", "max_vcpus", "min_memory_gb", "max_memory_gb")
     found = {}
-    for accelerator, count, exceptions, low, high, least, most in read.rows("gcp_n1_limits", *columns):
+    for accelerator, count, exceptions, low, high, least, most in csv_tables.rows("gcp_n1_limits", *columns):
         limits = N1Limits(int(low), int(high), float(least), float(most))
-        for zone in read.words(exceptions) or ("",):
+        for zone in csv_tables.words(exceptions) or ("",):
             found[accelerator, Fraction(count), zone] = limits
     return found

@@ -8,7 +8,7 @@ from functools import cache
 from typing import NamedTuple
 
 from ..targets import WITH_TABLES
-from . import read, refreshed
+from . import csv_tables, table_overrides
 from .machines import find_machine_type, host_cloud, places
 
 HOURS_PER_MONTH = 730
@@ -66,7 +66,7 @@ def _prices(cloud: str) -> dict[tuple[str, str], tuple[str, ...]]:
     """(SKU, region) -> on-demand, spot, source, date; as text, for few of a thousand rows are ever looked at."""
     if cloud not in WITH_TABLES or host_cloud(cloud) != cloud:  # a fee is added to the host's: no table has it
         return {}
-    table = read.rows(f"prices_{cloud}", "sku", "region", "on_demand_usd_h", "spot_usd_h", "source", "date")
+    table = csv_tables.rows(f"prices_{cloud}", "sku", "region", "on_demand_usd_h", "spot_usd_h", "source", "date")
     return {(row[0], row[1]): row[2:] for row in table}
 
 
@@ -76,11 +76,11 @@ def _spot(cloud: str) -> dict[tuple[str, str], tuple[str, ...]]:
 
     The price is that of the region's dearest zone.
     """
-    table = refreshed.find(f"spot_{cloud}")
+    table = table_overrides.find(f"spot_{cloud}")
     if table is None:
         return {}
     columns = ("sku", "region", "spot_usd_h", "source", "date")
-    return {(row[0], row[1]): row[2:] for row in read.parse(table.text, *columns)}
+    return {(row[0], row[1]): row[2:] for row in csv_tables.parse(table.text, *columns)}
 
 
 @cache
@@ -96,11 +96,11 @@ def disk_price(cloud: str, region: str) -> Price | None:
 @cache
 def billed_disk_gb(cloud: str, disk_gb: float) -> float:
     """What a disk of this size is billed as: in steps, where a cloud sells disks of certain sizes only."""
-    sizes = next((words for name, words in read.rows("disk_prices", "cloud", "sizes_gb") if name == cloud), "")
+    sizes = next((words for name, words in csv_tables.rows("disk_prices", "cloud", "sizes_gb") if name == cloud), "")
     return next((float(size) for size in sizes.split() if float(size) >= disk_gb), disk_gb)
 
 
 @cache
 def _disk_prices() -> dict[tuple[str, str], tuple[str, ...]]:
-    table = read.rows("disk_prices", "cloud", "region", "usd_gb_month", "bound", "source", "date")
+    table = csv_tables.rows("disk_prices", "cloud", "region", "usd_gb_month", "bound", "source", "date")
     return {(row[0], row[1]): row[2:] for row in table}

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 from ..diagnostics import Loc, quote
 from . import ai_platform_rules as rules
-from .cluster import Group, put_groups, put_place
 from .conversion import Conversion, Fields, Lost, Reader, job_name
 from .program import Program, leave_program_open, put_program, same_for_all
+from .replica_groups import Group, put_groups, put_place
 from .successors import replace_gone
 
 if TYPE_CHECKING:

@@ -8,8 +8,8 @@ from typing import NamedTuple
 from ..diagnostics import Loc, quote
 from ..rules.accelerator_hints import meant_accelerators
 from ..suggest import closest, one_of
-from .cluster import Group, Machine
 from .conversion import Conversion, Reader
+from .replica_groups import Group, Machine
 
 PREFIXES = {
     "master": "chief",

@@ -11,8 +11,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from .cluster import Group, Machine
 from .conversion import Conversion
+from .replica_groups import Group, Machine
 
 if TYPE_CHECKING:
     from ..catalog import MachineType

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 from ..diagnostics import Loc, quote
 from ..rules.accelerator_hints import meant_accelerators
 from ..suggest import closest, one_of
-from .cluster import Group, Machine, put_groups, put_place
 from .conversion import Conversion, Fields, Lost, Reader, job_name
 from .program import Program, leave_program_open, put_program, same_for_all
+from .replica_groups import Group, Machine, put_groups, put_place
 from .successors import replace_gone
 
 if TYPE_CHECKING:

@@ -77,7 +77,7 @@ def _cluster(draft: Draft) -> ClusterFile | None:
     try:
         return ClusterFile.model_validate(draft.job)
     except ValidationError as error:
-        from .shapes import shape_problems
+        from .pydantic_errors import shape_problems
 
         found = shape_problems(error, draft.job)
         draft.add_in_job(
@@ -114,7 +114,7 @@ def _job(draft: Draft) -> JobSpec | None:
     try:
         spec = JobSpec.model_validate(shared)
     except ValidationError as error:
-        from .salvage import problems_of
+        from .more_errors import problems_of
 
         draft.add_in_job(problems_of(error, shared, check_names))
         return None

@@ -197,7 +197,7 @@ def _validate(draft: Draft) -> JobSpec | None:
     try:
         spec = JobSpec.model_validate(draft.job)
     except ValidationError as error:
-        from .salvage import problems_of
+        from .more_errors import problems_of
 
         draft.add_in_job(problems_of(error, draft.job, check_names))
         return None
@@ -209,7 +209,7 @@ def _refuse_foreign(draft: Draft) -> None:
     """Report a file of a tool that is not read; raises SpecError where nothing else in it is worth reporting."""
     if draft.job.keys() <= JobSpec.model_fields.keys() and "accelerators" not in (draft.job.get("resources") or ()):
         return
-    from ..dialects.foreign import recognise
+    from ..dialects.foreign_files import recognise
 
     found = recognise(draft.job)
     if found is not None:

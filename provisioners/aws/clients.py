@@ -18,10 +18,10 @@ from typing import TYPE_CHECKING, Any, cast
 from ...jobspecs.suggest import did_you_mean
 from ..base import ProvisionError
 from ..boot.record import is_loopback
-from ..shared import calls
+from ..shared import api_calls
 from ..shared.clock import Clock, SystemClock
-from .calling import Calling
 from .errors import translate_errors
+from .throttling import Calling
 
 if TYPE_CHECKING:
     from boto3.session import Session
@@ -157,14 +157,14 @@ class Clients:
         from botocore.config import Config
 
         config = Config(
-            retries={"mode": "standard", "total_max_attempts": 1},  # calling.py repeats them
+            retries={"mode": "standard", "total_max_attempts": 1},  # throttling.py repeats them
             connect_timeout=5,
             read_timeout=60 if patient else 20,
             max_pool_connections=_CONNECTIONS,
             user_agent_extra="cloudgpu",
         )
         client: Any = self._session.client(cast("Any", service), region_name=region, config=config)
-        calls.check_encrypted("AWS_ENDPOINT_URL", client.meta.endpoint_url)
+        api_calls.check_encrypted("AWS_ENDPOINT_URL", client.meta.endpoint_url)
         self._calling.through(client, service, region)
         return client
 

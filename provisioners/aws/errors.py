@@ -6,7 +6,7 @@ import contextlib
 from typing import Any
 
 from ..base import ErrorClass, ProvisionError
-from ..shared import calls
+from ..shared import api_calls
 from ..shared.clock import Clock
 from ..shared.errors import classify
 
@@ -15,7 +15,7 @@ _ENCODED = " Encoded authorization failure message:"
 
 def translate_errors(doing: str, clock: Clock) -> contextlib.AbstractContextManager[None]:
     """Raise ProvisionError in the place of boto3's errors, with what was being done."""
-    return calls.translate_errors(translate_error, doing, clock)
+    return api_calls.translate_errors(translate_error, doing, clock)
 
 
 def translate_error(error: Exception, doing: str, clock: Clock) -> ProvisionError | None:
@@ -26,7 +26,7 @@ def translate_error(error: Exception, doing: str, clock: Clock) -> ProvisionErro
     if isinstance(error, ClientError):
         return _answered(error, doing, clock)
     if isinstance(error, (BotoCoreError, BotoConnectionError)):
-        return classify("aws", code=calls.known_name(error), message=str(error), doing=doing)
+        return classify("aws", code=api_calls.known_name(error), message=str(error), doing=doing)
     return None
 
 
@@ -58,11 +58,11 @@ def _answered(error: Any, doing: str, clock: Clock) -> ProvisionError:  # Client
         status=about.get("HTTPStatusCode"),
         message=message,
         doing=doing,
-        retry_after=calls.retry_after_s(headers.get("retry-after"), clock),
+        retry_after=api_calls.retry_after_s(headers.get("retry-after"), clock),
     )
     if found.error_class not in ("auth", "expired"):
         return found
     more = "" if error.operation_name in message else f" (the action is {error.operation_name})"
-    skew = calls.clock_is_off(headers.get("date"), clock, "AWS")
+    skew = api_calls.clock_is_off(headers.get("date"), clock, "AWS")
     error_class: ErrorClass = "auth" if skew else found.error_class  # no new login would be taken either
     return found.as_class(error_class, f"{more}{skew}")

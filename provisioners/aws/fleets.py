@@ -1,11 +1,11 @@
-"""Answer the queries of stacks for AWS; stacks/for_stacks.py describes them."""
+"""Answer the queries of stacks for AWS; stacks/fleet_queries.py describes them."""
 
 from __future__ import annotations
 
 import os
 
 from ...jobspecs.fleets import FleetSpec
-from ..stacks.for_stacks import Endpoints, Reserved, in_a_zone
+from ..stacks.fleet_queries import Endpoints, Reserved, in_a_zone
 from .catalog import quotas
 from .clients import Clients
 from .errors import translate_errors

@@ -2,7 +2,7 @@
 
 What a launch makes, in this order: a security group, a role with its instance profile, a placement group where the
 machines have Elastic Fabric Adapters, the instances with their disks and interfaces; or, of a grouped launch, a launch
-template and an Auto Scaling group (grouped.py). The security group goes last. All of it is
+template and an Auto Scaling group (group_launch.py). The security group goes last. All of it is
 tagged with owner, job, attempt and token, and named by the token where it has a name. Nothing is remembered here but
 what was seen a moment ago: any process may call any verb at any time.
 """
@@ -20,23 +20,23 @@ from ..base import Allocation, Ended, LaunchRequest, NodeState, Owner, Provision
 from ..shared import allocations
 from ..shared.accounts import Accounts
 from ..shared.allocations import Found
-from ..shared.calls import last_of, renewing
-from ..shared.per_settings import PerSettings
-from ..stacks import grouping
+from ..shared.api_calls import last_of, renewing
+from ..shared.shared_provisioner import PerSettings
+from ..stacks import job_groups
 from .catalog import prices
-from .catalog.answers import Answers
 from .catalog.quotas import Quotas
+from .catalog.region_cache import Answers
 from .clients import Clients
 from .console import console
 from .errors import translate_errors
-from .lifecycle.ending import Ending, terminate
-from .lifecycle.grouped import GroupLaunch, Groups
+from .lifecycle.group_launch import GroupLaunch, Groups
 from .lifecycle.launching import Launch
+from .lifecycle.teardown import Ending, terminate
 from .machine.images import Images
 from .machine.request import check_request
 from .resources import network
-from .resources.profiles import Profiles
-from .resources.sightings import Sighting, Sightings
+from .resources.instance_cache import Sighting, Sightings
+from .resources.profile_propagation import Profiles
 
 if TYPE_CHECKING:
     from boto3.session import Session
@@ -92,7 +92,7 @@ class AwsProvisioner:
         those that have ended for about an hour.
         """
         self._check(allocation)
-        if grouping.is_grouped(allocation):
+        if job_groups.is_grouped(allocation):
             return self._groups.observe(allocation)
         _, seen = self._seen(allocation)
         return [self._state(allocation, node, one, seen) for node, one in allocation.machines.items()]
@@ -105,10 +105,10 @@ class AwsProvisioner:
         self._check(allocation)
         self._profiles.forget_launch(allocation.token)  # another launch with this token makes it again
         region, owner = allocation.region, allocation.owner
-        is_grouped = grouping.is_grouped(allocation)
+        is_grouped = job_groups.is_grouped(allocation)
         machines = frozenset(allocation.machines.values() if region and not is_grouped else ())
         if is_grouped:
-            grouping.dismiss(allocation)
+            job_groups.dismiss(allocation)
         return last_of(
             Ending(self._clients, self._sightings, where, allocation.token, owner, machines).run()
             for where in ([region] if region else self._enabled_regions())
@@ -119,7 +119,7 @@ class AwsProvisioner:
         """A call for each that is not seen to be gone: EC2 ends none if it does not know one of them any more. A group
         ends its own."""
         self._check(allocation)
-        if grouping.is_grouped(allocation):
+        if job_groups.is_grouped(allocation):
             return
         region, seen = self._seen(allocation)
         for instance in (allocation.machines[node] for node in nodes):
@@ -140,7 +140,7 @@ class AwsProvisioner:
     def explain(self, allocation: Allocation, node: str) -> str:
         """What the instance's console ends with: one call. Nothing of a group: which machine it was is not kept."""
         self._check(allocation)
-        if grouping.is_grouped(allocation):
+        if job_groups.is_grouped(allocation):
             return ""
         return console(self._clients, allocation.region, allocation.machines[node])
 

@@ -13,7 +13,7 @@ TARGET = Target(
     setup_hint="aws is not set up here: it needs boto3 (pip install 'cloudgpu[aws]') and credentials (`aws configure`, "
     "`aws sso login`, or AWS_PROFILE), see docs/aws.md",
     architecture=".machine.images:architecture_of",
-    collector=".lifecycle.collect",
+    collector=".lifecycle.gc",
     tables=".catalog.refresh",
     fleets=".fleets",
     boot=Boot(

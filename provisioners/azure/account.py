@@ -18,7 +18,7 @@ from urllib.parse import urlsplit
 
 from ..base import ProvisionError
 from ..boot.record import is_loopback
-from ..shared.calls import check_encrypted, clock_is_off, known_name, retry_after_s, translate_errors
+from ..shared.api_calls import check_encrypted, clock_is_off, known_name, retry_after_s, translate_errors
 from ..shared.clock import Clock
 from ..shared.errors import classify
 

@@ -14,7 +14,7 @@ import threading
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
-from ..shared import calls
+from ..shared import api_calls
 from ..shared.clock import Clock, SystemClock
 from .account import Account, code_of, need_sdk, translate_error
 
@@ -79,7 +79,7 @@ class Clients:
     def ask(self, doing: str, call: Callable[[], _T], timeout_s: float = PATIENCE_S) -> _T:
         """An answer, or ProvisionError: it is asked again while throttled or not answered. So `call` must be one that
         may be repeated: all of Azure's are, which name what they make."""
-        return calls.ask(call, translate_error, doing, timeout_s=timeout_s, clock=self.clock)
+        return api_calls.ask(call, translate_error, doing, timeout_s=timeout_s, clock=self.clock)
 
     def get(self, url: str, doing: str) -> Json:
         """What a path of Azure Resource Manager, or a whole URL that it has given, answers. Raises ProvisionError."""
@@ -163,7 +163,7 @@ def _classes() -> dict[str, Any]:
 
 def translate_errors(doing: str, clock: Clock) -> contextlib.AbstractContextManager[None]:
     """Raise ProvisionError in the place of the SDK's errors, with what was being done."""
-    return calls.translate_errors(translate_error, doing, clock)
+    return api_calls.translate_errors(translate_error, doing, clock)
 
 
 class gone_is_fine:  # noqa: N801 - used as a statement: `with gone_is_fine():`

@@ -1,10 +1,10 @@
-"""Answer the queries of stacks for Azure; stacks/for_stacks.py describes them."""
+"""Answer the queries of stacks for Azure; stacks/fleet_queries.py describes them."""
 
 from __future__ import annotations
 
 from ...jobspecs.fleets import FleetSpec
 from ..shared.clock import SystemClock
-from ..stacks.for_stacks import Endpoints, Reserved, nodes_of
+from ..stacks.fleet_queries import Endpoints, Reserved, nodes_of
 from .account import Account
 from .catalog import quotas
 from .clients import Clients

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..base import ProvisionError
-from ..shared.calls import pause
+from ..shared.api_calls import pause
 from .account import refusal
 from .clients import Clients, Json, answer_of, gone_is_fine
 

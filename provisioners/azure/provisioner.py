@@ -2,7 +2,7 @@
 
 What a launch makes, in this order: a resource group, in it a managed identity with its role assignments, a network
 security group and a virtual network, then an interface, an address and a machine with its disk for each node; or a
-scale set (grouped.py). The group goes last, and everything with it. Nothing is remembered here but what was seen a
+scale set (group_launch.py). The group goes last, and everything with it. Nothing is remembered here but what was seen a
 moment ago: any process may call any verb at any time.
 """
 
@@ -19,24 +19,24 @@ from ..base import Allocation, Ended, LaunchRequest, NodeState, Owner, Provision
 from ..shared import allocations
 from ..shared.accounts import Accounts
 from ..shared.allocations import Found
-from ..shared.calls import UNKNOWN, renewing
-from ..shared.per_settings import PerSettings
-from ..stacks import grouping
+from ..shared.api_calls import UNKNOWN, renewing
+from ..shared.shared_provisioner import PerSettings
+from ..stacks import job_groups
 from . import operations
 from .account import need_sdk, refusal
 from .catalog import prices
 from .catalog.sizes import Sizes
 from .clients import Clients
 from .console import console, with_console
-from .lifecycle.ending import Ending, delete_machine
-from .lifecycle.grouped import GroupedLaunch, state_of
+from .lifecycle.group_launch import GroupedLaunch, state_of
 from .lifecycle.launching import Launch
+from .lifecycle.teardown import Ending, delete_machine
 from .machine.images import Images
 from .machine.request import check_request
 from .names import group_name
 from .resources import network
-from .resources.groups import Group, find_group, groups_of
-from .resources.sightings import Restarts, Sighting, Sightings
+from .resources.instance_cache import Restarts, Sighting, Sightings
+from .resources.resource_groups import Group, find_group, groups_of
 
 if TYPE_CHECKING:
     from ..shared.clock import Clock
@@ -91,8 +91,8 @@ class AzureProvisioner:
         deleted, and gone.
         """
         self._check(allocation)
-        if grouping.is_grouped(allocation):
-            return grouping.states(allocation, state_of(self._clients, self._sightings, allocation))
+        if job_groups.is_grouped(allocation):
+            return job_groups.states(allocation, state_of(self._clients, self._sightings, allocation))
         seen = self._sightings.of_launch(allocation.token)
         settled = [name for name in allocation.machines.values() if name in seen and seen[name].is_settled]
         back = self._restarts.among(group_name(allocation.token), settled)
@@ -107,14 +107,14 @@ class AzureProvisioner:
         if it is still being deleted after some minutes: call again.
         """
         self._check(allocation)
-        grouping.dismiss(allocation)
+        job_groups.dismiss(allocation)
         return Ending(self._clients, self._sightings, allocation.token).run()
 
     @renewing
     def remove(self, allocation: Allocation, nodes: Collection[str]) -> None:
         """A call for each that is there; what was made for one that is not goes as well. A scale set does it itself."""
         self._check(allocation)
-        if grouping.is_grouped(allocation):
+        if job_groups.is_grouped(allocation):
             return
         group = group_name(allocation.token)
         for name in (allocation.machines[node] for node in nodes):
@@ -138,7 +138,7 @@ class AzureProvisioner:
         """What the machine's console ends with, by boot diagnostics: a call, and what its answer names is read. Which
         machine of a scale set has had the node is not told by Azure."""
         self._check(allocation)
-        if grouping.is_grouped(allocation):
+        if job_groups.is_grouped(allocation):
             return ""
         return console(self._clients, group_name(allocation.token), allocation.machines[node])
 
@@ -177,7 +177,7 @@ class AzureProvisioner:
         launch = GroupedLaunch(self._clients, self._images, self._sizes, self._sightings, request)
         need_sdk()
         launch.run()
-        found = grouping.allocation(request, TARGET, launch.name, launch.fleet_dir)
+        found = job_groups.allocation(request, TARGET, launch.name, launch.fleet_dir)
         details = {**found.details, MARKET: request.market}
         return replace(found, zone=launch.zone or "", account=self._clients.subscription, details=details)
 

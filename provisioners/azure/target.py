@@ -23,7 +23,7 @@ TARGET = Target(
     "credentials (`az login`, or AZURE_SUBSCRIPTION_ID with AZURE_TENANT_ID, AZURE_CLIENT_ID and AZURE_CLIENT_SECRET), "
     "see docs/azure.md",
     architecture=".catalog.sizes:architecture_of",
-    collector=".lifecycle.collect",
+    collector=".lifecycle.gc",
     tables=".catalog.refresh",
     fleets=".fleets",
     boot=Boot(

@@ -25,7 +25,7 @@ def fleet_boot(
     """User data for the fleet's template: `#cloud-config`, or on gcp the metadata value `startup-script`.
 
     `fleet_dir`: URL of the folder where its machines look for what to do, with `agent` in it: both are put there by
-    provisioners/cluster/files.py or grouping.py. `identity`: azure's client id, Infrastructure.machine_role_id. The
+    provisioners/cluster/files.py or job_groups.py. `identity`: azure's client id, Infrastructure.machine_role_id. The
     endpoints are for tests. `one_job`: as in BootRecord.
     The same text for the same arguments: nothing that may change without another template is of it. Raises ValueError
     for what no machine could start from.

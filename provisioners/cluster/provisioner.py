@@ -16,9 +16,9 @@ from ...jobspecs.plan import Offer
 from ...protocol.fleet.records import Order, place_of
 from ...protocol.fleet.view import OrderView, View
 from ..base import Allocation, Ended, LaunchRequest, NodeState, Owner, ProvisionError
-from ..shared.calls import mark_may_have_created
+from ..shared.api_calls import mark_may_have_created
 from ..stacks import clusters
-from ..stacks.orders import Orders, gone, node_states, translate_errors
+from ..stacks.fleet_orders import Orders, gone, node_states, translate_errors
 from .offer import TARGET
 
 LET_GO_S = 60.0

@@ -17,7 +17,14 @@ from typing import TYPE_CHECKING
 
 from ..base import ProvisionError
 from ..shared.accounts import Accounts
-from ..shared.calls import ErrorTranslator, check_encrypted, clock_is_off, known_name, retry_after_s, translate_errors
+from ..shared.api_calls import (
+    ErrorTranslator,
+    check_encrypted,
+    clock_is_off,
+    known_name,
+    retry_after_s,
+    translate_errors,
+)
 from ..shared.clock import Clock
 from ..shared.errors import classify
 

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from ..base import ProvisionError
-from ..shared import calls
+from ..shared import api_calls
 from ..shared.clock import Clock, SystemClock
 from .account import Account, could_be_used, error_translator
 from .rest import Rest
@@ -80,7 +80,7 @@ class Clients:
         """What stands for Cloud Storage on this machine (a test's); None: Google's own. Raises ProvisionError."""
         url = os.environ.get(_STORAGE)
         if url:
-            calls.check_encrypted(_STORAGE, url)
+            api_calls.check_encrypted(_STORAGE, url)
         return url or None
 
     @property
@@ -159,7 +159,7 @@ class Clients:
     def ask(self, doing: str, call: Callable[[], _T], timeout_s: float = PATIENCE_S) -> _T:
         """Return an answer. A question is retried for `timeout_s` while it is throttled or not answered. Raises
         ProvisionError."""
-        return calls.ask(call, translate_error, doing, timeout_s=timeout_s, clock=self.clock)
+        return api_calls.ask(call, translate_error, doing, timeout_s=timeout_s, clock=self.clock)
 
     def _client(self, name: str) -> Any:  # the callers cast it
         with self._lock:
@@ -188,7 +188,7 @@ def need_sdk() -> None:
 
 def translate_errors(doing: str, clock: Clock) -> contextlib.AbstractContextManager[None]:
     """Raise ProvisionError in the place of the SDK's errors, with what was being done."""
-    return calls.translate_errors(translate_error, doing, clock)
+    return api_calls.translate_errors(translate_error, doing, clock)
 
 
 def gone_is_fine() -> contextlib.suppress:

@@ -1,11 +1,11 @@
-"""Answer the queries of stacks for Google Cloud; stacks/for_stacks.py describes them."""
+"""Answer the queries of stacks for Google Cloud; stacks/fleet_queries.py describes them."""
 
 from __future__ import annotations
 
 from ...jobspecs.fleets import FleetSpec
 from ..base import ProvisionError
 from ..shared.clock import SystemClock
-from ..stacks.for_stacks import Endpoints, Reserved, in_a_zone, nodes_of
+from ..stacks.fleet_queries import Endpoints, Reserved, in_a_zone, nodes_of
 from .account import Account
 from .catalog import quotas
 from .clients import Clients

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ..base import ProvisionError
-from ..shared.calls import pause
+from ..shared.api_calls import pause
 from ..shared.errors import classify
 from .clients import READ_S, Clients
 from .listing import ask_everywhere, list_everywhere

@@ -2,7 +2,7 @@
 
 What a launch makes, in this order: for several nodes a firewall rule, then the instances with their disks. The rule
 goes last. All of it has owner, job, attempt and token as labels (the rule: in its description), and is named by the
-token. A launch with a group of its own: grouped.py.
+token. A launch with a group of its own: group_launch.py.
 Nothing is remembered here but what was seen a moment ago: any process may call any verb at any time.
 """
 
@@ -18,20 +18,20 @@ from ...jobspecs.plan import Offer
 from ..base import Allocation, Ended, LaunchRequest, NodeState, Owner
 from ..shared import allocations, tags
 from ..shared.allocations import Found
-from ..shared.calls import renewing
-from ..shared.per_settings import PerSettings
-from ..stacks.grouping import dismiss, is_grouped
+from ..shared.api_calls import renewing
+from ..shared.shared_provisioner import PerSettings
+from ..stacks.job_groups import dismiss, is_grouped
 from .account import ACCOUNTS
 from .clients import Clients, need_sdk
 from .console import console
-from .lifecycle import grouped
-from .lifecycle.ending import Ending, delete
+from .lifecycle import group_launch
 from .lifecycle.launching import Launch
+from .lifecycle.teardown import Ending, delete
 from .machine.images import Images
 from .machine.request import check_request
-from .resources import groups, network
-from .resources.groups import Groups, Part
-from .resources.sightings import Sighting, Sightings, look_at, look_back, will_return
+from .resources import instance_groups, network
+from .resources.instance_cache import Sighting, Sightings, look_at, look_back, will_return
+from .resources.instance_groups import Groups, Part
 
 if TYPE_CHECKING:
     from ..shared.clock import Clock
@@ -78,7 +78,7 @@ class GcpProvisioner:
         """
         self._check(allocation)
         if is_grouped(allocation):
-            return grouped.observe(self._clients, self._sightings, self._groups, allocation)
+            return group_launch.observe(self._clients, self._sightings, self._groups, allocation)
         seen = self._seen(allocation)
         return [self._state(allocation, node, one, seen.get(one)) for node, one in allocation.machines.items()]
 
@@ -117,7 +117,7 @@ class GcpProvisioner:
         need_sdk()
         begun = self._clients.clock.monotonic()
         rules = network.rules_of(self._clients, owner.name)
-        parts = [part for kind in groups.KINDS for part in groups.find(self._clients, kind).of("")]
+        parts = [part for kind in instance_groups.KINDS for part in instance_groups.find(self._clients, kind).of("")]
         seen = self._sightings.of_owner(owner.name, since=begun).values()
         found: list[Sighting | Part] = [*seen, *(part for part in parts if part.tags.get(tags.OWNER) == owner.name)]
         launches: dict[str, Mapping[str, str]] = {rule.token: rule.tags for rule in rules}
@@ -164,7 +164,7 @@ class GcpProvisioner:
 
     def _launch_group(self, request: LaunchRequest) -> Allocation:
         need_sdk()
-        made = grouped.GroupedLaunch(self._clients, self._images, self._sightings, request).run()
+        made = group_launch.GroupedLaunch(self._clients, self._images, self._sightings, request).run()
         return dataclasses.replace(made, account=self._clients.project)
 
     def _seen(self, allocation: Allocation) -> Mapping[str, Sighting]:

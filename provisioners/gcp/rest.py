@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from ..base import ProvisionError
-from ..shared.calls import ask
+from ..shared.api_calls import ask
 from ..shared.clock import Clock
 from .account import Account, error_translator
 

@@ -27,7 +27,7 @@ from ...storage import durable
 from ..base import Allocation, LaunchRequest, NodeRequest, NodeState, Owner, ProvisionError
 from .gpus import find_gpus, hold, shortage
 from .machine import Machine, guard, kill_marked, marked, reap_agents
-from .slots import cores, hold_slots, slot_shortage, slots_of
+from .node_slots import cores, hold_slots, slot_shortage, slots_of
 
 TARGET = "local"
 PRICE_VARIABLE = "CLOUDGPU_LOCAL_PRICE"

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable, Hashable
 from typing import Generic, TypeVar
 
-from .calls import LaunchInterruptedError
+from .api_calls import LaunchInterruptedError
 from .clock import Clock
 
 TTL_S = 3.0

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from decimal import Decimal, InvalidOperation
 from typing import Literal
 
-from ...jobspecs.catalog import refreshed
+from ...jobspecs.catalog import table_overrides
 from ...jobspecs.home import private
 from ...jobspecs.targets import WITH_TABLES
 from ...storage import durable
@@ -85,10 +85,12 @@ def publish(update: Update, now: datetime.datetime) -> Outcome:
     """Put the table in use, or keep the one that is. Raises OSError if the state directory cannot be written."""
     try:
         check(update)
-        content = refreshed.encode(update.columns, update.rows, now.strftime("%Y-%m-%dT%H:%M:%SZ"), update.regions)
+        content = table_overrides.encode(
+            update.columns, update.rows, now.strftime("%Y-%m-%dT%H:%M:%SZ"), update.regions
+        )
     except ValueError as error:
         return Outcome(update.table, "kept", reason=f"the answer looks wrong: {error}")
-    durable.create(refreshed.path_of(update.table), content, replace=True)
+    durable.create(table_overrides.path_of(update.table), content, replace=True)
     return Outcome(update.table, "refreshed", update.found)
 
 
@@ -116,7 +118,7 @@ def _is_price(cell: str) -> bool:
 @contextlib.contextmanager
 def alone() -> Iterator[None]:
     """One refresh or reset of the tables at a time. Raises ProvisionError(transient) while another runs, OSError."""
-    folder = private(refreshed.folder())
+    folder = private(table_overrides.folder())
     held = try_lock(folder / "lock")
     if held is None:
         raise ProvisionError("transient", "another `cloudgpu catalog` command is changing the tables", scope="cloud")
@@ -128,10 +130,10 @@ def alone() -> Iterator[None]:
 
 def reset() -> list[str]:
     """Go back to the shipped tables; returns the names of those that were removed. Raises as alone()."""
-    if not refreshed.folder().is_dir():
+    if not table_overrides.folder().is_dir():
         return []
     with alone():
-        found = sorted(refreshed.folder().glob("*.csv"))
+        found = sorted(table_overrides.folder().glob("*.csv"))
         for path in found:
             path.unlink()
     return [path.stem for path in found]

@@ -16,7 +16,7 @@ from typing import Any
 from ...jobspecs.fleets import FleetSpec
 from ...jobspecs.home import home, private
 from ...storage import durable
-from ..shared.infrastructure import Infrastructure
+from ..shared.infra_outputs import Infrastructure
 
 _FORMAT = 1
 

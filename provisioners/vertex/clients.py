@@ -13,12 +13,12 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 from urllib.parse import urlsplit
 
-from ...jobspecs.catalog.read import rows
+from ...jobspecs.catalog.csv_tables import rows
 from ..base import ProvisionError
 from ..boot.record import is_loopback
 from ..gcp import clients as gcp
 from ..gcp.account import Account, error_translator
-from ..shared import calls
+from ..shared import api_calls
 from ..shared.clock import Clock, SystemClock
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ class Clients:
 
     def ask(self, doing: str, call: Callable[[], _T]) -> _T:
         """An answer, or ProvisionError: a question is asked again while it is throttled or not answered."""
-        return calls.ask(call, translate_error, doing, timeout_s=PATIENCE_S, clock=self.clock)
+        return api_calls.ask(call, translate_error, doing, timeout_s=PATIENCE_S, clock=self.clock)
 
     def forget(self) -> None:
         """Read the settings anew: whoever's credentials had expired may have logged in again."""
@@ -81,7 +81,7 @@ class Clients:
             message = "the target vertex needs Google's SDK: pip install 'cloudgpu[gcp]'"
             raise ProvisionError("invalid", message, scope="cloud", code="google-cloud-aiplatform") from error
         if transport == "grpc" and endpoint.startswith("http:"):
-            from .plain import plain_transport
+            from .insecure_channel import plain_transport
 
             return aiplatform_v1.JobServiceClient(transport=plain_transport(urlsplit(endpoint).netloc, credentials))
         if transport == "grpc":
@@ -92,7 +92,7 @@ class Clients:
     def _endpoint(self, region: str) -> str:
         """Jobs of a region are known to that region's own endpoint only."""
         own = os.environ.get(ENDPOINT, "").rstrip("/")
-        calls.check_encrypted(ENDPOINT, own)
+        api_calls.check_encrypted(ENDPOINT, own)
         if own and not is_loopback(own):
             raise ProvisionError("invalid", f"{ENDPOINT}: {own} is not on this machine: it is for tests", scope="cloud")
         return own or self.google.account.endpoint or f"https://{region}-aiplatform.googleapis.com"
@@ -105,4 +105,4 @@ def regions() -> list[str]:
 
 def translate_errors(doing: str, clock: Clock) -> contextlib.AbstractContextManager[None]:
     """Raise ProvisionError in the place of the SDK's errors, with what was being done."""
-    return calls.translate_errors(translate_error, doing, clock)
+    return api_calls.translate_errors(translate_error, doing, clock)

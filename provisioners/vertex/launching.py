@@ -14,11 +14,11 @@ from typing import Any
 
 from ..base import LaunchRequest, ProvisionError
 from ..gcp.catalog import quotas
-from ..shared.calls import UNKNOWN, mark_may_have_created, pause, retry
+from ..shared.api_calls import UNKNOWN, mark_may_have_created, pause, retry
 from .clients import PATIENCE_S, WRITE_S, Clients, translate_errors
-from .ending import keep_one
+from .job_cache import Sighting, Sightings, sighting
 from .request import custom_job, read_settings
-from .sightings import Sighting, Sightings, sighting
+from .teardown import keep_one
 
 log = logging.getLogger("cloudgpu.provisioners.vertex")
 

@@ -17,13 +17,13 @@ from typing import TYPE_CHECKING
 from ...jobspecs.plan import Offer
 from ..base import Allocation, Ended, LaunchRequest, NodeState, Owner, ProvisionError
 from ..gcp.account import ACCOUNTS
-from ..shared import allocations, calls
+from ..shared import allocations, api_calls
 from ..shared.allocations import Found
-from ..shared.per_settings import PerSettings
+from ..shared.shared_provisioner import PerSettings
 from .clients import Clients, regions
-from .ending import Ending, cancel, keep_one
+from .job_cache import Sighting, Sightings
 from .launching import DOUBT_S, UNSEEN_S, Launch
-from .sightings import Sighting, Sightings
+from .teardown import Ending, cancel, keep_one
 
 if TYPE_CHECKING:
     from ..shared.clock import Clock
@@ -56,7 +56,7 @@ class VertexProvisioner:
         self._answered: dict[str, bool] = {}
         """token -> whether it is known what came of every call that may have made a job; absent: nobody here called."""
 
-    @calls.renewing
+    @api_calls.renewing
     def launch(self, request: LaunchRequest) -> Allocation:
         """Have the job, which waits for its machines by itself. Idempotent: see Launch. Two calls, if all is well."""
         ACCOUNTS.check(request.account, self._own)
@@ -83,7 +83,7 @@ class VertexProvisioner:
         made = allocations.of_request(TARGET, request, known, details, self._own())
         return dataclasses.replace(made, is_fresh=launch.is_fresh)
 
-    @calls.renewing
+    @api_calls.renewing
     def observe(self, allocation: Allocation) -> list[NodeState]:
         """Vertex AI's state of the job, at most a few seconds old; one list of the region for all who ask within that
         time, and a call more for a job that has ended, or is not in the list yet."""
@@ -97,7 +97,7 @@ class VertexProvisioner:
             return [NodeState(node, "gone", "Vertex AI does not know it") for node in allocation.machines]
         return [job.as_node(node) for node in allocation.machines]
 
-    @calls.renewing
+    @api_calls.renewing
     def terminate(self, allocation: Allocation) -> Ended:
         """Cancel every job under the token, also what the allocation does not name. Raises ProvisionError(transient) if
         one is still ending after some minutes: call again.
@@ -114,14 +114,14 @@ class VertexProvisioner:
         if unseen_s and name and (job := self._sightings.named(name)) is not None and job.has_run:
             unseen_s = 0.0
         names = [name] if name else []
-        ended = calls.last_of(
+        ended = api_calls.last_of(
             Ending(self._clients, self._sightings, where, allocation.token, names, unseen_s).run()
             for where in ([region] if region else regions())
         )
         self._note(allocation.token, answered=True)
         return ended
 
-    @calls.renewing
+    @api_calls.renewing
     def remove(self, allocation: Allocation, nodes: Collection[str]) -> None:
         """All nodes or none: Vertex AI ends a job, not a replica of it. Raises ProvisionError(invalid) for some."""
         self._check(allocation)
@@ -133,7 +133,7 @@ class VertexProvisioner:
         for name in {machine.rpartition("/")[0] for machine in allocation.machines.values()}:
             cancel(self._clients, name)
 
-    @calls.renewing
+    @api_calls.renewing
     def find(self, owner: Owner) -> list[Allocation]:
         """Every launch whose job has not ended, in all regions: a call each.
 
@@ -144,12 +144,12 @@ class VertexProvisioner:
             regions(), lambda region: self._find_in(region, owner), lambda error: error.error_class == "auth"
         )
 
-    @calls.renewing
+    @api_calls.renewing
     def account(self) -> str:
         """The project's id: a setting, for which no call is made."""
         return self._own()
 
-    @calls.renewing
+    @api_calls.renewing
     def check_account(self, account: str) -> None:
         """See Provisioner."""
         ACCOUNTS.check(account, self._own)

@@ -14,8 +14,8 @@ from ..base import LaunchRequest, NodeRequest, ProvisionError
 from ..boot import container_command
 from ..gcp import labels
 from ..shared import tags
-from ..shared.booting import check_agent, told_at_boot
-from . import pools
+from ..shared.boot_record import check_agent, told_at_boot
+from . import worker_pools
 from .images import default_image
 
 MARKET = "cloudgpu-market"
@@ -74,7 +74,7 @@ def read_settings(service_account: str, storage_endpoint: str | None) -> Setting
 def custom_job(request: LaunchRequest, settings: Settings) -> dict[str, Any]:
     """The body of customJobs.create. Raises ProvisionError for what no custom job can be."""
     check_request(request)
-    placed = pools.pools_of(request.nodes)
+    placed = worker_pools.pools_of(request.nodes)
     command, args = _command(request, settings, placed)
     specs: list[dict[str, Any]] = [{} for _ in range(placed[-1].index + 1)]  # an empty one is a pool that is skipped
     for pool in placed:
@@ -92,7 +92,10 @@ def custom_job(request: LaunchRequest, settings: Settings) -> dict[str, Any]:
     }
     if settings.network:
         spec["network"] = settings.network
-    values = {**labels.to_labels({**tags.launch_tags(request), MARKET: request.market}), **pools.to_labels(placed)}
+    values = {
+        **labels.to_labels({**tags.launch_tags(request), MARKET: request.market}),
+        **worker_pools.to_labels(placed),
+    }
     return {"displayName": f"{request.job_id} {request.attempt}"[:_MAX_NAME], "labels": values, "jobSpec": spec}
 
 
@@ -106,12 +109,14 @@ def check_request(request: LaunchRequest) -> None:
         raise ProvisionError("not_offered", message, scope="cloud")
 
 
-def _command(request: LaunchRequest, settings: Settings, placed: Sequence[pools.Pool]) -> tuple[list[str], list[str]]:
+def _command(
+    request: LaunchRequest, settings: Settings, placed: Sequence[worker_pools.Pool]
+) -> tuple[list[str], list[str]]:
     return told_at_boot(
         request,
         "",
         "vertex",
-        lambda record: container_command(record, pools.replicas(placed)),
+        lambda record: container_command(record, worker_pools.replicas(placed)),
         lifetime_s=_life_s(request),
         endpoint=settings.storage_endpoint,
     )

@@ -10,7 +10,7 @@ TARGET = Target(
     set_up="..gcp.clients:could_be_used",
     setup_hint=f"vertex is not set up here: {NEEDS}, see docs/vertex.md",
     architecture="..gcp.machine.machine_types:architecture_of",
-    collector=".collect",
+    collector=".gc",
     boot=Boot(bucket="bucket_gs", host="host_container", sent_as="container"),
     settings=Variables(names=SETTINGS, beginnings=("CLOUDGPU_GCP_", "CLOUDGPU_VERTEX_")),
     credentials=CREDENTIALS,

@@ -37,12 +37,12 @@ from ...protocol.pace import Pace
 from ..archive import ArchiveError, unpack
 from ..launchers import LauncherError, Place, choose_launcher, environment, machine_environment, setup_process
 from ..notices import CloudNotices, NodeDir, Order, Orders, Watcher
-from ..processes.ending import Ending, failed_setup, judge
+from ..processes.exit_verdict import Ending, failed_setup, judge
 from ..processes.program import MARKER, Process
 from ..retry import retry
 from .generations import Ledger
 from .heartbeat import Heart, read_progress
-from .members import LeftOutError
+from .membership import LeftOutError
 from .node_program import Node, NodeProgram
 from .restart import Budget, scope
 from .resume import Before, OwnClaim, look_back

@@ -17,13 +17,13 @@ from ...protocol.logs import LogWriter
 from ..checkpoint.schedule import interval
 from ..launchers import LOOPBACK, Place, free_port, machine_environment, needs_addresses, own_host, processes
 from ..notices import Order, Orders
-from ..processes.ending import INTERRUPTED_EXIT, Ending, judge
+from ..processes.exit_verdict import INTERRUPTED_EXIT, Ending, judge
 from ..processes.outcome_watch import OutcomeWatch
 from ..processes.program import Exit, Process, kill_leftovers
 from .generations import Ledger, Lookout
 from .gpu_idle import VISIBLE, IdleWatch, read_utilisation
 from .heartbeat import Heart, read_progress
-from .members import (
+from .membership import (
     AGAIN_S,
     FLEET_S,
     WORD_S,

@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from ..processes.program import KEEPER
+from ..processes.program import ORPHAN_GUARD
 
 START_AFTER_S = 0.3
 """After the program: its own start goes first, and one that ends sooner has staged nothing."""
@@ -106,8 +106,8 @@ class NodeWriter:
 
     def _start(self, now: float) -> None:
         me = str(os.getpid())
-        command = [sys.executable, "-I", "-S", KEEPER, me, sys.executable, "-P"]
-        # Told who we are, it ends with us even if we and its keeper are killed while it starts.
+        command = [sys.executable, "-I", "-S", ORPHAN_GUARD, me, sys.executable, "-P"]
+        # Told who we are, it ends with us even if we and the orphan guard are killed while it starts.
         command += ["-m", "cloudgpu.runtime.checkpoint.writer", "--socket", str(self.path), "--parent", me]
         try:
             child = subprocess.Popen(

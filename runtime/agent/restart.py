@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from ...protocol.jobdir import Generation, GenerationKind, NodeRecord
-from ..processes.ending import Ending
+from ..processes.exit_verdict import Ending
 
 FRUITLESS = 2
 """So many generations in a row without a new checkpoint are followed by another one here. Upon one more the attempt

@@ -81,7 +81,7 @@ class Conduct:
     listening: Path | None = None
     """By this file the program says that it looks for notices."""
     spared: int | None = None
-    """A child of the agent that is not the program's: the keeper of the checkpoint writer."""
+    """A child of the agent that is not the program's: the orphan guard of the checkpoint writer."""
 
     def look(self) -> float:
         """Called again and again; returns after how many seconds to call it at the latest."""

@@ -22,13 +22,13 @@ from ..checkpoint.outcome import Outcome, OutcomeRecord
 from ..checkpoint.rendezvous import find_world
 from .program import loops
 from .program.execute import Target
-from .program.frames import Code
+from .program.frame_inspection import Code
 from .program.imports import AfterImport
 from .program.liveness import dead_names, skips_by_number
 from .program.loops import Loop, Loops, UnknownIterableError
 from .program.rewrite import HOOK, Rewriter
 from .report import Report, refusal
-from .state import drawn
+from .state import sampler_state
 from .state.batches import Pass, Passes, is_loader, why_not_exact
 from .state.files import Files
 from .state.graph import Graph
@@ -368,7 +368,7 @@ class Session:
         if not place["position"]["batch"]:
             random_state.restore(one.at_start, generators)
         one.position.load_state_dict(place["position"])
-        with drawn.put_back(self.code, one.loader, place["drawn"]):
+        with sampler_state.put_back(self.code, one.loader, place["drawn"]):
             one.open()
         self._variables.load_state_dict(state["variables"])
         random_state.restore(place["now"], generators)

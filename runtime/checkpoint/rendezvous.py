@@ -60,7 +60,7 @@ def make_group(world: World) -> Any:  # torch's ProcessGroupGloo
         raise CheckpointError(
             f"this is one of {world.size} ranks, which agree on each save through torch: pip install torch"
         ) from None
-    from ..launchers.place import own_host
+    from ..launchers.program_context import own_host
 
     def connect(host: str, port: int) -> Any:  # torch's TCPStore
         first = world.rank == 0

@@ -12,6 +12,7 @@ from typing import Any, NoReturn
 from ...protocol.checkpoint_names import Name
 from .data import random_state
 from .data.data_position import DataPosition
+from .disk_space import check_room
 from .errors import (
     EXIT_DONE,
     EXIT_FENCED,
@@ -22,14 +23,13 @@ from .errors import (
     CheckpointError,
     logger,
 )
-from .folder_hold import FolderHold
+from .folder_lock import FolderHold
 from .format.strides import StateAlignment
 from .metrics import MetricRows
 from .outcome import Outcome, OutcomeRecord
 from .progress import ProgressFile
 from .ranks import Ranks
 from .resume import Attempt, begin_attempt, restore_objects, starts_since
-from .room import check_room
 from .save.accumulation import Accumulation
 from .save.buckets import BucketOrders
 from .save.saver import Content, Saver

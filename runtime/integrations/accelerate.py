@@ -19,10 +19,10 @@ from typing import Any
 from ..checkpoint.checkpointer import STEPS_WITH_LOADER, Checkpointer
 from ..checkpoint.data.data_position import length
 from ..checkpoint.errors import CheckpointError
+from .deferred import Late
 from .gradients import Gradients
-from .late import Late
 from .loader_place import LoaderPlace
-from .missing import missing
+from .missing_framework import missing
 
 try:
     from accelerate import Accelerator, DistributedType

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from ..checkpoint.format.strides import align
-from .late import misfit
+from .deferred import misfit
 
 
 class Gradients:

@@ -14,7 +14,7 @@ from typing import Any
 
 from ..checkpoint.checkpointer import Checkpointer
 from ..checkpoint.errors import CheckpointError
-from .missing import missing
+from .missing_framework import missing
 
 try:
     import keras

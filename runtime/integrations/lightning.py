@@ -14,10 +14,10 @@ from typing import Any
 
 from ..checkpoint.checkpointer import Checkpointer
 from ..checkpoint.errors import CheckpointError
+from .deferred import misfit
 from .gradients import Gradients
-from .late import misfit
 from .loader_place import LoaderPlace
-from .missing import missing
+from .missing_framework import missing
 
 try:
     import lightning.pytorch as pl

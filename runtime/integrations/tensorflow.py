@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from .late import misfit
-from .missing import missing
+from .deferred import misfit
+from .missing_framework import missing
 
 try:
     import tensorflow as tf

@@ -18,9 +18,9 @@ from typing import Any
 from ..checkpoint.checkpointer import Checkpointer
 from ..checkpoint.data.data_position import length
 from ..checkpoint.errors import CheckpointError
-from .late import Late
+from .deferred import Late
 from .loader_place import LoaderPlace
-from .missing import missing
+from .missing_framework import missing
 
 try:
     import transformers

@@ -10,7 +10,7 @@ from ...protocol.jobdir import JobRecord, NodeRecord
 from ..autolaunch import Choice, Shape, choose
 from ..processes.program import Process
 from . import mpi, none, tensorflow, torchrun
-from .place import (
+from .program_context import (
     LOOPBACK,
     Addresses,
     LauncherError,

@@ -21,7 +21,7 @@ from pathlib import Path
 from ...protocol.jobdir import NodeRecord
 from ..processes.program import Process
 from . import torchrun
-from .place import LOOPBACK, Addresses, Place, environment, program_process
+from .program_context import LOOPBACK, Addresses, Place, environment, program_process
 from .torchrun import Layout
 
 told = torchrun.told

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from ..processes.program import Process
-from .place import Addresses, Place, program_process
+from .program_context import Addresses, Place, program_process
 
 
 def processes(place: Place, machine_env: Mapping[str, str], _addresses: Addresses) -> list[Process]:

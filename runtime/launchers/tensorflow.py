@@ -11,7 +11,7 @@ from typing import Any
 
 from ...protocol.jobdir import JobRecord, NodeRecord
 from ..processes.program import Process
-from .place import Addresses, LauncherError, Place, program_process
+from .program_context import Addresses, LauncherError, Place, program_process
 
 CHIEF_NAME = "CLOUDGPU_TF_CHIEF"
 """In the job's `env`: what TF_CONFIG calls the chief, `chief` (TensorFlow 2) or `master` (TensorFlow 1)."""

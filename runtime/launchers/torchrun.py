@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from ...protocol.jobdir import Address, NodeRecord
 from ..processes.program import Process
-from .place import Addresses, LauncherError, Place, program_process
+from .program_context import Addresses, LauncherError, Place, program_process
 
 
 @dataclass(frozen=True, slots=True)

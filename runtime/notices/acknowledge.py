@@ -16,9 +16,9 @@ from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
 from ...protocol.jobdir import AttemptRecord, JobDirError, NodeRecord, Record, attempt_key, node_key
-from .docket import ProviderNotice
 from .job_dir import NodeDir
 from .metadata import MetadataError
+from .scheduled_notices import ProviderNotice
 
 _EVERY_S = 1.0
 _NAME = "machine-name.json"

@@ -11,9 +11,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from ...protocol.fleet.records import BLOCK_ENDS_EARLY_S
-from .docket import ProviderNotice
 from .metadata import LINK_LOCAL, Look, MetadataError, MetadataServer, Reply, epoch_of
 from .policy import rows
+from .scheduled_notices import ProviderNotice
 
 _IPV6 = "http://[fd00:ec2::254]"
 _TOKEN = "/latest/api/token"  # noqa: S105 - a path

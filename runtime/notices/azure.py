@@ -11,9 +11,9 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from .docket import ProviderNotice
 from .metadata import LINK_LOCAL, Look, MetadataError, MetadataServer, Reply, epoch_of
 from .policy import rows
+from .scheduled_notices import ProviderNotice
 
 _EVENTS = "/metadata/scheduledevents?api-version=2020-07-01"
 _NAME = "/metadata/instance/compute/name?api-version=2021-02-01&format=text"

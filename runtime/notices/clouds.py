@@ -6,10 +6,10 @@ import importlib
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
-from .docket import Docket, ProviderNotice
 from .job_dir import NodeDir
 from .orders import Orders
 from .policy import CLOUDS, policy_of
+from .scheduled_notices import Docket, ProviderNotice
 
 if TYPE_CHECKING:
     from .acknowledge import Acknowledger

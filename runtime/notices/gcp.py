@@ -12,9 +12,9 @@ from functools import partial
 from pathlib import Path
 from urllib.parse import quote
 
-from .docket import ProviderNotice
 from .metadata import LINK_LOCAL, Look, MetadataError, MetadataServer, Reply, epoch_of
 from .policy import rows
+from .scheduled_notices import ProviderNotice
 
 _BASE = "/computeMetadata/v1/instance/"
 _FLAVOR = {"Metadata-Flavor": "Google"}

@@ -23,8 +23,8 @@ from ...protocol.jobdir import (
 )
 from ...protocol.pace import Pace
 from ...protocol.records import MOST_BYTES
-from .docket import Docket, ProviderNotice
 from .orders import Order, Orders
+from .scheduled_notices import Docket, ProviderNotice
 
 _NOTICE = "notice.json"
 _POLL_LOCAL_S = 0.25

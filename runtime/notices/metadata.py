@@ -17,7 +17,7 @@ from email.utils import parsedate_to_datetime
 from typing import Protocol, TypeVar
 from urllib.parse import urlsplit
 
-from .docket import ProviderNotice
+from .scheduled_notices import ProviderNotice
 
 LINK_LOCAL = "http://169.254.169.254"
 _BODY_BYTES = 256 << 10

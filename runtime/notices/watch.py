@@ -6,8 +6,8 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 
-from .docket import Docket
 from .metadata import Look, MetadataError
+from .scheduled_notices import Docket
 
 _FIRST_PAUSE_S = 0.5
 _LONGEST_PAUSE_S = 10.0  # between two tries: the shortest notices come half a minute ahead

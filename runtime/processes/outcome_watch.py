@@ -6,7 +6,7 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
-from .ending import ReportedOutcome, read_outcome
+from .exit_verdict import ReportedOutcome, read_outcome
 from .program import is_running
 
 DRAIN_S = 1.0

@@ -22,7 +22,7 @@ from .lines import OnLine, OutputStream
 MARKER = "CLOUDGPU_MACHINE"
 """In the environment of all that runs on a machine: who must end the machine finds its processes by it."""
 
-KEEPER = str(Path(__file__).with_name("keeper.py"))
+ORPHAN_GUARD = str(Path(__file__).with_name("orphan_guard.py"))
 """To be run as a script between the agent and what must not outlive it."""
 
 _PR_SET_CHILD_SUBREAPER = 36
@@ -88,7 +88,7 @@ class Program:
     def start(self, process: Process) -> None:
         """Start a process in a session and group of its own, in the program's folder. Raises OSError."""
         child = subprocess.Popen(
-            [sys.executable, "-I", "-S", KEEPER, str(os.getpid()), *process.command],
+            [sys.executable, "-I", "-S", ORPHAN_GUARD, str(os.getpid()), *process.command],
             cwd=self._folder,
             env=dict(process.env),
             stdin=subprocess.DEVNULL,

@@ -18,10 +18,10 @@ from pathlib import Path
 from typing import Any, Literal
 
 from ..attach.program.execute import Target, execute
-from ..attach.program.frames import Code
+from ..attach.program.frame_inspection import Code
 from ..attach.session import Session
 from ..checkpoint import checkpointer as module
-from .held import Held
+from .program_state import Held
 from .trace import TraceWriter, digests_of
 
 How = Literal["kill", "term", "notice"]

@@ -4,8 +4,8 @@ Only what has changed since the line before is written; the first line of a proc
 
     {"step": 12, "process": 4711, "changed": {"objects/model/0.weight": "9c3f…"}, "gone": [], "end": false}
 
-Keys are those of the checkpoint. What the program holds besides begins with "held/" (held.py). The last line of a
-program that came to its end has "end": true and only that.
+Keys are those of the checkpoint. Keys of other state that the program holds begin with "held/" (program_state.py). The
+last line of a program that ended normally has "end": true and nothing else.
 """
 
 from __future__ import annotations

@@ -24,7 +24,7 @@ from pathlib import Path
 import cloudgpu
 from cloudgpu.control.jobs import Job
 from cloudgpu.control.store.store import Store
-from cloudgpu.control.supervisor import presence
+from cloudgpu.control.supervisor import supervisor_lock
 from cloudgpu.jobspecs.loading.loader import load_text
 from cloudgpu.protocol.jobdir import Heartbeat, JobDir, JobDirError, node_key
 from cloudgpu.storage.stores import Buckets
@@ -215,7 +215,7 @@ def _cpu_s(pid: int) -> float:
 
 
 def _pid() -> int:
-    there = presence.running()
+    there = supervisor_lock.running()
     assert there is not None and there.pid is not None
     return there.pid
 
@@ -226,7 +226,7 @@ def _supervisor() -> Iterator[None]:
     try:
         yield
     finally:
-        if presence.is_running():
+        if supervisor_lock.is_running():
             with suppress(ProcessLookupError):
                 os.kill(_pid(), signal.SIGKILL)
 

@@ -17,7 +17,7 @@ import pytest
 
 import cloudgpu
 from cloudgpu.control.supervisor import daemon
-from cloudgpu.control.supervisor.presence import running
+from cloudgpu.control.supervisor.supervisor_lock import running
 from cloudgpu.jobspecs.loading.loader import load_text
 from cloudgpu.jobspecs.plan import LocalGpu
 from cloudgpu.provisioners.local.provisioner import inspect_machine

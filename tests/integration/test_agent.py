@@ -405,11 +405,11 @@ def test_killing_the_agent_at_any_moment_leaves_nothing(world: World, delay_s: f
     assert not world.has_result()
 
 
-def test_killing_the_keeper_is_the_programs_death(world: World) -> None:
+def test_killing_the_guard_is_the_programs_death(world: World) -> None:
     world.job("true\nsleep 300\ntrue")
     agent = world.start()
-    until(lambda: len(world.processes()) == 4)  # agent, keeper, shell, sleep
-    next(p for p in world.processes() if "keeper.py" in " ".join(p.cmdline())).kill()
+    until(lambda: len(world.processes()) == 4)  # agent, guard, shell, sleep
+    next(p for p in world.processes() if "orphan_guard.py" in " ".join(p.cmdline())).kill()
     assert agent.wait(180) == 0
     assert (world.result().outcome, world.result().exit_code) == ("failed", -9)
     assert world.processes() == []

@@ -11,7 +11,7 @@ import pytest
 
 from cloudgpu.control import paths
 from cloudgpu.control.jobs import Job
-from cloudgpu.control.supervisor import presence
+from cloudgpu.control.supervisor import supervisor_lock
 from cloudgpu.tests.standins.aws.control import KEY
 from cloudgpu.tests.standins.aws.jobs import TYPE, AwsJobs, agents, aws_jobs
 from cloudgpu.tests.standins.local_jobs import stop_supervisor
@@ -71,7 +71,7 @@ def test_new_credentials_reach_the_supervisor_whose_own_have_expired(
     jobs: AwsJobs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     job = launched(jobs)
-    first = presence.running()
+    first = supervisor_lock.running()
     jobs.control.revoke(KEY)
     jobs.wait_for(lambda: "waiting for credentials" in job.refresh().reason, job)
     assert first is not None and f"The supervisor (process {first.pid}) has AWS_ACCESS_KEY_ID" in job.reason
@@ -79,5 +79,5 @@ def test_new_credentials_reach_the_supervisor_whose_own_have_expired(
 
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", NEW_KEY)
     assert cloudgpu("cancel", job.id).returncode == 0
-    jobs.wait_for(lambda: (presence.running() or first).pid not in (None, first.pid), job)
+    jobs.wait_for(lambda: (supervisor_lock.running() or first).pid not in (None, first.pid), job)
     jobs.finish(job, "cancelled", limit_s=90.0)

@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
-from cloudgpu.jobspecs.catalog import read as catalog_read
-from cloudgpu.jobspecs.catalog import refreshed
+from cloudgpu.jobspecs.catalog import csv_tables as catalog_read
+from cloudgpu.jobspecs.catalog import table_overrides
 from cloudgpu.jobspecs.plan import Offer, RoleOffer
 from cloudgpu.provisioners.aws.catalog import quotas
 from cloudgpu.provisioners.aws.catalog import refresh as asked
@@ -78,7 +78,7 @@ def refresh(*regions: str) -> tuple[int, dict[str, str], str]:
 
 def rows(table: str) -> list[dict[str, str]]:
     """Of a refreshed table."""
-    found = refreshed.load(refreshed.path_of(table))
+    found = table_overrides.load(table_overrides.path_of(table))
     assert found is not None
     columns = found.text.partition("\n")[0].split(",")
     return [dict(zip(columns, row, strict=True)) for row in catalog_read.parse(found.text, *columns)]
@@ -151,14 +151,14 @@ def test_other_regions_keep_what_is_known_of_them(aws: Aws) -> None:
 @pytest.mark.parametrize("table", TABLES)
 def test_a_table_that_cannot_be_had_is_kept_and_named_with_the_action_that_failed(aws: Aws, table: str) -> None:
     refresh()
-    before = {name: refreshed.path_of(name).read_bytes() for name in TABLES}
+    before = {name: table_overrides.path_of(name).read_bytes() for name in TABLES}
     code = "AccessDeniedException" if ACTIONS[table] in ("GetProducts", "GetServiceQuota") else "UnauthorizedOperation"
     aws.control.fail(ACTIONS[table], error(code, 403, "You are not authorized to perform this operation."), times=None)
     code_, states, said = refresh()
     assert code_ == 6
     assert states == {**dict.fromkeys(TABLES, "refreshed"), table: "kept"}
     assert f"{table}: ask for" in said and code in said and ACTIONS[table] in said
-    assert refreshed.path_of(table).read_bytes() == before[table]
+    assert table_overrides.path_of(table).read_bytes() == before[table]
 
 
 def test_short_troubles_are_waited_out(aws: Aws) -> None:

@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 
 from cloudgpu.control.submit.submission import owner_name
-from cloudgpu.provisioners import leftovers
+from cloudgpu.provisioners import tagged_resources
 from cloudgpu.provisioners.aws.clients import Clients
-from cloudgpu.provisioners.aws.lifecycle import collect
+from cloudgpu.provisioners.aws.lifecycle import gc
 from cloudgpu.provisioners.base import Owner
 from cloudgpu.provisioners.shared import tags
 from cloudgpu.tests.standins.aws import Aws
@@ -156,22 +156,22 @@ LEAKS: dict[str, Callable[[], object]] = {
 }
 
 
-def gc(*arguments: str, regions: tuple[str, ...] = (REGION,)) -> subprocess.CompletedProcess[str]:
+def run_gc(*arguments: str, regions: tuple[str, ...] = (REGION,)) -> subprocess.CompletedProcess[str]:
     where = [word for region in regions for word in ("--region", region)]
     command = [CLOUDGPU, "gc", "--cloud", "aws", *where, *arguments]
     return subprocess.run(command, capture_output=True, text=True, check=False, timeout=240)
 
 
-def found(clients: Clients | None = None) -> list[leftovers.Leftover]:
-    return collect.find([REGION], clients or Clients(session(), FastClock())).leftovers
+def found(clients: Clients | None = None) -> list[tagged_resources.Leftover]:
+    return gc.find([REGION], clients or Clients(session(), FastClock())).leftovers
 
 
-def kinds(left: leftovers.Leftover) -> set[str]:
+def kinds(left: tagged_resources.Leftover) -> set[str]:
     return {thing.kind for thing in left.things}
 
 
 def test_every_kind_that_can_be_removed_is_leaked_here(aws: Aws) -> None:
-    assert set(LEAKS) == set(collect._DELETE) | {"instance", collect._GROUP}
+    assert set(LEAKS) == set(gc._DELETE) | {"instance", gc._GROUP}
 
 
 @pytest.mark.parametrize("kind", LEAKS)
@@ -180,24 +180,24 @@ def test_a_leak_of_each_kind_is_found_and_removed(aws: Aws, kind: str) -> None:
     [left] = found()
     assert kind in kinds(left)
     assert (left.owner, left.job_id, left.attempt, left.token) == (owner_name(), "ghost-abcdefgh", 2, TOKEN)
-    collect.remove(left, Clients(session(), FastClock()))
+    gc.remove(left, Clients(session(), FastClock()))
     assert found() == []
-    collect.remove(left, Clients(session(), FastClock()))  # what is gone already does no harm
+    gc.remove(left, Clients(session(), FastClock()))  # what is gone already does no harm
 
 
 def test_all_that_a_launch_left_is_one_and_goes_in_one_command(aws: Aws) -> None:
     for make in (make_instance, make_volume, make_security_group, make_placement_group, make_profile):
         make()
-    [one] = json.loads(gc("--dry-run", "--json").stdout)["leftovers"]
+    [one] = json.loads(run_gc("--dry-run", "--json").stdout)["leftovers"]
     assert {thing["kind"] for thing in one["things"]} >= {"instance", "volume", "security group", "role"}
     assert (one["state"], one["removable"], one["regions"]) == ("orphaned", True, ["eu-west-1"])
-    refused = gc()
+    refused = run_gc()
     assert (refused.returncode, "add --yes" in refused.stderr) == (2, True)
-    done = gc("--yes")
+    done = run_gc("--yes")
     assert (done.returncode, "Traceback" in done.stderr) == (0, False), done.stderr
     assert "removed what was left of ghost-abcdefgh, attempt 2" in done.stderr
     assert found() == []
-    assert "nothing to do" in gc().stderr
+    assert "nothing to do" in run_gc().stderr
 
 
 def test_prices_ages_and_expiries_are_shown(aws: Aws) -> None:
@@ -207,7 +207,7 @@ def test_prices_ages_and_expiries_are_shown(aws: Aws) -> None:
     assert machine.price is not None and 0.5 < machine.price < 1.0  # a g4dn.xlarge in Ireland, with a disk
     assert volume.price is not None and 0 < volume.price < machine.price
     assert volume.created is not None and time.time() - volume.created < 600
-    shown = gc("--dry-run").stdout
+    shown = run_gc("--dry-run").stdout
     assert "1h 59m" in shown or "1h 58m" in shown
     assert all(len(line) <= 100 for line in shown.splitlines())
 
@@ -216,11 +216,11 @@ def test_what_belongs_to_others_goes_only_once_it_has_expired_and_only_when_aske
     make_volume(owner="cloudgpu-somebody", expires=time.time() - 60, token="a" * 32)
     make_volume(owner="cloudgpu-somebody", expires=time.time() + 3_600, token="b" * 32)
     make_volume(owner="cloudgpu-somebody", token="c" * 32)
-    states = {one["token"][0]: one["state"] for one in json.loads(gc("--dry-run", "--json").stdout)["leftovers"]}
+    states = {one["token"][0]: one["state"] for one in json.loads(run_gc("--dry-run", "--json").stdout)["leftovers"]}
     assert states == {"a": "expired", "b": "another's", "c": "another's"}
-    gc("--yes")
+    run_gc("--yes")
     assert len(found()) == 3
-    gc("--yes", "--others")
+    run_gc("--yes", "--others")
     assert {left.token[0] for left in found()} == {"b", "c"}
 
 
@@ -228,7 +228,7 @@ def test_expired_only_leaves_what_its_owner_may_still_want(aws: Aws) -> None:
     make_volume(token="a" * 32, expires=time.time() - 60)
     make_volume(token="b" * 32, expires=time.time() + 3_600)
     make_volume(token="c" * 32)
-    gc("--yes", "--expired-only")
+    run_gc("--yes", "--expired-only")
     assert {left.token[0] for left in found()} == {"b", "c"}
 
 
@@ -238,20 +238,20 @@ def test_all_regions_are_looked_at_but_those_that_deny_it_which_are_named(aws: A
         AvailabilityZone="ap-south-1a", Size=1, TagSpecifications=tagged("volume", token="b" * 32)
     )
     aws.control.fail("Describe*", error("UnauthorizedOperation", 403), where={"region": "us-west-2"}, times=None)
-    done = gc("--yes", regions=())
+    done = run_gc("--yes", regions=())
     assert done.returncode == 6
     assert "aws us-west-2 was not looked at" in done.stderr
     assert "us-west-1 was not" not in done.stderr
     aws.control.heal()
-    assert collect.find([REGION, "ap-south-1"]).leftovers == []
+    assert gc.find([REGION, "ap-south-1"]).leftovers == []
 
 
 def test_only_the_regions_asked_for_are_looked_at(aws: Aws) -> None:
     make_volume()
-    assert "nothing to do" in gc("--yes", regions=("us-east-1",)).stderr
+    assert "nothing to do" in run_gc("--yes", regions=("us-east-1",)).stderr
     [left] = found()
     assert left.regions == [REGION]
-    refused = gc(regions=("eu-west-11",))
+    refused = run_gc(regions=("eu-west-11",))
     assert "eu-west-11" in refused.stderr
     assert refused.returncode in {4, 6}
 
@@ -264,10 +264,10 @@ def test_lost_answers_and_5xx_do_no_harm(aws: Aws, fault: Any) -> None:
         aws.control.fail(action, fault)
     clients = Clients(session(), FastClock())
     for left in found(clients):
-        collect.remove(left, clients)
+        gc.remove(left, clients)
     aws.control.heal()
     assert found() == []
 
 
 def test_a_target_without_a_collector_tells_its_machines(aws: Aws) -> None:
-    assert leftovers.find("local", Owner(owner_name())).leftovers == []
+    assert tagged_resources.find("local", Owner(owner_name())).leftovers == []

@@ -22,12 +22,12 @@ from cloudgpu.protocol.fleet.folder import Fleet
 from cloudgpu.protocol.jobdir import JobDir
 from cloudgpu.provisioners import AgentFile, Allocation, LaunchRequest, NodeRequest, NodeState, Owner, ProvisionError
 from cloudgpu.provisioners.aws.clients import Clients
-from cloudgpu.provisioners.aws.lifecycle import collect
+from cloudgpu.provisioners.aws.lifecycle import gc
 from cloudgpu.provisioners.aws.provisioner import AwsProvisioner
-from cloudgpu.provisioners.aws.resources import groups, network
+from cloudgpu.provisioners.aws.resources import network, scaling_groups
 from cloudgpu.provisioners.aws.resources.network import name_of
-from cloudgpu.provisioners.shared import infrastructure
-from cloudgpu.provisioners.stacks import grouping
+from cloudgpu.provisioners.shared import infra_outputs
+from cloudgpu.provisioners.stacks import job_groups
 from cloudgpu.tests.standins.aws import Aws
 from cloudgpu.tests.standins.aws.account import Told
 from cloudgpu.tests.standins.aws.process import Remains
@@ -185,7 +185,7 @@ def labels(of: list[dict[str, str]]) -> dict[str, str]:
 def test_a_group_of_the_launch_s_own_and_nothing_left(desk: Desk) -> None:
     allocation = desk.launch()
     group = desk.group()
-    name = allocation.details[grouping.GROUP]
+    name = allocation.details[job_groups.GROUP]
     assert group["AutoScalingGroupName"] == name and name.startswith(name_of(TOKEN))
     assert allocation.machines == {f"worker-{index}.1": f"{name}/worker-{index}" for index in range(2)}
     assert (group["MinSize"], group["MaxSize"], group["DesiredCapacity"]) == (0, 2, 2)
@@ -211,7 +211,7 @@ def test_a_group_of_the_launch_s_own_and_nothing_left(desk: Desk) -> None:
     assert data["IamInstanceProfile"]["Arn"] == desk.stack.machine_role
     assert data["InstanceInitiatedShutdownBehavior"] == "terminate"
     boot = base64.b64decode(data["UserData"]).decode()
-    assert allocation.details[grouping.FLEET_DIR] in boot and "one_job" in boot
+    assert allocation.details[job_groups.FLEET_DIR] in boot and "one_job" in boot
     states = desk.observe(allocation)
     assert [(one.node, one.phase, one.queued) for one in states] == [
         ("worker-0.1", "pending", False),
@@ -223,7 +223,7 @@ def test_a_group_of_the_launch_s_own_and_nothing_left(desk: Desk) -> None:
     assert not [call for call in desk.aws.control.calls() if call.service == "iam"]
     desk.end(allocation)
     assert [one.phase for one in desk.observe(dataclasses.replace(allocation, launched_at={}))] == ["gone"] * 2
-    [order] = Fleet(allocation.details[grouping.FLEET_DIR]).view().orders
+    [order] = Fleet(allocation.details[job_groups.FLEET_DIR]).view().orders
     assert order.end is not None, "machines that boot late find nothing to do"
 
 
@@ -249,7 +249,7 @@ def test_it_is_found_and_ended_by_its_token_alone(desk: Desk) -> None:
     allocation = desk.launch()
     [found] = desk.another().find(OWNER)
     assert (found.token, found.job_id, found.attempt) == (TOKEN, "digits-abc", 1)
-    [left] = collect.find([REGION], Clients(shared(), FastClock())).leftovers
+    [left] = gc.find([REGION], Clients(shared(), FastClock())).leftovers
     assert {"Auto Scaling group", "launch template", "instance", "security group"} <= {one.kind for one in left.things}
     desk.end(found)
     assert allocation.token == TOKEN and desk.another().find(OWNER) == []
@@ -262,9 +262,9 @@ def test_a_group_of_which_all_machines_have_left_is_found_and_removed(desk: Desk
     [found] = desk.another().find(OWNER)
     assert found.token == TOKEN
     clients = Clients(shared(), FastClock())
-    [left] = collect.find([REGION], clients).leftovers
+    [left] = gc.find([REGION], clients).leftovers
     assert ("Auto Scaling group", "0 of 0 machines") in {(one.kind, one.detail) for one in left.things}
-    collect.remove(left, clients)
+    gc.remove(left, clients)
     assert desk.remains.find() == {}
 
 
@@ -282,9 +282,9 @@ def test_what_no_security_group_leads_to_any_more_is_collected(desk: Desk, kept:
     [found] = desk.ec2.describe_security_groups(GroupNames=[security])["SecurityGroups"]
     desk.ec2.delete_security_group(GroupId=found["GroupId"])
     clients = Clients(shared(), FastClock())
-    [left] = collect.find([REGION], clients).leftovers
+    [left] = gc.find([REGION], clients).leftovers
     assert left.token == allocation.token and len(left.things) == 1
-    collect.remove(left, clients)
+    gc.remove(left, clients)
     assert desk.remains.find() == {}
 
 
@@ -346,7 +346,7 @@ def test_a_launch_that_comes_late_does_not_come_back_to_life(desk: Desk, monkeyp
 def test_a_group_that_is_being_deleted_is_not_taken_for_ours(desk: Desk) -> None:
     desk.aws.control.set_stopping(600.0)
     allocation = desk.launch()
-    desk.scaling.delete_auto_scaling_group(AutoScalingGroupName=allocation.details[grouping.GROUP], ForceDelete=True)
+    desk.scaling.delete_auto_scaling_group(AutoScalingGroupName=allocation.details[job_groups.GROUP], ForceDelete=True)
     refusal = desk.refused()
     assert refusal.error_class == "transient" and "is being deleted" in str(refusal)
 
@@ -423,7 +423,7 @@ def test_what_is_refused_leaves_nothing(desk: Desk, action: str) -> None:
 
 
 def test_without_a_stack_nothing_is_made_and_what_to_do_is_said(desk: Desk) -> None:
-    infrastructure.forget("aws", REGION)
+    infra_outputs.forget("aws", REGION)
     refusal = desk.refused()
     assert (refusal.error_class, refusal.scope) == ("invalid", "region")
     assert f"cloudgpu infra up --cloud aws --region {REGION}" in str(refusal)
@@ -432,7 +432,7 @@ def test_without_a_stack_nothing_is_made_and_what_to_do_is_said(desk: Desk) -> N
 
 def test_a_stack_whose_role_is_gone_is_told_with_the_command_that_looks(desk: Desk) -> None:
     gone = desk.stack.machine_role + "-gone"
-    infrastructure.save(dataclasses.replace(desk.stack, machine_role=gone))
+    infra_outputs.save(dataclasses.replace(desk.stack, machine_role=gone))
     refusal = desk.refused()
     assert refusal.error_class == "invalid"
     assert f"cloudgpu infra status --cloud aws --region {REGION}" in str(refusal)
@@ -506,8 +506,8 @@ def test_it_is_what_the_component_makes(
 
         return hear
 
-    monkeypatch.setattr(groups, "make_template", heard(groups.make_template))
-    monkeypatch.setattr(groups, "make_scaling_group", heard(groups.make_scaling_group))
+    monkeypatch.setattr(scaling_groups, "make_template", heard(scaling_groups.make_template))
+    monkeypatch.setattr(scaling_groups, "make_scaling_group", heard(scaling_groups.make_scaling_group))
     request = asked(desk.jobs, size=size, gpu=gpu, market=market, zone="use1-az1")
     allocation = desk.provisioner.launch(request)
     desk.end(allocation)

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from cloudgpu.control.jobs import ensure_supervisor
-from cloudgpu.provisioners.shared.infrastructure import Infrastructure
+from cloudgpu.provisioners.shared.infra_outputs import Infrastructure
 from cloudgpu.tests.standins.aws.jobs import TYPE, AwsJobs, agents, jobs
 from cloudgpu.tests.standins.aws.stacks import stand
 from cloudgpu.tests.standins.cloud_jobs import after, console_of, counting, counting_together, total

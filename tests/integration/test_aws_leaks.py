@@ -54,7 +54,7 @@ CHANGES = {
     "DeleteRole",
     "DeleteSecurityGroup",
 }
-IMPORTS = ("boto3", "cloudgpu.provisioners.stacks.for_stacks", "stringprep")
+IMPORTS = ("boto3", "cloudgpu.provisioners.stacks.fleet_queries", "stringprep")
 """Taken over by each supervisor from the process it is a fork of."""
 
 

@@ -15,11 +15,11 @@ from pathlib import Path
 
 import pytest
 
-from cloudgpu.control.reconcile.nodes import SETTLED_READ_S, SETTLED_READS
+from cloudgpu.control.reconcile.node_observation import SETTLED_READ_S, SETTLED_READS
 from cloudgpu.control.store.model import JobRow
 from cloudgpu.control.store.store import Store
-from cloudgpu.control.supervisor.crew import Crew
 from cloudgpu.control.supervisor.supervisor import Supervisor
+from cloudgpu.control.supervisor.worker_pool import Crew
 from cloudgpu.jobspecs.plan import Offer
 from cloudgpu.protocol.jobdir import JOB_KEY, Heartbeat, JobDir, JobRecord, Result, node_key
 from cloudgpu.provisioners.shared.poll_cache import TTL_S

@@ -16,7 +16,7 @@ import pytest
 
 from cloudgpu.provisioners import NodeRequest, ProvisionError
 from cloudgpu.provisioners.aws.provisioner import AwsProvisioner
-from cloudgpu.provisioners.shared.calls import UNKNOWN
+from cloudgpu.provisioners.shared.api_calls import UNKNOWN
 from cloudgpu.tests.standins.aws import Aws
 from cloudgpu.tests.standins.aws.launches import REQUEST, session
 from cloudgpu.tests.standins.aws.process import Remains

@@ -27,11 +27,11 @@ from cloudgpu.provisioners import AgentFile, Allocation, LaunchRequest, NodeRequ
 from cloudgpu.provisioners.aws.catalog import quotas
 from cloudgpu.provisioners.aws.catalog import refresh as catalog
 from cloudgpu.provisioners.aws.clients import Clients
-from cloudgpu.provisioners.aws.lifecycle import collect
+from cloudgpu.provisioners.aws.lifecycle import gc
 from cloudgpu.provisioners.aws.provisioner import AwsProvisioner
 from cloudgpu.provisioners.aws.resources.identity import machine_policy
-from cloudgpu.provisioners.shared import infrastructure, tags
-from cloudgpu.provisioners.shared.infrastructure import Infrastructure
+from cloudgpu.provisioners.shared import infra_outputs, tags
+from cloudgpu.provisioners.shared.infra_outputs import Infrastructure
 from cloudgpu.tests.standins.aws import Aws
 from cloudgpu.tests.standins.aws.sessions import session
 from cloudgpu.tests.standins.aws.stacks import stand
@@ -117,7 +117,7 @@ class Account:
     def left(self) -> list[str]:
         """What there is of ours."""
         self.relax()
-        found = collect.find([REGION], self.clients()).leftovers
+        found = gc.find([REGION], self.clients()).leftovers
         return [f"{thing.kind} {thing.id}" for left in found for thing in left.things]
 
 
@@ -239,11 +239,11 @@ def ask_price(account: Account) -> list[str]:
 
 def collect_all(account: Account) -> list[str]:
     clients = account.clients()
-    found = collect.find([REGION], clients)
+    found = gc.find([REGION], clients)
     complaints = list(found.missed.values())
     for left in found.leftovers:
         try:
-            collect.remove(left, clients)
+            gc.remove(left, clients)
         except ProvisionError as error:
             complaints.append(str(error))
     return complaints
@@ -514,10 +514,10 @@ def test_with_a_stack_no_right_on_roles_is_needed(account: Account, monkeypatch:
     account.iam.put_user_policy(UserName="submitter", PolicyName="launch", PolicyDocument=document)
     account.aws.control.enforce()
     stack = Infrastructure("aws", REGION, "infra", "tester", "vpc", ids, profile["Arn"], job_dir=f"s3://{BUCKET}/jobs")
-    infrastructure.save(stack)
+    infra_outputs.save(stack)
     assert launch(account) == []
     assert terminate(account) == []
-    infrastructure.forget("aws", REGION)
+    infra_outputs.forget("aws", REGION)
     [complaint] = launch(account)
     assert "iam:CreateRole" in complaint
 

@@ -16,7 +16,7 @@ import pytest
 from cloudgpu.jobspecs.fleets import FleetSpec
 from cloudgpu.provisioners import AgentFile, Allocation, LaunchRequest, NodeRequest, Owner, ProvisionError
 from cloudgpu.provisioners.aws.provisioner import AwsProvisioner
-from cloudgpu.provisioners.stacks.for_stacks import Reserved, reserved_for, reserved_until
+from cloudgpu.provisioners.stacks.fleet_queries import Reserved, reserved_for, reserved_until
 from cloudgpu.tests.contract.targets.standin import refused, until
 from cloudgpu.tests.standins.aws import Aws, calls
 from cloudgpu.tests.standins.aws.control import KEY

@@ -16,8 +16,8 @@ from cloudgpu.infra.aws.role import fleet_policy
 from cloudgpu.provisioners import AgentFile, LaunchRequest, NodeRequest, Owner, ProvisionError
 from cloudgpu.provisioners.aws.provisioner import AwsProvisioner
 from cloudgpu.provisioners.aws.resources.network import find_subnets, list_subnets, name_of
-from cloudgpu.provisioners.shared import infrastructure
-from cloudgpu.provisioners.shared.infrastructure import Infrastructure
+from cloudgpu.provisioners.shared import infra_outputs
+from cloudgpu.provisioners.shared.infra_outputs import Infrastructure
 from cloudgpu.tests.standins.aws import Aws
 from cloudgpu.tests.standins.aws.sessions import session
 from cloudgpu.tests.standins.aws.stacks import OF_STACK, PROFILE, stand
@@ -125,7 +125,7 @@ def test_what_the_stack_s_role_does_not_reach_takes_a_role_of_the_launch(
 def test_an_attempt_keeps_the_role_it_began_with(aws: Aws, stack: Infrastructure) -> None:
     """The security group says which, to whoever adds a machine or ends all: the stack may be known no more there."""
     provisioner().launch(request())
-    infrastructure.forget("aws", REGION)
+    infra_outputs.forget("aws", REGION)
     allocation = provisioner().launch(request(nodes=(node(), node(incarnation=2))))
     assert {one["IamInstanceProfile"]["Arn"] for one in machines()} == {stack.machine_role}
     assert len(machines()) == 2
@@ -134,16 +134,16 @@ def test_an_attempt_keeps_the_role_it_began_with(aws: Aws, stack: Infrastructure
 
 
 def test_an_attempt_that_began_without_a_stack_ends_without_one(aws: Aws, stack: Infrastructure) -> None:
-    infrastructure.forget("aws", REGION)
+    infra_outputs.forget("aws", REGION)
     allocation = provisioner().launch(request())
     assert len(roles()) == 2
-    infrastructure.save(stack)
+    infra_outputs.save(stack)
     provisioner().terminate(allocation)
     assert roles() == [PROFILE]
 
 
 def test_a_stack_of_another_account_is_named(aws: Aws, stack: Infrastructure) -> None:
-    infrastructure.save(dataclasses.replace(stack, subnets={"use1-az2": "subnet-of-others"}))
+    infra_outputs.save(dataclasses.replace(stack, subnets={"use1-az2": "subnet-of-others"}))
     with pytest.raises(ProvisionError, match=r"subnets of stack infra-aws are not in this account") as told:
         provisioner().launch(request())
     assert told.value.error_class == "invalid"
@@ -153,7 +153,7 @@ def test_a_stack_of_another_account_is_named(aws: Aws, stack: Infrastructure) ->
 def test_a_stack_that_is_not_known_here_is_used_before_the_default_vpc_and_after_what_is_tagged_by_hand(
     aws: Aws, stack: Infrastructure
 ) -> None:
-    infrastructure.forget("aws", REGION)
+    infra_outputs.forget("aws", REGION)
     ec2: Any = session().client("ec2")
     by_hand = next(one["SubnetId"] for one in ec2.describe_subnets()["Subnets"] if one["VpcId"] != stack.network)
     zone = ec2.describe_subnets(SubnetIds=[by_hand])["Subnets"][0]["AvailabilityZoneId"]
@@ -212,7 +212,7 @@ def groups_of(scaling: Any) -> list[Any]:
 
 
 def test_a_stack_s_file_that_is_damaged_is_named(aws: Aws, stack: Infrastructure) -> None:
-    infrastructure.path_of("aws", REGION).write_text("{")
+    infra_outputs.path_of("aws", REGION).write_text("{")
     with pytest.raises(ProvisionError, match=r"aws-us-east-1\.json cannot be read"):
         provisioner().launch(request())
     assert machines() == []
@@ -221,11 +221,11 @@ def test_a_stack_s_file_that_is_damaged_is_named(aws: Aws, stack: Infrastructure
 def test_a_stack_that_is_gone_is_told_with_the_command_that_looks(aws: Aws, stack: Infrastructure) -> None:
     """`infra status` takes a cloud with its region only."""
     looks = f"cloudgpu infra status --cloud aws --region {REGION}`"
-    infrastructure.save(dataclasses.replace(stack, subnets={"use1-az1": "subnet-gone"}))
+    infra_outputs.save(dataclasses.replace(stack, subnets={"use1-az1": "subnet-gone"}))
     with pytest.raises(ProvisionError, match=looks) as network:
         provisioner().launch(request())
     profile = stack.machine_role.replace(PROFILE, "cloudgpu-gone")
-    infrastructure.save(dataclasses.replace(stack, machine_role=profile))
+    infra_outputs.save(dataclasses.replace(stack, machine_role=profile))
     with pytest.raises(ProvisionError, match=f"cloudgpu-gone.*{looks}") as role:
         provisioner().launch(request())
     assert (network.value.error_class, role.value.error_class) == ("invalid", "invalid"), "nobody waits for it"

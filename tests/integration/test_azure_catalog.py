@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from cloudgpu.jobspecs.catalog import read as catalog_read
-from cloudgpu.jobspecs.catalog import refreshed
+from cloudgpu.jobspecs.catalog import csv_tables as catalog_read
+from cloudgpu.jobspecs.catalog import table_overrides
 from cloudgpu.jobspecs.plan import Offer, RoleOffer
 from cloudgpu.provisioners.azure.catalog import prices, quotas
 from cloudgpu.provisioners.azure.clients import Clients
@@ -75,7 +75,7 @@ def refresh(*regions: str) -> tuple[int, dict[str, str], str]:
 
 def rows(table: str) -> list[dict[str, str]]:
     """Of a refreshed table."""
-    found = refreshed.load(refreshed.path_of(table))
+    found = table_overrides.load(table_overrides.path_of(table))
     assert found is not None
     return read(found.text)
 
@@ -284,20 +284,20 @@ def test_other_regions_keep_what_is_known_of_them(azure: AzureControl) -> None:
 @pytest.mark.parametrize("call", MADE_OF)
 def test_a_table_that_cannot_be_had_is_kept_and_named_with_what_failed(azure: AzureControl, call: str) -> None:
     refresh()
-    before = {name: refreshed.path_of(name).read_bytes() for name in TABLES}
+    before = {name: table_overrides.path_of(name).read_bytes() for name in TABLES}
     azure.fail(call, error("AuthorizationFailed", 403, f"no permission for {call}"), times=None)
     code, states, said = refresh()
     assert code == 6
     assert {table for table, state in states.items() if state == "kept"} == MADE_OF[call]
     for table in MADE_OF[call]:
         assert f"{table}: ask for" in said and f"no permission for {call}" in said
-        assert refreshed.path_of(table).read_bytes() == before[table]
+        assert table_overrides.path_of(table).read_bytes() == before[table]
 
 
 def test_machine_types_that_were_kept_are_found_in_places_that_were_not(azure: AzureControl) -> None:
     """The first answer makes places of sizes; machine types still speak of series."""
     refresh(HERE)
-    path = refreshed.path_of("machine_types_azure")
+    path = table_overrides.path_of("machine_types_azure")
     path.unlink()
     offers = json.loads(cloudgpu("plan", "job.yaml", "--json").stdout)["offers"]
     assert {offer["roles"][0]["machine_type"] for offer in offers} >= {A100}

@@ -19,13 +19,13 @@ from typing import Any
 import pytest
 
 from cloudgpu.control.submit.submission import owner_name
-from cloudgpu.provisioners import AgentFile, LaunchRequest, NodeRequest, Owner, ProvisionError, leftovers
+from cloudgpu.provisioners import AgentFile, LaunchRequest, NodeRequest, Owner, ProvisionError, tagged_resources
 from cloudgpu.provisioners.azure import operations
 from cloudgpu.provisioners.azure.clients import Clients
-from cloudgpu.provisioners.azure.lifecycle import collect
+from cloudgpu.provisioners.azure.lifecycle import gc
 from cloudgpu.provisioners.azure.names import group_name
 from cloudgpu.provisioners.azure.provisioner import AzureProvisioner
-from cloudgpu.provisioners.azure.resources import groups, identity, rights
+from cloudgpu.provisioners.azure.resources import identity, resource_groups, rights
 from cloudgpu.tests.standins.azure import Azure, AzureControl
 from cloudgpu.tests.standins.clocks import FastClock
 from cloudgpu.tests.standins.faults import HTML, LOSE, error
@@ -76,7 +76,7 @@ def launch(**changes: Any) -> None:
     AzureProvisioner(FastClock()).launch(request(**changes))
 
 
-def gc(*arguments: str, regions: tuple[str, ...] = ()) -> subprocess.CompletedProcess[str]:
+def run_gc(*arguments: str, regions: tuple[str, ...] = ()) -> subprocess.CompletedProcess[str]:
     where = [word for region in regions for word in ("--region", region)]
     command = [CLOUDGPU, "gc", "--cloud", "azure", *where, *arguments]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=240)
@@ -84,15 +84,15 @@ def gc(*arguments: str, regions: tuple[str, ...] = ()) -> subprocess.CompletedPr
     return done
 
 
-def found(*regions: str) -> list[leftovers.Leftover]:
-    return collect.find(regions, Clients(FastClock())).leftovers
+def found(*regions: str) -> list[tagged_resources.Leftover]:
+    return gc.find(regions, Clients(FastClock())).leftovers
 
 
-def remove(left: leftovers.Leftover) -> None:
-    collect.remove(left, Clients(FastClock()))
+def remove(left: tagged_resources.Leftover) -> None:
+    gc.remove(left, Clients(FastClock()))
 
 
-def kinds(left: leftovers.Leftover) -> set[str]:
+def kinds(left: tagged_resources.Leftover) -> set[str]:
     return {thing.kind for thing in left.things}
 
 
@@ -144,7 +144,7 @@ def test_role_assignments_of_others_are_not_ours(azure: AzureControl) -> None:
 
 def test_all_that_a_launch_left_is_one_and_goes_in_one_command(azure: AzureControl) -> None:
     launch()
-    [one] = json.loads(gc("--dry-run", "--json").stdout)["leftovers"]
+    [one] = json.loads(run_gc("--dry-run", "--json").stdout)["leftovers"]
     assert {thing["kind"] for thing in one["things"]} == {
         *("resource group", "managed identity", "role assignment", "virtual network", "network security group"),
         *("application security group", "network interface", "public address", "virtual machine", "disk"),
@@ -153,17 +153,17 @@ def test_all_that_a_launch_left_is_one_and_goes_in_one_command(azure: AzureContr
     assert len(one["things"]) == 1 + 4 + 2 * 4 + 2
     assert (one["state"], one["removable"], one["regions"]) == ("orphaned", True, [REGION])
     assert (one["owner"], one["job_id"], one["attempt"], one["token"]) == (owner_name(), "ghost-abcdefgh", 2, TOKEN)
-    refused = gc()
+    refused = run_gc()
     assert (refused.returncode, "add --yes" in refused.stderr) == (2, True)
-    done = gc("--yes")
+    done = run_gc("--yes")
     assert done.returncode == 0, done.stderr
     assert "removed what was left of ghost-abcdefgh, attempt 2" in done.stderr
     assert left(azure) == []
-    assert "nothing to do" in gc().stderr
+    assert "nothing to do" in run_gc().stderr
 
 
 def test_a_group_with_nothing_in_it_is_found_and_removed(azure: AzureControl) -> None:
-    groups.make_group(Clients(FastClock()), request(), [])
+    resource_groups.make_group(Clients(FastClock()), request(), [])
     [one] = found()
     assert kinds(one) == {"resource group"}
     assert (one.owner, one.job_id, one.attempt, one.token) == (owner_name(), "ghost-abcdefgh", 2, TOKEN)
@@ -175,7 +175,7 @@ def test_a_group_with_nothing_in_it_is_found_and_removed(azure: AzureControl) ->
 def test_a_launch_that_died_before_its_machines_leaves_no_role_behind(azure: AzureControl) -> None:
     clients = Clients(FastClock())
     grants = identity.find_grants(clients, request())
-    groups.make_group(clients, request(), [grant.container.to_tag() for grant in grants])
+    resource_groups.make_group(clients, request(), [grant.container.to_tag() for grant in grants])
     identity.let_in(clients, request(), identity.make_identity(clients, request()), grants)
     [one] = found()
     assert kinds(one) == {"resource group", "managed identity", "role assignment"}
@@ -201,7 +201,7 @@ def test_what_was_taken_out_of_a_launch_by_hand_is_removed_with_the_rest(azure: 
 
 def test_a_group_whose_tags_were_changed_is_told_by_its_name(azure: AzureControl) -> None:
     clients = Clients(FastClock())
-    groups.make_group(clients, request(), [])
+    resource_groups.make_group(clients, request(), [])
     body: Any = {"operation": "Delete", "properties": {"tags": {"cloudgpu-token": TOKEN, "cloudgpu-attempt": "2"}}}
     clients.resources.tags.begin_update_at_scope(
         f"subscriptions/{clients.subscription}/resourceGroups/{group_name(TOKEN)}", body
@@ -226,7 +226,7 @@ def test_prices_ages_and_expiries_are_shown(azure: AzureControl) -> None:
     disk = of_kind["disk"].price
     assert disk is not None and 0.005 < disk < 0.02
     assert machine.price is not None and one.price == machine.price + disk + Decimal("0.005")
-    shown = gc("--dry-run").stdout
+    shown = run_gc("--dry-run").stdout
     assert "1h 59m" in shown or "1h 58m" in shown
     assert all(len(line) <= 100 for line in shown.splitlines())
 
@@ -257,23 +257,23 @@ def test_a_machine_that_has_only_powered_itself_off_is_paid_for(azure: AzureCont
 def test_what_belongs_to_others_goes_only_once_it_has_expired_and_only_when_asked_for(azure: AzureControl) -> None:
     somebody, clients = Owner("cloudgpu-somebody"), Clients(FastClock())
     for letter, expires in (("a", time.time() - 60), ("b", time.time() + 3_600), ("c", None)):
-        groups.make_group(clients, request(owner=somebody, token=letter * 32, expires=expires), [])
-    states = {one["token"][0]: one["state"] for one in json.loads(gc("--dry-run", "--json").stdout)["leftovers"]}
+        resource_groups.make_group(clients, request(owner=somebody, token=letter * 32, expires=expires), [])
+    states = {one["token"][0]: one["state"] for one in json.loads(run_gc("--dry-run", "--json").stdout)["leftovers"]}
     assert states == {"a": "expired", "b": "another's", "c": "another's"}
-    gc("--yes")
+    run_gc("--yes")
     assert len(found()) == 3
-    gc("--yes", "--others")
+    run_gc("--yes", "--others")
     assert {one.token[0] for one in found()} == {"b", "c"}
 
 
 def test_only_the_regions_asked_for_are_looked_at(azure: AzureControl) -> None:
     clients = Clients(FastClock())
-    groups.make_group(clients, request(), [])
-    groups.make_group(clients, request(token="b" * 32, region="westeurope"), [])
+    resource_groups.make_group(clients, request(), [])
+    resource_groups.make_group(clients, request(token="b" * 32, region="westeurope"), [])
     assert {one.token[0] for one in found()} == {"0", "b"}
     [one] = found("westeurope")
     assert (one.token[0], one.regions) == ("b", ["westeurope"])
-    refused = gc(regions=("eastus9",))
+    refused = run_gc(regions=("eastus9",))
     assert "Azure has no region eastus9" in refused.stderr
     assert refused.returncode in {4, 6}
 
@@ -306,11 +306,11 @@ def test_lost_answers_and_5xx_do_no_harm(azure: AzureControl, fault: Any) -> Non
 def test_a_group_that_may_not_be_looked_into_is_named_with_the_reason(azure: AzureControl) -> None:
     launch()
     azure.fail("disks.read", error("AuthorizationFailed", 403, "no Microsoft.Compute/disks/read"), times=None)
-    looked = collect.find([], Clients(FastClock()))
+    looked = gc.find([], Clients(FastClock()))
     assert looked.leftovers == []
     assert list(looked.missed) == [group_name(TOKEN)]
     assert "Microsoft.Compute/disks/read" in looked.missed[group_name(TOKEN)]
-    done = gc("--yes")
+    done = run_gc("--yes")
     assert (done.returncode, "Microsoft.Compute/disks/read" in done.stderr) == (6, True)
 
 
@@ -325,6 +325,6 @@ def test_groups_that_may_not_be_listed_are_an_error_and_not_taken_for_none(azure
 def test_a_group_that_goes_while_it_is_looked_at_is_no_error(azure: AzureControl) -> None:
     launch()
     clients = Clients(FastClock())
-    [group] = groups.groups_of(clients)
+    [group] = resource_groups.groups_of(clients)
     AzureProvisioner(FastClock()).terminate(AzureProvisioner(FastClock()).find(Owner(owner_name()))[0])
-    assert [one.thing.kind for one in collect._in_group(clients, group)] == ["resource group"]
+    assert [one.thing.kind for one in gc._in_group(clients, group)] == ["resource group"]

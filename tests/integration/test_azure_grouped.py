@@ -15,11 +15,11 @@ from cloudgpu.protocol.fleet.folder import Fleet
 from cloudgpu.protocol.jobdir import JobDir
 from cloudgpu.provisioners import AgentFile, Allocation, LaunchRequest, NodeRequest, Owner, ProvisionError
 from cloudgpu.provisioners.azure.clients import Clients
-from cloudgpu.provisioners.azure.lifecycle import collect
+from cloudgpu.provisioners.azure.lifecycle import gc
 from cloudgpu.provisioners.azure.provisioner import AzureProvisioner
 from cloudgpu.provisioners.base import launch_token
-from cloudgpu.provisioners.shared import infrastructure
-from cloudgpu.provisioners.stacks import grouping
+from cloudgpu.provisioners.shared import infra_outputs
+from cloudgpu.provisioners.stacks import job_groups
 from cloudgpu.tests.standins.azure import SUBMITTER, AzureControl
 from cloudgpu.tests.standins.azure.jobs import CONTAINER, azure_with_blobs
 from cloudgpu.tests.standins.azure.machines import Told
@@ -130,7 +130,7 @@ def elsewhere(allocation: Allocation) -> Allocation:
 def test_a_scale_set_of_the_launch_s_own_and_nothing_left(desk: Desk) -> None:
     allocation = desk.launch()
     [made] = desk.sets()
-    assert made["name"] == allocation.details[grouping.GROUP] == "digits-abc-1"
+    assert made["name"] == allocation.details[job_groups.GROUP] == "digits-abc-1"
     assert allocation.machines == {"worker-0.1": "digits-abc-1/worker-0", "worker-1.1": "digits-abc-1/worker-1"}
     assert (made["sku"]["capacity"], made["zones"]) == (2, [allocation.zone])
     machines = desk.machines()
@@ -153,7 +153,7 @@ def test_a_scale_set_of_the_launch_s_own_and_nothing_left(desk: Desk) -> None:
     desk.provisioner.terminate(allocation)
     assert desk.remains.find() == {}
     assert [one.phase for one in desk.provisioner.observe(allocation)] == ["gone", "gone"]
-    [order] = Fleet(allocation.details[grouping.FLEET_DIR]).view().orders
+    [order] = Fleet(allocation.details[job_groups.FLEET_DIR]).view().orders
     assert order.end is not None, "machines that boot late find nothing to do"
 
 
@@ -161,7 +161,7 @@ def test_it_is_found_and_ended_by_its_token_alone(desk: Desk) -> None:
     allocation = desk.launch()
     [found] = desk.provisioner.find(OWNER)
     assert (found.token, found.job_id, found.attempt) == (allocation.token, "digits-abc", 1)
-    left = collect.find([], Clients(FastClock())).leftovers
+    left = gc.find([], Clients(FastClock())).leftovers
     [ours] = [one for one in left if one.token == allocation.token]
     assert {"resource group", "scale set", "virtual machine", "disk"} <= {thing.kind for thing in ours.things}
     desk.provisioner.terminate(elsewhere(allocation))
@@ -176,9 +176,9 @@ def test_a_scale_set_that_all_have_left_is_listed_and_removed(desk: Desk) -> Non
     [made] = desk.sets()
     assert (Cloud().get(made["id"], "2024-07-01") or {})["sku"]["capacity"] == 0
     assert desk.machines() == []
-    [ours] = collect.find([], Clients(FastClock())).leftovers
+    [ours] = gc.find([], Clients(FastClock())).leftovers
     assert "scale set" in {thing.kind for thing in ours.things}
-    collect.remove(ours, Clients(FastClock()))
+    gc.remove(ours, Clients(FastClock()))
     assert desk.remains.find() == {}
     assert [one.phase for one in desk.provisioner.observe(allocation)] == ["gone", "gone"]
 
@@ -306,7 +306,7 @@ def test_a_refusal_after_the_launch_ends_the_order_and_is_told(desk: Desk) -> No
 
 
 def test_without_a_stack_nothing_is_made_and_what_to_do_is_said(desk: Desk) -> None:
-    infrastructure.forget("azure", REGION)
+    infra_outputs.forget("azure", REGION)
     error = desk.refused()
     assert (error.error_class, error.scope) == ("invalid", "region")
     assert f"cloudgpu infra up --cloud azure --region {REGION}" in str(error)
@@ -314,7 +314,7 @@ def test_without_a_stack_nothing_is_made_and_what_to_do_is_said(desk: Desk) -> N
 
 
 def test_a_stack_of_before_has_no_role_to_leave_by(desk: Desk) -> None:
-    infrastructure.save(dataclasses.replace(desk.stack, stack="infra-azure-old"))
+    infra_outputs.save(dataclasses.replace(desk.stack, stack="infra-azure-old"))
     error = desk.refused()
     assert error.error_class == "invalid" and f"cloudgpu infra up --cloud azure --region {REGION}" in str(error)
     desk.await_nothing()
@@ -388,8 +388,8 @@ def test_the_roles_of_the_page_are_enough(enforced: Desk) -> None:
     allocation = enforced.launch()
     enforced.provisioner.observe(allocation)
     assert [one.token for one in enforced.provisioner.find(OWNER)] == [allocation.token]
-    [left] = [one for one in collect.find([], Clients(FastClock())).leftovers if one.token == allocation.token]
-    collect.remove(left, Clients(FastClock()))
+    [left] = [one for one in gc.find([], Clients(FastClock())).leftovers if one.token == allocation.token]
+    gc.remove(left, Clients(FastClock()))
     assert enforced.remains.find() == {}
 
 

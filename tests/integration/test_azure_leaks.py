@@ -79,7 +79,7 @@ IMPORTS = (
     "azure.mgmt.msi.v2024_11_30",
     "azure.mgmt.network",
     "azure.mgmt.resource.resources",
-    "cloudgpu.provisioners.stacks.for_stacks",
+    "cloudgpu.provisioners.stacks.fleet_queries",
     "msal_extensions",
     "obstore",
 )

@@ -22,7 +22,7 @@ from cloudgpu.provisioners import AgentFile, Allocation, LaunchRequest, NodeRequ
 from cloudgpu.provisioners.azure.catalog import quotas
 from cloudgpu.provisioners.azure.catalog import refresh as catalog
 from cloudgpu.provisioners.azure.clients import Clients
-from cloudgpu.provisioners.azure.lifecycle import collect
+from cloudgpu.provisioners.azure.lifecycle import gc
 from cloudgpu.provisioners.azure.provisioner import AzureProvisioner
 from cloudgpu.provisioners.azure.resources import rights
 from cloudgpu.tests.standins.azure import SUBMITTER, Azure, AzureControl
@@ -139,10 +139,10 @@ def collect_all() -> list[str]:
     clients = Clients(FastClock())
     found: list[str] = []
     with complaints(found):
-        looked = collect.find([], clients)
+        looked = gc.find([], clients)
         found += looked.missed.values()
         for left in looked.leftovers:
-            collect.remove(left, clients)
+            gc.remove(left, clients)
     return found
 
 

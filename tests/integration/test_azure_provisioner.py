@@ -17,7 +17,7 @@ from cloudgpu.provisioners import AgentFile, Allocation, LaunchRequest, NodeRequ
 from cloudgpu.provisioners.azure import console as diagnostics
 from cloudgpu.provisioners.azure.clients import Clients
 from cloudgpu.provisioners.azure.provisioner import AzureProvisioner
-from cloudgpu.provisioners.stacks.for_stacks import Reserved, reserved_for
+from cloudgpu.provisioners.stacks.fleet_queries import Reserved, reserved_for
 from cloudgpu.tests.contract.targets.standin import refused, until
 from cloudgpu.tests.standins.azure import Azure, AzureControl
 from cloudgpu.tests.standins.clocks import FastClock, StillClock

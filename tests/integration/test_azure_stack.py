@@ -13,8 +13,8 @@ import pytest
 
 from cloudgpu.provisioners import AgentFile, LaunchRequest, NodeRequest, Owner, ProvisionError
 from cloudgpu.provisioners.azure.provisioner import AzureProvisioner
-from cloudgpu.provisioners.shared import infrastructure
-from cloudgpu.provisioners.shared.infrastructure import Infrastructure
+from cloudgpu.provisioners.shared import infra_outputs
+from cloudgpu.provisioners.shared.infra_outputs import Infrastructure
 from cloudgpu.tests.standins.azure import SUBSCRIPTION, Azure, AzureControl
 from cloudgpu.tests.standins.azure.stacks import put_network, stand
 from cloudgpu.tests.standins.clocks import FastClock
@@ -114,7 +114,7 @@ def test_what_the_stack_s_identity_does_not_reach_has_one_of_its_own(
 
 def test_a_machine_that_is_added_is_who_the_others_are(azure: AzureControl, stack: Infrastructure) -> None:
     launched()
-    infrastructure.forget("azure", REGION)
+    infra_outputs.forget("azure", REGION)
     second = NodeRequest("worker-0.2", "worker", 0, 0, "Standard_NC4as_T4_v3", "T4", Fraction(1))
     provisioner, allocation = launched(nodes=(second,))
     assert {tuple(one.identities) for one in azure.instances()} == {(ROLE,)}
@@ -124,7 +124,7 @@ def test_a_machine_that_is_added_is_who_the_others_are(azure: AzureControl, stac
 
 def test_a_stack_that_is_gone_is_told_with_what_to_do(azure: AzureControl) -> None:
     gone = Infrastructure("azure", REGION, "infra-azure", "o", NETWORK, {"": f"{NETWORK}/subnets/machines"})
-    infrastructure.save(gone)
+    infra_outputs.save(gone)
     with pytest.raises(ProvisionError, match=r"stack infra-azure: there is no subnet .*cloudgpu infra up") as refused:
         launched()
     assert (refused.value.error_class, refused.value.code) == ("invalid", "NoSubnet")
@@ -132,6 +132,6 @@ def test_a_stack_that_is_gone_is_told_with_what_to_do(azure: AzureControl) -> No
     while any("/cloudgpu-" in one for one in azure.all_resources()):
         assert time.monotonic() < deadline, "something is left"
         time.sleep(0.05)
-    infrastructure.path_of("azure", REGION).write_text("{")
+    infra_outputs.path_of("azure", REGION).write_text("{")
     with pytest.raises(ProvisionError, match="infra status"):
         launched()

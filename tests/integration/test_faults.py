@@ -27,7 +27,7 @@ from cloudgpu.control.errors import StoreError
 from cloudgpu.control.jobs import Job, list_jobs, orphans
 from cloudgpu.control.store.store import Store
 from cloudgpu.control.submit.submission import owner_name
-from cloudgpu.control.supervisor import presence
+from cloudgpu.control.supervisor import supervisor_lock
 from cloudgpu.control.supervisor.supervisor import Supervisor
 from cloudgpu.provisioners.base import Owner, ProvisionError
 from cloudgpu.provisioners.local.provisioner import LocalProvisioner
@@ -246,7 +246,7 @@ def test_a_full_state_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
             [*command, "--timeout", "4s"], capture_output=True, text=True, check=False, timeout=180
         )
         assert (waiting.returncode, waiting.stderr) == (5, f"{job.id} is still running: it goes on\n")
-        until(presence.is_running)  # another supervisor, which waits for room
+        until(supervisor_lock.is_running)  # another supervisor, which waits for room
         assert "Traceback" not in paths.supervisor_log().read_text()
         disk.free()
         assert subprocess.run(command, capture_output=True, check=False, timeout=180).returncode == 0
@@ -527,4 +527,4 @@ def test_two_supervisors_started_at_once(home: Path, tmp_path: Path) -> None:
     assert (bench.job.refresh().state, (bench.folder / "journal").read_text()) == ("succeeded", "begin\n")
     gc = subprocess.run([CLOUDGPU, "gc", "--json"], capture_output=True, text=True, check=True, timeout=180)
     assert json.loads(gc.stdout)["leftovers"] == []
-    assert not presence.is_running()
+    assert not supervisor_lock.is_running()

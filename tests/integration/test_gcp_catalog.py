@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from cloudgpu.jobspecs.catalog import read as catalog_read
-from cloudgpu.jobspecs.catalog import refreshed
+from cloudgpu.jobspecs.catalog import csv_tables as catalog_read
+from cloudgpu.jobspecs.catalog import table_overrides
 from cloudgpu.provisioners.base import NodeRequest, ProvisionError
 from cloudgpu.provisioners.gcp import rest
 from cloudgpu.provisioners.gcp.account import Account
@@ -80,7 +80,7 @@ def refresh(*regions: str) -> tuple[int, dict[str, str], str]:
 
 def rows(table: str) -> list[dict[str, str]]:
     """Of a refreshed table."""
-    found = refreshed.load(refreshed.path_of(table))
+    found = table_overrides.load(table_overrides.path_of(table))
     assert found is not None
     return read(found.text)
 
@@ -301,14 +301,14 @@ def test_quotas_are_the_region_s_own_and_those_of_the_newer_gpus(gcp: CatalogCon
 @pytest.mark.parametrize("method", MADE_OF)
 def test_a_table_that_cannot_be_had_is_kept_and_named_with_what_failed(gcp: CatalogControl, method: str) -> None:
     refresh()
-    before = {name: refreshed.path_of(name).read_bytes() for name in TABLES}
+    before = {name: table_overrides.path_of(name).read_bytes() for name in TABLES}
     gcp.fail(method, error("forbidden", 403, f"Required permission for {method}"), times=None)
     code, states, said = refresh()
     assert code == 6
     assert {table for table, state in states.items() if state == "kept"} == MADE_OF[method]
     for table in MADE_OF[method]:
         assert f"{table}: ask for" in said and f"Required permission for {method}" in said
-        assert refreshed.path_of(table).read_bytes() == before[table]
+        assert table_overrides.path_of(table).read_bytes() == before[table]
 
 
 def test_short_troubles_are_waited_out(gcp: CatalogControl) -> None:

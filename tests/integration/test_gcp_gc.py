@@ -16,10 +16,10 @@ import pytest
 from google.cloud import compute_v1
 
 from cloudgpu.control.submit.submission import owner_name
-from cloudgpu.provisioners import ProvisionError, leftovers
+from cloudgpu.provisioners import ProvisionError, tagged_resources
 from cloudgpu.provisioners.gcp.clients import Clients
 from cloudgpu.provisioners.gcp.labels import launch_name, to_description, to_labels
-from cloudgpu.provisioners.gcp.lifecycle import collect
+from cloudgpu.provisioners.gcp.lifecycle import gc
 from cloudgpu.provisioners.shared import tags
 from cloudgpu.tests.standins.clocks import FastClock
 from cloudgpu.tests.standins.faults import HTML, LOSE, error
@@ -136,7 +136,7 @@ LEAKS: dict[str, Callable[[Project], object]] = {
 }
 
 
-def gc(*arguments: str, regions: tuple[str, ...] = ()) -> subprocess.CompletedProcess[str]:
+def run_gc(*arguments: str, regions: tuple[str, ...] = ()) -> subprocess.CompletedProcess[str]:
     where = [word for region in regions for word in ("--region", region)]
     command = [CLOUDGPU, "gc", "--cloud", "gcp", *where, *arguments]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=240)
@@ -144,20 +144,20 @@ def gc(*arguments: str, regions: tuple[str, ...] = ()) -> subprocess.CompletedPr
     return done
 
 
-def found(*regions: str) -> list[leftovers.Leftover]:
-    return collect.find(regions, Clients(FastClock())).leftovers
+def found(*regions: str) -> list[tagged_resources.Leftover]:
+    return gc.find(regions, Clients(FastClock())).leftovers
 
 
-def remove(left: leftovers.Leftover) -> None:
-    collect.remove(left, Clients(FastClock()))
+def remove(left: tagged_resources.Leftover) -> None:
+    gc.remove(left, Clients(FastClock()))
 
 
-def kinds(left: leftovers.Leftover) -> set[str]:
+def kinds(left: tagged_resources.Leftover) -> set[str]:
     return {thing.kind for thing in left.things}
 
 
 def test_every_kind_that_can_be_removed_is_leaked_here() -> None:
-    assert set(LEAKS) == set(collect._REMOVE)
+    assert set(LEAKS) == set(gc._REMOVE)
 
 
 @pytest.mark.parametrize("kind", LEAKS)
@@ -177,7 +177,7 @@ def test_what_has_lost_its_token_is_removed_by_its_name(project: Project, kind: 
     LEAKS[kind](project)
     [left] = found()
     one = next(thing for thing in left.things if thing.kind == kind)
-    remove(leftovers.Leftover("gcp", left.owner, "", 0, "", None, (one,)))
+    remove(tagged_resources.Leftover("gcp", left.owner, "", 0, "", None, (one,)))
     assert project.left() == set()
 
 
@@ -185,16 +185,16 @@ def test_all_that_a_launch_left_is_one_and_goes_in_one_command(project: Project)
     project.make_instance()
     project.make_disk("us-central1-b")
     project.make_rule()
-    [one] = json.loads(gc("--dry-run", "--json").stdout)["leftovers"]
+    [one] = json.loads(run_gc("--dry-run", "--json").stdout)["leftovers"]
     assert {thing["kind"] for thing in one["things"]} == {"instance", "disk", "firewall rule"}
     assert (one["state"], one["removable"], one["regions"]) == ("orphaned", True, [REGION])
-    refused = gc()
+    refused = run_gc()
     assert (refused.returncode, "add --yes" in refused.stderr) == (2, True)
-    done = gc("--yes")
+    done = run_gc("--yes")
     assert done.returncode == 0, done.stderr
     assert "removed what was left of ghost-abcdefgh, attempt 2" in done.stderr
     assert project.left() == set()
-    assert "nothing to do" in gc().stderr
+    assert "nothing to do" in run_gc().stderr
 
 
 def test_prices_ages_and_expiries_are_shown(project: Project) -> None:
@@ -207,7 +207,7 @@ def test_prices_ages_and_expiries_are_shown(project: Project) -> None:
     assert [thing.detail for thing in machine.things if thing.kind == "instance"] == [
         "n1-standard-4 on-demand, RUNNING"
     ]
-    shown = gc("--dry-run").stdout
+    shown = run_gc("--dry-run").stdout
     assert "1h 59m" in shown or "1h 58m" in shown
     assert all(len(line) <= 100 for line in shown.splitlines())
 
@@ -216,11 +216,11 @@ def test_what_belongs_to_others_goes_only_once_it_has_expired_and_only_when_aske
     project.make_disk(owner="cloudgpu-somebody", expires=time.time() - 60, token="a" * 32)
     project.make_rule(owner="cloudgpu-somebody", expires=time.time() + 3_600, token="b" * 32)
     project.make_disk(owner="cloudgpu-somebody", token="c" * 32)
-    states = {one["token"][0]: one["state"] for one in json.loads(gc("--dry-run", "--json").stdout)["leftovers"]}
+    states = {one["token"][0]: one["state"] for one in json.loads(run_gc("--dry-run", "--json").stdout)["leftovers"]}
     assert states == {"a": "expired", "b": "another's", "c": "another's"}
-    gc("--yes")
+    run_gc("--yes")
     assert len(found()) == 3
-    gc("--yes", "--others")
+    run_gc("--yes", "--others")
     assert {left.token[0] for left in found()} == {"b", "c"}
 
 
@@ -231,7 +231,7 @@ def test_only_the_regions_asked_for_are_looked_at(project: Project) -> None:
     assert {left.token[0] for left in found(REGION)} == {"b"}  # the other one's machines are elsewhere
     [left] = [left for left in found("europe-west4") if left.token == TOKEN]
     assert (kinds(left), left.regions) == ({"instance", "disk", "firewall rule"}, ["europe-west4"])
-    refused = gc(regions=("us-central11",))
+    refused = run_gc(regions=("us-central11",))
     assert "Google Cloud has no region us-central11" in refused.stderr
     assert refused.returncode in {4, 6}
 
@@ -263,5 +263,5 @@ def test_what_may_not_be_listed_is_an_error_and_not_taken_for_nothing(project: P
     with pytest.raises(ProvisionError, match=r"compute\.disks\.list") as refused:
         found()
     assert refused.value.error_class == "auth"
-    done = gc("--yes")
+    done = run_gc("--yes")
     assert (done.returncode, "compute.disks.list" in done.stderr) == (6, True)

@@ -14,7 +14,7 @@ from cloudgpu.control.jobs import Job, ensure_supervisor
 from cloudgpu.protocol.fleet.folder import Fleet
 from cloudgpu.protocol.fleet.records import FLEET_KEY, Settings
 from cloudgpu.protocol.jobdir import JobDir
-from cloudgpu.provisioners.stacks.grouping import FLEET_DIR
+from cloudgpu.provisioners.stacks.job_groups import FLEET_DIR
 from cloudgpu.tests.standins.cloud_jobs import counting, counting_together, total
 from cloudgpu.tests.standins.gcp.jobs import GcpJobs, agents, gcp_jobs
 from cloudgpu.tests.standins.gcp.stacks import REGION, stand

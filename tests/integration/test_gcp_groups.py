@@ -18,13 +18,13 @@ from cloudgpu.protocol.fleet.folder import Fleet
 from cloudgpu.protocol.jobdir import JobDir
 from cloudgpu.provisioners import AgentFile, Allocation, LaunchRequest, NodeRequest, NodeState, Owner, ProvisionError
 from cloudgpu.provisioners.gcp.clients import Clients
-from cloudgpu.provisioners.gcp.lifecycle import collect
+from cloudgpu.provisioners.gcp.lifecycle import gc
 from cloudgpu.provisioners.gcp.machine.images import Images
 from cloudgpu.provisioners.gcp.provisioner import GcpProvisioner
-from cloudgpu.provisioners.gcp.resources import groups
-from cloudgpu.provisioners.shared import infrastructure
-from cloudgpu.provisioners.shared.infrastructure import Infrastructure
-from cloudgpu.provisioners.stacks.grouping import fleet_of
+from cloudgpu.provisioners.gcp.resources import instance_groups
+from cloudgpu.provisioners.shared import infra_outputs
+from cloudgpu.provisioners.shared.infra_outputs import Infrastructure
+from cloudgpu.provisioners.stacks.job_groups import fleet_of
 from cloudgpu.tests.standins.clocks import FastClock
 from cloudgpu.tests.standins.faults import LOSE, error
 from cloudgpu.tests.standins.gce.control import GceControl
@@ -169,7 +169,7 @@ def test_everything_says_whose_it_is_and_when_it_expires(gce: GceControl, stack:
     }
     assert all(one["labels"] == wanted for kind in ("instances", "disks") for one in gce.resources(kind))
     for kind in ("group", "template"):
-        [part] = groups.find(Clients(FastClock()), kind).found
+        [part] = instance_groups.find(Clients(FastClock()), kind).found
         assert part.tags == wanted
     [group] = gce.resources("regionInstanceGroupManagers")
     assert group["namedPorts"] == [{"name": "cloudgpu-expires-2000000000", "port": 1}]
@@ -365,7 +365,7 @@ def test_a_stack_of_another_project_is_no_stack(
     gce: GceControl, stack: Infrastructure, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     subnet = stack.subnets[""].replace("/projects/", "/projects/other-")
-    infrastructure.save(dataclasses.replace(stack, subnets={"": subnet}))
+    infra_outputs.save(dataclasses.replace(stack, subnets={"": subnet}))
     error = refused(request())
     assert (error.error_class, error.scope) == ("invalid", "region")
     assert "is not of project" in str(error)
@@ -388,12 +388,12 @@ def test_a_zone_without_room_ends_the_order_and_says_where_there_is_some(
 
 
 def test_a_zone_without_room_is_no_reason_where_there_are_others(gce: GceControl, stack: Infrastructure) -> None:
-    group = groups.Part("group", NAME, REGION, {}, "", zones=(ZONE, f"{REGION}-b"))
+    group = instance_groups.Part("group", NAME, REGION, {}, "", zones=(ZONE, f"{REGION}-b"))
     gce.set_capacity(T4, ZONE, "spot", 0)
     another().launch(request())
     clients = Clients(FastClock())
-    wait_for(lambda: groups.trouble(clients, group._replace(zones=(ZONE,))))
-    assert groups.trouble(clients, group) is None
+    wait_for(lambda: instance_groups.trouble(clients, group._replace(zones=(ZONE,))))
+    assert instance_groups.trouble(clients, group) is None
     another().terminate(unanswered())
 
 
@@ -451,12 +451,12 @@ def test_gc_finds_what_is_left_of_a_group_and_removes_it(
     empty(gce)
     if "regionInstanceGroupManagers" in parts:
         clients = Clients(FastClock())
-        groups.end(clients, TOKEN, REGION, clients.clock.monotonic() + 60)
-    [found] = collect.find([REGION], Clients(FastClock())).leftovers
+        instance_groups.end(clients, TOKEN, REGION, clients.clock.monotonic() + 60)
+    [found] = gc.find([REGION], Clients(FastClock())).leftovers
     kinds = {thing.kind for thing in found.things}
     assert kinds >= {"instance template", "firewall rule"}
     assert ("instance group" in kinds) == (parts == {"instances"})
     assert (found.token, found.owner, found.expires) == (TOKEN, OWNER.name, 2_000_000_000.0)
-    collect.remove(found, Clients(FastClock()))
+    gc.remove(found, Clients(FastClock()))
     assert left(gce) == {}
-    assert collect.find([], Clients(FastClock())).leftovers == []
+    assert gc.find([], Clients(FastClock())).leftovers == []

@@ -25,7 +25,7 @@ from cloudgpu.provisioners.gcp.account import Account
 from cloudgpu.provisioners.gcp.catalog import quotas
 from cloudgpu.provisioners.gcp.catalog import refresh as catalog
 from cloudgpu.provisioners.gcp.clients import Clients
-from cloudgpu.provisioners.gcp.lifecycle import collect
+from cloudgpu.provisioners.gcp.lifecycle import gc
 from cloudgpu.provisioners.gcp.provisioner import GcpProvisioner
 from cloudgpu.provisioners.gcp.rest import Rest
 from cloudgpu.provisioners.vertex.provisioner import VertexProvisioner
@@ -221,11 +221,11 @@ def collect_all(world: World) -> list[str]:
     clients = Clients(FastClock())
     found: list[str] = []
     with complaints(found):
-        looked = collect.find([REGION], clients)
+        looked = gc.find([REGION], clients)
         found += looked.missed.values()
         for left in looked.leftovers:
             with complaints(found):
-                collect.remove(left, clients)
+                gc.remove(left, clients)
     return found
 
 

@@ -13,8 +13,8 @@ import pytest
 
 from cloudgpu.provisioners import AgentFile, Allocation, LaunchRequest, NodeRequest, NodeState, Owner, ProvisionError
 from cloudgpu.provisioners.gcp.provisioner import GcpProvisioner
-from cloudgpu.provisioners.shared import infrastructure
-from cloudgpu.provisioners.shared.infrastructure import Infrastructure
+from cloudgpu.provisioners.shared import infra_outputs
+from cloudgpu.provisioners.shared.infra_outputs import Infrastructure
 from cloudgpu.tests.contract.targets.standin import refused, until
 from cloudgpu.tests.standins.clocks import FastClock
 from cloudgpu.tests.standins.faults import HANG, LOSE, error
@@ -189,7 +189,7 @@ def known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, project: str = PROJEC
         machine_role=account("stands"),
         job_dir="gs://jobs-of-tests/jobs",
     )
-    infrastructure.save(found)
+    infra_outputs.save(found)
     return found
 
 
@@ -230,7 +230,7 @@ def test_a_stack_of_another_project_is_none_and_one_that_is_gone_is_said(
     known(tmp_path, monkeypatch)
     gone = refused(provisioner, request(token="e" * 32))
     assert gone.error_class == "invalid" and "cloudgpu infra status" in str(gone)
-    infrastructure.path_of("gcp", "us-central1").write_text("{")
+    infra_outputs.path_of("gcp", "us-central1").write_text("{")
     assert "cannot be read" in str(refused(provisioner, request(token="e" * 32)))
     assert len(gce.instances()) == 1
 
@@ -318,8 +318,8 @@ def test_what_somebody_took_off_a_machine_goes_too(gce: GceControl, provisioner:
     from google.cloud import compute_v1
 
     from cloudgpu.provisioners.gcp.clients import Clients
-    from cloudgpu.provisioners.gcp.lifecycle.ending import Ending
-    from cloudgpu.provisioners.gcp.resources.sightings import Sightings
+    from cloudgpu.provisioners.gcp.lifecycle.teardown import Ending
+    from cloudgpu.provisioners.gcp.resources.instance_cache import Sightings
 
     clients = Clients(FastClock())
     disks = [one["name"] for one in gce.resources("disks")]
@@ -524,7 +524,7 @@ def test_no_network(gce: GceControl, provisioner: GcpProvisioner) -> None:
 
 
 def test_a_server_that_hangs_costs_no_more_than_its_timeouts(gce: GceControl, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("cloudgpu.provisioners.gcp.resources.sightings.READ_S", 0.3)
+    monkeypatch.setattr("cloudgpu.provisioners.gcp.resources.instance_cache.READ_S", 0.3)
     gce.fail("instances.aggregatedList", HANG, times=None)
     begun = time.monotonic()
     with pytest.raises(ProvisionError, match="look at the machines") as caught:

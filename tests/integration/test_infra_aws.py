@@ -31,10 +31,10 @@ from cloudgpu.infra.settings import FleetOutputs, FleetSettings, InfraSettings
 from cloudgpu.jobspecs.fleets import FleetSpec
 from cloudgpu.provisioners import AgentFile, LaunchRequest, NodeRequest, Owner
 from cloudgpu.provisioners.aws.clients import Clients
-from cloudgpu.provisioners.aws.lifecycle import collect
+from cloudgpu.provisioners.aws.lifecycle import gc
 from cloudgpu.provisioners.aws.provisioner import AwsProvisioner
-from cloudgpu.provisioners.shared import infrastructure
-from cloudgpu.provisioners.shared.infrastructure import Infrastructure
+from cloudgpu.provisioners.shared import infra_outputs
+from cloudgpu.provisioners.shared.infra_outputs import Infrastructure
 from cloudgpu.tests.standins.aws import Aws
 from cloudgpu.tests.standins.clocks import FastClock
 from cloudgpu.tests.standins.faults import error
@@ -231,7 +231,7 @@ def test_what_stands_before_any_job_from_nothing_to_nothing(desk: Desk) -> None:
     assert told.machine_role.startswith(f"arn:aws:iam::123456789012:instance-profile/cloudgpu/{OWNER}/")
 
     launch_in(desk, told)
-    assert collect.find([REGION], Clients()).leftovers == [], "gc leaves alone what a stack has made"
+    assert gc.find([REGION], Clients()).leftovers == [], "gc leaves alone what a stack has made"
 
     with desk.stack(INFRA.stack) as stack:
         stack.recover()
@@ -249,7 +249,7 @@ def test_what_stands_before_any_job_from_nothing_to_nothing(desk: Desk) -> None:
 
 def launch_in(desk: Desk, stands: Infrastructure) -> None:
     """A job's machine, from asking for it to its end, in what the stack has made; and without a right on roles."""
-    infrastructure.save(stands)
+    infra_outputs.save(stands)
     desk.aws.control.forget()
     zone = "use1-az1"  # not every zone has the type
     request = LaunchRequest(

@@ -28,7 +28,7 @@ from cloudgpu.provisioners.azure.names import leaving_role
 from cloudgpu.provisioners.azure.resources.rights import LEAVING, WRITER
 from cloudgpu.provisioners.boot import BootRecord
 from cloudgpu.provisioners.boot.files import boot_files
-from cloudgpu.provisioners.shared.infrastructure import Infrastructure
+from cloudgpu.provisioners.shared.infra_outputs import Infrastructure
 from cloudgpu.tests.standins.azure import SUBSCRIPTION, Azure, AzureControl
 from cloudgpu.tests.standins.azure.machines import Told
 from cloudgpu.tests.standins.faults import LOSE, error

@@ -22,7 +22,7 @@ from cloudgpu.control.jobs import list_jobs
 from cloudgpu.control.store.store import open_store
 from cloudgpu.jobspecs.plan import Offer
 from cloudgpu.protocol.fleet.folder import Fleet
-from cloudgpu.provisioners.shared import infrastructure
+from cloudgpu.provisioners.shared import infra_outputs
 from cloudgpu.provisioners.stacks import clusters
 from cloudgpu.tests.standins.commands import Commands, in_a_process, stacks_can_be_made
 from cloudgpu.tests.standins.control import make_job
@@ -81,7 +81,7 @@ def test_infra_from_nothing_to_nothing(desk: Desk) -> None:
     assert seen["stack"] == "infra-gcp-us-central1"
     assert seen["findings"] == []
     assert desk.networks() == ["default"]
-    assert infrastructure.known() == []
+    assert infra_outputs.known() == []
 
     asked = desk.run("infra", "up", *PLACE)
     assert (asked.code, desk.networks()) == (2, ["default"])
@@ -89,7 +89,7 @@ def test_infra_from_nothing_to_nothing(desk: Desk) -> None:
 
     made = desk.well("infra", "up", *PLACE, "--yes", "--json").json
     assert made["counts"] == seen["counts"]
-    known = infrastructure.load("gcp", REGION)
+    known = infra_outputs.load("gcp", REGION)
     assert known is not None
     assert known.to_json() == made["infrastructure"]
     bucket = known.job_dir.removeprefix("gs://").removesuffix("/jobs")
@@ -97,13 +97,13 @@ def test_infra_from_nothing_to_nothing(desk: Desk) -> None:
     again = desk.well("infra", "up", *PLACE, "--json").json  # nobody is asked: there is nothing to do
     assert again["counts"] == {}
     assert known.job_dir in desk.well("infra", "status").out
-    infrastructure.forget("gcp", REGION)
+    infra_outputs.forget("gcp", REGION)
     assert desk.well("infra", "status", *PLACE, "--json").json["infrastructure"] == known.to_json()
-    assert infrastructure.load("gcp", REGION) == known
+    assert infra_outputs.load("gcp", REGION) == known
 
     down = desk.well("infra", "down", *PLACE, "--yes")
     assert bucket in down.err
-    assert (desk.networks(), infrastructure.known()) == (["default"], [])
+    assert (desk.networks(), infra_outputs.known()) == (["default"], [])
     assert desk.gcs.objects(bucket) == {}
     assert desk.well("infra", "status", *PLACE, "--json").json["infrastructure"] is None
 
@@ -111,7 +111,7 @@ def test_infra_from_nothing_to_nothing(desk: Desk) -> None:
     for wrong in ([], ["--yes-delete-bucket", "another"]):
         refused = desk.run("infra", "down", *PLACE, "--yes", "--delete-bucket", *wrong)
         assert (refused.code, f"--yes-delete-bucket {bucket}" in refused.err) == (2, True)
-    assert infrastructure.load("gcp", REGION) is not None
+    assert infra_outputs.load("gcp", REGION) is not None
     twice = ("--delete-bucket", "--yes-delete-bucket", bucket)
     desk.provider.control.fail("Delete", error("SERVICE_UNAVAILABLE"), where={"type": "*:Bucket"})
     assert desk.run("infra", "down", *PLACE, "--yes", *twice).code == 6
@@ -146,9 +146,9 @@ def test_a_team_shares_stacks_in_a_bucket(desk: Desk, monkeypatch: pytest.Monkey
     shared = ("--backend", "gs://stacks-of-a-team/cloudgpu")
     made = desk.well("infra", "up", *PLACE, *shared, "--yes", "--json").json["infrastructure"]
     with desk.as_colleague():
-        assert infrastructure.known() == []
+        assert infra_outputs.known() == []
         assert desk.well("infra", "status", *PLACE, *shared, "--json").json["infrastructure"] == made
-        assert infrastructure.load("gcp", REGION) is not None
+        assert infra_outputs.load("gcp", REGION) is not None
     assert list(desk.gcs.objects("stacks-of-a-team"))
     assert not (desk.folder / "home/infra/state").exists()
 
@@ -162,7 +162,7 @@ def test_a_failure_in_the_middle_and_up_again(desk: Desk) -> None:
     assert failed.code == 6
     assert "(gcp:compute/subnetwork:Subnetwork): " in failed.err
     assert "no more subnetworks" in failed.err
-    assert infrastructure.known() == []
+    assert infra_outputs.known() == []
     desk.well("infra", "up", *PLACE, "--yes")
     assert len(desk.networks()) == 2
 
@@ -266,7 +266,7 @@ def test_jobs_that_run_there_forbid_to_take_it_down(desk: Desk) -> None:
     open_store().insert_job(make_job("digits-1", "gs://elsewhere/digits-1", [offer], now=time.time()), "submitted")
     refused = desk.run("infra", "down", *PLACE, "--yes")
     assert (refused.code, "digits-1" in refused.err) == (4, True)
-    assert infrastructure.load("gcp", REGION) is not None
+    assert infra_outputs.load("gcp", REGION) is not None
     desk.well("infra", "down", *PLACE, "--yes", "--while-jobs-run")
 
 
@@ -394,7 +394,7 @@ def test_a_cluster_stays_in_its_backend(desk: Desk, monkeypatch: pytest.MonkeyPa
     assert (damaged.code, str(clusters.path_of("damaged")) in damaged.err) == (6, True)
     clusters.forget("damaged")
     desk.well("infra", "down", *PLACE, "--yes")
-    assert infrastructure.known() == []
+    assert infra_outputs.known() == []
 
 
 @pytest.mark.on_engine

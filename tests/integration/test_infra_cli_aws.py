@@ -16,7 +16,7 @@ import pytest
 
 from cloudgpu.control.jobs import list_jobs
 from cloudgpu.protocol.fleet.folder import Fleet
-from cloudgpu.provisioners.shared import infrastructure
+from cloudgpu.provisioners.shared import infra_outputs
 from cloudgpu.provisioners.stacks import clusters
 from cloudgpu.tests.standins.aws import Aws
 from cloudgpu.tests.standins.aws.process import Remains
@@ -96,7 +96,7 @@ def test_a_job_on_a_cluster_from_nothing_to_nothing(desk: Desk, monkeypatch: pyt
         assert desk.boundaries() == {BOUNDARY}, "of every role, the machines' and the reaper's"
         again = desk.well("infra", "up", *PLACE, "--json").json
         assert (again["counts"], desk.boundaries()) == ({}, {BOUNDARY}), "kept by a shell that names none"
-        known = infrastructure.load("aws", REGION)
+        known = infra_outputs.load("aws", REGION)
         assert known is not None
         bucket = known.job_dir.removeprefix("s3://").removesuffix("/jobs")
         assert "aws:SecureTransport" in desk.s3.get_bucket_policy(Bucket=bucket)["Policy"]
@@ -126,7 +126,7 @@ def test_a_job_on_a_cluster_from_nothing_to_nothing(desk: Desk, monkeypatch: pyt
 
         assert desk.s3.list_objects_v2(Bucket=bucket, Prefix="jobs/")["KeyCount"] > 0
         desk.well("infra", "down", *PLACE, "--yes", "--delete-bucket", "--yes-delete-bucket", bucket)
-        assert infrastructure.known() == []
+        assert infra_outputs.known() == []
         assert desk.remains.find() == {}
         assert [one["Name"] for one in desk.s3.list_buckets()["Buckets"]] == [STACKS]
         left = [one["Key"] for one in desk.s3.list_objects_v2(Bucket=STACKS)["Contents"]]

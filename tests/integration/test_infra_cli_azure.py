@@ -14,7 +14,7 @@ import pytest
 from cloudgpu.control.jobs import list_jobs
 from cloudgpu.infra.azure.bucket import CONTAINER, account_name
 from cloudgpu.provisioners.azure.names import group_id
-from cloudgpu.provisioners.shared import infrastructure
+from cloudgpu.provisioners.shared import infra_outputs
 from cloudgpu.provisioners.stacks import clusters
 from cloudgpu.tests.standins.azure import SUBSCRIPTION, Azure, AzureControl
 from cloudgpu.tests.standins.azurite import KEY, Azurite
@@ -73,7 +73,7 @@ def test_a_job_on_a_cluster_from_nothing_to_nothing(desk: Desk, monkeypatch: pyt
         assert desk.azure.all_resources() == []
         made = desk.well("infra", "up", *PLACE, "--yes", "--json").json
         assert made["counts"] == seen["counts"]
-        known = infrastructure.load("azure", REGION)
+        known = infra_outputs.load("azure", REGION)
         assert known is not None
         assert known.job_dir == f"az://{CONTAINER}@{ACCOUNT}/jobs"
         desk.blobs.make_container(CONTAINER)  # as Resource Manager did, of which Azurite knows nothing
@@ -102,5 +102,5 @@ def test_a_job_on_a_cluster_from_nothing_to_nothing(desk: Desk, monkeypatch: pyt
 
         assert desk.blobs.blobs(CONTAINER, "jobs/")
         desk.well("infra", "down", *PLACE, "--yes", "--delete-bucket", "--yes-delete-bucket", ACCOUNT)
-        assert (infrastructure.known(), desk.azure.all_resources()) == ([], [])
+        assert (infra_outputs.known(), desk.azure.all_resources()) == ([], [])
         assert not [name for name in desk.blobs.blobs(STACKS) if name.endswith(".json")], "no stack, lock or history"

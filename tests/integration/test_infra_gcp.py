@@ -26,8 +26,8 @@ from cloudgpu.infra.gcp.programs import fleet_program, infra_program
 from cloudgpu.infra.settings import FleetOutputs, FleetSettings, InfraSettings
 from cloudgpu.jobspecs.fleets import FleetSpec
 from cloudgpu.provisioners.base import ProvisionError
-from cloudgpu.provisioners.shared.infrastructure import Infrastructure
-from cloudgpu.provisioners.stacks.for_stacks import account_of, image_of
+from cloudgpu.provisioners.shared.infra_outputs import Infrastructure
+from cloudgpu.provisioners.stacks.fleet_queries import account_of, image_of
 from cloudgpu.tests.standins.faults import error
 from cloudgpu.tests.standins.gce.control import GceControl
 from cloudgpu.tests.standins.gcp import PROJECT, Gcp

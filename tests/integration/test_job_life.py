@@ -21,12 +21,12 @@ import psutil
 import pytest
 
 from cloudgpu.control import paths
-from cloudgpu.control.accounting.times import spans_of
+from cloudgpu.control.accounting.paid_time import spans_of
 from cloudgpu.control.errors import NoSuchJobError, NotRunningError, SubmitError
 from cloudgpu.control.jobs import Job, ensure_supervisor, get_job, list_jobs, orphans, submit, terminate_orphan
 from cloudgpu.control.submit.submission import owner_name
-from cloudgpu.control.supervisor import presence
-from cloudgpu.control.supervisor.running import settle
+from cloudgpu.control.supervisor import supervisor_lock
+from cloudgpu.control.supervisor.outdated import settle
 from cloudgpu.jobspecs.loading.loader import load_text
 from cloudgpu.jobspecs.plan import Plan
 from cloudgpu.protocol.jobdir import JobDir
@@ -227,7 +227,7 @@ def test_what_cannot_be_submitted_leaves_nothing(home: Path, code: Path) -> None
 
 def test_a_job_nobody_advances_is_advanced_by_whoever_waits(home: Path, code: Path) -> None:
     job = submit_text("name: alone\nrun: 'true'\n", code, supervise=False)
-    assert not presence.is_running()
+    assert not supervisor_lock.is_running()
     assert finish(job).state == "succeeded"
 
 
@@ -259,7 +259,7 @@ def test_many_that_want_a_supervisor_get_one(home: Path, code: Path) -> None:
             with contextlib.suppress(psutil.Error):  # it ends: another one is there
                 supervisors += [process.pid] if "supervise" in process.cmdline() else []
         time.sleep(0.1)
-    there = presence.running()
+    there = supervisor_lock.running()
     assert there is not None and supervisors == [there.pid]
 
 
@@ -272,7 +272,7 @@ def test_a_supervisor_with_another_project_is_replaced_when_idle_or_said_to_be_t
     with subprocess.Popen(command, stderr=subprocess.DEVNULL) as supervisor:
         try:
             end = time.monotonic() + 180
-            while (there := presence.running()) is None or there.pid is None:
+            while (there := supervisor_lock.running()) is None or there.pid is None:
                 assert time.monotonic() < end and supervisor.poll() is None
                 time.sleep(0.05)
             assert not settle({"gcp"}), "the same settings"
@@ -281,10 +281,10 @@ def test_a_supervisor_with_another_project_is_replaced_when_idle_or_said_to_be_t
             if service:
                 with pytest.raises(SubmitError, match=r"GOOGLE_CLOUD_PROJECT; .*CLOUDGPU_HOME"):
                     settle({"gcp"})
-            assert presence.is_running()
+            assert supervisor_lock.is_running()
             if not service:
                 assert settle({"gcp"})
-                assert not presence.is_running()
+                assert not supervisor_lock.is_running()
                 assert supervisor.wait(180) == 0
         finally:
             supervisor.terminate()
@@ -295,7 +295,7 @@ def test_an_idle_supervisor_ends_and_leaves_no_job_behind(home: Path, code: Path
     command = [sys.executable, "-m", "cloudgpu", "supervise", "--idle-exit", "1s"]
     assert subprocess.run(command, timeout=WAIT_S, check=False, stderr=subprocess.DEVNULL).returncode == 0
     assert job.refresh().state == "succeeded"
-    assert not presence.is_running()
+    assert not supervisor_lock.is_running()
 
 
 @pytest.mark.parametrize("after_s", [0.0, 0.05, 0.1, 0.2, 1.0])
@@ -305,7 +305,7 @@ def test_a_supervisor_whose_state_directory_is_deleted_ends(home: Path, after_s:
     command = [sys.executable, "-m", "cloudgpu", "supervise"]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as supervisor:
         end = time.monotonic() + WAIT_S
-        while not presence.is_running() and time.monotonic() < end:
+        while not supervisor_lock.is_running() and time.monotonic() < end:
             time.sleep(0.01)
         time.sleep(after_s)
         while home.exists():  # what is written into it meanwhile is deleted by the next round

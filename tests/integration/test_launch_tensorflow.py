@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from cloudgpu.cli.shared.jobfile.specfile import plan_spec
+from cloudgpu.cli.shared.jobfile.job_file_options import plan_spec
 from cloudgpu.control.jobs import Job, submit
 from cloudgpu.jobspecs.loading.loader import load_text
 from cloudgpu.tests.standins.local_jobs import home

@@ -189,12 +189,12 @@ def test_a_killed_agent_is_gone_and_so_is_its_program(world: World) -> None:
     assert world.processes() == []
 
 
-def test_what_an_agent_and_its_keeper_leave_is_killed_on_sight(world: World) -> None:
+def test_what_an_agent_and_its_guard_leave_is_killed_on_sight(world: World) -> None:
     allocation = world.target.launch(world.request("echo up\nsleep 300\ntrue"))
     until(lambda: len(world.processes()) == 4)
     names = {pid: " ".join(psutil.Process(pid).cmdline()) for pid in world.processes()}
-    keeper = next(pid for pid, name in names.items() if "keeper.py" in name)
-    os.kill(keeper, signal.SIGSTOP)  # it cannot do its work any more
+    guard = next(pid for pid, name in names.items() if "orphan_guard.py" in name)
+    os.kill(guard, signal.SIGSTOP)  # it cannot do its work any more
     os.kill(world.agents()[0], signal.SIGKILL)
     until(lambda: world.phases(allocation) == ["gone"])
     assert world.processes() == []

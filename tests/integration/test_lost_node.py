@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from cloudgpu.control.jobs import Job, submit
-from cloudgpu.control.reconcile.nodes import read_furthest
+from cloudgpu.control.reconcile.node_observation import read_furthest
 from cloudgpu.jobspecs.loading.loader import load_text
 from cloudgpu.jobspecs.plan import Plan
 from cloudgpu.provisioners.local.machine import marked

@@ -12,7 +12,7 @@ from cloudgpu.protocol.checkpoint_names import Name
 from cloudgpu.protocol.jobdir import JOB_KEY, JobDir, JobDirError, JobRecord
 from cloudgpu.runtime.checkpoint.errors import AllDamagedError
 from cloudgpu.runtime.checkpoint.format.manifest import RankManifest, data_file
-from cloudgpu.runtime.moving import Moved, move
+from cloudgpu.runtime.migration import Moved, move
 from cloudgpu.storage.copying import InterruptedCopyError
 from cloudgpu.storage.objects import PART
 

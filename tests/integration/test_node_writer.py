@@ -67,7 +67,7 @@ def writers(world: World) -> list[psutil.Process]:
     for process in world.processes():
         try:
             line = process.cmdline()
-            if "--socket" in line and not any("keeper.py" in word for word in line):
+            if "--socket" in line and not any("orphan_guard.py" in word for word in line):
                 found.append(process)
         except psutil.Error:
             continue

@@ -14,9 +14,9 @@ import pytest
 
 from cloudgpu.protocol.jobdir import JobDir, Notice, local_url, node_key
 from cloudgpu.runtime.notices import CloudNotices, NodeDir, Order, Orders, Watcher, aws, azure, gcp
-from cloudgpu.runtime.notices.docket import Docket
 from cloudgpu.runtime.notices.metadata import Look, MetadataError
 from cloudgpu.runtime.notices.metadata import MetadataServer as Client
+from cloudgpu.runtime.notices.scheduled_notices import Docket
 from cloudgpu.runtime.notices.watch import CloudWatcher
 from cloudgpu.tests.standins.agents import until
 from cloudgpu.tests.standins.metadata import MetadataServer

@@ -227,7 +227,7 @@ def test_a_node_that_hears_of_a_restart_late_takes_part_in_it(world: World) -> N
     assert world.dir.exists(attempt_key(1))
 
 
-# --- nodes that come back, are lost, or come instead (who decides is tested in test_members.py and test_lost_node.py)
+# --- nodes that come back, are lost, or are replaced (test_node_replacement.py and test_lost_node.py test the decision)
 
 
 def members(world: World, number: int, *names: str, **more: Any) -> None:

@@ -15,7 +15,7 @@ import pytest
 
 from cloudgpu.control.submit.submission import owner_name
 from cloudgpu.provisioners import AgentFile, LaunchRequest, NodeRequest, Owner, ProvisionError
-from cloudgpu.provisioners.vertex import collect
+from cloudgpu.provisioners.vertex import gc
 from cloudgpu.provisioners.vertex.clients import Clients, regions
 from cloudgpu.provisioners.vertex.provisioner import VertexProvisioner
 from cloudgpu.tests.standins.clocks import FastClock
@@ -79,14 +79,14 @@ def vertex(server: Gcp, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Vert
     return Vertex(server)
 
 
-def gc(*arguments: str, regions: tuple[str, ...] = ()) -> subprocess.CompletedProcess[str]:
+def run_gc(*arguments: str, regions: tuple[str, ...] = ()) -> subprocess.CompletedProcess[str]:
     where = [word for region in regions for word in ("--region", region)]
     command = [CLOUDGPU, "gc", "--cloud", "vertex", *where, *arguments]
     return subprocess.run(command, capture_output=True, text=True, check=False, timeout=240)
 
 
 def shown(*arguments: str, **where: Any) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = json.loads(gc("--dry-run", "--json", *arguments, **where).stdout)["leftovers"]
+    found: list[dict[str, Any]] = json.loads(run_gc("--dry-run", "--json", *arguments, **where).stdout)["leftovers"]
     return found
 
 
@@ -101,19 +101,19 @@ def test_a_leaked_job_is_found_in_whatever_region_and_ended(vertex: Vertex) -> N
         assert (thing["kind"], thing["price_usd_h"]) == ("custom job", None)
         assert thing["detail"].startswith("2 nodes spot, ")
         assert time.time() - thing["created"] < 600
-    done = gc("--yes")
+    done = run_gc("--yes")
     assert (done.returncode, "Traceback" in done.stderr) == (0, False), done.stderr
     assert "removed what was left of ghost-abcdefgh, attempt 2: 1 custom job" in done.stderr
     assert vertex.alive() == []
     assert {job.state for job in vertex.control.jobs()} == {"CANCELLED"}
-    assert "nothing to do" in gc().stderr
+    assert "nothing to do" in run_gc().stderr
 
 
 def test_only_the_regions_asked_for_are_looked_at(vertex: Vertex) -> None:
     vertex.leak()
-    assert "nothing to do" in gc("--yes", regions=("europe-west4",)).stderr
+    assert "nothing to do" in run_gc("--yes", regions=("europe-west4",)).stderr
     assert len(vertex.alive()) == 1
-    refused = gc(regions=("us-centrel1",))
+    refused = run_gc(regions=("us-centrel1",))
     assert "Vertex AI is not in us-centrel1; did you mean us-central1" in refused.stderr
     assert refused.returncode in {4, 6}
 
@@ -123,16 +123,16 @@ def test_what_belongs_to_others_goes_only_once_it_has_expired_and_only_when_aske
     vertex.leak("b" * 32, owner="cloudgpu-somebody", expires=time.time() + 3_600)
     vertex.leak("c" * 32, owner="cloudgpu-somebody")
     assert {one["token"][0]: one["state"] for one in shown()} == {"a": "expired", "b": "another's", "c": "another's"}
-    assert "nothing was removed: nothing of it may go yet" in gc("--yes").stderr
+    assert "nothing was removed: nothing of it may go yet" in run_gc("--yes").stderr
     assert len(vertex.alive()) == 3
-    gc("--yes", "--others")
+    run_gc("--yes", "--others")
     assert {one["token"][0] for one in shown()} == {"b", "c"}
 
 
 def test_a_region_that_does_not_answer_is_named_and_the_others_are_looked_at(vertex: Vertex) -> None:
     vertex.leak(region="europe-west4")
     vertex.gcp.control.fail(f"{JOBS}.list", error("PERMISSION_DENIED", 403), where={"region": "us-east1"}, times=None)
-    done = gc("--yes")
+    done = run_gc("--yes")
     assert done.returncode == 6
     assert "vertex us-east1 was not looked at" in done.stderr
     assert "us-west1 was not" not in done.stderr
@@ -142,14 +142,14 @@ def test_a_region_that_does_not_answer_is_named_and_the_others_are_looked_at(ver
 def test_nobody_who_may_look_nowhere_is_told_that_there_is_nothing(vertex: Vertex) -> None:
     vertex.gcp.control.fail(f"{JOBS}.list", error("PERMISSION_DENIED", 403), times=None)
     with pytest.raises(ProvisionError) as caught:
-        collect.find([], Clients(FastClock()))
+        gc.find([], Clients(FastClock()))
     assert caught.value.error_class == "auth"
 
 
 def test_where_nothing_answers_not_every_region_is_waited_for(vertex: Vertex) -> None:
     vertex.gcp.control.fail(f"{JOBS}.list", HTML, times=None)
     with pytest.raises(ProvisionError) as caught:
-        collect.find([], Clients(FastClock()))
+        gc.find([], Clients(FastClock()))
     assert caught.value.error_class == "transient"
     asked = {call.region for call in vertex.gcp.control.calls(f"{JOBS}.list")}
     assert 8 <= len(asked) <= 24 < len(regions()), "the first ones, and what was begun meanwhile"
@@ -161,7 +161,7 @@ def test_lost_answers_and_5xx_do_no_harm(vertex: Vertex, fault: Any) -> None:
     for verb in ("list", "cancel", "get"):
         vertex.gcp.control.fail(f"{JOBS}.{verb}", fault)
     clients = Clients(FastClock())
-    for left in collect.find([REGION], clients).leftovers:
-        collect.remove(left, clients)
+    for left in gc.find([REGION], clients).leftovers:
+        gc.remove(left, clients)
     vertex.gcp.control.heal()
     assert vertex.alive() == []

@@ -20,7 +20,7 @@ import pytest
 
 from cloudgpu.control.jobs import Job
 from cloudgpu.provisioners.shared import tags
-from cloudgpu.provisioners.vertex.pools import from_labels as nodes_of
+from cloudgpu.provisioners.vertex.worker_pools import from_labels as nodes_of
 from cloudgpu.tests.standins.faults import KILL_AFTER, LOSE, Fault, error
 from cloudgpu.tests.standins.gcp import SUBMITTER
 from cloudgpu.tests.standins.leaks import (

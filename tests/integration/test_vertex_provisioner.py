@@ -13,7 +13,7 @@ import pytest
 
 from cloudgpu.provisioners import AgentFile, Allocation, LaunchRequest, NodeRequest, NodeState, Owner, ProvisionError
 from cloudgpu.provisioners.gcp.catalog import quotas
-from cloudgpu.provisioners.vertex import launching, sightings
+from cloudgpu.provisioners.vertex import job_cache, launching
 from cloudgpu.provisioners.vertex.launching import DOUBT_S
 from cloudgpu.provisioners.vertex.provisioner import PENDING_S, QUEUE_S, VertexProvisioner
 from cloudgpu.tests.contract.targets.standin import until
@@ -442,7 +442,7 @@ def test_machines_that_do_not_come_are_not_waited_for_without_end(vertex: Vertex
 def test_a_server_that_hangs_costs_a_timeout(
     vertex: Vertex, provisioner: VertexProvisioner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sightings, "READ_S", 0.3)
+    monkeypatch.setattr(job_cache, "READ_S", 0.3)
     vertex.fail(LIST, HANG, times=None)
     with pytest.raises(ProvisionError, match="look for jobs in us-central1: ") as caught:
         provisioner.launch(request())

@@ -12,7 +12,7 @@ from cloudgpu.runtime.checkpoint.checkpointer import Checkpointer
 from cloudgpu.runtime.checkpoint.format.manifest import RankManifest
 from cloudgpu.runtime.checkpoint.format.tree import flatten
 from cloudgpu.runtime.checkpoint.restore.restore import Restored, restore
-from cloudgpu.runtime.checkpoint.save.stage import Stager
+from cloudgpu.runtime.checkpoint.save.staging import Stager
 from cloudgpu.runtime.checkpoint.store import CheckpointStore
 from cloudgpu.tests.standins.ranks import on_ranks
 

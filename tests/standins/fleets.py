@@ -45,7 +45,7 @@ from cloudgpu.protocol.jobdir import (
 from cloudgpu.protocol.logs import LogReader
 from cloudgpu.provisioners import AgentFile
 from cloudgpu.provisioners.local.machine import marked
-from cloudgpu.provisioners.shared.infrastructure import Infrastructure
+from cloudgpu.provisioners.shared.infra_outputs import Infrastructure
 from cloudgpu.provisioners.stacks import clusters
 from cloudgpu.provisioners.stacks.clusters import Cluster
 

@@ -15,7 +15,7 @@ import psutil
 import pytest
 
 from cloudgpu.control.jobs import Job, list_jobs, submit
-from cloudgpu.control.supervisor import presence
+from cloudgpu.control.supervisor import supervisor_lock
 from cloudgpu.jobspecs.loading.loader import load_text
 from cloudgpu.jobspecs.plan import Offer, Plan, RoleOffer
 from cloudgpu.tests.standins.control import make_offer
@@ -71,8 +71,8 @@ def start_supervisor(*more: str) -> subprocess.Popen[bytes]:
 
 def stop_supervisor(number: signal.Signals = signal.SIGTERM) -> None:
     """End the background supervisor of this state directory, and wait until it is gone."""
-    while (there := presence.running()) is not None:
-        presence.send_signal(there, number)
+    while (there := supervisor_lock.running()) is not None:
+        supervisor_lock.send_signal(there, number)
         time.sleep(0.05)
 
 

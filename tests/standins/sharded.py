@@ -37,7 +37,7 @@ from cloudgpu.runtime.checkpoint.format.manifest import RankManifest
 from cloudgpu.runtime.checkpoint.format.tree import flatten
 from cloudgpu.runtime.checkpoint.ranks import Ranks
 from cloudgpu.runtime.checkpoint.restore.restore import restore
-from cloudgpu.runtime.checkpoint.save.stage import Stager
+from cloudgpu.runtime.checkpoint.save.staging import Stager
 from cloudgpu.runtime.checkpoint.store import CheckpointStore
 
 

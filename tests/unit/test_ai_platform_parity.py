@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 import cloudgpu
-from cloudgpu.control.reconcile.members import node_records, node_requests
+from cloudgpu.control.reconcile.node_replacement import node_records, node_requests
 from cloudgpu.control.submit.submission import _job_record, _program
-from cloudgpu.control.submit.usable import usable_offers
+from cloudgpu.control.submit.submittable_offers import usable_offers
 from cloudgpu.jobspecs.dialects.gcloud_flags import apply
 from cloudgpu.jobspecs.loading.loader import load_file
 from cloudgpu.jobspecs.models import JobSpec

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from cloudgpu.runtime.attach.program.frames import Code
+from cloudgpu.runtime.attach.program.frame_inspection import Code
 from cloudgpu.runtime.attach.state import files as module
 from cloudgpu.runtime.attach.state.files import Files
 from cloudgpu.runtime.attach.state.journal import CUT, Journal

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from cloudgpu.runtime.attach.program import loops
-from cloudgpu.runtime.attach.program.frames import Code
+from cloudgpu.runtime.attach.program.frame_inspection import Code
 from cloudgpu.runtime.attach.program.liveness import dead_names, skips_by_number
 from cloudgpu.runtime.attach.program.loops import UnknownIterableError
 from cloudgpu.runtime.attach.program.rewrite import HOOK, Rewriter

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from cloudgpu.runtime.attach.program.frames import Code
-from cloudgpu.runtime.attach.state.drawn import Drawn, put_back
+from cloudgpu.runtime.attach.program.frame_inspection import Code
+from cloudgpu.runtime.attach.state.sampler_state import Drawn, put_back
 from cloudgpu.runtime.attach.state.variables import UnsavableError, Variables, digests
 from cloudgpu.runtime.checkpoint.format.tree import flatten
 from cloudgpu.runtime.checkpoint.restore.rebuild import rebuild

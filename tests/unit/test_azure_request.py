@@ -18,9 +18,9 @@ from cloudgpu.provisioners import AgentFile, LaunchRequest, NodeRequest, Owner, 
 from cloudgpu.provisioners.azure import names
 from cloudgpu.provisioners.azure.catalog.sizes import Size, architecture_of, size_of, why_not
 from cloudgpu.provisioners.azure.machine.images import Image, Urn, urn_for
-from cloudgpu.provisioners.azure.machine.parts import nobodys_key
 from cloudgpu.provisioners.azure.machine.request import Place, check_request, machine, zones_for
-from cloudgpu.provisioners.azure.resources import containers, groups, network, rights, rules
+from cloudgpu.provisioners.azure.machine.vm_profile import nobodys_key
+from cloudgpu.provisioners.azure.resources import containers, network, resource_groups, rights, security_rules
 from cloudgpu.tests.standins.azure.schema import faults
 
 ROOT = Path(cloudgpu.__file__).parent
@@ -267,10 +267,10 @@ def test_machines_without_gpus_have_plain_ubuntu_for_their_processor() -> None:
 
 
 def test_nothing_may_come_in_and_peers_reach_each_other_only_where_there_are_several() -> None:
-    closed = rules.security_rules(None)
+    closed = security_rules.security_rules(None)
     assert [one["properties"]["access"] for one in closed] == ["Deny"]
     assert closed[0]["properties"]["sourceAddressPrefix"] == "*"
-    both = rules.security_rules(f"{GROUP}/asg")
+    both = security_rules.security_rules(f"{GROUP}/asg")
     assert [one["properties"]["access"] for one in both] == ["Allow", "Deny"]
     peers = both[0]["properties"]
     assert peers["priority"] < both[1]["properties"]["priority"]
@@ -365,12 +365,14 @@ def test_names_say_whose_a_thing_is() -> None:
 
 def test_nodes_that_were_started_fit_into_tags() -> None:
     many = [f"worker-{index}.1" for index in range(200)]
-    tags = groups.started_tags(many)
+    tags = resource_groups.started_tags(many)
     assert len(tags) < 20  # of 50 that Azure allows
     assert all(len(value) <= 256 for value in tags.values())
-    assert groups.started_tags(["worker-0.1"]) == {"cloudgpu-started-worker-0.1": "worker-0.1"}
-    group = groups.Group(names.group_name(TOKEN), "eastus", "Succeeded", {**tags, "cloudgpu-access-0": "g/a/c"})
+    assert resource_groups.started_tags(["worker-0.1"]) == {"cloudgpu-started-worker-0.1": "worker-0.1"}
+    group = resource_groups.Group(
+        names.group_name(TOKEN), "eastus", "Succeeded", {**tags, "cloudgpu-access-0": "g/a/c"}
+    )
     assert group.started == frozenset(many)
     assert group.access == ["g/a/c"]
     assert group.token == TOKEN
-    assert groups.started_tags([]) == {}
+    assert resource_groups.started_tags([]) == {}

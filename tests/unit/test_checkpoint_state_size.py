@@ -9,7 +9,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from cloudgpu.runtime.checkpoint.format.tree import flatten  # noqa: E402
-from cloudgpu.runtime.checkpoint.save.stage import Stager  # noqa: E402
+from cloudgpu.runtime.checkpoint.save.staging import Stager  # noqa: E402
 from cloudgpu.runtime.checkpoint.save.state_size import _PER_PARAMETER, state_to_come  # noqa: E402
 
 OPTIONS: list[tuple[str, dict[str, Any]]] = [

@@ -19,7 +19,7 @@ from torch import nn  # noqa: E402
 from cloudgpu.runtime import CheckpointError  # noqa: E402
 from cloudgpu.runtime.checkpoint.format.tree import flatten  # noqa: E402
 from cloudgpu.runtime.checkpoint.restore.rebuild import rebuild  # noqa: E402
-from cloudgpu.runtime.checkpoint.save.stage import Stager  # noqa: E402
+from cloudgpu.runtime.checkpoint.save.staging import Stager  # noqa: E402
 from cloudgpu.tests.standins.checkpoints import restarted  # noqa: E402
 
 

@@ -10,7 +10,7 @@ import click
 import pytest
 
 import cloudgpu
-from cloudgpu.cli.exits import MEANINGS
+from cloudgpu.cli.exit_codes import MEANINGS
 
 cli_main = importlib.import_module("cloudgpu.cli.main")  # the package's attribute of that name is the function
 COMMANDS = cli_main.COMMANDS

@@ -13,7 +13,7 @@ import click
 import pytest
 
 import cloudgpu
-from cloudgpu.cli.exits import MEANINGS, Exit
+from cloudgpu.cli.exit_codes import MEANINGS, Exit
 from cloudgpu.cli.shared import errors
 
 cli_main = importlib.import_module("cloudgpu.cli.main")  # the package's attribute of that name is the function

@@ -12,14 +12,14 @@ from typing import Any
 
 import pytest
 
-from cloudgpu.cli.exits import Exit
+from cloudgpu.cli.exit_codes import Exit
 from cloudgpu.cli.main import main
 from cloudgpu.cli.shared.jobfile.plan_view import offer_text, one_row_per_region, plan_json, plan_text, refusals_text
 from cloudgpu.jobspecs.models import JobSpec
 from cloudgpu.jobspecs.plan import Offer, Plan, Refusal, RoleOffer
 from cloudgpu.provisioners import launchable
-from cloudgpu.provisioners.shared import infrastructure
-from cloudgpu.provisioners.shared.infrastructure import Infrastructure
+from cloudgpu.provisioners.shared import infra_outputs
+from cloudgpu.provisioners.shared.infra_outputs import Infrastructure
 
 JOB = """\
 name: digits
@@ -185,7 +185,7 @@ def test_what_nothing_outside_ends_is_said_with_the_command_that_mends_it(
     json.loads(out)
     assert "nothing ends a machine on aws that hangs while no supervisor runs" in err and command in err
     assert all(len(line) <= 80 for line in err.splitlines() if "nothing ends" in line or "infra up" in line)
-    infrastructure.save(Infrastructure("aws", "us-east-1", stack="s", owner="o", network="n"))
+    infra_outputs.save(Infrastructure("aws", "us-east-1", stack="s", owner="o", network="n"))
     assert command not in run(capsys, *flags)[2]
     assert "nothing ends" not in run(capsys, "--cloud", "gcp", "--region", "us-central1")[2]
 

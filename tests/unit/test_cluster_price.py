@@ -8,15 +8,15 @@ import pytest
 
 from cloudgpu.cli.cluster.settings import _plan
 from cloudgpu.jobspecs.loading.cluster_file import load_cluster
-from cloudgpu.provisioners.shared import infrastructure
-from cloudgpu.provisioners.shared.infrastructure import Infrastructure
+from cloudgpu.provisioners.shared import infra_outputs
+from cloudgpu.provisioners.shared.infra_outputs import Infrastructure
 
 
 def test_a_bound_is_said_to_be_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("CLOUDGPU_HOME", str(tmp_path / "home"))
-    infrastructure.save(Infrastructure("aws", "us-east-1", stack="s", owner="o", network="n"))
+    infra_outputs.save(Infrastructure("aws", "us-east-1", stack="s", owner="o", network="n"))
     file = tmp_path / "cluster.yaml"
     file.write_text("name: lab\nresources: {cloud: aws, region: us-east-1, accelerator: L4, market: spot, nodes: 2}\n")
     chosen = _plan(load_cluster(file), None, as_json=False)

@@ -13,7 +13,7 @@ from cloudgpu.jobspecs.loading.loader import load_text
 from cloudgpu.jobspecs.models import JobSpec
 from cloudgpu.protocol.fleet.records import FLEET_KEY, Failure, Settings, member_key, order_key
 from cloudgpu.protocol.fleet.view import BOOT_S
-from cloudgpu.provisioners import Allocation, LaunchRequest, NodeRequest, Owner, ProvisionError, leftovers
+from cloudgpu.provisioners import Allocation, LaunchRequest, NodeRequest, Owner, ProvisionError, tagged_resources
 from cloudgpu.provisioners.cluster.offer import plan_on
 from cloudgpu.provisioners.cluster.provisioner import LATELY_S, ClusterProvisioner, architecture_of, shared
 from cloudgpu.provisioners.stacks import clusters as known
@@ -132,11 +132,11 @@ class TestOrders:
     def test_gc_ends_what_no_job_needs(self, cluster: Cluster, folder: FleetFolder) -> None:
         ClusterProvisioner().launch(request("worker-0.1"))
         shared.cache_clear()
-        (leftover,) = leftovers.find("cluster", Owner("me")).leftovers
+        (leftover,) = tagged_resources.find("cluster", Owner("me")).leftovers
         assert [(thing.kind, thing.id) for thing in leftover.things] == [("machine", "big/00000001/worker-0")]
-        leftovers.remove(leftover)
+        tagged_resources.remove(leftover)
         assert folder.fleet.view().wanted("x") is None
-        assert leftovers.find("cluster", Owner("me")).leftovers == []
+        assert tagged_resources.find("cluster", Owner("me")).leftovers == []
 
     def test_too_few_machines_are_told(self, cluster: Cluster, folder: FleetFolder) -> None:
         target = ClusterProvisioner()

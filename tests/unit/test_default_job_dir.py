@@ -11,8 +11,8 @@ from cloudgpu.control.submit.default_job_dir import with_job_dir
 from cloudgpu.jobspecs.loading.draft import LoadedSpec
 from cloudgpu.jobspecs.loading.loader import load_text
 from cloudgpu.jobspecs.plan import Offer, Plan
-from cloudgpu.provisioners.shared import infrastructure
-from cloudgpu.provisioners.shared.infrastructure import Infrastructure
+from cloudgpu.provisioners.shared import infra_outputs
+from cloudgpu.provisioners.shared.infra_outputs import Infrastructure
 
 
 @pytest.fixture(autouse=True)
@@ -31,7 +31,7 @@ def plan(*places: tuple[str, str]) -> Plan:
 
 
 def stack(cloud: str, region: str, job_dir: str) -> None:
-    infrastructure.save(Infrastructure(cloud, region, f"infra-{cloud}-{region}", "me", "net", job_dir=job_dir))
+    infra_outputs.save(Infrastructure(cloud, region, f"infra-{cloud}-{region}", "me", "net", job_dir=job_dir))
 
 
 def test_the_bucket_of_the_stack_in_the_best_offers_region() -> None:
@@ -76,7 +76,7 @@ def test_without_a_stack_all_is_as_it_was() -> None:
 
 def test_a_damaged_file_is_named() -> None:
     stack("aws", "us-east-1", "s3://one/jobs")
-    infrastructure.path_of("aws", "us-east-1").write_text("{")
+    infra_outputs.path_of("aws", "us-east-1").write_text("{")
     with pytest.raises(StoreError, match="aws-us-east-1"):
         with_job_dir(job(), plan(("aws", "us-east-1")))
     assert with_job_dir(job(), plan(("local", "local")))[1] == ""

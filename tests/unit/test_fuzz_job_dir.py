@@ -28,10 +28,10 @@ from cloudgpu.cli.shared.job.follow import LineFormat
 from cloudgpu.cli.shared.job.job_at_url import JobAtUrl
 from cloudgpu.cli.shared.job.job_view import _node_view
 from cloudgpu.control.accounting.report import make_report
-from cloudgpu.control.reconcile import nodes
-from cloudgpu.control.reconcile.members import cure, every_node, forgiven
+from cloudgpu.control.reconcile import node_observation
+from cloudgpu.control.reconcile.node_replacement import cure, every_node, forgiven
 from cloudgpu.control.reconcile.outcomes import judge, must_stop_peers
-from cloudgpu.control.store import rows
+from cloudgpu.control.store import serialization
 from cloudgpu.control.store.model import Attempt
 from cloudgpu.protocol.fleet.folder import Fleet
 from cloudgpu.protocol.fleet.records import FLEET_KEY, Beat, End, Failure, Freed, Holding, Order, Settings, member_key
@@ -64,7 +64,7 @@ from cloudgpu.protocol.metrics import Row, Segment, read_metrics
 from cloudgpu.provisioners.base import NodeState
 from cloudgpu.runtime.agent.generations import Ledger
 from cloudgpu.runtime.agent.heartbeat import read_progress
-from cloudgpu.runtime.agent.members import _Sign
+from cloudgpu.runtime.agent.membership import _Sign
 from cloudgpu.runtime.agent.node_program import _read_address
 from cloudgpu.runtime.agent.restart import Budget
 from cloudgpu.runtime.agent.resume import look_back
@@ -191,22 +191,24 @@ class Folder:
     def _supervise(self) -> None:
         requests = every_node(self.attempt)
         states = {node: NodeState(node, "running") for node in NODES}
-        watches = nodes.Watches(1)
-        views = nodes.look(self.dir, watches, requests, states, 0.0)
-        views = nodes.look(self.dir, watches, requests, states, 5_000.0)
-        record = nodes.new_generation(self.dir, self.attempt, views)
-        nodes.is_closed(self.dir, self.attempt)
-        nodes.look(self.dir, nodes.Watches(1), requests, {node: NodeState(node, "gone") for node in NODES}, 0.0)
+        watches = node_observation.Watches(1)
+        views = node_observation.look(self.dir, watches, requests, states, 0.0)
+        views = node_observation.look(self.dir, watches, requests, states, 5_000.0)
+        record = node_observation.new_generation(self.dir, self.attempt, views)
+        node_observation.is_closed(self.dir, self.attempt)
+        node_observation.look(
+            self.dir, node_observation.Watches(1), requests, {node: NodeState(node, "gone") for node in NODES}, 0.0
+        )
         known = () if record is None else (record,)
         attempt = dataclasses.replace(self.attempt, generations=known)
-        nodes.read_furthest(self.dir, attempt)
+        node_observation.read_furthest(self.dir, attempt)
         requests = every_node(attempt)
-        views = nodes.look(self.dir, nodes.Watches(1), requests, {}, 0.0)
+        views = node_observation.look(self.dir, node_observation.Watches(1), requests, {}, 0.0)
         must_stop_peers(views)
         cure(attempt, {view.node: view for view in views}, None, None)
         verdict = judge(views)
         ended = dataclasses.replace(forgiven(attempt, views), timeline=verdict.timeline, progress=verdict.progress)
-        rows.decode_attempt(rows.encode_row(ended))
+        serialization.decode_attempt(serialization.encode_row(ended))
         goodput_view.bar(make_report([ended], TIME + 100).times, 20)
 
     def _read_signal(self) -> None:

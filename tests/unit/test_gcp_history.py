@@ -9,10 +9,10 @@ from google.cloud import compute_v1
 
 from cloudgpu.provisioners import ProvisionError
 from cloudgpu.provisioners.gcp.labels import instance_name
-from cloudgpu.provisioners.gcp.lifecycle.ending import ended_id
 from cloudgpu.provisioners.gcp.lifecycle.launching import past
+from cloudgpu.provisioners.gcp.lifecycle.teardown import ended_id
 from cloudgpu.provisioners.gcp.operations import Done, done
-from cloudgpu.provisioners.gcp.resources.sightings import end_of, seen_in
+from cloudgpu.provisioners.gcp.resources.instance_cache import end_of, seen_in
 
 TOKEN, ZONE, NODE = "0123456789abcdef0123456789abcdef", "us-central1-a", "worker-0.1"
 NAME = instance_name(TOKEN, NODE)

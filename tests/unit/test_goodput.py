@@ -15,9 +15,9 @@ import pytest
 from cloudgpu.cli.goodput import plot as goodput_plot
 from cloudgpu.cli.goodput import view as goodput_view
 from cloudgpu.cli.shared.job.report_view import report_json
+from cloudgpu.control.accounting.paid_time import Times
 from cloudgpu.control.accounting.report import Report, make_report
-from cloudgpu.control.accounting.times import Times
-from cloudgpu.control.reconcile.earlier import earlier_history
+from cloudgpu.control.reconcile.earlier_attempts import earlier_history
 from cloudgpu.control.store.model import Attempt
 from cloudgpu.protocol.jobdir import Progress, Span, Timeline
 from cloudgpu.provisioners.base import Allocation

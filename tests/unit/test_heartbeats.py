@@ -12,14 +12,14 @@ import pytest
 from click.testing import CliRunner
 
 from cloudgpu.cli import gc
-from cloudgpu.control import leftovers, paths
+from cloudgpu.control import gc_policy, paths
 from cloudgpu.control.heartbeats import is_alive
 from cloudgpu.control.store.store import Store, open_store
 from cloudgpu.control.submit.submission import owner_name
 from cloudgpu.protocol.jobdir import Heartbeat, JobDir, Result, local_url, node_key
 from cloudgpu.provisioners import get_provisioner
 from cloudgpu.provisioners.base import Owner
-from cloudgpu.provisioners.leftovers import Leftover
+from cloudgpu.provisioners.tagged_resources import Leftover
 from cloudgpu.tests.standins import s3
 from cloudgpu.tests.standins.control import make_job, make_offer
 
@@ -107,7 +107,7 @@ def test_gc_asks_once_more_before_it_ends_what_is_alive(home: Path, monkeypatch:
     (folder / "allocation.json").write_text(f'{{"owner": "{owner_name()}", "allocation": {allocation}}}')
     job_dir = JobDir(local_url(paths.default_job_dir() / JOB))
     job_dir.put(BEAT, Heartbeat(7, time.time(), "running").to_bytes())
-    found = leftovers.find(["local"], (), time.time()).found
+    found = gc_policy.find(["local"], (), time.time()).found
     assert [one.verdict for one in found] == ["alive"]
 
     run = CliRunner().invoke

@@ -30,7 +30,7 @@ from cloudgpu.provisioners.aws.machine.request import Place, run_instances
 from cloudgpu.provisioners.aws.machine.reservations import Reservation
 from cloudgpu.provisioners.aws.machine.template import Surroundings, buying, check_fleet, template
 from cloudgpu.provisioners.aws.resources.network import Subnet
-from cloudgpu.provisioners.shared.infrastructure import Infrastructure
+from cloudgpu.provisioners.shared.infra_outputs import Infrastructure
 from cloudgpu.tests.standins.pulumi.mocks import Registered, StrictError, exports, only, run_strict
 
 OWNER, REGION = "cloudgpu-tester", "us-east-1"
@@ -167,7 +167,7 @@ def direct(spec: FleetSpec, reservation: Reservation | None, *, public: bool) ->
 
 
 def as_ec2_says(value: Any) -> Any:
-    """Pulumi's inputs in the words of EC2's API; written apart from infra/wire.py, which goes the other way."""
+    """Convert Pulumi's inputs to the form of EC2's API: the inverse of infra/pulumi_arguments.py, written apart."""
     renamed = {"securityGroups": "Groups"}
     if isinstance(value, dict):
         return {renamed.get(key, key[0].upper() + key[1:]): as_ec2_says(one) for key, one in value.items()}

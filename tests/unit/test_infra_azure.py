@@ -25,12 +25,12 @@ from cloudgpu.jobspecs.fleets import FleetSpec
 from cloudgpu.provisioners import AgentFile, LaunchRequest, NodeRequest, Owner, ProvisionError
 from cloudgpu.provisioners.azure import names
 from cloudgpu.provisioners.azure.catalog.sizes import is_accelerated
-from cloudgpu.provisioners.azure.lifecycle.grouped import Parts, scale_set_body
+from cloudgpu.provisioners.azure.lifecycle.group_launch import Parts, scale_set_body
 from cloudgpu.provisioners.azure.machine import template
 from cloudgpu.provisioners.azure.machine.images import image_of
 from cloudgpu.provisioners.azure.machine.request import Place, machine
 from cloudgpu.provisioners.azure.resources import network, rights
-from cloudgpu.provisioners.shared.infrastructure import Infrastructure
+from cloudgpu.provisioners.shared.infra_outputs import Infrastructure
 from cloudgpu.tests.standins.azure import schema
 from cloudgpu.tests.standins.pulumi.azure import VirtualMachineScaleSet
 from cloudgpu.tests.standins.pulumi.mocks import Registered, StrictError, exports, only, run_strict
@@ -183,7 +183,7 @@ def flat(value: Any, path: str = "") -> dict[str, Any]:
 
 
 def as_azure_says(inputs: Mapping[str, Any]) -> dict[str, Any]:
-    """Pulumi's inputs in the words of Resource Manager; written apart from infra/wire.py, which goes the other way."""
+    """Convert Pulumi's inputs to Resource Manager's form: the inverse of infra/pulumi_arguments.py, written apart."""
     found: dict[str, Any] = VirtualMachineScaleSet(None)._body(dict(inputs))  # type: ignore[arg-type]
     return found
 

@@ -24,7 +24,7 @@ from cloudgpu.provisioners.gcp.machine.images import Image, family_for
 from cloudgpu.provisioners.gcp.machine.request import Place, instance
 from cloudgpu.provisioners.gcp.machine.reservations import Reservation
 from cloudgpu.provisioners.gcp.resources.network import Attachment, closed_name
-from cloudgpu.provisioners.shared.infrastructure import Infrastructure
+from cloudgpu.provisioners.shared.infra_outputs import Infrastructure
 from cloudgpu.tests.standins.gcp.discovery import discovery
 from cloudgpu.tests.standins.pulumi.gcp import KINDS, instance_properties
 from cloudgpu.tests.standins.pulumi.mocks import Registered, exports, only, run_strict

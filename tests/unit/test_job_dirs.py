@@ -12,7 +12,7 @@ import pytest
 
 from cloudgpu.control.errors import SubmitError
 from cloudgpu.control.submit.submission import _job_dir_urls, _portable, _reads
-from cloudgpu.control.submit.usable import obstacle, usable_offers
+from cloudgpu.control.submit.submittable_offers import obstacle, usable_offers
 from cloudgpu.jobspecs.diagnostics import SpecError
 from cloudgpu.jobspecs.job_file import to_text
 from cloudgpu.jobspecs.loading.loader import load_text

@@ -21,7 +21,7 @@ from cloudgpu.runtime.launchers import (
     setup_process,
 )
 from cloudgpu.runtime.notices import Order, Orders, write_notice
-from cloudgpu.runtime.processes.ending import Ending, judge
+from cloudgpu.runtime.processes.exit_verdict import Ending, judge
 from cloudgpu.runtime.processes.program import Exit, LineSplitter, Process
 
 MASTER = {"worker-0.1": Address("10.0.0.1", 20_123)}

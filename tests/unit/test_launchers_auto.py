@@ -134,7 +134,7 @@ def test_the_entry_is_found(tmp_path: Path, run: str | list[str], entry: str) ->
             "python -m",
             "python -m .",
             "",
-            "python missing.py",
+            "python missing_framework.py",
             ["true"],
             [],
         ),

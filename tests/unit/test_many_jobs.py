@@ -16,13 +16,13 @@ import pytest
 from cloudgpu.control.store.store import Store
 from cloudgpu.control.supervisor.due_times import DueTimes
 from cloudgpu.control.supervisor.lanes import Lane
-from cloudgpu.control.supervisor.presence import woken_jobs
 from cloudgpu.control.supervisor.supervisor import Supervisor
+from cloudgpu.control.supervisor.supervisor_lock import woken_jobs
 from cloudgpu.protocol.jobdir import Heartbeat
 from cloudgpu.provisioners.base import Allocation, NodeState
 from cloudgpu.tests.standins.cloud import FakeClock
 from cloudgpu.tests.standins.control import make_job, make_offer
-from cloudgpu.tests.unit.test_crew import FOREVER, PATIENCE_S, Many, cloudy
+from cloudgpu.tests.unit.test_worker_pool import FOREVER, PATIENCE_S, Many, cloudy
 
 JOBS = 1_000
 OWNER = "elsewhere/1/a"
@@ -90,7 +90,7 @@ class Thousand:
 
     def _insert(self) -> None:
         """All rows in one transaction: a thousand transactions take longer than the whole test."""
-        from cloudgpu.control.store import rows
+        from cloudgpu.control.store import serialization
         from cloudgpu.control.store.model import Attempt
         from cloudgpu.control.store.store import insert
 
@@ -106,8 +106,8 @@ class Thousand:
                 token=job_id, allocation=held, cause="", scope="", deadline=None, outcome="", reason="",
                 exit_code=None, progress=None, created=now, launched=now, ended=None, cost=None,
             )  # fmt: skip
-            jobs_rows.append(rows.encode_row(job))
-            attempt_rows.append(rows.encode_row(attempt))
+            jobs_rows.append(serialization.encode_row(job))
+            attempt_rows.append(serialization.encode_row(attempt))
             event_rows.append({"job_id": job_id, "attempt": 1, "time": now, "kind": "launched", "message": "launched"})
         with self.store._transaction() as connection:
             for table, inserted in (("jobs", jobs_rows), ("attempts", attempt_rows), ("events", event_rows)):

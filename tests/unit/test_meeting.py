@@ -12,7 +12,7 @@ import pytest
 from cloudgpu.protocol.jobdir import JobDir, JobRecord, NodeRecord
 from cloudgpu.provisioners.vertex.provisioner import PENDING_S
 from cloudgpu.runtime.agent.generations import Ledger
-from cloudgpu.runtime.agent.members import FLEET_S, LeftOutError
+from cloudgpu.runtime.agent.membership import FLEET_S, LeftOutError
 from cloudgpu.runtime.agent.node_program import NodeProgram
 from cloudgpu.runtime.agent.restart import Budget
 from cloudgpu.runtime.launchers import Place

@@ -16,9 +16,9 @@ from typing import Any
 import pytest
 
 from cloudgpu.runtime.notices import Order, Orders, SignalOrders, aws, azure, gcp, write_notice
-from cloudgpu.runtime.notices.docket import Docket, ProviderNotice
 from cloudgpu.runtime.notices.metadata import MetadataError, MetadataServer, Reply, epoch_of
 from cloudgpu.runtime.notices.policy import CLOUDS, policies_of, policy_of
+from cloudgpu.runtime.notices.scheduled_notices import Docket, ProviderNotice
 
 POLICIES = [policy for cloud in (*CLOUDS, "signal", "simulated") for policy in policies_of(cloud).values()]
 NOW = 1_000.0  # on the monotonic clock

@@ -13,7 +13,7 @@ import pytest
 
 from cloudgpu.runtime.checkpoint.errors import EXIT_DONE, EXIT_SAVED, EXIT_USER
 from cloudgpu.runtime.checkpoint.outcome import SEVERITY, Outcome, OutcomeRecord
-from cloudgpu.runtime.processes.ending import ReportedOutcome, read_outcome
+from cloudgpu.runtime.processes.exit_verdict import ReportedOutcome, read_outcome
 
 WRITER = """
 import sys

@@ -19,7 +19,7 @@ from cloudgpu.jobspecs.plan import CPU, LocalGpu
 from cloudgpu.provisioners.base import Allocation, Ended, LaunchRequest, NodeRequest
 from cloudgpu.provisioners.local.gpus import hold, shortage
 from cloudgpu.provisioners.local.locks import FOLDER_VARIABLE
-from cloudgpu.provisioners.local.slots import SLOTS_VARIABLE, hold_slots, slot_shortage, slots_of
+from cloudgpu.provisioners.local.node_slots import SLOTS_VARIABLE, hold_slots, slot_shortage, slots_of
 from cloudgpu.provisioners.shared.locks import try_lock
 from cloudgpu.tests.standins.cloud import Life, StoringCloud
 from cloudgpu.tests.standins.control import World, make_offer, make_policy

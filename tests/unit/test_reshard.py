@@ -17,7 +17,7 @@ from cloudgpu.runtime.checkpoint.format.manifest import ALIGN, Piece, RankManife
 from cloudgpu.runtime.checkpoint.format.placement import Placements  # noqa: E402
 from cloudgpu.runtime.checkpoint.format.reshard import SPAN, Box, Rows, cover, is_contiguous, offset, row_major, spans  # noqa: E402
 from cloudgpu.runtime.checkpoint.restore.loading import Files, Loader  # noqa: E402
-from cloudgpu.runtime.checkpoint.restore.verified import Target, read_verified  # noqa: E402
+from cloudgpu.runtime.checkpoint.restore.verified_reads import Target, read_verified  # noqa: E402
 
 
 def random_box(draw: random.Random, shape: Sequence[int]) -> Box:

@@ -9,9 +9,9 @@ import pytest
 
 from cloudgpu.protocol.jobdir import Generation, JobDir, NodeRecord, generation_key, local_url
 from cloudgpu.runtime.agent.generations import Ledger
-from cloudgpu.runtime.agent.members import Begun
+from cloudgpu.runtime.agent.membership import Begun
 from cloudgpu.runtime.agent.restart import FRUITLESS, Budget, Scope, Wish, allowed, fruitless_in_a_row, scope, wish
-from cloudgpu.runtime.processes.ending import Ending
+from cloudgpu.runtime.processes.exit_verdict import Ending
 
 FAILED = Ending("failed", 1, "rank 0: exit code 1")
 AGAIN = Ending("again", 75, "rank 0: exit code 75")

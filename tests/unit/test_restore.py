@@ -19,8 +19,8 @@ from cloudgpu.protocol.checkpoint_names import Name  # noqa: E402
 from cloudgpu.protocol.jobdir import JobDir, JobDirError  # noqa: E402
 from cloudgpu.runtime.checkpoint.errors import CheckpointError, UnusableError  # noqa: E402
 from cloudgpu.runtime.checkpoint.format.manifest import RankManifest, chunk_hashes  # noqa: E402
-from cloudgpu.runtime.checkpoint.restore import verified  # noqa: E402
-from cloudgpu.runtime.checkpoint.restore.verified import LocalFile, Memory, Target, read_verified  # noqa: E402
+from cloudgpu.runtime.checkpoint.restore import verified_reads  # noqa: E402
+from cloudgpu.runtime.checkpoint.restore.verified_reads import LocalFile, Memory, Target, read_verified  # noqa: E402
 from cloudgpu.runtime.checkpoint.store import CheckpointStore, Commit  # noqa: E402
 from cloudgpu.tests.standins import s3  # noqa: E402
 from cloudgpu.tests.standins.checkpoints import local_store, restore_all, save, stage  # noqa: E402
@@ -387,7 +387,7 @@ def test_only_touched_chunks_are_read_and_each_is_verified_whole(tmp_path: Path)
 
 def test_reads_that_come_in_parts(tmp_path: Path) -> None:
     """More buffers than one call takes, and a file that ends too soon for the last."""
-    content = os.urandom(verified._SCATTERED * 3)
+    content = os.urandom(verified_reads._SCATTERED * 3)
     path = tmp_path / "rank-00000.bin"
     path.write_bytes(content)
     data = LocalFile(path, len(content))

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from cloudgpu.runtime.checkpoint.writer import slots
-from cloudgpu.runtime.checkpoint.writer.memory import available
+from cloudgpu.runtime.checkpoint.writer.memory_limit import available
 from cloudgpu.runtime.checkpoint.writer.slots import Slot, anonymous_file, content_file, read_content
 
 
@@ -30,7 +30,7 @@ def test_two_processes_share_it() -> None:
     slot = Slot.make(10_000)
     slot.view[:5] = b"hello"
     code = f"""
-from cloudgpu.runtime.checkpoint.writer.memory import available
+from cloudgpu.runtime.checkpoint.writer.memory_limit import available
 from cloudgpu.runtime.checkpoint.writer.slots import Slot
 slot = Slot({slot.descriptor})
 assert bytes(slot.view[:5]) == b"hello"
@@ -76,7 +76,7 @@ def test_it_goes_with_its_last_reference() -> None:
 def test_a_forked_child_does_not_have_it() -> None:
     code = """
 import os
-from cloudgpu.runtime.checkpoint.writer.memory import available
+from cloudgpu.runtime.checkpoint.writer.memory_limit import available
 from cloudgpu.runtime.checkpoint.writer.slots import Slot
 slot = Slot.make(100_000)
 view = slot.view
@@ -121,7 +121,7 @@ import errno, os, sys
 def forbidden(*_):
     raise OSError(errno.ENOSYS, "not here")
 os.memfd_create = forbidden
-from cloudgpu.runtime.checkpoint.writer.memory import available
+from cloudgpu.runtime.checkpoint.writer.memory_limit import available
 from cloudgpu.runtime.checkpoint.writer.slots import Slot
 slot = Slot.make(100_000)
 slot.allocate()

@@ -16,7 +16,7 @@ from cloudgpu.cli.shared.crash import write_report
 from cloudgpu.control import paths
 from cloudgpu.control.errors import StoreError
 from cloudgpu.control.store.schema import connect
-from cloudgpu.control.supervisor import presence
+from cloudgpu.control.supervisor import supervisor_lock
 from cloudgpu.infra.engine.backend import backend_of
 from cloudgpu.provisioners.boot import agent_file
 from cloudgpu.provisioners.local.machine import guard
@@ -30,7 +30,7 @@ def _refresh(_home: Path) -> None:
 
 def _lock(_home: Path) -> None:
     paths.state_dir()
-    lock = presence.take_lock()
+    lock = supervisor_lock.take_lock()
     assert lock is not None
     lock.close()
     paths.open_private(paths.supervisor_log()).close()

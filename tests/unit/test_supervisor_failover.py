@@ -15,7 +15,7 @@ from cloudgpu.control.supervisor.supervisor import PATIENCE_S, TRAINING_PATIENCE
 from cloudgpu.jobspecs.plan import Offer
 from cloudgpu.protocol.jobdir import JobDir, JobDirError, attempt_key
 from cloudgpu.provisioners.base import Allocation, LaunchRequest, NodeState, ProvisionError
-from cloudgpu.provisioners.shared import calls
+from cloudgpu.provisioners.shared import api_calls
 from cloudgpu.tests.standins.cloud import TAKEN, Life, lives
 from cloudgpu.tests.standins.control import World, make_offer, make_policy
 
@@ -519,7 +519,7 @@ def test_a_cancel_is_heard_while_a_launch_waits_for_its_machine(world: World) ->
         def launch(self, request: LaunchRequest) -> object:
             made = launch(request)
             for _ in range(100):
-                calls.pause(Sleeping(), 3.0)
+                api_calls.pause(Sleeping(), 3.0)
             return made
 
     world.wrap = lambda what, it: Slow() if what == "cloud" else it

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from cloudgpu.control.accounting.paid_time import spans_of
 from cloudgpu.control.accounting.report import make_report
-from cloudgpu.control.accounting.times import spans_of
 from cloudgpu.control.store.model import Attempt
 from cloudgpu.protocol.jobdir import Generation, JobDir, generation_key
 from cloudgpu.tests.standins.cloud import Life, lives

@@ -10,7 +10,7 @@ import pytest
 
 from cloudgpu.protocol.jobdir import Generation, Heartbeat, JobDir, JobRecord, NodeRecord, generation_key, node_key
 from cloudgpu.runtime.agent.generations import FRUITLESS, Ledger
-from cloudgpu.runtime.agent.members import LeftOutError, take_place
+from cloudgpu.runtime.agent.membership import LeftOutError, take_place
 from cloudgpu.runtime.agent.restart import Budget
 from cloudgpu.runtime.launchers import Place
 

@@ -12,10 +12,10 @@ import pytest
 
 from cloudgpu import provisioners
 from cloudgpu.jobspecs import targets
-from cloudgpu.jobspecs.catalog.read import shipped_text
+from cloudgpu.jobspecs.catalog.csv_tables import shipped_text
 from cloudgpu.jobspecs.targets import TargetInfo, built_in
-from cloudgpu.provisioners.leftovers import Collector
-from cloudgpu.provisioners.stacks.for_stacks import FleetQueries
+from cloudgpu.provisioners.stacks.fleet_queries import FleetQueries
+from cloudgpu.provisioners.tagged_resources import Collector
 from cloudgpu.provisioners.target import Target, code_of, target_of
 
 ROOT = Path(__file__).parents[2]
@@ -102,7 +102,7 @@ def test_targets_load_no_sdk() -> None:
     """What is asked of each target at the start of a supervisor is data: it costs no SDK."""
     code = (
         "import sys\n"
-        "from cloudgpu.control.settings import hashes\n"
+        "from cloudgpu.control.supervisor_environment import hashes\n"
         "hashes({'AWS_PROFILE': 'mine'}, b'salt')\n"
         "print(sorted({name.partition('.')[0] for name in sys.modules} & {'boto3', 'google', 'azure', 'pydantic'}))"
     )

@@ -14,7 +14,7 @@ import pytest
 from cloudgpu.cli.shared.errors import CommandError
 from cloudgpu.cli.verify_resume.copy import WorkingCopies
 from cloudgpu.runtime.verify.files import WORKING_COPY, Files, compare_files
-from cloudgpu.runtime.verify.held import saved_parts
+from cloudgpu.runtime.verify.program_state import saved_parts
 from cloudgpu.runtime.verify.values import Walk
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import cloudgpu
 from cloudgpu.provisioners.shared import errors, tags
-from cloudgpu.provisioners.vertex import clients, launching, pools, provisioner, request
+from cloudgpu.provisioners.vertex import clients, launching, provisioner, request, worker_pools
 
 ROOT = Path(cloudgpu.__file__).parent
 PAGE = (ROOT / "docs" / "vertex.md").read_text()
@@ -41,7 +41,7 @@ def test_settings_and_labels_are_named() -> None:
     for name in (*settings, *labels):
         assert f"`{name}`" in PAGE, name
     assert "`cloudgpu-pool1: worker-0-9`" in PAGE
-    told = pools.from_labels({"cloudgpu-pool1": "worker-0-9"})
+    told = worker_pools.from_labels({"cloudgpu-pool1": "worker-0-9"})
     assert list(told) == [f"worker-{index}.1" for index in range(9)]
 
 

@@ -15,7 +15,7 @@ import pytest
 
 from cloudgpu.jobspecs import catalog
 from cloudgpu.provisioners import AgentFile, LaunchRequest, NodeRequest, Owner, ProvisionError
-from cloudgpu.provisioners.vertex import images, pools
+from cloudgpu.provisioners.vertex import images, worker_pools
 from cloudgpu.provisioners.vertex.request import (
     MAX_FLEX_S,
     NETWORK,
@@ -270,17 +270,17 @@ def test_settings(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_labels_tell_the_nodes_again() -> None:
     nodes = [*nodes_of("worker", 4), *nodes_of("parameter_server", 3), *nodes_of("evaluator", 1)]
-    placed = pools.pools_of(nodes)
-    told = pools.from_labels(pools.to_labels(placed))
+    placed = worker_pools.pools_of(nodes)
+    told = worker_pools.from_labels(worker_pools.to_labels(placed))
     assert told == {
-        name: f"{pool}-{at}" for pool, names in pools.replicas(placed).items() for at, name in enumerate(names)
+        name: f"{pool}-{at}" for pool, names in worker_pools.replicas(placed).items() for at, name in enumerate(names)
     }
     assert set(told) == {one.node for one in nodes}
 
 
 @pytest.mark.parametrize("value", ["", "worker", "worker-0", "worker-x-1", "-0-1", "worker-0-"])
 def test_labels_that_somebody_has_changed_tell_nothing(value: str) -> None:
-    assert pools.from_labels({"cloudgpu-pool1": value}) == {}
+    assert worker_pools.from_labels({"cloudgpu-pool1": value}) == {}
 
 
 # -- images

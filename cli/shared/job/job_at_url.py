@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from ...exits import Exit
+from ...exit_codes import Exit
 from ..errors import CommandError
 
 if TYPE_CHECKING:

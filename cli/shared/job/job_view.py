@@ -98,7 +98,7 @@ def view(job: Job, *, machines: bool = True) -> JobView:
 
 def node_views(job: Job, attempt: Attempt) -> list[NodeView]:
     """The machines of an attempt in rank order. Raises JobDirError."""
-    from ....control.reconcile.members import every_node
+    from ....control.reconcile.node_replacement import every_node
 
     job_dir = job.open_dir(attempt)
     return [_node_view(job_dir, attempt.number, request.node, request.rank) for request in every_node(attempt)]

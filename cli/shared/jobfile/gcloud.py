@@ -12,8 +12,8 @@ from typing import Any, TypeVar
 import click
 
 from ....jobspecs.dialects.gcloud_flags import click_options, take
+from .job_file_options import FLAGS
 from .program_args import ProgramArgsCommand
-from .specfile import FLAGS
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 _TITLE = "Flags of `gcloud ai-platform jobs submit training`"

@@ -13,11 +13,11 @@ from ....provisioners.shared.clock import Clock
 from ...clock import JobTime
 from ...store.model import Attempt, JobRow
 from ...store.store import Change, Store
-from .. import logins
+from .. import login_hints
 from ..decisions import GRACE_S, backoff, jitter
-from ..nodes import Watches
+from ..node_observation import Watches
+from ..observed_state import Sightings
 from ..queue import Queue
-from ..sightings import Sightings
 
 log = logging.getLogger("cloudgpu.supervisor")
 
@@ -128,7 +128,7 @@ class JobContext:
     def note_login(self, trouble: str) -> bool:
         """Say in the job's reason what its credentials keep from being done; "": nothing any more. Return whether the
         reason has changed."""
-        reason = logins.noted(self.job.reason, trouble) if trouble else logins.plain(self.job.reason)
+        reason = login_hints.noted(self.job.reason, trouble) if trouble else login_hints.plain(self.job.reason)
         return reason != self.job.reason and self.write("", "", job=replace(self.job, reason=reason))
 
 
@@ -184,7 +184,7 @@ class AttemptContext(JobContext):
         pause_s += jitter(pause_s / 4, job.id, tries)
         since = now if not job.waits or job.waiting_since is None else job.waiting_since
         # The same reason again and again is one event, though every try is written.
-        message = f"waiting: {reason}" if logins.plain(job.reason) != reason else ""
+        message = f"waiting: {reason}" if login_hints.plain(job.reason) != reason else ""
         waiting = replace(
             job,
             waits=tries,

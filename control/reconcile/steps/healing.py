@@ -1,4 +1,4 @@
-"""Heal an attempt some of whose nodes were lost: members.py decides, and an idempotent step at a time does it."""
+"""Heal an attempt that has lost nodes: node_replacement.py decides, and one idempotent step at a time does it."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from ....protocol.jobdir import Generation, generation_key
 from ....provisioners.base import Allocation, ProvisionError
 from ...store.model import Attempt
 from ..decisions import IN_PLACE_S, left_in_place
-from ..members import Regroup, Replace, cure, forgiven, newest_saved, node_records, wanted_nodes
-from ..nodes import is_closed
+from ..node_observation import is_closed
+from ..node_replacement import Regroup, Replace, cure, forgiven, newest_saved, node_records, wanted_nodes
 from ..outcomes import NodeView
 from .context import AttemptContext
 from .launch_request import launch_request

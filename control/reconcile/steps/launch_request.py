@@ -5,7 +5,7 @@ from __future__ import annotations
 from ....jobspecs.targets import info
 from ....provisioners.base import LaunchRequest, NodeRequest, Owner
 from ...accounting import cost
-from ...submit.shipping import agent_for
+from ...submit.upload import agent_for
 from ..decisions import GRACE_S
 from .context import AttemptContext
 

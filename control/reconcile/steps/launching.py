@@ -11,18 +11,18 @@ from ....jobspecs.targets import info
 from ....protocol.jobdir import JOB_KEY, AttemptRecord, JobRecord, RecordError, attempt_key
 from ....provisioners.base import NodeRequest, ProvisionError, Shared
 from ....provisioners.shared.accounts import OTHER_ACCOUNT
-from ....provisioners.shared.calls import LaunchInterruptedError, attentive
-from ....runtime.moving import AllDamagedError
+from ....provisioners.shared.api_calls import LaunchInterruptedError, attentive
+from ....runtime.migration import AllDamagedError
 from ...errors import StoreError
 from ..decisions import left_in_place, wanted_end
-from ..earlier import earlier_history
-from ..members import node_records, wanted_nodes
+from ..earlier_attempts import earlier_history
+from ..node_replacement import node_records, wanted_nodes
 from ..outcomes import Verdict
 from .context import AttemptContext
-from .ending import conclude
 from .launch_request import launch_request
-from .moving import CloudMigrator
+from .migration import CloudMigrator
 from .refusals import RefusalHandler
+from .teardown import conclude
 
 
 class Launcher:

@@ -8,9 +8,9 @@ from dataclasses import replace
 from ....protocol.jobdir import Generation
 from ....provisioners.base import NodeState
 from ...store.model import Attempt
-from ..last_words import LastWords
-from ..members import every_node, member_names
-from ..nodes import Watches, look, new_generation
+from ..console_tail import LastWords
+from ..node_observation import Watches, look, new_generation
+from ..node_replacement import every_node, member_names
 from ..outcomes import NodeView
 from .context import AttemptContext
 

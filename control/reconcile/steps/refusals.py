@@ -6,12 +6,12 @@ from dataclasses import replace
 
 from ....provisioners.base import ProvisionError, Shared
 from ...store.model import QUEUES
-from .. import logins
+from .. import login_hints
 from ..decisions import IN_PLACE_S, patience_ends
-from ..members import wanted_nodes
+from ..node_replacement import wanted_nodes
 from ..outcomes import Verdict
 from .context import AttemptContext
-from .ending import conclude
+from .teardown import conclude
 
 _SHUT_OUT = frozenset({"auth", "expired", "invalid"})
 """Errors that the end of a launch may meet as well as its beginning: credentials, settings."""
@@ -32,7 +32,7 @@ class RefusalHandler:
         unmade = replace(attempt, launched=None)
         is_unmade = first and not error.may_have_created
         if self._waits_for_login(error, may_exist=not is_unmade):
-            return context.wait("expired", logins.words(error), unmade if is_unmade else None, "login")
+            return context.wait("expired", login_hints.words(error), unmade if is_unmade else None, "login")
         if kind in ("throttled", "transient") and not self._has_waited():
             return context.wait(kind, reason, at_least_s=error.retry_after or 0.0, counts=not error.is_unsent)
         if kind == "capacity" and self.waits_in_queue():

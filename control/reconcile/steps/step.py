@@ -17,8 +17,8 @@ from ..decisions import End, Later, Start, decide, wanted_end
 from ..failover import DRY_S
 from ..outcomes import Verdict
 from .context import AttemptContext, JobContext, Memory, Tools
-from .ending import Stopper, Terminator, conclude
 from .launching import Launcher
+from .teardown import Stopper, Terminator, conclude
 from .watching import Watcher
 
 

@@ -10,10 +10,10 @@ from ....provisioners.base import ProvisionError
 from ..decisions import End, idle_end, wanted_end
 from ..outcomes import NodeView, must_stop_peers
 from .context import AttemptContext
-from .ending import conclude_by_nodes
 from .healing import NodeReplacer
 from .observing import Observer
 from .refusals import RefusalHandler
+from .teardown import conclude_by_nodes
 
 FREE_S = 60.0
 """Seconds of an attempt's time in the provider's queue that count as paid, at most; it is written this often."""

@@ -13,7 +13,7 @@ from decimal import Decimal, InvalidOperation
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ....jobspecs.plan import Offer
-from ...shared.asking import OddAnswerError
+from ...shared.refresh_queries import OddAnswerError
 
 if TYPE_CHECKING:
     from types_boto3_ec2 import EC2Client

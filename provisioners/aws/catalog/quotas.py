@@ -23,7 +23,7 @@ from ...shared.clock import SystemClock
 from ...shared.poll_cache import PollCache
 from ..clients import Clients
 from ..errors import translate_errors
-from ..resources.sightings import Sightings
+from ..resources.instance_cache import Sightings
 
 if TYPE_CHECKING:
     from types_boto3_ec2 import EC2Client

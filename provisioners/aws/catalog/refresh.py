@@ -16,8 +16,9 @@ from fractions import Fraction
 from functools import cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ....jobspecs.catalog import accelerators, find_accelerator, read
-from ...shared.asking import (
+from ....jobspecs.catalog import accelerators, csv_tables, find_accelerator
+from ...shared.refresh import Outcome, Progress, Update
+from ...shared.refresh_queries import (
     MACHINE_TYPES,
     PLACES,
     PRICES,
@@ -29,7 +30,6 @@ from ...shared.asking import (
     published,
     shipped_rows,
 )
-from ...shared.refresh import Outcome, Progress, Update
 from ..clients import Clients
 from ..errors import translate_errors
 from .prices import OddPriceError, on_demand_prices, spot_prices, zone_ids
@@ -303,8 +303,8 @@ def _accelerator(name: str, memory_gb: float) -> str | None:
 def _provider_names() -> dict[str, set[str]]:
     """EC2's name of an accelerator -> ours, as in the shipped table."""
     names: dict[str, set[str]] = {}
-    text = read.shipped_text("machine_types_aws")
-    for theirs, ours in read.parse(text, "provider_accelerator", "accelerator"):
+    text = csv_tables.shipped_text("machine_types_aws")
+    for theirs, ours in csv_tables.parse(text, "provider_accelerator", "accelerator"):
         names.setdefault(theirs, set()).add(ours)
     return names
 

@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from ...base import LaunchRequest, NodeRequest, ProvisionError, node_token
-from ...shared.calls import all_or_none, cleaning_up, first_with_room, pause, retry
-from ...shared.infrastructure import Infrastructure, load
-from ..catalog.answers import Answers
+from ...shared.api_calls import all_or_none, cleaning_up, first_with_room, pause, retry
+from ...shared.infra_outputs import Infrastructure, load
 from ..catalog.quotas import Quotas
+from ..catalog.region_cache import Answers
 from ..clients import Clients
 from ..errors import translate_errors
 from ..machine.images import Image, Images
@@ -18,9 +18,9 @@ from ..machine.request import Place, run_instances, wants_efa
 from ..machine.reservations import Reservation, find_reservation
 from ..resources import network
 from ..resources.identity import make_identity, shared_profile
-from ..resources.profiles import Profiles
-from ..resources.sightings import Sightings
-from .ending import Ending, terminate
+from ..resources.instance_cache import Sightings
+from ..resources.profile_propagation import Profiles
+from .teardown import Ending, terminate
 
 log = logging.getLogger("cloudgpu.provisioners.aws")
 

@@ -9,10 +9,10 @@ from typing import Any
 from ...base import LaunchRequest, NodeRequest, ProvisionError
 from ...boot import user_data
 from ...shared import tags
-from ...shared.booting import check_agent, told_at_boot
+from ...shared.boot_record import check_agent, told_at_boot
 from ..resources.network import Subnet, efa_cards
 from .images import Image, architecture_of
-from .parts import TAGGED, Attachment, cards_of, disk_gib, interfaces, machine, root_disk, tagged
+from .instance_spec import TAGGED, Attachment, cards_of, disk_gib, interfaces, machine, root_disk, tagged
 from .reservations import Reservation
 
 

@@ -1,8 +1,8 @@
 """A fleet's machines as launch template data, and what its Auto Scaling group is told. Pure.
 
 Both are the words of AWS's APIs (RequestLaunchTemplateData, CreateAutoScalingGroup); infra/aws registers them through
-infra/wire.py, grouped.py sends them itself. The machines are those of a direct launch, made by the same functions
-(machine.py); what differs is said in template().
+infra/pulumi_arguments.py, group_launch.py sends them itself. The machines are those of a direct launch, made by the
+same functions (instance_spec.py); what differs is said in template().
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 from ....jobspecs.fleets import FleetSpec
 from ...base import ProvisionError
 from ..resources.network import PROFILE_TAG, efa_cards
-from .parts import Attachment, Number, Text, cards_of, interfaces, machine, root_disk, tagged
+from .instance_spec import Attachment, Number, Text, cards_of, interfaces, machine, root_disk, tagged
 from .reservations import Reservation
 
 MARKETS = ("on-demand", "spot", "reservation")

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from ...base import LaunchRequest, ProvisionError
 from ...shared import tags
-from ...shared.infrastructure import Infrastructure
+from ...shared.infra_outputs import Infrastructure
 from ..errors import tolerate
 from .network import name_of
 

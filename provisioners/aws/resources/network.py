@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from ...base import LaunchRequest, ProvisionError
 from ...shared import tags
-from ...shared.infrastructure import Infrastructure
+from ...shared.infra_outputs import Infrastructure
 from ..errors import tolerate
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ SUBNET_TAG = "cloudgpu-subnet"
 _PLACEMENT_TAG = "cloudgpu-placement"
 """On the security group: there may be a placement group of the same name."""
 _GROUPED_TAG = "cloudgpu-grouped"
-"""On the security group: the launch's machines are an Auto Scaling group (grouped.py)."""
+"""On the security group: the launch's machines are an Auto Scaling group (group_launch.py)."""
 PROFILE_TAG = "cloudgpu-profile"
 """ARN of the instance profile of the machines: on a launch's security group, where it is not the launch's own, and on
 fleets' groups, for the machines' right to leave."""

@@ -19,7 +19,7 @@ from urllib.parse import parse_qsl, urlsplit
 from ....jobspecs.plan import Offer
 from ...base import ProvisionError
 from ...boot.record import is_loopback
-from ...shared.calls import ask
+from ...shared.api_calls import ask
 from ...shared.clock import Clock
 from ..account import Account, need_sdk, translate_error
 

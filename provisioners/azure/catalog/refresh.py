@@ -18,7 +18,8 @@ from itertools import chain
 from typing import Any, NamedTuple
 
 from ...base import ProvisionError
-from ...shared.asking import (
+from ...shared.refresh import Outcome, Progress, Update
+from ...shared.refresh_queries import (
     MACHINE_TYPES,
     PLACES,
     PRICES,
@@ -30,7 +31,6 @@ from ...shared.asking import (
     published,
     shipped_rows,
 )
-from ...shared.refresh import Outcome, Progress, Update
 from ..clients import Clients, Json
 from . import quotas
 from .prices import MARKETS, PriceList

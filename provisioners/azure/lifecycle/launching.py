@@ -12,8 +12,8 @@ from typing import Any, cast
 
 from ...base import LaunchRequest, NodeRequest, ProvisionError
 from ...boot.record import is_loopback
-from ...shared.calls import all_or_none, cleaning_up, first_with_room, with_context
-from ...shared.infrastructure import Infrastructure, load
+from ...shared.api_calls import all_or_none, cleaning_up, first_with_room, with_context
+from ...shared.infra_outputs import Infrastructure, load
 from .. import operations
 from ..account import Account
 from ..catalog import quotas
@@ -25,10 +25,10 @@ from ..machine.request import Place, machine, with_tags, zones_for
 from ..machine.reservations import find_reservations
 from ..names import SHARED, group_name, node_name
 from ..resources import network
-from ..resources.groups import Group, find_group, make_group, mark_started, unmark_started
 from ..resources.identity import find_grants, find_identity, let_in, make_identity, shared_identity
-from ..resources.sightings import Sightings
-from .ending import Ending, delete_machine
+from ..resources.instance_cache import Sightings
+from ..resources.resource_groups import Group, find_group, make_group, mark_started, unmark_started
+from .teardown import Ending, delete_machine
 
 log = logging.getLogger("cloudgpu.provisioners.azure")
 

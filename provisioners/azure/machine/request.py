@@ -10,10 +10,10 @@ from typing import Any
 from ...base import LaunchRequest, NodeRequest, ProvisionError
 from ...boot import user_data
 from ...shared import tags
-from ...shared.booting import check_agent, told_at_boot
+from ...shared.boot_record import check_agent, told_at_boot
 from ..catalog.sizes import Size, architecture_of
 from ..names import node_name
-from . import parts
+from . import vm_profile
 from .images import Image
 
 MARKETS = frozenset({"on-demand", "spot", "reservation"})
@@ -51,34 +51,34 @@ def machine(request: LaunchRequest, node: NodeRequest, place: Place, image: Imag
     properties: dict[str, Any] = {
         "hardwareProfile": {"vmSize": node.machine_type},
         "storageProfile": {
-            "imageReference": parts.image_reference(image),
+            "imageReference": vm_profile.image_reference(image),
             # Another disk in another zone: that of a machine that could not be had there may go later than the machine.
             "osDisk": {
                 "name": f"{name}-{DISK_SUFFIX}-{place.zone or 'any'}",
-                **parts.disk(image, request.disk_gb),
+                **vm_profile.disk(image, request.disk_gb),
             },
         },
         "osProfile": {
             "computerName": name,
-            **parts.system(request.token, base64.b64encode(_boot(request, node, place)).decode()),
+            **vm_profile.system(request.token, base64.b64encode(_boot(request, node, place)).decode()),
         },
         "networkProfile": {
             "networkInterfaces": [{"id": interface, "properties": {"primary": True, "deleteOption": "Delete"}}]
         },
-        "diagnosticsProfile": parts.diagnostics(),
-        **parts.security(),
-        **parts.market(request.market),
+        "diagnosticsProfile": vm_profile.diagnostics(),
+        **vm_profile.security(),
+        **vm_profile.market(request.market),
     }
     if place.availability_set is not None:
         properties["availabilitySet"] = {"id": place.availability_set}
     if place.proximity_group is not None:
         properties["proximityPlacementGroup"] = {"id": place.proximity_group}
     if node.machine_type in place.reservations:
-        properties |= parts.reserved(place.reservations[node.machine_type])
+        properties |= vm_profile.reserved(place.reservations[node.machine_type])
     body: dict[str, Any] = {
         "location": request.region,
         "tags": tags.node_tags(request, node),
-        "identity": parts.identity(place.identity),
+        "identity": vm_profile.identity(place.identity),
         "properties": properties,
     }
     return body if place.zone is None else {**body, "zones": [place.zone]}

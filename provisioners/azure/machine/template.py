@@ -15,9 +15,9 @@ from typing import Any
 from ....jobspecs.fleets import FleetSpec
 from ...base import ProvisionError
 from ..catalog.sizes import is_accelerated
-from . import parts
+from . import vm_profile
 from .images import Image, urn_for
-from .parts import Text
+from .vm_profile import Text
 
 NETWORK_API = "2020-11-01"
 """The oldest version with which a Flexible scale set can be told its machines' interfaces."""
@@ -88,20 +88,20 @@ def profile(fleet: FleetSpec, image: Image, at: Standing, custom_data: Text) -> 
     accelerated = is_accelerated(fleet.machine_type)
     return {
         "storageProfile": {
-            "imageReference": parts.image_reference(image),
-            "osDisk": parts.disk(image, fleet.disk_gb),
+            "imageReference": vm_profile.image_reference(image),
+            "osDisk": vm_profile.disk(image, fleet.disk_gb),
         },
         "osProfile": {
             "computerNamePrefix": f"{fleet.name}-",
-            **parts.system(f"{fleet.name} {fleet.template_hash}", custom_data),
+            **vm_profile.system(f"{fleet.name} {fleet.template_hash}", custom_data),
         },
         "networkProfile": {
             "networkApiVersion": NETWORK_API,
             "networkInterfaceConfigurations": [_interface(at, accelerated=accelerated)],
         },
-        "diagnosticsProfile": parts.diagnostics(),
-        **parts.market(fleet.market),
-        **({} if at.reservation is None else parts.reserved(at.reservation)),
+        "diagnosticsProfile": vm_profile.diagnostics(),
+        **vm_profile.market(fleet.market),
+        **({} if at.reservation is None else vm_profile.reserved(at.reservation)),
         "extensionProfile": {"extensions": [_health()]},
     }
 
@@ -134,7 +134,7 @@ def _interface(at: Standing, *, accelerated: bool) -> dict[str, Any]:
     if at.public:
         how = {"publicIPAddressVersion": "IPv4", "deleteOption": "Delete"}
         address["publicIPAddressConfiguration"] = {"name": "out", "sku": {"name": "Standard"}, "properties": how}
-    properties = parts.interface(
+    properties = vm_profile.interface(
         subnet=at.subnet, security_group=at.security_group, peers=at.peers, accelerated=accelerated, address=address
     )
     return {"name": "machines", "properties": {"primary": True, "deleteOption": "Delete", **properties}}

@@ -14,13 +14,13 @@ from functools import partial
 from typing import Any, NamedTuple, cast
 
 from ...base import LaunchRequest, ProvisionError
-from ...shared.infrastructure import Infrastructure
+from ...shared.infra_outputs import Infrastructure
 from ..clients import Clients, Json, answer_of, gone_is_fine, plain
 from ..machine.request import with_tags
 from ..names import SHARED, assignment_name, group_id, group_name, leaving_role, part_of
 from .containers import Container, split_url
-from .groups import Group
 from .orphans import description
+from .resource_groups import Group
 from .rights import NAMES, READER, SWITCH_OFF, WRITER, condition
 
 IDENTITY_SETTING = "CLOUDGPU_AZURE_IDENTITY"

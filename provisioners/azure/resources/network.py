@@ -18,14 +18,14 @@ from typing import Any, NamedTuple, cast
 
 from ...base import LaunchRequest, NodeRequest, ProvisionError
 from ...shared import tags
-from ...shared.infrastructure import Infrastructure
+from ...shared.infra_outputs import Infrastructure
 from .. import operations
 from ..catalog.sizes import Size
 from ..clients import Clients, Json, answer_of, gone_is_fine
-from ..machine import parts
+from ..machine import vm_profile
 from ..machine.request import with_tags
 from ..names import SHARED, SUBNET, group_id, group_name, node_name, part_of, resource_id
-from .rules import NETWORK_RANGE, SUBNET_RANGE, security_rules
+from .security_rules import NETWORK_RANGE, SUBNET_RANGE, security_rules
 
 log = logging.getLogger("cloudgpu.provisioners.azure")
 
@@ -118,7 +118,7 @@ def interface(
     how: Json = {"privateIPAllocationMethod": "Dynamic"}
     if address is not None:
         how["publicIPAddress"] = {"id": address, "properties": {"deleteOption": "Delete"}}
-    properties = parts.interface(
+    properties = vm_profile.interface(
         subnet=at.subnet, security_group=at.security_group, peers=at.peers, accelerated=accelerated, address=how
     )
     return {**with_tags(request, properties), "tags": tags.node_tags(request, node)}

@@ -15,7 +15,7 @@ from ...base import LaunchRequest, ProvisionError
 from ...shared import tags
 from ..clients import Clients, Json, gone_is_fine
 from ..names import group_name, token_of
-from .groups import find_group
+from .resource_groups import find_group
 
 log = logging.getLogger("cloudgpu.provisioners.azure")
 

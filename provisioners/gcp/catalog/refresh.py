@@ -15,11 +15,13 @@ from decimal import Decimal
 from fractions import Fraction
 from typing import Any, NamedTuple, TypeVar
 
+from ....jobspecs.catalog import csv_tables as catalog_read
 from ....jobspecs.catalog import find_accelerator
-from ....jobspecs.catalog import read as catalog_read
 from ....jobspecs.suggest import did_you_mean
 from ...base import ProvisionError
-from ...shared.asking import (
+from ...shared.clock import Clock, SystemClock
+from ...shared.refresh import Outcome, Progress, Update
+from ...shared.refresh_queries import (
     MACHINE_TYPES,
     PLACES,
     PRICES,
@@ -31,8 +33,6 @@ from ...shared.asking import (
     published,
     shipped_rows,
 )
-from ...shared.clock import Clock, SystemClock
-from ...shared.refresh import Outcome, Progress, Update
 from ..account import Account
 from ..rest import Rest, items, last_part
 from . import prices, quotas

@@ -8,23 +8,23 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from ...base import LaunchRequest, NodeRequest, ProvisionError
-from ...shared.calls import all_or_none, cleaning_up, first_with_room, retry
+from ...shared.api_calls import all_or_none, cleaning_up, first_with_room, retry
 from .. import operations
 from ..catalog import quotas
 from ..clients import PATIENCE_S, WRITE_S, Clients
 from ..labels import instance_name, instance_prefix
 from ..listing import zones_of
 from ..machine.images import Image, Images
+from ..machine.instance_spec import longest_run_s
 from ..machine.machine_types import needs
-from ..machine.parts import longest_run_s
 from ..machine.request import Place, flex_wait_s, instance, request_id
 from ..machine.reservations import Reservation, find_reservations
 from ..operations import Done
 from ..resources import network
-from ..resources.known import known_stack, machine_account
-from ..resources.sightings import Sightings, look_at
+from ..resources.instance_cache import Sightings, look_at
+from ..resources.stack_lookup import known_stack, machine_account
 from ..rest import last_part
-from .ending import Ending, delete, ended_id
+from .teardown import Ending, delete, ended_id
 
 if TYPE_CHECKING:
     from google.cloud import compute_v1

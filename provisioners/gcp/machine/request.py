@@ -13,12 +13,12 @@ from typing import Any
 from ...base import LaunchRequest, NodeRequest, ProvisionError, node_token
 from ...boot.startup_script import startup_script
 from ...shared import tags
-from ...shared.booting import check_agent, told_at_boot
+from ...shared.boot_record import check_agent, told_at_boot
 from ..labels import instance_name, launch_name, to_labels
 from ..resources.network import CLOSED_TAG, Attachment
 from .images import Image
+from .instance_spec import GRACE_S, MARKETS, RUN_S, machine, metadata
 from .machine_types import architecture_of
-from .parts import GRACE_S, MARKETS, RUN_S, machine, metadata
 from .reservations import Reservation
 
 _FLEX_WAIT_S = (90, 7_200)

@@ -1,9 +1,8 @@
-"""From a fleet to its instance template and its group: what a launch would start, but for names and place. Pure.
+"""Build the instance template and the managed instance group of a fleet. Pure.
 
-Every field of a machine comes of the functions that request.py starts machines with (parts.py). A fleet's machine
-differs in this: it has the name that its group gives it, the fleet's labels instead of a launch's, and another script,
-which is told what to do by the fleet's folder. Clusters (infra/gcp/fleet.py) and groups of a job's own (grouped.py) are
-made of the same.
+Every field of a machine comes from the functions that a launch uses too (instance_spec.py). A fleet's machine differs
+in three things: its group names it, it has the fleet's labels, and its startup script takes orders from the fleet's
+folder. Clusters (infra/gcp/fleet.py) and groups of one job (group_launch.py) both use this module.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from ...shared import tags
 from ..labels import PREFIX
 from ..resources.network import CLOSED_TAG, Attachment
 from .images import Image, family_for
-from .parts import machine, metadata
+from .instance_spec import machine, metadata
 from .reservations import Reservation
 
 _ZONES = 3

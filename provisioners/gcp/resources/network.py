@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ...base import LaunchRequest, ProvisionError
 from ...shared import tags
-from ...shared.infrastructure import Infrastructure
+from ...shared.infra_outputs import Infrastructure
 from ..clients import READ_S, WRITE_S, Clients, gone_is_fine
 from ..labels import PREFIX, from_description, launch_name, to_description
 from ..operations import make, remove

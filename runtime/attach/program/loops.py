@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from ...checkpoint.errors import CheckpointError
-from .frames import Code, site_of
+from .frame_inspection import Code, site_of
 
 compiler: Any = None
 """torch.compiler, when torch is there."""

@@ -16,7 +16,7 @@ from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 from types import CodeType, ModuleType
 
-from .frames import Code
+from .frame_inspection import Code
 
 HOOK = "__cloudgpu_loop__"
 """Name in builtins of the function that is called with the iterable and the site."""

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from ...checkpoint.data import random_state
 from ...checkpoint.data.data_position import DataPosition, length
-from .drawn import Drawn
+from .sampler_state import Drawn
 
 if TYPE_CHECKING:
-    from ..program.frames import Code
+    from ..program.frame_inspection import Code
     from ..program.loops import Loop
 
 _END = object()

@@ -25,7 +25,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from ..program.frames import Code, is_of_runtime
+from ..program.frame_inspection import Code, is_of_runtime
 from .journal import CUT, Journal
 from .variables import UnsavableError
 

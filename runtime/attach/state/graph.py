@@ -15,9 +15,9 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ..program.frames import Code, set_local
+from ..program.frame_inspection import Code, set_local
 from . import values
-from .opaque import examine, generator_state, is_generator
+from .opaque_objects import examine, generator_state, is_generator
 
 Record = dict[str, Any]
 _OPEN = (

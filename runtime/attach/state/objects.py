@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from ...checkpoint.errors import CheckpointError
-from ...integrations.late import misfit
+from ...integrations.deferred import misfit
 
 if TYPE_CHECKING:
     from .graph import Graph

@@ -16,10 +16,10 @@ from typing import Any
 import xxhash
 
 from ...checkpoint.errors import CheckpointError
-from ..program.frames import Code
+from ..program.frame_inspection import Code
 from . import values
 from .graph import CONTAINERS, Graph, Record, Space, attributes_of, dict_type, is_array, spaces
-from .opaque import set_generator
+from .opaque_objects import set_generator
 
 Digests = dict[str, dict[str, str]]
 _WHOLE = ""

@@ -22,7 +22,7 @@ from ..format.manifest import CHUNK, ITEM_SIZE, Piece, RankManifest, manifest_fi
 from ..format.placement import Placements, local_box
 from ..format.reshard import Box, Rows, cover, is_contiguous, offset, row_major, spans
 from .rebuild import rebuild
-from .verified import DataFile, Memory, Target, confirmed, open_data, read_verified
+from .verified_reads import DataFile, Memory, Target, confirmed, open_data, read_verified
 
 if TYPE_CHECKING:
     from ....protocol.checkpoint_names import Name

@@ -22,7 +22,7 @@ from ..format.placement import Placements
 from ..store import COMMIT
 from .loading import Files, load
 from .readable_store import ReadableStore
-from .verified import confirmed
+from .verified_reads import confirmed
 
 if TYPE_CHECKING:
     from ..ranks import Ranks

@@ -18,7 +18,7 @@ from ..errors import UnusableError
 from ..format.manifest import RankManifest, chunk_hash, data_file, manifest_file
 from ..store import COMMIT, DAMAGED, CheckpointStore, Commit
 from .loading import Files
-from .verified import DataFile, confirmed, open_data
+from .verified_reads import DataFile, confirmed, open_data
 
 _LONGEST_HEAD = 64 << 10
 """Limits the bytes that are read of a segment of metrics for its first line, which names the one before."""

@@ -1,7 +1,7 @@
 """Copies from GPUs into a slot: pinned memory, a stream of their own, pieces small enough not to hold up training's.
 
 UNTESTED on a GPU: written against torch.cuda's documentation, on a machine that has none. All that decides what is
-copied where is in stage.py and tested on the CPU; here are only the calls to CUDA.
+copied where is in staging.py and tested on the CPU; here are only the calls to CUDA.
 """
 
 from __future__ import annotations

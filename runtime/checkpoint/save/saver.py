@@ -24,8 +24,8 @@ from ..format.tree import flatten
 from ..writer.client import Save, SaveResult, WriterClient
 from .overlap import Overlap
 from .replicated import Replicated
-from .stage import Layout, Stager
-from .stale import StaleSaves
+from .staging import Layout, Stager
+from .staleness_check import StaleSaves
 
 if TYPE_CHECKING:
     from ..ranks import Ranks

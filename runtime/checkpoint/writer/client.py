@@ -25,8 +25,8 @@ from dataclasses import dataclass
 from ....protocol.checkpoint_names import Name
 from ..errors import logger
 from ..store import CheckpointStore
-from .earlier import finish_earlier, subject
 from .link import AGENT_PATIENCE_S, Links, WriterLink
+from .previous_writers import finish_earlier, subject
 from .protocol import VERSION, ClosedError, Message, Save, SaveResult, close_all, own_addresses, wait_readable
 from .slots import Slot, content_file, read_content
 

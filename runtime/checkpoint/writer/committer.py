@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Protocol
 
 from ....protocol.checkpoint_names import Name
 from ....protocol.jobdir import JobDirError
+from ..disk_space import make_room
 from ..errors import FencedError
-from ..room import make_room
 from ..store import CheckpointStore, NoRoomError
 
 if TYPE_CHECKING:

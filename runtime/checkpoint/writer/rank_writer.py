@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 
 from ....protocol.checkpoint_names import Name
 from ....protocol.jobdir import JobDirError
+from ..disk_space import describe_shortage, make_room
 from ..format.manifest import RankManifest
-from ..room import describe_shortage, make_room
 from ..store import CheckpointStore, NoRoomError
 from .committer import Committer, Staged
 from .protocol import SaveResult

@@ -14,7 +14,7 @@ import tempfile
 import threading
 from functools import cache
 
-from . import memory
+from . import memory_limit
 
 _PREFAULT = 4 << 20
 """Bytes made at once: whoever waits for the address space meanwhile, such as a malloc(), waits for so many only."""
@@ -119,7 +119,7 @@ class Slot:
     def _claim(self) -> None:
         """Raises OSError if there is not enough for this slot and for those which were there before."""
         with _CLAIMS:
-            missing, left = self.missing, memory.available()
+            missing, left = self.missing, memory_limit.available()
             others = sum(slot.missing for slot in _CLAIMING if slot is not self)
             if missing and left is not None and missing > left - others:
                 reason = f"a slot needs {missing >> 20} MiB more, {max(0, left - others) >> 20} MiB are left"

@@ -6,8 +6,8 @@ import json
 from typing import Any
 
 from cloudgpu.infra.aws.role import fleet_policy
-from cloudgpu.provisioners.shared import infrastructure, tags
-from cloudgpu.provisioners.shared.infrastructure import Infrastructure
+from cloudgpu.provisioners.shared import infra_outputs, tags
+from cloudgpu.provisioners.shared.infra_outputs import Infrastructure
 
 PROFILE = "cloudgpu-machines"
 OF_STACK = [{"Key": key, "Value": value} for key, value in tags.stack_tags("cloudgpu-tester", "infra").items()]
@@ -35,5 +35,5 @@ def stand(session: Any, region: str, jobs: str, zones: tuple[str, ...] = ("use1-
     outputs = Infrastructure(
         "aws", region, "infra-aws", "cloudgpu-tester", vpc, subnets, machine_role=profile["Arn"], job_dir=jobs
     )
-    infrastructure.save(outputs)
+    infra_outputs.save(outputs)
     return outputs

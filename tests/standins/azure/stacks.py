@@ -6,8 +6,8 @@ from typing import Any
 
 from cloudgpu.provisioners.azure.names import assignment_name, leaving_role
 from cloudgpu.provisioners.azure.resources.rights import LEAVING
-from cloudgpu.provisioners.shared import infrastructure
-from cloudgpu.provisioners.shared.infrastructure import Infrastructure
+from cloudgpu.provisioners.shared import infra_outputs
+from cloudgpu.provisioners.shared.infra_outputs import Infrastructure
 
 from ..pulumi.azure import Cloud
 from .control import AzureControl
@@ -42,7 +42,7 @@ def stand(azure: AzureControl, region: str, job_dir: str) -> Infrastructure:
         machine_role_id=identity["clientId"],
         job_dir=job_dir,
     )
-    infrastructure.save(outputs)
+    infra_outputs.save(outputs)
     azure.forget()
     return outputs
 

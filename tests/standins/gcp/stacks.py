@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from cloudgpu.provisioners.shared import infrastructure
-from cloudgpu.provisioners.shared.infrastructure import Infrastructure
+from cloudgpu.provisioners.shared import infra_outputs
+from cloudgpu.provisioners.shared.infra_outputs import Infrastructure
 
 from ..gce.control import GceControl
 from .project import PROJECT, account
@@ -22,5 +22,5 @@ def stand(control: GceControl, job_dir: str, role: str = ROLE) -> Infrastructure
     made = Infrastructure(
         "gcp", REGION, f"infra-gcp-{REGION}", "tester@here", NETWORK, {"": subnet}, machine_role=role, job_dir=job_dir
     )
-    infrastructure.save(made)
+    infra_outputs.save(made)
     return made

@@ -1,0 +1,244 @@
+"""The job file of a command, and the flags that change it: every flag becomes one override of the loader.
+
+A flag wins over the file. `--region us-east1` is `--set resources.region=us-east1`; a flag given twice makes a list, in
+order of preference. FILE - is standard input.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+
+import click
+
+from ...exit_codes import Exit
+from ..errors import CommandError
+from ..hidden_values import hide
+from ..output import remark, warning
+from .program_args import program_args
+
+if TYPE_CHECKING:
+    from ....jobspecs.loading.draft import LoadedSpec, Overrides
+    from ....jobspecs.loading.overrides import Override
+    from ....jobspecs.loading.source import Source
+    from ....jobspecs.plan import Plan
+
+_F = TypeVar("_F", bound=Callable[..., Any])
+_META = "cloudgpu.overrides"
+STDIN = "-"
+STDIN_NAME = "<stdin>"
+
+
+class _Flag(NamedTuple):
+    flag: str
+    key: str
+    """Of the job file."""
+    metavar: str
+    help: str
+    many: bool = False
+    """May be given several times: a list in order of preference."""
+
+
+FLAGS = (
+    _Flag("--name", "name", "NAME", "Name of the job."),
+    _Flag("--cloud", "resources.cloud", "CLOUD", "local, aws, gcp, vertex or azure; several in order.", many=True),
+    _Flag("--region", "resources.region", "REGION", "Where to run; several in order.", many=True),
+    _Flag("--zone", "resources.zone", "ZONE", "Where in the region; several in order.", many=True),
+    _Flag("--accelerator", "resources.accelerator", "NAME[:COUNT]", "GPUs of a machine, or none.", many=True),
+    _Flag("--machine-type", "resources.machine_type", "TYPE", "The provider's machine type."),
+    _Flag("--market", "resources.market", "MARKET", "on-demand, spot, …; several in order.", many=True),
+    _Flag("--nodes", "resources.nodes", "N", "Number of machines."),
+    _Flag("--job-dir", "job_dir", "URL", "Where the job's folder is made."),
+)
+
+
+def spec_options(function: _F) -> _F:
+    """Decorator: the flags that change a job file. What is given is read by `overrides(ctx)`."""
+    for flag in reversed(FLAGS):
+        function = click.option(
+            flag.flag,
+            metavar=flag.metavar,
+            help=flag.help,
+            multiple=flag.many,
+            expose_value=False,
+            callback=_note(flag),
+        )(function)
+    function = click.option(
+        "--env",
+        metavar="NAME=VALUE",
+        multiple=True,
+        expose_value=False,
+        callback=_note_env,
+        help="Set an environment variable of the program.",
+    )(function)
+    return click.option(
+        "--set",
+        metavar="KEY=VALUE",
+        multiple=True,
+        expose_value=False,
+        callback=_note_set,
+        help="Set any key of the job file, e.g. --set limits.cost='5 USD'.",
+    )(function)
+
+
+@dataclass(slots=True)
+class _Given:
+    """What of these flags is on a command line."""
+
+    values: dict[str, str | list[str]] = field(default_factory=dict)
+    env: dict[str, str] = field(default_factory=dict)
+    settings: list[str] = field(default_factory=list)
+
+
+def _given(ctx: click.Context) -> _Given:
+    return ctx.meta.setdefault(_META, _Given())  # type: ignore[no-any-return]
+
+
+def _note(flag: _Flag) -> Callable[[click.Context, click.Parameter, Any], None]:
+    def callback(ctx: click.Context, _parameter: click.Parameter, value: str | tuple[str, ...] | None) -> None:
+        if isinstance(value, str):
+            _given(ctx).values[flag.flag] = value
+        elif value:
+            _given(ctx).values[flag.flag] = value[0] if len(value) == 1 else list(value)
+
+    return callback
+
+
+def _note_env(ctx: click.Context, parameter: click.Parameter, values: tuple[str, ...]) -> None:
+    for value in values:
+        name, equals, text = value.partition("=")
+        if not equals or not name:
+            raise click.BadParameter("expected NAME=VALUE", ctx, parameter)  # without it: it may be a secret
+        _given(ctx).env[name] = text
+
+
+def _note_set(ctx: click.Context, _parameter: click.Parameter, values: tuple[str, ...]) -> None:
+    _given(ctx).settings += values
+
+
+def overrides(ctx: click.Context) -> list[str | Override]:
+    """What this command line changes in the job file: --set last. `-- ARGS` replace those of the file."""
+    from ....jobspecs.loading.overrides import Override
+
+    given, args = _given(ctx), program_args(ctx)
+    found: list[str | Override] = [
+        Override(tuple(flag.key.split(".")), given.values[flag.flag], flag.flag)
+        for flag in FLAGS
+        if flag.flag in given.values
+    ]
+    hide(given.env.values())
+    found += [Override(("env", name), text, f"--env {name}") for name, text in given.env.items()]
+    if args is not None:
+        found.append(Override(("args",), args, "-- ARGS"))
+    return [*found, *given.settings]
+
+
+def load_spec(
+    file: str | Path | None,
+    changes: Overrides,
+    gcloud: Mapping[str, str] | None = None,
+    job: str | None = None,
+    *,
+    needs_program: bool = True,
+) -> LoadedSpec:
+    """The job of a file in any dialect, with these overrides and flags of gcloud; raises SpecError.
+
+    Without a file gcloud's flags alone describe the job; `job` is its name there. `needs_program` as in load_source().
+    """
+    import datetime
+
+    today = datetime.datetime.now(datetime.UTC).date()
+    source = None if file is None else read(file)
+    base = None if file is None or str(file) == STDIN else Path(file).absolute().parent
+    if source is not None and not gcloud and job is None:
+        from ....jobspecs.loading.loader import load_source
+
+        loaded = load_source(source, changes, base, today=today, needs_program=needs_program)
+    else:
+        from ....jobspecs.loading.loader import load_with_flags
+
+        loaded = load_with_flags(
+            source, gcloud or {}, changes, base=base, job=job, today=today, needs_program=needs_program
+        )
+    hide(loaded.spec.env.values())
+    return loaded
+
+
+def read(file: str | Path) -> Source:
+    """Of a file, or of standard input."""
+    from ....jobspecs.loading.source import MAX_BYTES, decode, read_source
+
+    if str(file) != STDIN:
+        return read_source(file)
+    stdin = getattr(sys.stdin, "buffer", None)  # None: closed
+    return decode(stdin.read(MAX_BYTES + 1) if stdin else b"", STDIN_NAME)
+
+
+def say_remarks(loaded: LoadedSpec) -> None:
+    """On stderr: what is doubtful in the file, and what was made of a foreign one."""
+    for problem in loaded.warnings:
+        warning(f"{problem.place}: {problem.message}")
+    for note in loaded.notes:
+        remark(f"note: {note}")
+
+
+def say_outside_end(plan: Plan) -> None:
+    """Say on stderr how to have machines of the best offer ended that hang, where nothing does it yet."""
+    from ....control.submit.external_termination import advice
+
+    said = None if plan.best is None else advice(plan.best)
+    if said:
+        remark(f"note: {said}")
+
+
+def say_tables() -> None:
+    """On stderr, after planning: which tables were not those that come with cloudgpu, and how old they are."""
+    from ....jobspecs.catalog import table_overrides
+
+    by_day: dict[str, list[str]] = {}
+    for table, written in sorted(table_overrides.used().items()):
+        by_day.setdefault(written, []).append(table)
+    for written, names in by_day.items():
+        remark(f"note: tables refreshed {written}: {', '.join(names)}")
+
+
+def plan_spec(loaded: LoadedSpec) -> Plan:
+    """The plan of a job file on this day and, as far as it may run locally, this machine."""
+    import datetime
+
+    from ....jobspecs.planner.planner import plan
+    from ....jobspecs.targets import info
+
+    clouds = loaded.spec.resources.cloud
+    machine = None
+    if clouds is None or any(info(cloud).is_here for cloud in clouds):
+        from ....provisioners.local.provisioner import inspect_machine
+
+        machine = inspect_machine()
+    return plan(loaded.spec, machine=machine, today=datetime.datetime.now(datetime.UTC).date())
+
+
+def refuse_unreachable(loaded: LoadedSpec) -> None:
+    """Raise CommandError if machines of no cloud that the job names reach its job dir or an input."""
+    from ....jobspecs.rules.stores import unreachable
+
+    found = [loaded.diagnose(problem) for problem in unreachable(loaded.spec)]
+    if found:
+        message = "; ".join(f"{one.place}: {one.message}" for one in found)
+        raise CommandError(message, hint="; ".join(dict.fromkeys(one.hint for one in found)), exit_code=Exit.IMPOSSIBLE)
+
+
+def take_stacks(loaded: LoadedSpec, plan: Plan) -> tuple[LoadedSpec, Plan]:
+    """What the infra stacks that are known here make of it: a job that names no job_dir gets one in a stack's bucket,
+    which is said; with `recover: fleet` places without a stack are refused."""
+    from ....control.submit.default_job_dir import with_job_dir
+    from ....control.submit.job_group_offers import with_groups
+
+    plan = with_groups(loaded.spec, plan)
+    found, said = with_job_dir(loaded, plan)
+    if said:
+        remark(f"note: {said}")
+    return found, with_groups(found.spec, plan)  # the bucket is one stack's, others' machines do not reach it

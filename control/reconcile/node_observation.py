@@ -1,0 +1,326 @@
+"""What is really there of an attempt: the machines as the target sees them, and what they wrote into the job dir."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import logging
+import math
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from ...protocol.jobdir import (
+    Generation,
+    Heartbeat,
+    JobDir,
+    Progress,
+    RecordError,
+    Result,
+    Timeline,
+    node_key,
+    read_generation,
+)
+from ...provisioners.base import NodeRequest, NodeState
+from ..accounting.paid_time import merge_timelines, progress_of, timeline_of
+from ..store.model import Attempt
+from .node_replacement import every_node, names_ever, place, wanted_nodes
+from .outcomes import NodeEnd, NodeView, end_by_absence, end_by_result, furthest
+
+log = logging.getLogger("cloudgpu.supervisor")
+
+BOOT_S = 1_200.0
+"""A machine that has not reported by then never will; nor will one that its provider has started again."""
+SILENT_S = 180.0
+"""A machine that reported, and then not for this many seconds, is lost even if the target thinks that it runs. Machines
+that promise their next heartbeat later have MISSED times that."""
+MISSED = 3.0
+"""Heartbeats that may be missing in a row."""
+LONGEST_SILENCE_S = 900.0
+"""Seconds of silence, at most, whatever a machine promises."""
+
+GAVE_UP = "gave_up.json"
+"""Record of a node: why its machine ended itself without a result (by provisioners/boot/shipped/bootstrap.py)."""
+_REASON = 1_000
+"""Limits the characters of such a reason."""
+_MOST_GAVE_UP = 64 << 10
+"""Limits its record, in bytes."""
+
+LOOK_S = 30.0
+"""Of the time between two looks so much counts as silence, at most. Where it is more, nobody could look (a laptop was
+shut, and machines that are this laptop were silent themselves); where looks are rare, silence still adds up."""
+
+_MISSING, _UNREADABLE = -1, -2
+"""In the place of the number of a heartbeat that is not there, or is no heartbeat."""
+
+UNSEEN_S = 600.0
+"""Seconds without a look after which machines may have ended unseen: a supervisor looks far more often. Their end is
+then taken to be this long after their last heartbeat."""
+
+
+SETTLED_READ_S = (3.0, 60.0)
+"""Seconds between two reads of heartbeats and results from an object store, where requests cost money, while all
+machines of an attempt run: at least, and at most. A machine that leaves `running` is read at once; but Azure's lists
+show no machine that has stopped, so its end is seen by a read."""
+SETTLED_READS = 15.0
+"""Reads a second, of all jobs, that the pause is chosen for between these; each read is two requests."""
+
+
+def settled_read_s(jobs: int, nodes: int) -> float:
+    """Return the seconds between two reads of a node that runs. `jobs` are watched, and `nodes` are those of one."""
+    least, most = SETTLED_READ_S
+    return min(max(least, jobs * nodes / SETTLED_READS), most)
+
+
+@dataclass(slots=True)
+class Watch:
+    """What this process remembers of a node. Only a cache: a new process begins anew and comes to the same."""
+
+    end: NodeEnd | None = None
+    """A result is written once and never changes: it is not read again."""
+    progress: Progress | None = None
+    timeline: Timeline | None = None
+    begun: bool = False
+    waiting: bool = False
+    reported: bool = False
+    gpu_idle_s: float | None = None
+    sequence: int = -1
+    damage: str = ""
+    """Why its last heartbeat could not be read; "": it could, or there was none."""
+    returning: bool = False
+    """Since it was last heard of the provider has begun to start it again."""
+    silence_s: float = SILENT_S
+    """Seconds without another heartbeat after which it is lost."""
+    heard: float | None = None
+    """Steady time of the last sign of life; None: not looked at yet."""
+    told_at: float | None = None
+    """As in NodeView."""
+    read: float = -math.inf
+    """Steady time when its heartbeat and result were read the last time."""
+
+
+@dataclass(slots=True)
+class Watches:
+    """Of one attempt's nodes."""
+
+    attempt: int
+    nodes: dict[str, Watch] = field(default_factory=dict)
+    looked: float | None = None
+    """Steady time of the last look at its machines; None: this process has not looked yet."""
+    went_unseen: bool = False
+    """Its machines are all gone, and nobody had looked for long when that was seen."""
+
+    def note_look(self, now: float, *, gone: bool) -> None:
+        """`now`: steady time; `gone`: all machines are."""
+        pause = None if self.looked is None else now - self.looked
+        unseen = pause is None or pause > UNSEEN_S
+        self.went_unseen, self.looked = gone and (self.went_unseen or unseen), now
+        for watch in self.nodes.values():
+            if watch.heard is not None:
+                watch.heard += max(0.0, (pause or 0.0) - LOOK_S)
+
+
+def look(  # noqa: PLR0917 - what is known of an attempt
+    job_dir: JobDir,
+    watches: Watches,
+    requests: Sequence[NodeRequest],
+    states: Mapping[str, NodeState],
+    now: float,
+    last_words: Callable[[str], str] = lambda _node: "",
+    *,
+    stopping: bool = False,
+    jobs: int = 1,
+) -> list[NodeView]:
+    """Return one view per node. `states` were observed before this call: so a result is never missed; `now` is steady
+    time; `last_words`: of a node that is given up for its silence, or vanished without a result, to be added to the
+    reason; `stopping`: the nodes were asked to end, and are read at every look; `jobs`: how many are watched."""
+    settled = not stopping and job_dir.folder is None and all(_is_settled(watches, one, states) for one in requests)
+    oldest = now - settled_read_s(jobs, len(requests)) if settled else now
+    return [
+        _look_at(job_dir, watches, request, states.get(request.node), now, oldest, last_words) for request in requests
+    ]
+
+
+def _is_settled(watches: Watches, request: NodeRequest, states: Mapping[str, NodeState]) -> bool:
+    """Return whether a node's program runs, and nothing says that it does not."""
+    watch, state = watches.nodes.get(request.node), states.get(request.node)
+    if watch is None or state is None or watch.end is not None:
+        return False
+    return watch.begun and not watch.waiting and state.phase == "running" and not state.returns
+
+
+class Reported(NamedTuple):
+    """A node's report, from its newest heartbeat."""
+
+    progress: Progress | None
+    timeline: Timeline | None
+
+
+def read_furthest(job_dir: JobDir, attempt: Attempt) -> Reported | None:
+    """Return the newest report of the node that got furthest; None: there is none yet.
+
+    Its timeline is that of the whole attempt, where nodes have come and gone. Raises JobDirError.
+    """
+    reports = _reports(job_dir, attempt, [request.node for request in every_node(attempt)])
+    if not reports:
+        return None
+    found = furthest(reports)
+    return Reported(found.progress, read_whole_timeline(job_dir, attempt) or found.timeline)
+
+
+def read_whole_timeline(job_dir: JobDir, attempt: Attempt) -> Timeline | None:
+    """Return the timeline of an attempt whose nodes were changed; None: they were not, so each node's is complete.
+
+    Raises JobDirError.
+    """
+    if not any(record.kind == "members" for record in attempt.generations):
+        return None
+    timelines = [one.timeline for one in _reports(job_dir, attempt, names_ever(attempt)) if one.timeline is not None]
+    return merge_timelines(timelines) if timelines else None
+
+
+def _reports(job_dir: JobDir, attempt: Attempt, names: Sequence[str]) -> list[Reported]:
+    """Return the reports of these nodes; a heartbeat that cannot be read is left out."""
+    found = []
+    for name in names:
+        with suppress(RecordError):
+            found.append(Heartbeat.read(job_dir, node_key(attempt.number, name, "heartbeat.json")))
+    return [Reported(progress_of(beat), timeline_of(beat)) for beat in found if beat is not None]
+
+
+def new_generation(job_dir: JobDir, attempt: Attempt, nodes: Sequence[NodeView] | None) -> Generation | None:
+    """The next restart in place that the attempt's row does not tell of yet; one at a time: each is an event.
+
+    A node may have ended before it could beat once more: then the job dir is asked.
+    """
+    number = len(attempt.generations) + 2
+    if nodes is not None and not any(node.generation >= number or node.end is not None for node in nodes):
+        return None
+    record = read_generation(job_dir, attempt.number, number)
+    if record is None or record.kind == "closed":
+        return None
+    places = {place(request.node) for request in wanted_nodes(attempt)}
+    if not all(place(node["node"]) in places for node in record.nodes or []):
+        log.warning(
+            "%s: generation %d of attempt %d names nodes that it has not", attempt.job_id, number, attempt.number
+        )
+        return None
+    return record
+
+
+def is_closed(job_dir: JobDir, attempt: Attempt) -> bool:
+    """Whether a node has ended, or will, and has said that the program starts nowhere again."""
+    record = read_generation(job_dir, attempt.number, len(attempt.generations) + 2)
+    return record is not None and record.kind == "closed"
+
+
+def _look_at(  # noqa: PLR0917 - as look()
+    job_dir: JobDir,
+    watches: Watches,
+    request: NodeRequest,
+    state: NodeState | None,
+    now: float,
+    oldest: float,
+    last_words: Callable[[str], str],
+) -> NodeView:
+    """Return the view of a node; what was read after `oldest` is not read again. Silence is judged after reading."""
+    watch = watches.nodes.setdefault(request.node, Watch())
+    silent = watch.heard is not None and now - watch.heard >= SILENT_S
+    if watch.end is None and (watch.read <= oldest or silent):
+        folder = node_key(watches.attempt, request.node, "")
+        sequence = _read_heartbeat(job_dir, folder, watch)
+        watch.end = _read_end(job_dir, folder, watch, state, last_words)
+        watch.read = now
+        if state is not None and state.queued:  # what has not been got yet is not silent, nor what was lost
+            watch.heard = None
+        elif watch.end is None and state is not None:
+            end = _end_by_silence(watch, sequence, now, returns=state.returns)
+            if end is not None:
+                watch.end = dataclasses.replace(end, reason=f"{end.reason}{last_words(request.node)}")
+    return NodeView(
+        node=request.node,
+        role=request.role,
+        end=watch.end,
+        begun=watch.begun,
+        progress=watch.progress,
+        has_gpus=request.count > 0,
+        gpu_idle_s=watch.gpu_idle_s,
+        timeline=watch.timeline,
+        waiting=watch.waiting,
+        reported=watch.reported,
+        told_at=watch.told_at,
+    )
+
+
+def _read_heartbeat(job_dir: JobDir, folder: str, watch: Watch) -> int:
+    """Take note of what the node says of itself; the number of its heartbeat. Of one that cannot be read nothing is
+    taken: the node counts as silent until the next one that can."""
+    try:
+        heartbeat = Heartbeat.read(job_dir, f"{folder}heartbeat.json")
+    except RecordError as error:
+        if str(error) != watch.damage:
+            log.warning("a heartbeat is ignored: %s", error)
+        watch.reported, watch.damage = True, str(error)
+        return _UNREADABLE
+    watch.damage = ""
+    if heartbeat is None:
+        return _MISSING
+    watch.reported, watch.told_at = True, heartbeat.time
+    watch.progress = progress_of(heartbeat) or watch.progress
+    watch.timeline = timeline_of(heartbeat) or watch.timeline
+    watch.begun = watch.begun or heartbeat.phase not in ("setup", "waiting")
+    watch.waiting = heartbeat.phase == "waiting"
+    watch.gpu_idle_s = heartbeat.gpu_idle_s
+    watch.silence_s = _silence_s(heartbeat)
+    return heartbeat.sequence
+
+
+def _read_end(
+    job_dir: JobDir, folder: str, watch: Watch, state: NodeState | None, last_words: Callable[[str], str]
+) -> NodeEnd | None:
+    try:
+        result = Result.read(job_dir, f"{folder}result.json")
+    except RecordError as error:
+        return NodeEnd("error", f"its result cannot be read: {error}")
+    if result is not None:
+        watch.progress = progress_of(result) or watch.progress
+        watch.timeline = timeline_of(result) or watch.timeline
+        watch.told_at = result.ended
+        watch.begun = watch.begun or result.outcome == "succeeded"
+        return end_by_result(result)
+    if state is None or state.phase != "gone":
+        return None
+    end = end_by_absence(job_dir.exists(f"{folder}notice.json"), state.detail, taken=state.taken)
+    refused = None if watch.reported else state.refused
+    if end.outcome == "lost" and refused is None:
+        reason = _read_reason(job_dir, folder) or last_words(state.node)
+        end = dataclasses.replace(end, reason=f"{end.reason}{reason}")
+    return dataclasses.replace(end, refused=refused)
+
+
+def _read_reason(job_dir: JobDir, folder: str) -> str:
+    """Return why a machine ended itself without a result, to be added to a reason; "" where it has not said."""
+    try:
+        reason = json.loads(job_dir.find(f"{folder}{GAVE_UP}", most=_MOST_GAVE_UP) or b"{}").get("reason")
+    except (RecordError, ValueError, RecursionError, AttributeError):
+        return ""
+    return f"; it gave up: {reason[:_REASON]}" if isinstance(reason, str) and reason else ""
+
+
+def _end_by_silence(watch: Watch, sequence: int, now: float, *, returns: bool) -> NodeEnd | None:
+    """`sequence`: of its heartbeat."""
+    if watch.heard is None or (sequence not in (watch.sequence, _UNREADABLE)):
+        watch.sequence, watch.heard, watch.returning = sequence, now, False
+    watch.returning = watch.returning or returns
+    patience = BOOT_S if sequence == _MISSING or watch.returning else watch.silence_s
+    if now - watch.heard < patience:
+        return None
+    what = "never reported" if sequence == _MISSING else "has not been heard of"
+    damage = f": {watch.damage}" if watch.damage else ""
+    return NodeEnd("lost", f"the machine {what} for {patience:.0f} s{damage}")
+
+
+def _silence_s(heartbeat: Heartbeat) -> float:
+    """Return after how many seconds without another heartbeat a machine is lost."""
+    return max(SILENT_S, min(MISSED * heartbeat.next_s, LONGEST_SILENCE_S))

@@ -1,0 +1,39 @@
+"""Where a job with `recover: fleet` can have its group: in regions whose infra stack is known here."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ...jobspecs.plan import Plan, Refusal
+from ...jobspecs.rules.base import listing
+from ...jobspecs.targets import info
+from ...provisioners.shared.infra_outputs import group_obstacle
+
+if TYPE_CHECKING:
+    from ...jobspecs.models import JobSpec
+
+RULE = "infra-stack"
+
+
+def with_groups(spec: JobSpec, plan: Plan) -> Plan:
+    """The plan without the offers in regions where the job cannot have a group, and why not; the same for others."""
+    if spec.recover == "supervisor":
+        return plan
+    places = dict.fromkeys((offer.cloud, offer.region) for offer in plan.offers if info(offer.cloud).groups)
+    found = {place: group_obstacle(*place, _folders(spec, place[0])) for place in places}
+    able = tuple(offer for offer in plan.offers if found.get((offer.cloud, offer.region)) is None)
+    alike: dict[tuple[str, str], list[str]] = {}
+    for (cloud, region), why in found.items():
+        if why is not None:
+            alike.setdefault((cloud, why.message), []).append(region)
+    refusals = []
+    for (cloud, message), regions in alike.items():
+        first = found[cloud, regions[0]]
+        allowed = "" if first is None else first.allowed
+        refusals.append(Refusal(RULE, cloud, f"{cloud} {listing(regions, 3)}", message, allowed))
+    return Plan(able, (*refusals, *plan.refusals))
+
+
+def _folders(spec: JobSpec, cloud: str) -> list[str]:
+    """What the machines use, as far as the job file says it."""
+    return [url for url in (spec.job_dir_on(cloud), *spec.inputs_on(cloud).values()) if url]

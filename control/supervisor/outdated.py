@@ -1,0 +1,125 @@
+"""Whether the supervisor that runs is the one that is wanted: its version, its settings, its credentials.
+
+By design a supervisor may be killed at any moment, so one that a command has started is replaced.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import time
+from collections.abc import Collection, Mapping
+
+from ... import __version__
+from ..errors import SubmitError
+from ..paths import DATABASE_VARIABLE
+from ..supervisor_environment import credentials_of, differing, has_new_password, settings_of
+from . import supervisor_lock
+from .supervisor_lock import Running
+
+_ENDS_S = 12.0
+"""How long a supervisor that was asked to end may take: daemon.CLOSE_S, and a margin."""
+_POLL_S = 0.05
+
+_judged: set[tuple[int | None, frozenset[tuple[str, str]]]] = set()
+"""Supervisors whose credentials this process has compared with an environment: two commands that run with different
+ones replace each other's supervisor once, and not for ever."""
+
+
+def is_outdated(there: Running) -> bool:
+    """Return whether any command is to replace the supervisor: it is of an older version, or this process has other
+    credentials of all accounts that active jobs need. A newer supervisor stays, and one that is a service."""
+    if not there.is_replaceable:
+        return False
+    if _version(there.version) != _version(__version__):
+        return _version(there.version) < _version(__version__)
+    environment = frozenset((name, os.environ[name]) for name in _all_names(there) if name in os.environ)
+    if (there.pid, environment) in _judged:
+        return False
+    _judged.add((there.pid, environment))
+    needed = _needed_accounts()
+    unlike = [cloud for cloud in needed if _unlike([cloud], there)]
+    rotated = has_new_password(there.settings, there.salt)
+    return bool(needed and (unlike or rotated)) and _is_ours(needed, unlike)
+
+
+def settle(clouds: Collection[str]) -> bool:
+    """End the supervisor that runs if it has other settings or credentials of these clouds than this process, and may
+    be replaced; whether it was ended, so that another is to be started.
+
+    Raises SubmitError if it must stay, and its settings or the account of its credentials are others.
+    """
+    there = supervisor_lock.running()
+    if there is None or not (unlike := _unlike(clouds, there)):
+        return False
+    needed = _needed_accounts()
+    mine = _is_ours(needed, [cloud for cloud in needed if _unlike([cloud], there)])
+    if there.is_replaceable and mine and end(there):
+        return True
+    settings = settings_of(clouds, os.environ)
+    told = [name for name in unlike if os.environ.get(name) and (name in settings or there.is_replaceable)]
+    if told:
+        raise SubmitError(
+            f"a supervisor runs (process {there.pid}) with other settings than this shell, and would launch with its "
+            f"own: {', '.join(told)}; it cannot be replaced while it has jobs of another account, or is a service: "
+            "wait until its jobs have ended, or set CLOUDGPU_HOME to another folder"
+        )
+    return False
+
+
+def end(there: Running) -> bool:
+    """End a supervisor, and wait until it has let its lock go; return whether it has."""
+    is_sent = supervisor_lock.send_signal(there, signal.SIGTERM)
+    until = time.monotonic() + _ENDS_S
+    while (now := supervisor_lock.running()) is not None and now.pid == there.pid:
+        if not is_sent or time.monotonic() > until:
+            return False
+        time.sleep(_POLL_S)
+    return True
+
+
+def _needed_accounts() -> dict[str, set[str | None]]:
+    """Return cloud -> the accounts that active jobs have machines in, or are to have; None: unknown."""
+    from ..store.store import open_store
+
+    store = open_store()
+    jobs = store.list_jobs(active_only=True)
+    attempts = store.current_attempts(jobs)
+    needed: dict[str, set[str | None]] = {}
+    for job in jobs:
+        for cloud, account in job.policy.accounts.items():
+            needed.setdefault(cloud, set()).add(account)
+        attempt = attempts.get(job.id)
+        if attempt is not None and attempt.ended is None and attempt.account != "":
+            needed.setdefault(attempt.offer.cloud, set()).add(attempt.account)
+    return needed
+
+
+def _is_ours(needed: Mapping[str, set[str | None]], clouds: Collection[str]) -> bool:
+    """Return whether this process has credentials of all accounts that are needed in these clouds."""
+    from ...provisioners import get_provisioner
+    from ...provisioners.base import ProvisionError
+
+    try:
+        return all(needed[cloud] == {get_provisioner(cloud).account()} for cloud in clouds)
+    except ProvisionError:  # the credentials here are refused, or missing
+        return False
+
+
+def _unlike(clouds: Collection[str], there: Running) -> list[str]:
+    names = settings_of(clouds, os.environ) | credentials_of(clouds, os.environ)
+    names |= settings_of(clouds, there.settings) | credentials_of(clouds, there.settings)
+    return differing(names, there.settings, there.salt)
+
+
+def _all_names(there: Running) -> set[str]:
+    from ...provisioners import launchable
+
+    clouds = launchable()
+    return {*settings_of(clouds, os.environ), *credentials_of(clouds, os.environ), *there.settings, DATABASE_VARIABLE}
+
+
+def _version(text: str) -> tuple[int, ...]:
+    """An older version's lock has none: it comes first."""
+    return tuple(int(part) for part in re.findall(r"\d+", text.partition("+")[0]))

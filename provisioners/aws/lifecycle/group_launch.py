@@ -1,0 +1,183 @@
+"""A launch whose machines are an Auto Scaling group of its own (LaunchRequest.grouped). See docs/recover.md.
+
+Made in this order: the security group, which is the launch's memory as of every launch; a placement group where the
+machines have Elastic Fabric Adapters; the launch template; the Auto Scaling group, which starts the machines and
+replaces lost ones. Machines and group are what the component GpuFleet makes (infra/aws/fleet.py), by the same functions
+(template.py); the network and the machines' role are the infra stack's.
+"""
+
+from __future__ import annotations
+
+import base64
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ....jobspecs.fleets import FleetSpec
+from ...base import Allocation, NodeState, ProvisionError
+from ...shared import tags
+from ...shared.api_calls import retry
+from ...shared.poll_cache import PollCache
+from ...stacks import job_groups
+from ...stacks.job_groups import GroupState, Prepared
+from ..catalog.region_cache import Answers
+from ..clients import Clients
+from ..errors import translate_errors
+from ..machine.instance_spec import disk_gib
+from ..machine.template import Surroundings, buying, check_fleet, group, group_tags, suspended, template, wants_efa
+from ..resources import network, scaling_groups
+from ..resources.instance_cache import Sightings
+from ..resources.network import tag_list
+from .launching import PATIENCE_S, Launch
+
+UNSEEN_S = 300.0
+"""A group that was just made may be missing from listings for so long; then it is gone."""
+
+
+@dataclass(slots=True)
+class GroupLaunch(Launch):
+    """A grouped request on its way. allocate() is called once."""
+
+    def allocate(self) -> Allocation:
+        """Have the group. Raises ProvisionError; then nothing of this call is left, as after Launch.run()."""
+        request, region = self.request, self.request.region
+        prepared = job_groups.prepare(request, "aws")
+        self.stack = prepared.infrastructure
+        with translate_errors(f"look for the launch in {region}", self.clients.clock):
+            self.group = network.find_group(self.clients.ec2(region), request.token)
+        self.has_created = self.group is not None
+        there = None if self.group is None else scaling_groups.find_scaling_group(self.clients, region, self._name)
+        if there is None:
+            self._make_or_undo(prepared)
+        elif there.is_going:
+            raise ProvisionError("transient", f"{there.name} is being deleted", scope="region", code="Deleting")
+        elif not set(suspended(prepared.fleet)) <= there.suspended:
+            self._suspend(prepared)
+        made = job_groups.allocation(request, "aws", self._name, prepared.fleet_dir)
+        return dataclasses.replace(made, launched_at=dict.fromkeys(made.machines, self.clients.clock.now()))
+
+    @property
+    def _name(self) -> str:
+        if self.group is None:
+            raise ProvisionError("transient", "the launch has no security group yet", scope="region")
+        return scaling_groups.group_name(self.group)
+
+    def _make_or_undo(self, prepared: Prepared) -> None:
+        try:
+            self._make_group(prepared)
+            self._suspend(prepared)
+        except ProvisionError as error:
+            error.may_have_created |= self.has_created
+            self._forget(error)
+            if error.is_final:
+                self._undo()
+            raise
+
+    def _suspend(self, prepared: Prepared) -> None:
+        scaling_groups.suspend(self.clients, self.request.region, self._name, suspended(prepared.fleet))
+
+    def _make_group(self, prepared: Prepared) -> None:
+        request, fleet = self.request, prepared.fleet
+        found, reservations = self._places(request.nodes)
+        subnets = self._near(found) if wants_efa(fleet) else found
+        fleet = fleet.model_copy(update={"zones": tuple(subnet.zone for subnet in subnets)})
+        check_fleet(fleet)
+        self.quotas.check(request, [fleet.machine_type] * fleet.size)
+        image = self.images.find(request.region, fleet.machine_type)
+        reservation = reservations.get(fleet.machine_type)
+        if reservation is not None and reservation.machines_end is not None:
+            job_groups.expire_by(prepared, request, reservation.machines_end)
+        labels = {**tags.launch_tags(request), tags.FLEET: fleet.name}
+
+        def make() -> None:
+            profile, placement = self._make(subnets[0].vpc, placed=wants_efa(fleet))
+            around = Surroundings(
+                ami=image.ami,
+                root_device=image.root_device,
+                disk_gib=disk_gib(fleet.disk_gb, image.min_gb),
+                profile_arn=profile,
+                group=self.group.group if self.group else "",
+                public=any(subnet.public for subnet in subnets),
+                user_data=base64.b64encode(prepared.boot.encode()).decode(),
+                tags=labels,
+                placement_group=placement,
+                reservation=reservation,
+            )
+            self._make_standing(fleet, around, subnets)
+
+        self.has_created = True
+        try:
+            retry(make, timeout_s=PATIENCE_S, clock=self.clients.clock)
+        except ProvisionError as error:
+            self._check_role(error)
+            raise
+
+    def _near(self, subnets: list[network.Subnet]) -> list[network.Subnet]:
+        """One zone for all: Elastic Fabric Adapters reach no other. The next attempt takes the next."""
+        return [subnets[(self.request.attempt - 1) % len(subnets)]]
+
+    def _make_standing(self, fleet: FleetSpec, around: Surroundings, subnets: list[network.Subnet]) -> None:
+        """Template and group. It may be repeated, and has to be: AWS may not know yet what it has made."""
+        region, name = self.request.region, self._name
+        with translate_errors(f"make {name} in {region}", self.clients.clock):
+            made = scaling_groups.make_template(
+                self.clients.ec2(region), name, template(fleet, around), tag_list({"Name": fleet.name, **around.tags})
+            )
+        wanted = {
+            "AutoScalingGroupName": name,
+            "MaxSize": fleet.size,
+            "DesiredCapacity": fleet.size,
+            "VPCZoneIdentifier": ",".join(subnet.subnet for subnet in subnets),
+            "Tags": group_tags(fleet, around.tags, around.profile_arn),
+            **group(fleet),
+            **buying(fleet, made, scaling_groups.VERSION),
+        }
+        scaling_groups.make_scaling_group(self.clients, region, wanted)
+
+
+class Groups:
+    """What is seen of groups, shared by all who look at the same ones."""
+
+    def __init__(self, clients: Clients, sightings: Sightings, answers: Answers) -> None:
+        self._clients, self._sightings, self._answers = clients, sightings, answers
+        self._cache: PollCache[tuple[str, str], Mapping[str, scaling_groups.ScalingGroup]] = PollCache(
+            self._ask, clients.clock
+        )
+
+    def observe(self, allocation: Allocation) -> list[NodeState]:
+        """Two calls a region for all who ask within a short time, and one more for a group that lacks machines.
+        Raises ProvisionError."""
+        return job_groups.states(allocation, self._state(allocation))
+
+    def _state(self, allocation: Allocation) -> GroupState:
+        region, owner = allocation.region, allocation.owner
+        seen = self._cache.get((region, owner)).get(allocation.details[job_groups.GROUP])
+        if seen is None:
+            now = self._clients.clock.now()
+            is_young = any(allocation.age_s(node, now) < UNSEEN_S for node in allocation.machines)
+            return GroupState(exists=is_young, machines=0)
+        there = self._sightings.of_owner(region, owner).values()
+        machines = sum(one.token == allocation.token and not one.is_gone for one in there)
+        lacks = seen.machines < seen.wanted and not seen.is_going
+        trouble = self._trouble(region, seen) if lacks else None
+        return GroupState(exists=True, machines=machines, trouble=trouble, size=seen.wanted)
+
+    def _trouble(self, region: str, seen: scaling_groups.ScalingGroup) -> ProvisionError | None:
+        refusal = scaling_groups.trouble(self._clients, region, seen)
+        if refusal is not None and refusal.hints:  # as offers spell zones
+            ids = self._answers.zone_ids(region)
+            refusal.hints = tuple(ids[name] for name in refusal.hints if name in ids)
+        return refusal
+
+    def _ask(self, where: tuple[str, str]) -> Mapping[str, scaling_groups.ScalingGroup]:
+        region, owner = where
+        filters: list[Any] = [{"Name": f"tag:{tags.OWNER}", "Values": [owner]}]
+        with translate_errors(f"look at the groups in {region}", self._clients.clock):
+            pages = (
+                self._clients.autoscaling(region)
+                .get_paginator("describe_auto_scaling_groups")
+                .paginate(Filters=filters, PaginationConfig={"PageSize": 100})
+            )
+            found = [scaling_groups.seen(one) for page in pages for one in page["AutoScalingGroups"]]
+        return {one.name: one for one in found}

@@ -1,0 +1,158 @@
+"""How calls to AWS are sent: each waits for its token and is repeated while it is throttled or not answered.
+
+boto3's own retries are off: they know of no other job, and together with ours they would multiply. Here is the one
+place through which each call of each client goes, whoever makes it (paginators as well).
+
+Rates: EC2 developer guide, "Request throttling for the Amazon EC2 API" (each action of an account and region has a
+bucket of its own). IAM publishes none; its calls are of the account, and kept to what EC2 takes of a changing call.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from fnmatch import fnmatchcase
+from typing import Any
+
+from ..base import ProvisionError
+from ..shared.api_calls import UNKNOWN, pause, retry
+from ..shared.clock import Clock
+from ..shared.token_bucket import Bucket, Rate
+from .errors import translate_error
+
+PATIENCE_S = 30.0
+"""A call is repeated for this many seconds; one that hangs until its timeout is sent once more."""
+IN_PLACE_S = 5.0
+"""Longest wait in seconds for a turn within a call; for a later one ProvisionError is raised with `retry_after`."""
+_LAUNCH = "launch"
+"""Stands for an action of EC2: a whole launch, at the rate of its slowest call."""
+_RATES: tuple[tuple[str, str, Rate], ...] = (
+    ("ec2", _LAUNCH, Rate(2, 4)),
+    ("ec2", "RunInstances", Rate(2, 4)),
+    ("ec2", "TerminateInstances", Rate(5, 100)),
+    ("ec2", "Describe*", Rate(20, 100)),
+    ("ec2", "*", Rate(5, 50)),
+    ("iam", "Get*", Rate(20, 100)),
+    ("iam", "List*", Rate(20, 100)),
+    ("iam", "*", Rate(5, 50)),
+)
+"""Service, action, rate: the first that fits. Others are sent as they come. EC2 takes 5 RunInstances at once: one token
+is left over, as calls do not arrive as evenly as they are sent."""
+_GLOBAL = frozenset({"iam"})
+_IN_LINE = "InLine"
+"""Code of the error of a call whose turn is far off."""
+_SERVER_ERROR = 500
+
+
+class Calling:
+    """The calls of one account, from all jobs of this process. Any thread may use it."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._buckets: dict[tuple[str, str, str], Bucket] = {}
+        self._begun: set[tuple[str, str]] = set()
+        """Region and token of the launches that have had their turn and are not complete."""
+
+    @contextlib.contextmanager
+    def launch_turn(self, region: str, token: str) -> Iterator[None]:
+        """Wait for the turn of a launch before it makes anything. Raises ProvisionError if it is far off.
+
+        Launches that stopped at RunInstances instead would have made security groups and roles hundreds of seconds too
+        early, and come back for their turn behind others that do the same. A launch keeps its turn while single calls
+        of it are in line.
+        """
+        launch = region, token
+        bucket = self._bucket("ec2", region, _LAUNCH)
+        if bucket is not None and launch not in self._begun:
+            self._await_turn(bucket, token, "RunInstances", region)
+        self._begun.add(launch)
+        is_in_line = False
+        try:
+            yield
+        except ProvisionError as error:
+            is_in_line = error.code == _IN_LINE
+            raise
+        finally:
+            if not is_in_line:
+                self._begun.discard(launch)
+
+    def through(self, client: Any, service: str, region: str) -> None:  # a client of any service
+        """Send all calls of a client through here."""
+        send = client._make_api_call
+
+        def paced(operation: str, params: Mapping[str, object]) -> Any:
+            # Sent as a copy: boto3 encodes some of the parameters in place.
+            return self._call(service, region, operation, params, lambda: send(operation, dict(params)))
+
+        client._make_api_call = paced
+
+    def _call(
+        self, service: str, region: str, operation: str, params: Mapping[str, object], send: Callable[[], object]
+    ) -> Any:
+        bucket = self._bucket(service, region, operation)
+        key = _key(operation, params)
+
+        def once() -> Any:
+            if bucket is not None:
+                self._await_turn(bucket, key, operation, region)
+            try:
+                return send()
+            except Exception as error:
+                found = _passing(error, self._clock)
+                if found is None:
+                    raise
+                if bucket is not None and found.error_class == "throttled":
+                    bucket.refuse()
+                raise found from error
+
+        try:
+            return retry(once, timeout_s=PATIENCE_S, clock=self._clock)
+        except ProvisionError as error:
+            if error.__cause__ is None:
+                raise
+            raise error.__cause__ from None  # as boto3 raised it: who called knows what it was about
+
+    def _await_turn(self, bucket: Bucket, key: str, operation: str, region: str) -> None:
+        while wait := bucket.take(key):
+            if wait > IN_PLACE_S:
+                message = (
+                    f"AWS takes {bucket.rate.per_s:g} {operation} calls a second in {region}; "
+                    f"{bucket.waiting} wait, and the turn of this one comes in {wait:.0f} s"
+                )
+                raise ProvisionError(
+                    "throttled", message, scope="region", code=_IN_LINE, retry_after=wait, is_unsent=True
+                )
+            pause(self._clock, wait)
+
+    def _bucket(self, service: str, region: str, operation: str) -> Bucket | None:
+        rate = next((rate for of, glob, rate in _RATES if of == service and fnmatchcase(operation, glob)), None)
+        if rate is None:
+            return None
+        key = (service, "" if service in _GLOBAL else region, operation)
+        with self._lock:
+            if key not in self._buckets:
+                self._buckets[key] = Bucket(rate, self._clock)
+            return self._buckets[key]
+
+
+def _key(operation: str, params: Mapping[str, object]) -> str:
+    """Return the key of a call; a retry of the same call has the same key."""
+    token = params.get("ClientToken")
+    return str(token) if token else hashlib.sha256(repr((operation, sorted(params.items()))).encode()).hexdigest()
+
+
+def _passing(error: Exception, clock: Clock) -> ProvisionError | None:
+    """Return the error of a call that a retry may not meet again; None if a retry would fail too. Eventual consistency
+    and resources still in use are left to the caller."""
+    from botocore.exceptions import ClientError
+
+    found = translate_error(error, "", clock)
+    if found is None or found.error_class not in UNKNOWN:
+        return None
+    if found.error_class == "transient" and isinstance(error, ClientError):
+        status = error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
+        return found if status >= _SERVER_ERROR else None
+    return found

@@ -1,0 +1,263 @@
+"""A launch whose machines are a scale set of their own (`recover: fleet`): Azure replaces those that are lost, and the
+machines share the job's nodes out among themselves, whether or not anybody looks (runtime/fleet/member.py).
+
+What it makes, in this order: a resource group, the right of its machines to leave what is in it, an application and a
+network security group, a proximity placement group, and the scale set: of the template of which `cloudgpu cluster up`
+makes one (template.py), in the subnet and with the identity of the region's infra stack. The group goes last, and
+everything with it, as with any launch.
+"""
+
+from __future__ import annotations
+
+import base64
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import NamedTuple, cast
+
+from ....jobspecs.fleets import FleetSpec
+from ...base import Allocation, LaunchRequest, ProvisionError
+from ...shared import tags
+from ...shared.api_calls import cleaning_up, first_with_room, pause
+from ...stacks import job_groups
+from .. import operations
+from ..account import refusal
+from ..catalog import quotas
+from ..catalog.sizes import Size, Sizes
+from ..clients import Clients, Json, answer_of, gone_is_fine
+from ..machine import template, vm_profile
+from ..machine.images import Image, Images
+from ..machine.request import zones_for
+from ..machine.reservations import find_reservations
+from ..names import group_name
+from ..resources import network
+from ..resources.identity import find_identity, let_leave
+from ..resources.instance_cache import Sightings
+from ..resources.resource_groups import find_group, make_group
+from .launching import make_proximity_group
+from .teardown import Ending
+
+log = logging.getLogger("cloudgpu.provisioners.azure")
+
+
+class Parts(NamedTuple):
+    """What the scale set is made of, in whichever zone it is."""
+
+    image: Image
+    at: template.Standing
+    identity: str
+    """Resource ids."""
+    proximity_group: str | None
+    boot: str
+    """As in Prepared."""
+
+
+@dataclass(slots=True)
+class GroupedLaunch:
+    """A request on its way. run() is called once."""
+
+    clients: Clients
+    images: Images
+    sizes: Sizes
+    sightings: Sightings
+    request: LaunchRequest
+    name: str = ""
+    """Of the scale set."""
+    fleet_dir: str = ""
+    zone: str | None = None
+    """Of the machines; None: of none."""
+    _some_run: bool = False
+    """Machines were started, and ended since another one was refused; or may be there still."""
+    _has_created: bool = False
+    """Something may have been made under this token, by this call or by an earlier one."""
+
+    def run(self) -> None:
+        """Have the scale set. Raises ProvisionError.
+
+        It is made once: machines that have left it by now are not got again. After a final refusal nothing is left;
+        after any other error everything stays: the next launch() with this token finds it, as does terminate().
+        """
+        prepared = job_groups.prepare(self.request, "azure")
+        self.name, self.fleet_dir = prepared.fleet.name, prepared.fleet_dir
+        template.check_fleet(prepared.fleet, reserved=self.request.market == "reservation")
+        try:
+            if not self._is_there():
+                self._start(prepared)
+        except ProvisionError as error:
+            error.may_have_created |= self._has_created
+            if error.is_final:
+                self._undo()
+            raise
+
+    def _is_there(self) -> bool:
+        """By an earlier call. What Azure has refused since, or is removed, is removed first."""
+        group = find_group(self.clients, self.request.token)
+        self._has_created = group is not None
+        found = None if group is None or group.is_ending else _look(self.clients, group.name, self.name)
+        if found is None:
+            return False
+        try:
+            if operations.state_of(found) != "Deleting":
+                self._await_machines(f"start the machines of {self.name}")
+                self.zone = _zone_of(found)
+                return True
+        except ProvisionError as error:
+            if not error.is_final:
+                raise
+            log.info("%s: %s", self.request.job_id, error)
+        self._clean()
+        return False
+
+    # -- what is needed
+
+    def _start(self, prepared: job_groups.Prepared) -> None:
+        request, clients, fleet = self.request, self.clients, prepared.fleet
+        node, there = request.nodes[0], prepared.infrastructure
+        types = [one.machine_type for one in request.nodes]
+        image = self.images.find(request.region, node)
+        size = self.sizes.find(request.region, node.machine_type, request.market)
+        zones, reservation = self._places(size, types)
+        quotas.check(clients, region=request.region, market=request.market, machine_types=types)
+        self._has_created = True
+        make_group(clients, request, (), there.machine_role)
+        identity = find_identity(clients, there.machine_role)
+        let_leave(clients, request, identity, there.stack)
+        attached = network.make_network(clients, request, there)
+        at = template.Standing(*attached, reservation=reservation)
+        close = make_proximity_group(clients, request) if template.is_close(fleet) else None
+        made = Parts(image, at, identity.id, close, prepared.boot)
+        first_with_room(
+            zones,
+            lambda zone: self._start_in(zone, fleet, made),
+            turn=request.attempt - 1,
+            has_begun=lambda: self._some_run,
+            on_refusal=lambda error: log.info("%s: %s", request.job_id, error),
+        )
+
+    def _places(self, size: Size, types: Sequence[str]) -> tuple[list[str | None], str | None]:
+        """Zones to try, in this order; the group of reservations that the machines are of. Raises ProvisionError."""
+        request = self.request
+        if request.market != "reservation":
+            return zones_for([size], request.zone, request.region), None
+        found = find_reservations(self.clients, request.region, [request.zone] if request.zone else [], types)
+        return [found.zone], found.groups[types[0]]
+
+    # -- the machines
+
+    def _start_in(self, zone: str | None, fleet: FleetSpec, made: Parts) -> None:
+        """Have all of them in one zone; of a scale set that is refused nothing stays."""
+        request, clients = self.request, self.clients
+        here = fleet.model_copy(update={"zones": () if zone is None else (zone,)})
+        where = f"zone {zone} of {request.region}" if zone else request.region
+        doing = f"start {fleet.size} × {request.market} {fleet.machine_type} in {where}"
+        body = scale_set_body(request, here, made)
+        sets, group = clients.compute.virtual_machine_scale_sets, group_name(request.token)
+        begin = partial(sets.begin_create_or_update, group, self.name, body)
+        try:
+            self._await_machines(doing, clients.ask(doing, lambda: operations.ordered(begin)).url)
+        except ProvisionError as error:
+            if error.is_final:
+                self._clean_refused()
+            raise
+        self.zone = zone
+
+    def _await_machines(self, doing: str, url: str = "") -> None:
+        """Until Azure has made them, or refused. What it neither does in time goes on by itself: observe() tells what
+        comes of it. `url`: of the operation that makes them, if that is known. Raises ProvisionError."""
+        clients, group, clock = self.clients, group_name(self.request.token), self.clients.clock
+        begun, pauses, state = clock.monotonic(), operations.pauses(), ""
+        while clock.monotonic() <= begun + operations.START_S:
+            found = _look(clients, group, self.name)
+            if found is None:
+                operations.check_on_its_way(clients, url, doing, clock.monotonic() - begun, "the scale set")
+            elif (state := operations.state_of(found)) == "Succeeded":
+                return
+            elif state in operations.ENDED:
+                error = operations.reason(clients, url, doing) or _error_of(clients, group, self.name)
+                raise refusal(error or {"code": state, "message": f"the scale set is {state}"}, doing)
+            pause(clock, next(pauses))
+        log.info("%s: %s: it is %s still, and is not waited for", self.request.job_id, doing, state)
+
+    # -- what was refused
+
+    def _clean_refused(self) -> None:
+        """Remove the refused scale set. If that fails its name stays taken, and no other zone is tried."""
+        cleaned = False
+        with cleaning_up(self.request.job_id):
+            self._clean()
+            cleaned = True
+        self._some_run |= not cleaned
+
+    def _clean(self) -> None:
+        """Remove the scale set with its machines; waits until it is gone."""
+        sets, group = self.clients.compute.virtual_machine_scale_sets, group_name(self.request.token)
+        seen = self.sightings.of_launch(self.request.token, since=self.clients.clock.monotonic())
+        self._some_run = any(one.is_settled for one in seen.values())
+        begin = partial(sets.begin_delete, group, self.name, force_deletion=True)
+        doing = f"delete the scale set {self.name} in {group}"
+        operations.delete(self.clients, doing, begin, partial(sets.get, group, self.name))
+
+    def _undo(self) -> None:
+        """Remove what was made; terminate() removes what cannot be removed now."""
+        with cleaning_up(self.request.job_id):
+            Ending(self.clients, self.sightings, self.request.token).begin()
+
+
+def scale_set_body(request: LaunchRequest, fleet: FleetSpec, made: Parts) -> Json:
+    """The body that makes the scale set. Pure: it is what tests look at."""
+    custom_data = base64.b64encode(made.boot.encode()).decode()
+    profile = template.profile(fleet, made.image, made.at, custom_data) | vm_profile.security()
+    properties = template.scale_set(fleet, profile)
+    if made.proximity_group is not None:
+        properties["proximityPlacementGroup"] = {"id": made.proximity_group}
+    body: Json = {
+        "location": request.region,
+        "tags": tags.launch_tags(request),
+        "sku": {"name": fleet.machine_type, "tier": "Standard", "capacity": fleet.size},
+        "identity": vm_profile.identity(made.identity),
+        "properties": properties,
+    }
+    zones = template.zones_of(fleet)
+    return {**body, "zones": zones} if zones else body
+
+
+def state_of(clients: Clients, sightings: Sightings, allocation: Allocation) -> job_groups.GroupState:
+    """What there is of a launch's scale set: a call, one for all who ask within a short time, and one or two where it
+    is in trouble. Raises ProvisionError."""
+    group, name = group_name(allocation.token), allocation.details[job_groups.GROUP]
+    found, seen = _look(clients, group, name), sightings.of_launch(allocation.token)
+    trouble = None
+    if found is not None and operations.state_of(found) == "Failed":
+        error = _error_of(clients, group, name) or {"code": "Failed", "message": "the scale set is Failed"}
+        trouble = refusal(error, f"start the machines of {name}")
+    return job_groups.GroupState(found is not None, len(seen), trouble)
+
+
+def _look(clients: Clients, group: str, name: str) -> Json | None:
+    """At the scale set; None: there is none."""
+
+    def ask() -> Json | None:
+        with gone_is_fine():
+            return cast("Json", clients.compute.virtual_machine_scale_sets.get(group, name, cls=answer_of))
+        return None
+
+    return clients.ask(f"look at the scale set {name}", ask)
+
+
+def _error_of(clients: Clients, group: str, name: str) -> Json | None:
+    """Why it has failed, as its instance view tells those who come later; None: it does not."""
+
+    def ask() -> Json | None:
+        with gone_is_fine():
+            view = clients.compute.virtual_machine_scale_sets.get_instance_view(group, name, cls=answer_of)
+            return operations.error_in(cast("Json", view))
+        return None
+
+    return clients.ask(f"look at the scale set {name}", ask)
+
+
+def _zone_of(found: Json) -> str | None:
+    """Of a scale set in one zone."""
+    zones = found.get("zones") or []
+    return str(zones[0]) if len(zones) == 1 else None

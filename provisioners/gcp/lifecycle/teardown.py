@@ -1,0 +1,148 @@
+"""The end of a launch: everything under its token is removed, whether anybody remembers it or not."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from ...base import Ended, ProvisionError
+from ...shared import tags
+from .. import operations
+from ..clients import READ_S, WRITE_S, Clients, gone_is_fine
+from ..labels import instance_prefix, with_label
+from ..listing import list_everywhere
+from ..machine.request import request_id
+from ..resources import instance_groups, network
+from ..resources.instance_cache import Sightings
+from ..rest import last_part
+
+if TYPE_CHECKING:
+    from google.cloud import compute_v1
+
+PATIENCE_S = 300.0
+"""So long machines are waited for to end: large ones take minutes. Whoever wants them gone then asks again."""
+_POLL_S = 3.0
+
+
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """What is to end. Every step may be repeated; nothing is done for what is gone."""
+
+    clients: Clients
+    sightings: Sightings
+    token: str
+    owner: str
+    """"" if it is not known."""
+    named: Collection[str] = ()
+    """Machines that somebody knows of: they are ended also if no listing shows them yet."""
+    region: str = ""
+    """"" if it is not known: then all zones there are must be reached."""
+    grouped: bool = True
+    """There may be a group; False: it is known that there was none."""
+
+    def run(self) -> Ended:
+        """Remove all of it; returns when nothing bills any more. Raises ProvisionError, and may then be run again."""
+        clock = self.clients.clock
+        begun = clock.monotonic()
+        if self.grouped:
+            instance_groups.end(self.clients, self.token, self.region, begun + PATIENCE_S)
+        begun = since = clock.monotonic()
+        hidden = set(self.named)
+        has_started = bool(hidden)
+        while left := self._end_machines(hidden, since, again=since > begun):
+            hidden.clear()
+            has_started = True
+            if clock.monotonic() > begun + PATIENCE_S:
+                names = ", ".join(sorted(left))
+                message = f"{names} was ended {PATIENCE_S:.0f} s ago, and is not gone yet"
+                raise ProvisionError("transient", message, scope="region", code="StillThere")
+            since = clock.monotonic()
+            clock.sleep(_POLL_S)
+        at = clock.now()
+        self._delete_disks()
+        if self.grouped:
+            instance_groups.remove(self.clients, "template", self.token, self.region)
+            instance_groups.remove(self.clients, "placement policy", self.token, self.region)
+        network.remove_rule(self.clients, self.token)
+        return Ended(has_started or self._was_started(), at)
+
+    def _was_started(self) -> bool:
+        """Return whether a machine was created under this token, and is deleted by now."""
+        done = operations.of_instances(self.clients, f"{instance_prefix(self.token)}.*", self.region)
+        return any(one.verb == "insert" and one.error is None for one in done)
+
+    def _end_machines(self, hidden: Collection[str], since: float, *, again: bool) -> set[str]:
+        """Have all machines deleted; those that are there yet, or on their way by a call whose answer was lost, maybe.
+
+        `hidden` are deleted even if no listing shows them.
+        """
+        listed = self.sightings.of_launch(self.token, self.owner, since=since, region=self.region)
+        seen = {one.machine: one for one in listed}
+        ending = {machine for machine, one in seen.items() if one.is_ending}
+        if seen and len(ending) == len(seen) and not hidden:
+            return set(seen)
+        begun = operations.begun_by(
+            operations.of_instances(self.clients, f"{instance_prefix(self.token)}.*", self.region)
+        )
+        left = set(seen) | {machine for machine, insert in begun.items() if not insert.finished}
+        for machine in sorted({*seen, *hidden, *begun} - ending):
+            # By this id a later launch with the token knows that the machine was not lost, but ended with all of it. A
+            # call that is repeated since Compute Engine has not done it must not be taken for the same.
+            call_id = None if again else ended_id(self.token, machine, begun[machine].name if machine in begun else "")
+            if delete(self.clients, machine, call_id):
+                left.add(machine)
+        return left
+
+    def _delete_disks(self) -> None:
+        """Disks that somebody has taken off a machine: the others are gone with theirs."""
+        from google.cloud import compute_v1
+
+        clients, wanted = self.clients, with_label(tags.TOKEN, self.token)
+
+        def everywhere() -> list[compute_v1.Disk]:
+            request = compute_v1.AggregatedListDisksRequest(project=clients.project, filter=wanted, max_results=500)
+            pages = clients.disks.aggregated_list(request, retry=None, timeout=READ_S)
+            return [disk for _, scope in pages for disk in scope.disks]
+
+        def in_zone(zone: str) -> list[compute_v1.Disk]:
+            request = compute_v1.ListDisksRequest(project=clients.project, zone=zone, filter=wanted, max_results=500)
+            return list(clients.disks.list(request, retry=None, timeout=READ_S))
+
+        doing = f"look for disks of {self.token}"
+        for disk in list_everywhere(clients, doing, everywhere, in_zone, self.region):
+            if not disk.users:
+                self._delete_disk(last_part(disk.zone), disk.name)
+
+    def _delete_disk(self, zone: str, name: str) -> None:
+        def start() -> None:
+            with gone_is_fine():
+                self.clients.disks.delete_unary(
+                    project=self.clients.project, zone=zone, disk=name, retry=None, timeout=WRITE_S
+                )
+
+        self.clients.ask(f"delete the disk {name} in {zone}", start)
+
+
+def ended_id(token: str, machine: str, insert: str) -> str:
+    """The request id of the call that ends a machine with all of its launch. `insert`: the operation that made it."""
+    zone, _, name = machine.partition("/")
+    return request_id(token, name, zone, "ended", insert)
+
+
+def delete(clients: Clients, machine: str, call_id: str | None = None) -> bool:
+    """Have a machine deleted, with its disk; does not wait. False: there is none. Raises ProvisionError."""
+    from google.cloud import compute_v1
+
+    zone, _, name = machine.partition("/")
+    request = compute_v1.DeleteInstanceRequest(project=clients.project, zone=zone, instance=name)
+    if call_id is not None:
+        request.request_id = call_id
+
+    def start() -> bool:
+        with gone_is_fine():
+            clients.instances.delete_unary(request, retry=None, timeout=WRITE_S)
+            return True
+        return False
+
+    return clients.ask(f"delete {name} in {zone}", start)

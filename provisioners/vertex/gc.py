@@ -1,0 +1,61 @@
+"""Custom jobs that carry our labels, of every owner, and how to end them: for `cloudgpu gc`.
+
+A custom job is all that a launch makes. One that has ended is a record: it costs nothing, and stays.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+from ...jobspecs.suggest import did_you_mean
+from ..base import ProvisionError
+from ..tagged_resources import Found, Leftover, Tagged, Thing, launches
+from . import clients as vertex
+from .job_cache import Sighting, Sightings
+from .teardown import Ending
+
+_REGIONS_AT_ONCE = 8
+
+
+def find(regions: Sequence[str], clients: vertex.Clients | None = None) -> Found:
+    """Of every owner, in these regions (none: all that Vertex AI has); a call for each. Raises ProvisionError."""
+    sightings = Sightings(clients or vertex.Clients())
+    known = vertex.regions()
+    for region in regions:
+        if region not in known:
+            meant = did_you_mean(region, known) or f"there are {', '.join(known)}"
+            raise ProvisionError("invalid", f"Vertex AI is not in {region}; {meant}", scope="region")
+    asked = list(dict.fromkeys(regions)) or known
+    with ThreadPoolExecutor(_REGIONS_AT_ONCE, "cloudgpu-find") as pool:
+        looks = {region: pool.submit(sightings.of_everybody, region) for region in asked}
+        found: list[Tagged] = []
+        missed: dict[str, str] = {}
+        refusals: list[ProvisionError] = []
+        for number, (region, look) in enumerate(looks.items(), start=1):
+            try:
+                found += [Tagged(_thing(job), job.tags) for job in look.result()]
+            except ProvisionError as error:
+                missed[region] = str(error)
+                refusals.append(error)
+            if number == _REGIONS_AT_ONCE and [one.error_class for one in refusals] == ["transient"] * number:
+                # It is the network, or credentials, and not so many regions: each of the others would take minutes.
+                pool.shutdown(wait=False, cancel_futures=True)
+                raise refusals[0]
+    if len(refusals) == len(asked):
+        raise refusals[0]
+    return Found(launches("vertex", found), missed)
+
+
+def remove(leftover: Leftover, clients: vertex.Clients | None = None) -> None:
+    """Cancel it; idempotent; returns when nothing of it bills any more. Raises ProvisionError."""
+    clients = clients or vertex.Clients()
+    for region in leftover.regions:
+        names = [thing.id for thing in leftover.things if thing.region == region]
+        Ending(clients, Sightings(clients), region, leftover.token, names).run()
+
+
+def _thing(job: Sighting) -> Thing:
+    nodes = len(job.replicas)
+    detail = f"{nodes} node{'' if nodes == 1 else 's'} {job.market}, {job.state}"
+    return Thing("custom job", job.name, job.region, detail, None, job.created)

@@ -1,0 +1,69 @@
+"""The samplers that the order of an epoch is drawn from, as they were before the draw.
+
+A sampler of the program's own may shuffle a list in place, or count its epochs. A resume in the middle of an epoch
+draws the order again: meanwhile the sampler is as it was.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+
+from ...checkpoint.data import loaders
+from ..program.frame_inspection import Code
+from .graph import Graph, Record
+from .variables import Restore, UnsavableError, digests
+
+_MOST = 16 << 20
+"""Bytes of an array of which a copy is kept."""
+
+
+class Drawn:
+    """The loader's samplers, and its dataset if that has the order, as they are now."""
+
+    def __init__(self, code: Code, loader: object) -> None:
+        self._code, self._loader = code, loader
+        graph = _graph(code, loader)
+        self._digests = digests(graph)
+        self._records = {path: _copy(record) for path, record in graph.records.items()}
+
+    def changed(self) -> dict[str, Record]:
+        """Return what is another now, as it was. Raises UnsavableError if there is too much of it."""
+        now = digests(_graph(self._code, self._loader))
+        found = {
+            path: record
+            for path, record in self._records.items()
+            if now.get(path) != self._digests[path] and record["kind"] != "opaque"
+        }
+        for path, record in found.items():
+            if "value" in record and record["value"] is None:
+                raise UnsavableError(f"{path} is changed by drawing the order, and has more than {_MOST >> 20} MiB")
+        return found
+
+
+@contextmanager
+def put_back(code: Code, loader: object, records: Mapping[str, Record]) -> Iterator[None]:
+    """Let what changed() has returned be there again for a while."""
+    graph = _graph(code, loader)
+    now = {}
+    for path, record in records.items():
+        if path in graph.records:
+            live = _copy(graph.records[path], most=None)
+            gone = [name for name in record.get("names", {}) if name not in live.get("names", {})]
+            now[path] = {**live, "gone": gone}
+    Restore(graph, records).run()
+    yield
+    Restore(graph, now).run()
+
+
+def _graph(code: Code, loader: object) -> Graph:
+    own = (one for one in loaders.drawn_from(loader) if not type(one).__module__.startswith("torch."))
+    return Graph(code, {f"sampler {number}": one for number, one in enumerate(own)})
+
+
+def _copy(record: Record, most: int | None = _MOST) -> Record:
+    if "value" not in record:
+        return record
+    value = record["value"]
+    copy = value.clone if hasattr(value, "clone") else value.copy
+    return {**record, "value": copy() if most is None or value.nbytes <= most else None}

@@ -1,0 +1,144 @@
+"""Stands between the agent and one program, so that the program never outlives the agent. Run as a script:
+
+    python -I -S orphan_guard.py AGENT_PID COMMAND...
+
+The kernel tells only the child of a dead process, not its grandchildren (a shell's python, a loader's workers). So the
+agent's child is this: it adopts what the program leaves behind, hears of the agent's death (even by SIGKILL) and then
+kills all of it. It costs one small process per program, and spares the agent, which has threads, to run code of its own
+between fork and exec. It takes no part in signals to the program's group, and ends as the program ended.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import sys
+import time
+
+_PR_SET_PDEATHSIG = 1
+_PR_SET_CHILD_SUBREAPER = 36
+_ASKED_TO_END = {signal.SIGTERM, signal.SIGINT, signal.SIGHUP}
+_LEFT_ALONE_S = 600.0  # how long what a shell leaves behind may go on when the shell itself was asked to end
+_CANNOT_RUN, _NOT_FOUND = 126, 127  # as a shell says it
+
+
+def main() -> None:
+    agent, command = int(sys.argv[1]), sys.argv[2:]
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+    _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+    _prctl(_PR_SET_PDEATHSIG, signal.SIGCHLD)
+    if os.getppid() != agent:  # it died before we could ask to be told
+        return
+    program = os.fork()
+    if program == 0:
+        _become(command, before)
+    _let_go_of_output()
+    status = _wait_for(program, agent)
+    _kill_children()
+    _end_as(status)
+
+
+def _prctl(option: int, value: int) -> None:
+    """Best effort: other systems than Linux know no prctl; there the agent's own clean-up has to do."""
+    prctl = getattr(ctypes.CDLL(None), "prctl", None)
+    if prctl is not None:
+        prctl(option, ctypes.c_ulong(value), 0, 0, 0)
+
+
+def _become(command: list[str], mask: set[int]) -> None:
+    for ignored_by_python in (signal.SIGPIPE, signal.SIGXFSZ):
+        signal.signal(ignored_by_python, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+    try:
+        os.execvp(command[0], command)  # noqa: S606 - what the user asked for
+    except OSError as error:
+        os.write(2, f"{command[0]}: {error.strerror}\n".encode(errors="replace"))
+        os._exit(_NOT_FOUND if isinstance(error, FileNotFoundError) else _CANNOT_RUN)
+
+
+def _let_go_of_output() -> None:
+    """The agent sees the end of the output when the last process of the program has closed it."""
+    null = os.open(os.devnull, os.O_RDWR)
+    for fd in (0, 1, 2):
+        os.dup2(null, fd)
+
+
+def _wait_for(program: int, agent: int) -> int:
+    """The program's status. Does not return if the agent dies: then everything is killed."""
+    status: int | None = None
+    until = 0.0
+    while True:
+        reaped, alone = _reap()
+        if program in reaped:
+            status = reaped[program]
+            until = time.monotonic() + _LEFT_ALONE_S
+        if os.getppid() != agent:
+            _kill_children()
+            os._exit(1)
+        # A shell dies of SIGTERM at once; what it ran got the signal too and has the grace period to save its work.
+        if status is not None and (alone or not _was_asked_to_end(status) or time.monotonic() > until):
+            return status
+        signal.sigtimedwait({signal.SIGCHLD}, 5.0)
+
+
+def _was_asked_to_end(status: int) -> bool:
+    if os.WIFSIGNALED(status):
+        return os.WTERMSIG(status) in _ASKED_TO_END
+    return os.WEXITSTATUS(status) - 128 in _ASKED_TO_END
+
+
+def _reap() -> tuple[dict[int, int], bool]:
+    """What has ended, and whether nothing is left."""
+    ended: dict[int, int] = {}
+    while True:
+        try:
+            pid, status = os.waitpid(-1, os.WNOHANG)
+        except ChildProcessError:
+            return ended, True
+        if pid == 0:
+            return ended, False
+        ended[pid] = status
+
+
+def _kill_children(limit_s: float = 5.0) -> None:
+    """Until none is left: the children of what is killed become ours."""
+    end = time.monotonic() + limit_s
+    while not _reap()[1] and time.monotonic() < end:
+        for pid in _children():
+            try:
+                os.kill(pid, signal.SIGKILL)
+            except (ProcessLookupError, PermissionError):  # gone already; another user's by setuid
+                continue
+        signal.sigtimedwait({signal.SIGCHLD}, 0.02)
+
+
+def _children() -> list[int]:
+    me, found = os.getpid(), []
+    for name in os.listdir("/proc"):  # noqa: PTH208 - pathlib would double the start-up time
+        if name.isdigit():
+            try:
+                with open(f"/proc/{name}/stat", "rb") as file:  # noqa: PTH123
+                    fields = file.read().rpartition(b")")[2].split()
+            except OSError:
+                continue
+            if int(fields[1]) == me:
+                found.append(int(name))
+    return found
+
+
+def _end_as(status: int) -> None:
+    if os.WIFSIGNALED(status):
+        import resource
+
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # the program has left its own, if it was to
+        number = os.WTERMSIG(status)
+        if number not in (signal.SIGKILL, signal.SIGSTOP):
+            signal.signal(number, signal.SIG_DFL)
+        os.kill(os.getpid(), number)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {number})
+    os._exit(os.WEXITSTATUS(status))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,77 @@
+"""The state that a program holds: its variables, and generators, models and optimizers that no Checkpointer was given.
+
+Looked through are the globals of the program's modules, the local variables of its functions that are under way, and
+what they lead to.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+import xxhash
+
+from ..attach.program.frame_inspection import Code
+from .trace import HELD
+from .values import Walk, is_generator
+
+_REACHED = 2000
+"""Objects that are searched for generators below what is saved."""
+_ENTRIES = 64
+"""Entries of a container that are searched."""
+
+
+class Held:
+    """Of one program."""
+
+    def __init__(self, code: Code) -> None:
+        self._code = code
+
+    def digests(self, saved: Iterable[object], kinds: frozenset[str] | None = None) -> dict[str, str]:
+        """Return a digest of each field by "held/kind name".
+
+        saved: the objects that a checkpoint holds, and the loader. kinds: of objects, only these are looked at.
+        """
+        names = {name for name, _ in self._code.modules()}
+        walk = Walk(lambda kind: kind.__module__ in names, saved_parts(saved), kinds)
+        found: dict[str, Any] = {}
+        for path, variables in self._spaces():
+            for name, value in variables.items():
+                for kind, field, data in walk.fields(value, f"{path}.{name}"):
+                    found.setdefault(f"{HELD}{kind} {field}", xxhash.xxh3_128()).update(data)
+        return {key: value.hexdigest()[:16] for key, value in found.items()}
+
+    def _spaces(self) -> Iterator[tuple[str, Mapping[str, Any]]]:
+        for name, variables in self._code.modules():
+            yield name, {key: value for key, value in variables.items() if not key.startswith("__")}
+        for frame in self._code.frames():
+            if not frame.f_code.co_name.startswith("<"):
+                yield f"{frame.f_globals.get('__name__')}.{frame.f_code.co_qualname}()", dict(frame.f_locals)
+
+
+def saved_parts(saved: Iterable[Any]) -> set[int]:
+    """Return the ids of the objects, of the modules in them, and of the generators that they lead to.
+
+    A loader's generators are saved with its place, and those of an object by its state_dict().
+    """
+    waiting, seen, found = [one for one in saved if one is not None], set[int](), set[int]()
+    for one in waiting:
+        modules = one.modules() if callable(getattr(one, "modules", None)) else ()
+        found.update(map(id, [one, getattr(one, "module", one), *modules]))
+    while waiting and len(seen) < _REACHED:
+        value = waiting.pop(0)
+        if id(value) in seen:
+            continue
+        seen.add(id(value))
+        if is_generator(value):
+            found.add(id(value))
+        waiting += _referred(value)
+    return found
+
+
+def _referred(value: object) -> list[Any]:
+    """Return what an object's attributes, or a small container, refer to."""
+    items = list(getattr(value, "__dict__", {}).values())
+    if isinstance(value, dict | list | tuple) and len(value) <= _ENTRIES:
+        items += value.values() if isinstance(value, dict) else value
+    return [item for item in items if not isinstance(item, str | int | float | type) and not hasattr(item, "dtype")]
