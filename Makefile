@@ -19,7 +19,7 @@ install() { \
 }; install
 endef
 
-.PHONY: env demo test engines test-engines image-test lint types bench clean
+.PHONY: env demo dist test engines test-engines image-test lint types bench clean
 
 env: $(STAMP)
 
@@ -60,6 +60,10 @@ test-engines: env engines
 image-test: env
 	tests/image/prepare.sh build/image
 	CLOUDGPU_IMAGE_BASE=$(CURDIR)/build/image/base.tar $(BIN)/python -m pytest tests/integration/test_image.py
+
+# The release of the current commit, the same bytes on every computer: wheel, sdist, image contexts, checksums.
+dist: env
+	$(BIN)/python -m tools.dist dist $(ARGS)
 
 lint: env
 	$(BIN)/ruff check .

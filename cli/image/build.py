@@ -39,16 +39,20 @@ def probe(engine: str, base: str, python: str) -> Base:
     return Base(*words)
 
 
-def make_context(folder: Path, base: Base) -> None:
-    """Containerfile and wheels/, all that the build reads."""
+def make_context(folder: Path, base: Base, *, wheel: Path | None = None, constraints: Path | None = None) -> None:
+    """Write the image's build context: the Containerfile, and wheels/ with cloudgpu and what it depends on.
+
+    `wheel`: cloudgpu's own, if it has been built. `constraints`: a file of versions for pip.
+    """
     containerfile = resources.files("cloudgpu.runtime.image") / "Containerfile"
     (folder / "Containerfile").write_text(containerfile.read_text())
     wheels = folder / "wheels"
     wheels.mkdir()
-    own = own_wheel(wheels)
+    own = own_wheel(wheels) if wheel is None else Path(shutil.copy(wheel, wheels))
+    pinned = [f"--constraint={constraints}"] if constraints else []
     platforms = [f"--platform=manylinux{glibc}_{base.machine}" for glibc in _GLIBC]
-    _pip("download", "--only-binary=:all:", f"--python-version={base.python}", "--implementation=cp", *platforms,
-         "--dest", str(wheels), str(own))  # fmt: skip
+    wanted = [f"--python-version={base.python}", "--implementation=cp", *platforms]
+    _pip("download", "--only-binary=:all:", *wanted, *pinned, "--dest", str(wheels), str(own))
 
 
 def own_wheel(folder: Path) -> Path:

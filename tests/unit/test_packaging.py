@@ -13,7 +13,7 @@ from cloudgpu.cli.image.build import own_wheel
 ROOT = Path(__file__).parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 PACKAGES = set(PROJECT["tool"]["setuptools"]["packages"])
-NOT_SHIPPED = {"tests", "examples", "docs", "build", "dist"}
+NOT_SHIPPED = {"tests", "tools", "examples", "docs", "build", "dist"}
 DATA = {".csv", ".json", ".md", ".mako", ".typed", ".yaml"}
 DATA_NAMES = {"Containerfile"}
 
