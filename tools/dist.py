@@ -74,7 +74,7 @@ def build(folder: Path, *, image: bool) -> None:
         _export(tree)
         environment = {**os.environ, "SOURCE_DATE_EPOCH": str(epoch)}
         command = [sys.executable, "-m", "build", "--no-isolation", "--outdir", str(folder), str(tree)]
-        subprocess.run(command, check=True, env=environment, stdout=subprocess.DEVNULL)
+        subprocess.run(command, check=True, env=environment, umask=0o022, stdout=subprocess.DEVNULL)
         (sdist,) = folder.glob("*.tar.gz")
         with tarfile.open(sdist) as archive:
             archive.extractall(Path(name) / "sdist", filter="data")
