@@ -19,7 +19,7 @@ import subprocess
 import sys
 import tarfile
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from cloudgpu import __version__
@@ -39,7 +39,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("folder", type=Path, help="empty or missing folder for the files")
     parser.add_argument("--tag", help="tag of the release, e.g. v0.1.0: must match the version and the changelog")
-    parser.add_argument("--no-image", action="store_true", help="leave out the image's contexts (they need a package index)")
+    parser.add_argument(
+        "--no-image", action="store_true", help="leave out the image's contexts (they need a package index)"
+    )
     given = parser.parse_args(arguments)
     try:
         if given.tag is not None:
@@ -101,20 +103,16 @@ def _export(tree: Path) -> None:
 
 def _pack(folder: Path, target: Path, epoch: int) -> None:
     """Write a .tar.gz of the folder's contents that depends on their names and bytes only."""
-    with target.open("wb") as file, gzip.GzipFile("", "wb", 9, file, mtime=epoch) as compressed:
-        with tarfile.open(fileobj=compressed, mode="w", format=tarfile.PAX_FORMAT) as archive:
-            for path in _sorted(folder):
-                member = archive.gettarinfo(path, path.relative_to(folder).as_posix())
-                member.uid = member.gid = 0
-                member.uname = member.gname = ""
-                member.mtime = epoch
-                member.mode = 0o755 if member.isdir() or member.mode & 0o100 else 0o644
-                with path.open("rb") if member.isfile() else io.BytesIO() as content:
-                    archive.addfile(member, content)
-
-
-def _sorted(folder: Path) -> Iterator[Path]:
-    yield from sorted(folder.rglob("*"), key=lambda path: path.relative_to(folder).as_posix())
+    packed = io.BytesIO()
+    with tarfile.open(fileobj=packed, mode="w", format=tarfile.PAX_FORMAT) as archive:
+        for path in sorted(folder.rglob("*"), key=lambda path: path.relative_to(folder).as_posix()):
+            member = archive.gettarinfo(path, path.relative_to(folder).as_posix())
+            member.uid = member.gid = 0
+            member.uname = member.gname = ""
+            member.mtime = epoch
+            member.mode = 0o755 if member.isdir() or member.mode & 0o100 else 0o644
+            archive.addfile(member, io.BytesIO(path.read_bytes()) if member.isfile() else None)
+    target.write_bytes(gzip.compress(packed.getvalue(), mtime=epoch))
 
 
 def _git(*arguments: str) -> str:

@@ -41,9 +41,7 @@ def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return clone(tmp_path_factory.mktemp("first") / "checkout")
 
 
-def test_the_same_commit_gives_the_same_bytes_in_another_folder_umask_and_time_zone(
-    tree: Path, tmp_path: Path
-) -> None:
+def test_the_same_commit_gives_the_same_bytes_in_another_folder_umask_and_time_zone(tree: Path, tmp_path: Path) -> None:
     first = dist(tree, str(tmp_path / "1"))
     assert first.returncode == 0, first.stderr
     second = dist(clone(tmp_path / "somewhere-else"), str(tmp_path / "2"), umask=0o077, zone="Asia/Tokyo")
