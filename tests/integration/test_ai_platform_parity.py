@@ -21,6 +21,7 @@ import pytest
 from cloudgpu.control.jobs import Job, get_job
 from cloudgpu.tests.standins.cloud_jobs import CloudJobs, agents
 from cloudgpu.tests.standins.gcp.jobs import gcp_jobs
+from cloudgpu.tests.standins.long_mode import in_long_mode
 from cloudgpu.tests.standins.vertex.user_jobs import vertex_jobs
 
 __all__ = ["agents"]
@@ -94,7 +95,7 @@ def told(jobs: CloudJobs[Any, Any], job: Job, word: str) -> list[Any]:
     return [json.loads(line.partition(" ")[2]) for line in jobs.log(job) if line.startswith(f"{word} ")]
 
 
-@pytest.mark.parametrize("cloud", ["gcp", "vertex"])
+@pytest.mark.parametrize("cloud", [pytest.param("gcp", marks=in_long_mode), "vertex"])
 def test_the_pages_own_example_runs_with_tf_config_as_the_service_set_it(
     cloud: str, tmp_path: Path, agents: Path
 ) -> None:

@@ -22,6 +22,7 @@ from cloudgpu.tests.standins import ddp
 from cloudgpu.tests.standins.agent_files import OWN_PYTHON
 from cloudgpu.tests.standins.fleets import Machines, known_cluster
 from cloudgpu.tests.standins.local_jobs import home, stop_supervisor
+from cloudgpu.tests.standins.long_mode import in_long_mode
 
 __all__ = ["home"]
 
@@ -216,7 +217,7 @@ def test_a_cluster_that_is_taken_down_ends_its_jobs(machines: Machines) -> None:
     assert not machines.jobs("a")
 
 
-@pytest.mark.parametrize("launcher", ["none", "torchrun"])
+@pytest.mark.parametrize("launcher", ["none", pytest.param("torchrun", marks=in_long_mode)])
 def test_a_preempted_machine_is_no_end(machines: Machines, launcher: str) -> None:
     pytest.importorskip("torch")
     for name in "ab":

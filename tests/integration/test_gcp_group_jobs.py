@@ -63,6 +63,7 @@ def begins(log: list[str]) -> list[str]:
     return [line for line in log if "begins at" in line]
 
 
+@in_long_mode
 def test_a_machine_that_is_lost_is_made_anew_while_nobody_looks(jobs: GcpJobs) -> None:
     """By its group, under the same name; the job goes on from the checkpoint, in the same attempt."""
     job = jobs.submit(counting_together(60, lingers=True), python=sys.executable, text=TWO)

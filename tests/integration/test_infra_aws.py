@@ -205,6 +205,7 @@ def changes(stack: Stack, program: Callable[[], None]) -> list[str]:
 # --- infra ------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.on_engine
 def test_what_stands_before_any_job_from_nothing_to_nothing(desk: Desk) -> None:
     told = desk.infra_up()
     assert desk.undocumented() == set()
@@ -280,6 +281,7 @@ def launch_in(desk: Desk, stands: Infrastructure) -> None:
 # --- fleets -----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.on_engine
 def test_a_fleet_from_nothing_to_nothing(desk: Desk) -> None:
     told = desk.up()
     assert (told.size, told.template_hash, told.template_version) == (2, FLEET.template_hash, "1")

@@ -75,6 +75,7 @@ def desk(
             yield Desk(gcp, provider, capsys, tmp_path)
 
 
+@pytest.mark.on_engine
 def test_infra_from_nothing_to_nothing(desk: Desk) -> None:
     seen = desk.well("infra", "preview", *PLACE, "--json").json
     assert set(seen["counts"]) == {"create"}

@@ -62,6 +62,7 @@ def desk(
             yield Desk(azure, blobs, capsys, tmp_path)
 
 
+@pytest.mark.on_engine
 def test_a_job_on_a_cluster_from_nothing_to_nothing(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
     """With the stacks in a container that a team shares, opened with its account's key."""
     monkeypatch.setenv("CLOUDGPU_INFRA_BACKEND", desk.backend)

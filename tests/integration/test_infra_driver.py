@@ -33,6 +33,7 @@ def until_it_stops(process: subprocess.Popen[str]) -> None:
     assert any("stopping: what is under way is finished first" in line for line in process.stderr)
 
 
+@pytest.mark.on_engine
 def test_from_nothing_to_nothing(desk: Desk) -> None:
     assert sorted(desk.run("preview").value["changes"]) == ["create toy-0", "create toy-1"]
     assert (desk.sizes, desk.run("contents").value["resources"]) == ([], [])

@@ -94,7 +94,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> str:
         return finish(start(folder, "2", 0.0))
 
 
-@pytest.mark.parametrize("how", ["lost", "preempted"])
+@pytest.mark.parametrize("how", ["lost", pytest.param("preempted", marks=in_long_mode)])
 def test_only_the_lost_node_is_replaced(tmp_path: Path, undisturbed: str, home: Path, how: str) -> None:
     job = start(tmp_path, "2", 0.06)
     until(job, lambda: saved(job) >= 16, "never saved")

@@ -17,6 +17,7 @@ from cloudgpu.protocol.fleet.view import BOOT_S
 from cloudgpu.runtime.fleet.member import LEAVES, UNREACHABLE
 from cloudgpu.tests.standins.ddp import TRAIN, beginnings
 from cloudgpu.tests.standins.fleets import FleetJob, Machines
+from cloudgpu.tests.standins.long_mode import in_long_mode
 from cloudgpu.tests.standins.processes import stopped
 
 pytestmark = pytest.mark.timeout(900)
@@ -45,6 +46,7 @@ def all_leave(machines: Machines, *names: str) -> None:
     assert machines.view().alive == []
 
 
+@in_long_mode
 def test_a_killed_machine_is_replaced_and_all_leave_in_the_end(machines: Machines) -> None:
     machines.miss_early()
     program, disturbed = machines.folder / "train.py", machines.folder / "disturbed"

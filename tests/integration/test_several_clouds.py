@@ -15,6 +15,7 @@ from cloudgpu.cli.shared.job.job_view import node_views
 from cloudgpu.control.jobs import Job
 from cloudgpu.protocol.jobdir import JobDir
 from cloudgpu.tests.standins.cloud_jobs import agents, counting, total
+from cloudgpu.tests.standins.long_mode import in_long_mode
 from cloudgpu.tests.standins.several_clouds import SeveralClouds, several_clouds
 
 __all__ = ["agents"]
@@ -64,6 +65,7 @@ def told(job: Job, kind: str) -> list[str]:
     return [event.message for event in job.events() if event.kind == kind]
 
 
+@in_long_mode
 def test_what_is_dry_or_not_allowed_elsewhere_is_had_in_the_third_cloud(jobs: SeveralClouds) -> None:
     dry_at_google(jobs)
     jobs.aws.control.set_quota("us-east-1", SPOT_QUOTA, 0)

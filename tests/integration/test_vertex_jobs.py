@@ -29,7 +29,7 @@ DONE = ("SUCCEEDED", "CANCELLED")
 OFTEN = "checkpoint: {every: 1s, keep: 2}\n"
 
 
-@pytest.mark.parametrize("transport", ["rest", "grpc"])
+@pytest.mark.parametrize("transport", ["rest", pytest.param("grpc", marks=in_long_mode)])
 def test_a_job_runs_in_a_container_and_leaves_nothing(tmp_path: Path, agents: Path, transport: str) -> None:
     with vertex_jobs(tmp_path, agents, transport=transport) as jobs:
         job = jobs.submit(counting(5), text=RESOURCES)
