@@ -38,7 +38,7 @@ def check_arguments(component: str, name: str, args: Mapping[str, Any], known: t
     if not _NAME.fullmatch(name):
         raise ArgumentError(f"{what}: the name must be letters, digits, - and _, beginning with a letter, at most 63")
     hints: dict[str, Any] = known.__annotations__
-    optional: frozenset[str] = known.__optional_keys__  # type: ignore[attr-defined]  # of every TypedDict
+    optional: frozenset[str] = known.__optional_keys__  # type: ignore[attr-defined]  # all TypedDicts have it
     for key, value in args.items():
         if key not in hints:
             raise ArgumentError(f"{what}: unknown argument {key!r}{_suggestion(key, hints)}")

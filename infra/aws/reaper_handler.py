@@ -40,7 +40,7 @@ def handler(event: Mapping[str, Any], _context: object) -> dict[str, list[str]]:
         for name in names:
             try:
                 end(name)
-            except Exception as error:  # noqa: BLE001 - boto3's, of which there are many; the next one may go
+            except Exception as error:  # noqa: BLE001 - boto3 raises many types; others may succeed
                 failed.append(f"{name}: {error}")
             else:
                 ended[kind].append(name)

@@ -102,7 +102,7 @@ class GpuCluster(pulumi.ComponentResource):
         )
         role = MachineRole(f"{name}-role", identity, inside)
         said = {key: value for key, value in args.items() if key in GpuFleetArgs.__annotations__}
-        fleet: GpuFleetArgs = {**said, "subnet": network.subnet_id}  # type: ignore[typeddict-item] # of the same names
+        fleet: GpuFleetArgs = {**said, "subnet": network.subnet_id}  # type: ignore[typeddict-item] # same names
         fleet["fleet_name"] = name
         fleet["machine_role"], fleet["resource_group"] = role.identity_id, network.resource_group
         made = GpuFleet(f"{name}-fleet", fleet, inside)
@@ -117,7 +117,7 @@ class GpuCluster(pulumi.ComponentResource):
         if given is not None:
             return pulumi.Output.from_input(given)
         told = {key: value for key, value in args.items() if key in JobBucketArgs.__annotations__}
-        made = JobBucket(f"{name}-data", told, pulumi.ResourceOptions(parent=self))  # type: ignore[arg-type] # likewise
+        made = JobBucket(f"{name}-data", told, pulumi.ResourceOptions(parent=self))  # type: ignore[arg-type] # same names
         return made.container_id
 
 

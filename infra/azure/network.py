@@ -68,7 +68,7 @@ class GpuNetwork(pulumi.ComponentResource):
             location=self._region,
             tags=self._tags,
             address_space=network.AddressSpaceArgs(address_prefixes=[NETWORK_RANGE]),
-            # The subnet is a separate resource, but Azure also lists it in the network's properties.
+            # The subnet is a separate resource, which Azure also lists in the network's properties.
             opts=child_of(self, ignore_changes=["subnets"]),
         )
         gateway = self._gateway(name) if args.get("nat") else None

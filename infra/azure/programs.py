@@ -78,7 +78,7 @@ def fleet_program(settings: FleetSettings) -> None:
     fleet, there = settings.fleet, settings.infrastructure
     check_fleet(fleet, reserved=settings.reservation is not None)
     args: GpuFleetArgs = {
-        **arguments_of(fleet),  # type: ignore[typeddict-item] # of the same names and types
+        **arguments_of(fleet),  # type: ignore[typeddict-item] # same names and types
         "image": settings.image,
         "user_data": settings.user_data,
         "subscription": settings.account,

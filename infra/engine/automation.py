@@ -127,7 +127,7 @@ class _Workspace(automation.LocalWorkspace):
 class _Updated(automation.Stack):
     """Stack that skips the engine run with which the Automation API reads the update's summary from the history."""
 
-    def info(self, show_secrets: bool = True) -> automation.UpdateSummary:  # noqa: ARG002 - as the Automation API has it
+    def info(self, show_secrets: bool = True) -> automation.UpdateSummary:  # noqa: ARG002 - the Automation API's signature
         return automation.UpdateSummary("update", datetime.now(UTC), "", {}, {}, "succeeded")
 
 

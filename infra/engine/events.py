@@ -113,7 +113,7 @@ class Watch:
 
     def _tell(self, step: StepEventMetadata, state: State, seconds: float) -> None:
         op = _PARTS.get(step.op.value) or _OPS.get(step.op.value, "same")
-        change = _change(step, op)  # type: ignore[arg-type]  # the tables' values are of Op
+        change = _change(step, op)  # type: ignore[arg-type]  # the tables' values are Ops
         if change.changes or state == "failed":
             self.tell(Step(change, state, seconds))
 

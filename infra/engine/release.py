@@ -68,14 +68,14 @@ def _checksum(listing: str, name: str) -> str:
 
 
 def _read(url: str) -> str:
-    with urllib.request.urlopen(url, timeout=_SILENCE_S) as answer:  # noqa: S310 - https, but in a test
+    with urllib.request.urlopen(url, timeout=_SILENCE_S) as answer:  # noqa: S310 - https except in tests
         return str(answer.read(_BLOCK).decode("ascii", "replace"))
 
 
 def _download(url: str, file: IO[bytes]) -> str:
     """Write the response of a URL to the file; return its sha256. Raises OSError."""
     digest, size = hashlib.sha256(), 0
-    with urllib.request.urlopen(url, timeout=_SILENCE_S) as answer:  # noqa: S310 - https, but in a test
+    with urllib.request.urlopen(url, timeout=_SILENCE_S) as answer:  # noqa: S310 - https except in tests
         while block := answer.read(_BLOCK):
             digest.update(block)
             file.write(block)

@@ -117,8 +117,7 @@ class AzureProvisioner:
 
     @renewing
     def remove(self, allocation: Allocation, nodes: Collection[str]) -> None:
-        """Delete the nodes' machines with one call each, and remaining interfaces of missing ones. No-op for a scale
-        set."""
+        """Delete the nodes' machines, and remaining interfaces of missing ones: two calls each. No-op for a scale set."""
         self._check(allocation)
         if job_groups.is_grouped(allocation):
             return

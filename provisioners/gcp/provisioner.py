@@ -149,7 +149,7 @@ class GcpProvisioner:
         """See Provisioner."""
         ACCOUNTS.check(account, self._own)
 
-    def price(self, offer: Offer) -> Decimal | None:  # noqa: ARG002 - of the protocol
+    def price(self, offer: Offer) -> Decimal | None:  # noqa: ARG002 - the protocol's signature
         """Return None: Google has only list prices, also for Spot, which the plan already contains."""
         return None
 

@@ -121,7 +121,7 @@ def _reservations(clients: Clients, region: str, sizes: frozenset[str]) -> Itera
         if str(group.get("location", "")).lower() != region.lower():
             continue
         where, name = part_of(str(group["id"]), "resourceGroups"), str(group["name"])
-        for listed in clients.ask(doing, lambda: plain(_list(clients, where, name))):  # noqa: B023 - called at once
+        for listed in clients.ask(doing, lambda: plain(_list(clients, where, name))):  # noqa: B023 - called immediately
             if str((listed.get("sku") or {}).get("name", "")).lower() in names:
                 yield _reservation(str(group["id"]), _look(clients, where, name, str(listed["name"]), doing), clients)
 

@@ -171,7 +171,7 @@ def _read_kinds() -> Iterator[Kind]:
         for row in csv.DictReader(file):
             for market in MARKETS:
                 text = re.compile(row[market.replace("-", "_")])
-                yield Kind(row["part"], row["of"], market, text, row["unit"])  # type: ignore[arg-type]  # a test checks
+                yield Kind(row["part"], row["of"], market, text, row["unit"])  # type: ignore[arg-type]  # a test checks the table
 
 
 def _kinds_of(description: str) -> list[Kind]:

@@ -222,7 +222,7 @@ class _State:
     def project_quotas(self) -> dict[str, Allowed]:
         return self._quotas_at("compute/v1/projects/{project}", "ask for the project's quotas")
 
-    def refusal(  # noqa: PLR0917 - the words of one message, in its order
+    def refusal(  # noqa: PLR0917 - parts of one message, in its order
         self, name: str, unit: str, found: Allowed, needed: int, where: str, scope: Scope
     ) -> ProvisionError:
         beside = f" and {found.used:g} are in use" if found.used else ""

@@ -87,15 +87,15 @@ class Ending:
         )
         left = set(seen) | {machine for machine, insert in begun.items() if not insert.finished}
         for machine in sorted({*seen, *hidden, *begun} - ending):
-            # The request id tells a later launch with this token that the machine was deleted with its whole launch,
-            # and not lost. A repeated deletion needs a new id, or Compute Engine would ignore it as a duplicate.
+            # The request id shows a later launch with this token that the machine was not lost, but deleted with its
+            # whole launch. A repeated deletion needs a new id, or Compute Engine would ignore it as a duplicate.
             call_id = None if again else ended_id(self.token, machine, begun[machine].name if machine in begun else "")
             if delete(self.clients, machine, call_id):
                 left.add(machine)
         return left
 
     def _delete_disks(self) -> None:
-        """Delete disks that were detached from a machine; the others were deleted with theirs."""
+        """Delete disks that were detached from a machine; the others were deleted with their machines."""
         from google.cloud import compute_v1
 
         clients, wanted = self.clients, with_label(tags.TOKEN, self.token)
