@@ -117,7 +117,7 @@ class AzureProvisioner:
 
     @renewing
     def remove(self, allocation: Allocation, nodes: Collection[str]) -> None:
-        """Delete the nodes' machines, and remaining interfaces of missing ones: two calls each. No-op for a scale set."""
+        """Delete the nodes' machines, and interfaces of missing ones: two calls each. No-op for a scale set."""
         self._check(allocation)
         if job_groups.is_grouped(allocation):
             return
