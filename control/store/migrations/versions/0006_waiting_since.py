@@ -1,4 +1,4 @@
-"""Since when a place has answered with passing errors."""
+"""Add a column for the time since when a place has returned transient errors."""
 
 from __future__ import annotations
 
