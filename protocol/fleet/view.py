@@ -171,7 +171,8 @@ class View:
         """Return why an order is withdrawn; "": it is not.
 
         It is withdrawn if it has never had all of its machines, and for BOOT_S the fleet has had fewer than it
-        needs, busy ones included. A machine that is being replaced is counted for that time.
+        needs, busy ones included. A machine that fell silent more recently still counts, as it may be being
+        replaced.
         """
         needed = len(one.places)
         begun = all(place.incarnation for place in one.places)
