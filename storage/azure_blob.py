@@ -86,7 +86,7 @@ class BlobStorage:
 
             if not azure_deletions.is_batch_refused(str(error)):
                 raise
-            assert isinstance(connection, AzureStore)  # noqa: S101 - as connect() makes them
+            assert isinstance(connection, AzureStore)  # noqa: S101 - created by connect()
             single = azure_deletions.Deletions(self._url, connection)
             single.delete(path)
             log.warning(
@@ -94,7 +94,7 @@ class BlobStorage:
             )
             self._single = single
 
-    def is_elsewhere(self, message: str) -> bool:  # noqa: ARG002 - the protocol's
+    def is_elsewhere(self, message: str) -> bool:  # noqa: ARG002 - required by the protocol
         return False
 
     def explain(self, message: str, doing: str) -> str:

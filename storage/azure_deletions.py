@@ -66,7 +66,7 @@ class Deletions:
             else:
                 headers["Authorization"] = f"Bearer {_token()}"
         try:
-            _ask(urllib.request.Request(address, headers=headers, method="DELETE"))  # noqa: S310 - Blob Storage's
+            _ask(urllib.request.Request(address, headers=headers, method="DELETE"))  # noqa: S310 - address of Blob Storage
         except urllib.error.HTTPError as error:
             if error.code == http.HTTPStatus.NOT_FOUND:
                 raise FileNotFoundError(key) from error
@@ -86,7 +86,7 @@ def _token() -> str:
         "client_id": os.environ["AZURE_CLIENT_ID"],
     }
     url = f"{os.environ.get(_METADATA_ENDPOINT) or _METADATA}?{urllib.parse.urlencode(query)}"
-    answer = _ask(urllib.request.Request(url, headers={"Metadata": "true"}))  # noqa: S310 - the metadata service's
+    answer = _ask(urllib.request.Request(url, headers={"Metadata": "true"}))  # noqa: S310 - address of the metadata service
     return str(json.loads(answer)["access_token"])
 
 

@@ -120,7 +120,7 @@ class CloudStorage:
     def delete(self, connection: ObjectStore, path: str) -> None:
         obstore.delete(connection, path)
 
-    def is_elsewhere(self, message: str) -> bool:  # noqa: ARG002 - the protocol's
+    def is_elsewhere(self, message: str) -> bool:  # noqa: ARG002 - required by the protocol
         return False
 
     def explain(self, message: str, doing: str) -> str:

@@ -50,7 +50,7 @@ class LocalStore:
     def prepare(self) -> None:
         self._writable()
 
-    def put(self, key: str, data: bytes | Path, kind: Kind) -> None:  # noqa: ARG002 - the protocol's
+    def put(self, key: str, data: bytes | Path, kind: Kind) -> None:  # noqa: ARG002 - required by the protocol
         obstore.put(self._writable(), key, data)
 
     def upload(self, key: str, pieces: Iterable[memoryview], part: int) -> None:

@@ -244,7 +244,7 @@ class _Botocore:
             raise CredentialsError(NO_CREDENTIALS)
 
     def __call__(self) -> S3Credential:
-        assert self._credentials is not None  # noqa: S101 - as made
+        assert self._credentials is not None  # noqa: S101 - checked in __init__()
         frozen = self._credentials.get_frozen_credentials()
         return {
             "access_key_id": str(frozen.access_key),

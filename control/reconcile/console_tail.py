@@ -39,5 +39,5 @@ class LastWords:
     def _ask(self, provisioner: Explainer, node: str, told: list[str]) -> None:
         try:
             told.append(provisioner.explain(self._allocation, node))
-        except Exception as error:  # noqa: BLE001 - whatever it is, the node ends without its last words
+        except Exception as error:  # noqa: BLE001 - any error: the node then ends without console output
             log.info("%s: the console of %s cannot be read: %s", self._allocation.job_id, node, error)

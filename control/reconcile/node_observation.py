@@ -126,7 +126,7 @@ class Watches:
                 watch.heard += max(0.0, (pause or 0.0) - LOOK_S)
 
 
-def look(  # noqa: PLR0917 - what is known of an attempt
+def look(  # noqa: PLR0917 - the inputs of an observation
     job_dir: JobDir,
     watches: Watches,
     requests: Sequence[NodeRequest],
@@ -223,7 +223,7 @@ def is_closed(job_dir: JobDir, attempt: Attempt) -> bool:
     return record is not None and record.kind == "closed"
 
 
-def _look_at(  # noqa: PLR0917 - as look()
+def _look_at(  # noqa: PLR0917 - see look()
     job_dir: JobDir,
     watches: Watches,
     request: NodeRequest,

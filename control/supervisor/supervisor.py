@@ -272,7 +272,7 @@ class Supervisor:
             return self._troubled(job, attempt, watched, error), None
         except StoreError:
             raise
-        except Exception as error:  # noqa: BLE001 - one job's bug must not leave the machines of others alone
+        except Exception as error:  # noqa: BLE001 - one job's bug must not stop the supervision of others
             return self._failed(job, attempt, watched, error), None
 
     def _step(
