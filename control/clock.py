@@ -1,4 +1,4 @@
-"""Clock of a job that is independent of changes to the computer's wall clock."""
+"""Clock of a job, which is unaffected by changes of the computer's wall clock."""
 
 from __future__ import annotations
 
@@ -6,12 +6,10 @@ from ..provisioners.shared.clock import Clock
 
 
 class JobTime:
-    """A job's time within one process: the wall clock is read once, then the monotonic clock is used.
+    """Clock of a job within one process: it reads the wall clock once and then the monotonic clock.
 
-    Limits and cost therefore count the time that really passed when the wall clock is set. `not_before` is the last
-    time
-    written for the job, so that its time does not go back when another process takes over after the clock was set
-    back.
+    Limits and cost therefore count elapsed time even if the wall clock is set. `not_before` is the last time written
+    for the job: the job's time does not go back if another process takes over after the wall clock was set back.
     """
 
     def __init__(self, clock: Clock, not_before: float) -> None:

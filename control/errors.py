@@ -1,4 +1,4 @@
-"""Errors of the control side. Their messages are written for users and are complete without the cause."""
+"""Errors of the control side. Their messages are written for users, who need no further information to act on them."""
 
 from __future__ import annotations
 

@@ -52,7 +52,7 @@ def judge(
 
     attempts: the attempts of its job in this store, read after the leftover was found
     owner: the owner tag of this store
-    now: start of the search. An attempt that ended later removes its resources itself, so they are not leftovers
+    now: start of the search. Resources of an attempt that ended after it are in use: the attempt removes them itself
     is_alive: whether one of its nodes writes heartbeats; called only if no attempt needs it
     """
     is_expired = leftover.expires is not None and leftover.expires <= now

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 FRESH_S = 600.0
 """Maximum age in seconds of a heartbeat that proves a node alive; allows for the skew between two computers' clocks."""
 _NEWEST_JOBS = 200
-"""Maximum number of known jobs beside whose folders the folder of an unknown job is searched."""
+"""Number of the newest known jobs whose parent folders are searched for the folder of an unknown job."""
 
 
 def is_alive(store: Store, leftover: Leftover, now: float) -> bool:

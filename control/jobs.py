@@ -64,7 +64,7 @@ class Job:
 
     @property
     def done(self) -> bool:
-        """Whether the state is final."""
+        """True if the state is final."""
         return self.row.state in states.JOB_END
 
     @property
@@ -99,8 +99,8 @@ class Job:
 
     @property
     def queue_place(self) -> int | None:
-        """Position, from 1, among the waiting jobs of this state directory that want the same GPUs (or none); None:
-        not queued. Raises StoreError."""
+        """Position, from 1, among the waiting jobs on this machine that want the same GPUs (or none); None: not
+        queued. Raises StoreError."""
         if self.row.state not in ("queued", "recovering"):
             return None
         place = places(self._store.waiting(time.time() + SOON_S)).get(self.id)
@@ -207,7 +207,7 @@ class Job:
             time.sleep(_POLL_S if timeout_s is None else min(_POLL_S, begin + timeout_s - now))
 
     def open_dir(self, attempt: Attempt | None = None) -> JobDir:
-        """Open the job dir of an attempt; without one, the folder at `job_dir`."""
+        """Open the job dir that an attempt uses; without an attempt, the one at `job_dir`."""
         from ..protocol.jobdir import JobDir
 
         return JobDir(self.job_dir if attempt is None else self.job_dir_of(attempt), make=False)
@@ -289,7 +289,8 @@ def submit(
 
     store, offers = open_store(), usable_offers(loaded.spec, plan)
     if supervise and settle({offer.cloud for offer in offers}):
-        ensure_supervisor()  # another process may have stored a job for the supervisor that was just stopped
+        # needed now: another process may have stored a job for the supervisor that was just stopped
+        ensure_supervisor()
     row = prepare(loaded, offers, on_progress or (lambda _what, _done, _total: None))
     store.insert_job(row, f"submitted; the best offer is {row.offers[0].label}")
     if supervise:

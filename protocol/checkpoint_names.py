@@ -21,8 +21,7 @@ class Name:
 
     @classmethod
     def of_run(cls, step: int, attempt: int, count: int, run: str) -> Name:
-        """Return the name of a run's save number `count`. `run`: run_nonce() of the first rank, shared with the
-        others once."""
+        """Return the name of a run's save number `count`. `run`: run_nonce() of the first rank, broadcast once."""
         return cls(step, attempt, f"{count % 0x10000:04x}{run}")
 
     @classmethod

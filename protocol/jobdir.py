@@ -154,12 +154,13 @@ class AttemptRecord(Record):
     offer: dict[str, Any]
     nodes: list[Annotated[dict[str, Any], NodeRecord]]
     failures_left: int = 0
-    """Number of failures of the program after which it may be restarted on the same machines."""
+    """Number of restarts on the same machines that are left for failures of the program."""
     interruptions_left: int | None = 0
-    """Number of such restarts when the program asks to be run again; None: without limit."""
+    """Number of restarts on the same machines that are left for when the program asks to be run again; None: without
+    limit."""
     heals: bool = False
-    """A lost node is replaced, or the others continue without it: these wait for the Generation record that says
-    which."""
+    """True if the supervisor replaces a lost node or continues without it; the other nodes wait for its Generation
+    record."""
     job_dir: str = ""
     """URL of the job's folder that this attempt uses, if the job has moved there. The record is then also in the
     folder that it left. "": the job has not moved."""
@@ -306,9 +307,9 @@ class Span(Record):
     generation: int
     started: float
     first_step: float | None = None
-    """When a step was first seen to be done, accurate to a heartbeat; None: no step was."""
+    """When the first finished step was seen, accurate to a heartbeat; None: no step was seen."""
     ended: float | None = None
-    """When its last process had ended."""
+    """When its last process ended."""
     reason: str = ""
     """Why it ended; "" while it lasts, and after success."""
     progress: Annotated[dict[str, Any], Progress] | None = None

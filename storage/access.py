@@ -33,7 +33,7 @@ def unreachable(message: str) -> str:
 
 
 def is_lost(message: str) -> bool:
-    """Return whether a request was sent without a response. obstore does not retry a create-only write then."""
+    """Return whether a request was sent but its response was lost. obstore does not retry a create-only write then."""
     return bool(unreachable(message)) and "kind: Connect" not in message
 
 

@@ -89,7 +89,8 @@ class Bucket:
             return self._stores[kind]
 
     def reconnect(self, older_than_s: float = 0.0) -> None:
-        """Drop connections of at least this age; new ones use the current settings and credentials."""
+        """Drop the connections if the oldest has at least this age; new ones use the current settings and
+        credentials."""
         with self._lock:
             if time.monotonic() - self._connected >= older_than_s:
                 self._stores = {}

@@ -134,7 +134,7 @@ def _settled(run: Run, mine: Progress, following: Progress) -> Run:
 
 
 def spend(paid: float, attempt: Attempt, timeline: Timeline | None, runs: Sequence[Run]) -> Times:
-    """Return the paid seconds of an attempt by use."""
+    """Split an attempt's paid seconds by use."""
     told = [run.progress for run in runs if run.progress is not None]
     lost = sum(run.lost for run in runs)
     claims = {
@@ -171,8 +171,8 @@ def _starting(paid: float, attempt: Attempt, timeline: Timeline | None, runs: Se
 
 
 def _start(run: Run) -> float:
-    """Return the seconds from the program's start to its first step; infinite if the step never came, for spend() to
-    cap."""
+    """Return the seconds from the program's start to its first step; infinite if there was none: spend() limits
+    them."""
     if run.progress is None:
         return 0.0
     if run.span.first_step is None:

@@ -73,7 +73,7 @@ class Later:
 
 @dataclass(frozen=True, slots=True)
 class _Again:
-    """The job continues with any offer that has machines."""
+    """Decision to continue after a pause, with any offer that has machines."""
 
     pause_s: float
     reason: str
@@ -173,7 +173,7 @@ def _after_interruption(job: JobRow, attempts: Sequence[Attempt]) -> End | _Agai
 
 
 def _after_refusal(_job: JobRow, attempts: Sequence[Attempt]) -> End | _Again:
-    """Return a new try. The provider's message is left out because the attempt's own reason already contains it."""
+    """Return the decision to continue. The provider's message is left out, as the attempt's own reason contains it."""
     last = attempts[-1]
     return _Again(0.0, f"{CLASSES.get(last.cause, last.cause)}: {last.offer.label}")
 
@@ -188,7 +188,7 @@ class Tries:
 
 @dataclass(frozen=True, slots=True)
 class TriesLeft:
-    """Restarts that are left of the budgets. interruptions None: without limit."""
+    """Restarts left in the budgets; None: without limit."""
 
     failures: int
     interruptions: int | None
@@ -223,9 +223,9 @@ _INTERRUPTIONS = frozenset({"preempted", "again", "lost", "stopped"})
 
 
 def fruitless_in_a_row(attempts: Sequence[Attempt]) -> int:
-    """Return the number of newest attempts in a row that were interrupted without a newer checkpoint than before.
+    """Count the newest consecutive attempts that were interrupted without a newer checkpoint than before.
 
-    Preemptions with a notice are caused by the provider: they do not count, and do not end the row.
+    Preemptions with a notice are the provider's doing: they are not counted, and do not end the sequence.
     """
     count = 0
     ran = [attempt for attempt in attempts if attempt.outcome != "refused"]
@@ -253,7 +253,7 @@ SPREAD_S = 30.0
 def _where(
     job: JobRow, attempts: Sequence[Attempt], elsewhere: Sequence[Refused], now: float, again: _Again
 ) -> End | Start | Later:
-    """Return a start with the best open offer. If all are closed: wait, or end if no offer can open within
+    """Decide to start on the best open offer. If all are closed, decide to wait, or to end if none can open within
     retry.capacity."""
     asked = [Refused.of(attempt) for attempt in search(attempts)]
     found = choose(job.offers, attempts, elsewhere, now)
@@ -283,8 +283,8 @@ def patience_ends(job: JobRow, attempts: Sequence[Attempt]) -> float:
 
 
 def _no_hope(asked: Sequence[Refused]) -> End:
-    """Return the failed end of a job whose offers can never open. Its cause is the class of the last error if that
-    is permanent or the only class."""
+    """Return the failure of a job whose offers can never open. Its cause is the class of the last error if that is
+    auth or invalid, or the only class."""
     kinds = [refusal.kind for refusal in asked] or ["no-machines"]
     decisive = kinds[-1] in ("auth", "invalid") or len(set(kinds)) == 1
     return End("failed", kinds[-1] if decisive else "no-machines", message(asked))

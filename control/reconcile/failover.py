@@ -53,8 +53,8 @@ def _as_many_machines(offer: Offer, refused: Offer) -> bool:
 
 
 def _as_much_of_a_quota(offer: Offer, refused: Offer) -> bool:
-    """Compare GPUs and vCPUs instead of machine types: quotas are per market and machine family, and the accelerator
-    is the best common approximation of a family."""
+    """Return whether `offer` needs at least the refused quota. Quotas are per market and machine family; the
+    accelerator is the best approximation of a family that works for every cloud, so GPUs and vCPUs are compared."""
     ours, theirs = _sizes(offer), _sizes(refused)
     if ours is None or theirs is None:
         return _as_many_machines(offer, refused)
@@ -147,8 +147,8 @@ def _until(refusal: Refused, begun: float) -> float:
 
 
 def _outlives_search(attempt: Attempt) -> bool:
-    """Return whether a refusal remains valid after a successful launch: not for quotas and credentials, which may
-    have changed; "not offered" and "no capacity" remain."""
+    """Return whether a refusal stays valid after a successful launch. Refusals for quotas and credentials do not, as
+    these may have changed; "not offered" and "no capacity" do."""
     return attempt.outcome == "refused" and REACTIONS[attempt.cause].lasts != "search"
 
 
@@ -163,7 +163,7 @@ def _ordered(
     now: float,
 ) -> list[Offer]:
     """Return open offers in the plan's order. Of offers that differ only in place and price, those in zones that the
-    provider named as having capacity come first, those where this job just lost a machine come last."""
+    provider named as having capacity come first, and those where this job has just lost a machine come last."""
     kinds = list(dict.fromkeys(map(_kind, offers)))
     named = {
         (*_place(refusal.offer)[:2], zone, _kind(refusal.offer))
@@ -190,7 +190,7 @@ def _is_fresh(attempt: Attempt, now: float) -> bool:
 
 
 def _kind(offer: Offer) -> tuple[object, ...]:
-    """Return the properties an order of preference is based on, except place and price: market and GPUs."""
+    """Return the properties by which the plan's order ranks an offer, except place and price: market and GPUs."""
     return offer.market, tuple((role.accelerator, role.count) for role in offer.roles)
 
 

@@ -79,8 +79,7 @@ def settled_read_s(jobs: int, nodes: int) -> float:
 
 @dataclass(slots=True)
 class Watch:
-    """This process's cache of what is known of a node. A new process starts with an empty one and reaches the same
-    result."""
+    """Cached observations of a node. A new process starts with an empty cache and reaches the same result."""
 
     end: NodeEnd | None = None
     """Cached: a result is written once and never changes."""
@@ -100,14 +99,14 @@ class Watch:
     heard: float | None = None
     """Monotonic time of the last sign of life; None: not polled yet."""
     told_at: float | None = None
-    """As in NodeView."""
+    """See NodeView."""
     read: float = -math.inf
     """Monotonic time of the last read of its heartbeat and result."""
 
 
 @dataclass(slots=True)
 class Watches:
-    """Cached observations of one attempt's nodes."""
+    """Cached observations of all nodes of one attempt."""
 
     attempt: int
     nodes: dict[str, Watch] = field(default_factory=dict)
@@ -197,7 +196,7 @@ def _reports(job_dir: JobDir, attempt: Attempt, names: Sequence[str]) -> list[Re
 
 
 def new_generation(job_dir: JobDir, attempt: Attempt, nodes: Sequence[NodeView] | None) -> Generation | None:
-    """Return the next restart in place that is missing in the attempt's row, one per call because each is an event.
+    """Return the next restart in place that is not yet in the attempt's row; one per call, because each is an event.
 
     If a node has ended, the job dir is read even without a new heartbeat, as the node may have ended before it could
     send one.
@@ -240,7 +239,7 @@ def _look_at(  # noqa: PLR0917 - see look()
         sequence = _read_heartbeat(job_dir, folder, watch)
         watch.end = _read_end(job_dir, folder, watch, state, last_words)
         watch.read = now
-        if state is not None and state.queued:  # neither pending nor preempted machines count as silent
+        if state is not None and state.queued:  # a machine in the provider's queue, new or after a loss, is not silent
             watch.heard = None
         elif watch.end is None and state is not None:
             end = _end_by_silence(watch, sequence, now, returns=state.returns)

@@ -199,9 +199,9 @@ def _is_fruitless(attempt: Attempt, nodes: Mapping[str, NodeView]) -> bool:
 
 
 def forgiven(attempt: Attempt, nodes: Iterable[NodeView]) -> Attempt:
-    """Return the attempt without the restarts that were caused by the loss of other nodes: only the loss itself counts.
+    """Return the attempt without the restarts that other nodes made in reaction to a lost node: only the loss counts.
 
-    A restart of the whole group that a lost node never began was the other nodes' reaction to its end.
+    A restart of the whole group that the lost node never began is such a reaction.
     """
     known, names = attempt.generations, member_names(attempt)
     begun = [node.generation for node in nodes if node.node in names and _is_lost(node)]

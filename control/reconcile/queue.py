@@ -76,8 +76,7 @@ class Queue:
             return self._places.get(job_id) or Place(1, {})
 
     def is_waited_for(self) -> bool:
-        """Return whether jobs asked for their places within _WANTED_S, so that resources are wanted once they are
-        free."""
+        """Return whether jobs asked for their places within _WANTED_S, i.e. wait for resources that other jobs hold."""
         with self._lock:
             return bool(self._places) and self._clock.monotonic() - self._read < _WANTED_S
 

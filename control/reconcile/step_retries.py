@@ -23,17 +23,17 @@ UNEXPECTED_S = 3_600.0
 
 @dataclass(slots=True)
 class Patience:
-    """Since when the steps of a job have failed. Times are monotonic."""
+    """Start of the failures of a job's steps, for two time limits. Times are monotonic."""
 
     ending_since: float = math.inf
-    """First failure of a step since the job is ending."""
+    """Time of the first failed step since the job has to end."""
     unexpected_since: float = math.inf
-    """First failure of a step with an unexpected error."""
+    """Time of the first step that failed with an unexpected error."""
 
     def reason_to_end(
         self, job: JobRow, attempt: Attempt | None, *, now: float, job_now: float, message: str, is_expected: bool
     ) -> str:
-        """Return why a job must end after a step failed; "": it may be retried.
+        """Return why a job must end after a step failed; "": the step is retried.
 
         `now`: monotonic time; `job_now`: the job's time; `message`: of the failure.
         """

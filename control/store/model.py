@@ -138,13 +138,13 @@ class Attempt:
     scope: str
     """Scope of that error: "zone", "region", "market", "cloud"."""
     deadline: float | None
-    """While stopping: when machines that still run are terminated."""
+    """While stopping: time at which machines that still run are terminated."""
     outcome: str
     """succeeded | failed | preempted | again | lost | stopped | error | refused; "" until it is known."""
     reason: str
     exit_code: int | None
     progress: Progress | None
-    """Progress at its end of the node that had done the most steps."""
+    """Final progress of the node that had done the most steps."""
     created: float
     launched: float | None
     """Start of paid time: when its machines were requested."""
@@ -155,7 +155,7 @@ class Attempt:
     generations: tuple[Generation, ...] = ()
     """One record for each restart of its program on the same machines."""
     timeline: Timeline | None = None
-    """Timeline at its end of the node that had done the most steps."""
+    """Final timeline of the node that had done the most steps."""
     nodes: tuple[NodeRequest, ...] | None = None
     """The machines that it should have, in rank order; None: those of the offer, without replacement of lost ones (a
     single machine, a target without replacement, or an attempt begun by an older version)."""

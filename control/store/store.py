@@ -1,9 +1,9 @@
-"""Store of jobs, attempts and events in SQLite or PostgreSQL. The only module with SQL (except schema.py).
+"""Store of jobs, attempts and events in SQLite or PostgreSQL. The only module with SQL on these tables.
 
 Statements are valid for both databases; values are always passed as parameters.
-Every change is one transaction: it compares the rows with those that the decision was based on, writes the new ones
-and an event. If the rows have changed meanwhile, it raises LostRaceError, and the caller must read them and decide
-again.
+Every change is one transaction: it compares the rows with those that the decision was based on, then writes the new
+rows and an event. If the rows have changed meanwhile, it raises LostRaceError, and the caller must read them and
+decide again.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Change:
     to_job: JobRow | None = None
     """The job's row after the change; only the fields that differ are written. None: unchanged."""
     to_attempt: Attempt | None = None
-    """The attempt's row after the change, likewise."""
+    """The attempt's row after the change; None: unchanged."""
     new_attempt: Attempt | None = None
 
 

@@ -20,8 +20,7 @@ def with_job_dir(loaded: LoadedSpec, plan: Plan) -> tuple[LoadedSpec, str]:
     unchanged.
 
     Uses one stack for each cloud: that of the best offer's region, else of any region. If the job may also run on
-    this machine, its folder here remains the local default. Raises StoreError if the record of a stack cannot be
-    read.
+    this machine, that uses the local default folder. Raises StoreError if the record of a stack cannot be read.
     """
     if loaded.spec.job_dir is not None:
         return loaded, ""

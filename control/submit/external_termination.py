@@ -1,4 +1,4 @@
-"""Check that a hung machine is terminated even if no supervisor runs."""
+"""Advice on how to terminate machines that hang while no supervisor runs."""
 
 from __future__ import annotations
 

@@ -113,8 +113,9 @@ def _to_write(spec: JobSpec, clouds: Sequence[str]) -> str:
 
 
 def keep(offers: Sequence[Offer], most: int = MAX_WAYS) -> list[Offer]:
-    """Return the best offers that fit into `most` ways, in order. The best way of each region and of each kind
-    (market and GPUs) is kept first, then the second best, as similar places are likely to be full together."""
+    """Return the offers to store with the job, in order: at most `most` ways. Each region and each kind (market and
+    GPUs) contributes its best way first, then its second best, because similar places are likely to be full
+    together."""
     ways = [list(group) for _, group in groupby(offers, key=lambda offer: offer._replace(zone=None))]
     if len(ways) <= most:
         return list(offers)

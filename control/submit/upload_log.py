@@ -10,7 +10,7 @@ from ...protocol.jobdir import Entry
 from ...storage import durable
 
 _KEPT = 1_000
-"""Maximum number of remembered uploads, the newest ones. A forgotten content is uploaded again."""
+"""Maximum number of remembered uploads, the newest ones. Forgotten uploads are repeated."""
 _MOST_BYTES = 1 << 20
 
 

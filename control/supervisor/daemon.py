@@ -79,7 +79,7 @@ class _Stop:
 
 
 class _Bell:
-    """Self-pipe: any thread of this process can end a wait with it."""
+    """Self-pipe with which any thread of this process ends the loop's wait."""
 
     def __init__(self) -> None:
         self._read, self._write = os.pipe()
@@ -95,7 +95,7 @@ class _Bell:
 
 
 class _Loop:
-    """The loop of ticks while the lock is held."""
+    """Loop of ticks while this process holds the lock."""
 
     def __init__(self, store: Store, stop: _Stop, pipe: int, lock: IO[str], idle_exit_s: float | None) -> None:
         self._store = store

@@ -42,8 +42,8 @@ PATIENCE_S = 900.0
 """Seconds after which a job without running machines is given up if its dir is unusable: longer than a short outage."""
 
 _UNRECORDED = 15
-"""Tries, a second apart, after which a job of another account that has no machines gets a reason, as another
-supervisor may take it before."""
+"""Number of tries, a second apart, after which a job of another account gets a reason, if it has no machines. Until
+then, another supervisor may take it."""
 _PAUSE_S = (1.0, 60.0)
 """First and maximum pause in seconds after a failed step."""
 LOGIN_S = 30.0

@@ -167,7 +167,7 @@ class _Team:
         self._in_hand: set[str] = set()
 
     def hand(self, job_id: str) -> None:
-        """Add a job to the queue (first in, first out); start a thread if all are busy."""
+        """Add a job to the queue (FIFO), and start a thread if all are busy."""
         with self._lock:
             self._handed += 1
             grow = self._handed > self._size < self._most

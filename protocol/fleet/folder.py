@@ -221,8 +221,8 @@ class Listed:
 
 
 def _failed(listed: Listed, beats: Mapping[str, float], now: float) -> dict[str, float]:
-    """Return machine -> age of its bootstrap's failure, unless its group recreated it under the same name and that
-    one has sent heartbeats since."""
+    """Return machine -> seconds since its bootstrap gave up. Leaves out machines that were recreated under the same
+    name and have sent a heartbeat since."""
     heard: dict[str, float] = {}
     for own, age in beats.items():
         name = own.rpartition("-")[0]

@@ -152,8 +152,8 @@ class AttemptContext(JobContext):
 
     @property
     def is_group(self) -> bool:
-        """True if the attempt has a dedicated machine group (recover: fleet). A cluster is none: it outlives the
-        job."""
+        """True if the attempt has a dedicated machine group (recover: fleet). A cluster does not count: it outlives
+        the job."""
         return self.job.policy.grouped and bool(info(self.attempt.offer.cloud).groups)
 
     @property

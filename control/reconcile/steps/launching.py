@@ -60,7 +60,7 @@ class Launcher:
                 raise
             return self._refusals.handle(error, first=first)
         job = replace(context.job, state="starting", round=0, waits=0, not_before=0.0, cause="", reason="")
-        # Earlier waits passed without a machine, so they are not paid time.
+        # No machine existed during the earlier waits, so they are not paid time.
         launched = context.now if context.job.waits and allocation.is_fresh else attempt.launched
         attempt = replace(attempt, state="running", allocation=allocation, launched=launched)
         group = ", as a group that replaces lost machines" if request.grouped else ""
@@ -96,7 +96,8 @@ class Launcher:
         return False
 
     def _prepare(self) -> bool:
-        """Write the records for the machines, then that they are about to be requested: paid time starts here."""
+        """Write the records that machines read, then write that machines are about to be requested: paid time starts
+        here."""
         context = self._context
         context.memory.first_launch_of = context.attempt.number
         if self._reprice():
@@ -124,7 +125,7 @@ class Launcher:
         job_dir = self._context.job_dir
         try:
             found = job_dir.find(JOB_KEY, JobRecord.MOST_BYTES)
-        except RecordError:  # an invalid record
+        except RecordError:  # not a valid record
             found = b""
         if found is None:
             return f"{job_dir.url}/{JOB_KEY} is missing"

@@ -25,10 +25,9 @@ LOOK_S = 5.0
 
 def worked_dirs(job: JobRow, attempts: Sequence[Attempt]) -> list[str]:
     """Return the URLs of the job's folders for which machines were requested, newest first. The first has the newest
-    checkpoint, metrics and outputs. If there was no request yet, return the folder of the submission.
+    checkpoint, metrics and outputs. Before the first request, return the folder of the submission.
 
-    `attempts`: in order. Attempts that requested no machine are ignored: what was copied for them also exists
-    elsewhere.
+    `attempts`: in order. Attempts that requested no machines are ignored: their folders have only copies.
     """
     ran = [job.dir_on(one.offer.cloud) for one in reversed(attempts) if one.launched is not None]
     return list(dict.fromkeys(ran)) or [job.job_dir]
@@ -98,8 +97,8 @@ class CloudMigrator:
             return None
 
     def _is_wanted(self) -> Callable[[], bool]:
-        """Return a predicate: should the attempt continue? It queries the store every LOOK_S, as copying may take
-        hours."""
+        """Return a predicate that is False once the attempt should not continue. It queries the store every LOOK_S,
+        because copying may take hours."""
         context, clock = self._context, self._context.tools.clock
         looked = clock.monotonic()
 
@@ -110,7 +109,7 @@ class CloudMigrator:
             looked = clock.monotonic()
             try:
                 job = context.tools.store.job(context.job.id)
-            # transient, or the next write fails too; a concurrent copy by another process is idempotent
+            # continue: if the store stays down, the next write fails; a concurrent copy writes equal objects
             except StoreError:
                 return True
             mine = job is not None and job.lease_owner == context.tools.owner

@@ -84,8 +84,8 @@ def write_generation(context: AttemptContext, attempt: Attempt, record: Generati
 
 
 def _without_replaced(views: Sequence[NodeView], observed: Mapping[str, NodeState]) -> list[NodeView]:
-    """Return the views, with preempted nodes as not ended until the target reports them gone: a target that replaces
-    machines itself provides another one by then."""
+    """Return the views. Preempted nodes count as not ended until the target reports them gone, because a target that
+    replaces machines itself is about to replace them."""
     ended = [name for name, state in observed.items() if state.phase == "gone"]
     return [
         replace(view, end=None)

@@ -14,7 +14,7 @@ from .context import AttemptContext
 from .teardown import conclude
 
 _SHUT_OUT = frozenset({"auth", "expired", "invalid"})
-"""Errors of credentials and settings: these would also fail the calls that terminate machines."""
+"""Errors of credentials and settings, which would also make the termination of machines fail."""
 
 
 class RefusalHandler:

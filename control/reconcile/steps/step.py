@@ -102,7 +102,7 @@ class NextAttempt:
 
     @property
     def _state(self) -> str:
-        """The job's state while it has no machines."""
+        """State that a job gets when it has no machines."""
         state = self._context.job.state
         return "recovering" if state in ("starting", "running") else state
 

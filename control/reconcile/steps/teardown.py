@@ -45,8 +45,7 @@ def conclude(context: AttemptContext, verdict: Verdict, attempt: Attempt | None 
 
 
 def conclude_by_nodes(context: AttemptContext, nodes: Sequence[NodeView], *, left: str = AT_DEADLINE) -> bool:
-    """Write the outcome from the members, all ended or out of time; `left`: reason for the ends of those that still
-    run."""
+    """Write the outcome once all members have ended or run out of time; `left`: reason for nodes that still run."""
     verdict = judge(nodes, left=left)
     timeline = read_whole_timeline(context.job_dir, context.attempt) or verdict.timeline
     return conclude(context, replace(verdict, timeline=timeline), _charged(context, nodes))

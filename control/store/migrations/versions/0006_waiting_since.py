@@ -1,4 +1,4 @@
-"""Add a column for the time since when a place has returned transient errors."""
+"""Add a column for the time of the first transient error of a place."""
 
 from __future__ import annotations
 
