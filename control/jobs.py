@@ -289,7 +289,7 @@ def submit(
 
     store, offers = open_store(), usable_offers(loaded.spec, plan)
     if supervise and settle({offer.cloud for offer in offers}):
-        # needed now: another process may have stored a job for the supervisor that was just stopped
+        # Needed now: another process may have stored a job for the supervisor that was just stopped
         ensure_supervisor()
     row = prepare(loaded, offers, on_progress or (lambda _what, _done, _total: None))
     store.insert_job(row, f"submitted; the best offer is {row.offers[0].label}")

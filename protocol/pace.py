@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable
 
 SETTLE_S = 60.0
-"""Seconds after the program's start for which the intervals are short."""
+"""Seconds after each start of the program for which the intervals are short."""
 BEAT_S = 90.0
 """Seconds between two heartbeats in the steady state."""
 LOG_S = 180.0
