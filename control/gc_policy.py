@@ -111,8 +111,7 @@ def find(targets: Sequence[str], regions: Sequence[str], now: float) -> Search:
 
 
 def remove(judged: Judged, now: float, *, others: bool, expired_only: bool, alive: bool = False) -> bool:
-    """Remove a leftover if a new check still allows it; return whether it was removed. Raises ProvisionError,
-    StoreError."""
+    """Remove a leftover if a new check still allows it; return whether it did. Raises ProvisionError, StoreError."""
     from ..provisioners import tagged_resources
     from .store.store import open_store
 

@@ -188,8 +188,7 @@ class Job:
         return nodes
 
     def wait(self, on_poll: Callable[[Job], None] | None = None, timeout_s: float | None = None) -> bool:
-        """Wait until the job is done; return False on timeout. Calls `on_poll` after every poll (about 5 per
-        second)."""
+        """Wait until the job is done; return False on timeout. Calls `on_poll` after each poll (5 per second)."""
         begin = ensured = time.monotonic()
         ensure = True
         while True:
@@ -302,8 +301,7 @@ def submit(
 
 
 def get_job(ref: str) -> Job:
-    """Return the job with this id, unique id prefix, or name (if unique among all or among active jobs). Raises
-    NoSuchJobError."""
+    """Return the job by id, unique id prefix, or name (unique among all or active jobs). Raises NoSuchJobError."""
     store = open_store()
     found = store.find_jobs(ref) if ref else []
     exact = [row for row in found if row.id == ref]

@@ -54,8 +54,7 @@ def has_new_password(theirs: Mapping[str, str], salt: bytes) -> bool:
 
 
 def differing(names: Collection[str], theirs: Mapping[str, str], salt: bytes) -> list[str]:
-    """Return those of the names whose values differ from the ones hashed in `theirs`, the result of hashes().
-    Sorted."""
+    """Return the names, sorted, whose values differ from those hashed in `theirs`, a result of hashes()."""
     ours = {name: _hash(os.environ[name], salt) for name in names if os.environ.get(name)}
     return sorted(name for name in names if ours.get(name) != theirs.get(name))
 

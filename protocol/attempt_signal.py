@@ -43,8 +43,7 @@ class WatchMark:
         self._due = 0.0
 
     def renew(self, job_dir: JobDir, attempt: int) -> None:
-        """Write the mark, at most once per RENEW_S for an attempt. Without write permission, log lines come at long
-        intervals."""
+        """Write the mark, at most once per RENEW_S for an attempt. Errors are ignored."""
         where, now = (job_dir.url, attempt), self._clock()
         if job_dir.folder is not None or (where == self._marked and now < self._due):
             return

@@ -16,8 +16,7 @@ class Name:
     step: int
     attempt: int
     nonce: str
-    """12 hexadecimal digits: the run's count of its saves (4), because a step may be saved twice, and the run's
-    nonce (8)."""
+    """12 hexadecimal digits: the run's save counter (4), as a step may be saved twice, and the run's nonce (8)."""
 
     @classmethod
     def of_run(cls, step: int, attempt: int, count: int, run: str) -> Name:

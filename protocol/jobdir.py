@@ -118,8 +118,7 @@ class JobRecord(Record):
     checkpoint_on_damage: str = "stop"
     """Action when every checkpoint is damaged: "stop" or "restart"."""
     inputs: dict[str, str | dict[str, str]] = field(default_factory=dict)
-    """Path on the machine, absolute or relative to the code's folder -> URL to download from, or one URL for each
-    cloud."""
+    """Path on the machine, absolute or relative to the code's folder -> URL to download, or URL for each cloud."""
     outputs: list[str] = field(default_factory=list)
     """Paths relative to the code's folder that are copied to outputs/ when the program has ended."""
     gpu_idle_s: int | None = None
@@ -156,11 +155,9 @@ class AttemptRecord(Record):
     failures_left: int = 0
     """Number of restarts on the same machines that are left for failures of the program."""
     interruptions_left: int | None = 0
-    """Number of restarts on the same machines that are left for when the program asks to be run again; None: without
-    limit."""
+    """Restarts on the same machines left for when the program asks to be run again; None: without limit."""
     heals: bool = False
-    """True if the supervisor replaces a lost node or continues without it; the other nodes wait for its Generation
-    record."""
+    """True if a lost node is replaced or done without; the others wait for the supervisor's Generation record."""
     job_dir: str = ""
     """URL of the job's folder that this attempt uses, if the job has moved there. The record is then also in the
     folder that it left. "": the job has not moved."""
@@ -336,8 +333,7 @@ NoticeKind = Literal["preempt", "terminate", "reboot", "maintenance", "freeze"]
 
 @dataclass(frozen=True, slots=True)
 class Notice(Record):
-    """notice.json: announcement by the provider (or `cloudgpu preempt`) that this machine goes at `deadline` (epoch
-    s)."""
+    """notice.json: the provider (or `cloudgpu preempt`) announces the machine's end at `deadline` (epoch s)."""
 
     kind: NoticeKind
     deadline: float

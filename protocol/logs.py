@@ -366,8 +366,7 @@ def _unpack_member(data: bytes, *, is_whole: bool) -> tuple[list[Any], bytes] | 
         if is_whole or len(raw) >= _MEMBER_LIMIT:
             raise ValueError("a part of it is missing")
         return None
-    # Parsing all lines at once is five times as fast. Line breaks inside texts are escaped, so each one here ends a
-    # line.
+    # Parsing all lines at once is five times as fast. Line breaks inside texts are escaped.
     lines = json.loads(b"[" + raw.replace(b"\n", b",") + b"]")
     if not all(map(_is_line, lines)):
         raise ValueError("these are no log lines")

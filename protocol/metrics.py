@@ -30,8 +30,7 @@ FORMAT = "cloudgpu-metrics/1"
 _MOST_BYTES = 256 << 20
 """Maximum size of a segment in bytes."""
 _TRIES = 5
-"""Maximum number of tries: a running training may remove the checkpoint that is being read, after which there is a
-newer one."""
+"""Maximum number of tries; a running training may remove the checkpoint being read, after writing a newer one."""
 
 Number = int | float
 
@@ -110,8 +109,7 @@ def key_of(data: bytes) -> str:
 
 
 def find_segment(find: Callable[[str], bytes | None], checkpoint: str) -> Segment | None:
-    """Return the segment written with a checkpoint; None: nothing had been logged. `find` reads a key. Raises
-    ValueError."""
+    """Return the key of a serialized segment in the checkpoints' folder. Raises ValueError if it is invalid."""
     data = find(open_key(checkpoint)) or find(closed_key(checkpoint))
     return None if data is None else Segment.from_bytes(data)
 

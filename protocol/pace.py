@@ -41,8 +41,7 @@ class Pace:
         self._listeners.append(listener)
 
     def settle(self) -> None:
-        """Write at once and at short intervals for SETTLE_S, then in the steady state. Call it when the program has
-        begun."""
+        """Write at once, at short intervals for SETTLE_S, then in the steady state. Call it at the program's start."""
         with self._lock:
             self._busy_until = self._clock() + SETTLE_S
         self._announce()

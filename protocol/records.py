@@ -74,8 +74,7 @@ class Record:
 
     @classmethod
     def from_value(cls, value: object) -> Self:
-        """Return a record from a JSON value inside another one. Raises RecordError, which names the key, if it is
-        invalid."""
+        """Return the record of a key; None: it does not exist. Raises JobDirError, RecordError if it is invalid."""
         try:
             return cls(**_fields(cls, value))
         except _MisfitError as error:

@@ -36,8 +36,7 @@ _SIGNED = datetime.timedelta(minutes=15)
 
 
 def is_batch_refused(message: str) -> bool:
-    """Return whether a whole batch was refused, by obstore's message; such a response does not concern its single
-    blobs."""
+    """Return whether a whole batch was refused, which says nothing about its single blobs. Uses obstore's message."""
     return _REFUSED.search(message) is not None
 
 
@@ -74,8 +73,7 @@ class Deletions:
 
 
 def _token() -> str:
-    """Return a token for Blob Storage: from the environment, the machine's managed identity, or a login. Raises
-    OSError, CredentialsError."""
+    """Return a token from the environment, the managed identity or a login. Raises OSError, CredentialsError."""
     if given := os.environ.get("AZURE_STORAGE_TOKEN"):
         return given
     if not azure_account.is_managed_identity():

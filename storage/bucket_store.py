@@ -23,8 +23,7 @@ if TYPE_CHECKING:
     from .buckets import Service
 
 RENEW_S = 10.0
-"""Minimum age in seconds of connections that renew() replaces, so that many failing job dirs do not reconnect
-repeatedly."""
+"""Minimum age in seconds of connections that renew() replaces; limits reconnects if many job dirs fail."""
 # seconds for which an absence in a listing is trusted; an object created since is still read with status 200
 _HIDDEN_S = 600.0
 _HIDDEN_KEYS = 1_000  # maximum number of remembered keys
@@ -41,8 +40,7 @@ class BucketStore:
         self._service = service(url)
         self.rewrite_s, self.copy_s = self._service.rewrite_s, self._service.copy_s
         self._hidden: dict[str, float] = {}
-        """Key that a listing did not show -> monotonic time until which a refusal to read it counts as a missing
-        object."""
+        """Key missing in a listing -> monotonic time until which a refused read of it counts as a missing object."""
         with opening(url):
             self._inside = _inside(self._service.path())
             self._bucket = bucket or Bucket(url, service)

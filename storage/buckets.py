@@ -43,8 +43,7 @@ class Service(Protocol):
 
     @property
     def copy_s(self) -> float:
-        """Maximum seconds from the response to a copy request until the copy is complete; 0: the response confirms
-        it."""
+        """Maximum seconds from the response to a copy request to the complete copy; 0: it is complete then."""
 
     def portable(self) -> str:
         """Return the URL including parts that come from this computer's environment. Raises CredentialsError."""
@@ -59,8 +58,7 @@ class Service(Protocol):
         """Delete an object of the bucket."""
 
     def is_elsewhere(self, message: str) -> bool:
-        """Return whether a request failed because the bucket is in another region. That region is then used from now
-        on."""
+        """Return whether a request failed because the bucket is in another region, which is used from now on."""
 
     def explain(self, message: str, doing: str) -> str:
         """Return the explanation of an error. `doing` begins with a verb, e.g. "reading job.json"."""
@@ -89,8 +87,7 @@ class Bucket:
             return self._stores[kind]
 
     def reconnect(self, older_than_s: float = 0.0) -> None:
-        """Drop the connections if the oldest has at least this age; new ones use the current settings and
-        credentials."""
+        """Drop the connections if the oldest has this age; new ones use the current credentials and settings."""
         with self._lock:
             if time.monotonic() - self._connected >= older_than_s:
                 self._stores = {}

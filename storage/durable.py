@@ -1,5 +1,4 @@
-"""Atomic writes of files; all functions except write() are durable across a power failure. Every function raises
-OSError."""
+"""Atomic writes of files, durable across a power failure except by write(). All functions raise OSError."""
 
 from __future__ import annotations
 

@@ -249,8 +249,7 @@ def _load(content: Mapping[str, Any]) -> Any:  # any kind of credentials
 
 @functools.lru_cache(maxsize=4)
 def _google_auth(file: Path, _changed: int) -> _GoogleAuth:
-    """Return the provider shared by all job dirs of a process, so that a token is requested only once while the file
-    is unchanged."""
+    """Return the provider shared by a process's job dirs; one token serves all while the file is unchanged."""
     return _GoogleAuth(file)
 
 

@@ -91,8 +91,7 @@ class JobDir:
         self._store.make = make
 
     def renew(self) -> None:
-        """Reconnect with the current settings and credentials, unless that was done recently. Call it after a
-        refused request."""
+        """Reconnect with current settings and credentials, at most every 10 s. Call it after a refused request."""
         self._store.renew()
 
     @property

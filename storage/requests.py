@@ -34,8 +34,7 @@ def check_size(name: str, size: int, most: int) -> None:
 
 
 def get_if_changed(connection: ObjectStore, path: str, etag: str, most: int) -> tuple[bytes, str] | None:
-    """Return content and ETag, or None if the object still has this ETag. Raises ValueError if it is longer than
-    `most`."""
+    """Return content and ETag, or None if the object still has this ETag. Raises ValueError if too long."""
     options: GetOptions = {"if_none_match": etag} if etag else {}
     try:
         found = obstore.get(connection, path, options=options)

@@ -58,8 +58,7 @@ class Store(Protocol):
 
     @property
     def copy_s(self) -> float:
-        """Maximum seconds from the response to a copy request until the copy is complete; 0: the response confirms
-        it."""
+        """Maximum seconds from the response to a copy request to the complete copy; 0: it is complete then."""
 
     def renew(self) -> None:
         """Reconnect with the current settings and credentials, unless that was done recently."""
@@ -81,8 +80,7 @@ class Store(Protocol):
         """Return an object's bytes. Raises RecordError, before reading, if there are more than `most`."""
 
     def get_if_changed(self, key: str, etag: str, most: int) -> tuple[bytes, str] | None:
-        """Return content and ETag, or None if the object still has this ETag. Raises ValueError if it is longer than
-        `most`."""
+        """Return content and ETag, or None if the object still has this ETag. Raises ValueError if too long."""
 
     def get_range(self, key: str, start: int, end: int, etag: str) -> bytes: ...
 

@@ -24,8 +24,7 @@ def charge(price: Decimal, seconds: float) -> Decimal:
 
 
 def attempt_cost(attempt: Attempt, now: float) -> Decimal | None:
-    """Return the cost of an attempt until its end or until now: 0 before it has a machine, None if the price is
-    unknown."""
+    """Return the cost of an attempt so far: 0 before it has a machine, None if the price is unknown."""
     if attempt.cost is not None:
         return attempt.cost
     if attempt.launched is None or _is_unanswered(attempt):

@@ -159,8 +159,7 @@ def _sum(lines: tuple[AttemptReport, ...], runs: Sequence[Run], total: Decimal |
 
 
 def _optimum(times: Times, told: Sequence[Progress], starts: int) -> Optimum:
-    """Apply the equations of runtime.goodput to the measured times. Each start after the first follows an
-    interruption."""
+    """Apply the equations of runtime.goodput; each start after the first follows an interruption."""
     save = median([one.cost for one in told if one.cost is not None] or [0.0])
     lag = median([one.lag for one in told if one.lag is not None] or [0.0])
     restart = (times.restart + times.ending) / starts

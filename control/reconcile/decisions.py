@@ -86,8 +86,7 @@ def backoff(kind: str, tries: int) -> float:
 
 
 def jitter(most_s: float, *seed: object) -> float:
-    """Return seconds from 0 up to `most_s`, deterministic for a seed, so that jobs refused together retry at
-    different times."""
+    """Return seconds from 0 up to `most_s`, fixed for a seed; spreads the retries of jobs refused together."""
     digest = hashlib.sha256("\0".join(map(str, seed)).encode()).digest()
     return most_s * int.from_bytes(digest[:4], "big") / 2**32
 
@@ -253,8 +252,7 @@ SPREAD_S = 30.0
 def _where(
     job: JobRow, attempts: Sequence[Attempt], elsewhere: Sequence[Refused], now: float, again: _Again
 ) -> End | Start | Later:
-    """Decide to start on the best open offer. If all are closed, decide to wait, or to end if none can open within
-    retry.capacity."""
+    """Decide to start on the best open offer, to wait, or to end if none can open within retry.capacity."""
     asked = [Refused.of(attempt) for attempt in search(attempts)]
     found = choose(job.offers, attempts, elsewhere, now)
     deadline = patience_ends(job, attempts)

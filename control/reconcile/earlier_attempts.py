@@ -1,5 +1,4 @@
-"""Summarize a job's earlier attempts: the running time of their machines and the number of interruptions. Pure
-functions."""
+"""Summary of a job's earlier attempts: running time of machines, number of interruptions. Pure functions."""
 
 from __future__ import annotations
 

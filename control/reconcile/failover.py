@@ -114,8 +114,7 @@ def choose(
 
 
 def opening(offer: Offer, refusals: Sequence[Refused], begun: float = math.inf) -> float:
-    """Return the epoch seconds from which the offer may be requested; math.inf: never. `begun`: start of the job's
-    search."""
+    """Return the epoch seconds from which the offer may be requested; math.inf: never. `begun`: start of the search."""
     speaking = [refusal for refusal in refusals if concerns(refusal, offer)]
     partial = [refusal for refusal in speaking if refusal.scope == "attempt"]
     if _leave_zones(partial):

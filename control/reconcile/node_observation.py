@@ -31,8 +31,7 @@ from .outcomes import NodeEnd, NodeView, end_by_absence, end_by_result, furthest
 log = logging.getLogger("cloudgpu.supervisor")
 
 BOOT_S = 1_200.0
-"""Boot timeout in seconds: a machine is lost if it does not report within it after launch or after a restart by its
-provider."""
+"""Boot timeout in seconds: maximum time to the first report after launch or after a restart by the provider."""
 SILENT_S = 180.0
 """Seconds without a heartbeat after which a machine that has reported is lost, even if the target shows it running.
 If the machine announced a longer heartbeat interval, the limit is MISSED intervals."""
@@ -316,8 +315,7 @@ def _read_reason(job_dir: JobDir, folder: str) -> str:
 
 
 def _end_by_silence(watch: Watch, sequence: int, now: float, *, returns: bool) -> NodeEnd | None:
-    """Return the end of a node that has been silent for too long; None: it has not. `sequence`: number of its
-    heartbeat."""
+    """Copy the heartbeat into `watch` and return its number. An invalid one counts as silence."""
     if watch.heard is None or (sequence not in (watch.sequence, _UNREADABLE)):
         watch.sequence, watch.heard, watch.returning = sequence, now, False
     watch.returning = watch.returning or returns

@@ -36,8 +36,7 @@ class Sightings:
             self._newest.pop(job_id, None)
 
     def write(self, store: Store) -> None:
-        """Write all buffered states in one transaction. Raises StoreError; the states are then kept for the next
-        call."""
+        """Write all buffered states in one transaction. Raises StoreError, and keeps the states for a retry."""
         with self._lock:
             batch, self._unwritten = self._unwritten, {}
         if not batch:

@@ -129,8 +129,7 @@ _PRECEDENCE = ("error", "preempted", "lost", "failed", "again", "stopped", "succ
 
 
 def judge(nodes: Sequence[NodeView], *, left: str = AT_DEADLINE) -> Verdict:
-    """Return how the attempt ended, from all its nodes. Nodes that still run count as stopped by cloudgpu, with the
-    reason `left`."""
+    """Return the outcome of the attempt from all its nodes. Running nodes count as stopped, for the reason `left`."""
     if not nodes:
         return Verdict("stopped", "it had no machines yet", None, None)
     first = furthest(nodes)

@@ -24,8 +24,7 @@ class Database(Protocol):
     """An open, thread-safe database. str() returns its URL without a password. Every method raises StoreError."""
 
     def transaction(self) -> AbstractContextManager[Connection]:
-        """Return a context manager for a write transaction, which is committed at its end or rolled back after an
-        exception."""
+        """Return a context manager for a write transaction; it commits, or rolls back after an exception."""
 
     def rows(self, statement: str, values: Values | None = None) -> list[dict[str, Any]]:
         """Run one query outside a transaction."""

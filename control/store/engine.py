@@ -1,5 +1,4 @@
-"""SQLAlchemy databases: PostgreSQL and any other with a driver; runs the migrations of all databases, SQLite
-included."""
+"""SQLAlchemy databases: PostgreSQL and others with a driver. Also runs the migrations of SQLite stores."""
 
 from __future__ import annotations
 

@@ -35,8 +35,7 @@ def _open(url: str) -> Database:
 
 
 def _revision(database: Database) -> str | None:
-    """Return the schema's revision as Alembic wrote it; None: an empty database. Avoids the import of Alembic (0.4
-    s)."""
+    """Return the schema's revision, read without importing Alembic (0.4 s); None: an empty database."""
     if not database.has_table("alembic_version"):
         return None
     found = [row["version_num"] for row in database.rows("SELECT version_num FROM alembic_version")]

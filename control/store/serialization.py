@@ -49,8 +49,7 @@ _HINTS: dict[type, dict[str, Any]] = {
 
 
 def _fits(value: object, hint: Any) -> bool:  # hint: an annotation
-    """Return whether a value has the type of an annotation. Fields of nested objects are checked when these are
-    created."""
+    """Return whether a value has the type of an annotation. Nested objects were checked when created."""
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
     if origin is types.UnionType:
         return any(_fits(value, one) for one in arguments)
@@ -105,8 +104,7 @@ def _offer(value: Mapping[str, object]) -> Offer:
 
 
 def _dump_offers(offers: Sequence[Offer]) -> str:
-    """Serialize offers. Those that differ only in zone are stored as one with all its zones, as a job may have a
-    hundred places."""
+    """Serialize offers; those that differ only in zone become one (a job may have a hundred places)."""
     ways = [list(way) for _, way in groupby(offers, key=lambda offer: offer._replace(zone=None))]
     return _dump([{**way[0].to_json(), "zone": [offer.zone for offer in way]} for way in ways])
 

@@ -1,5 +1,4 @@
-"""SQLite databases with the standard library's driver: most stores are such a file, and importing SQLAlchemy takes
-0.15 s."""
+"""SQLite databases with the standard library's driver, as importing SQLAlchemy takes 0.15 s."""
 
 from __future__ import annotations
 

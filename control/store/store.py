@@ -89,8 +89,7 @@ class Store:
 
     def __init__(self, database: Database) -> None:
         self._database = database
-        # SQLite allows one writer at a time, and the others poll for their turn. With this lock, threads wait
-        # instead.
+        # SQLite allows one writer at a time, and the others poll for their turn; with this lock, threads wait.
         self._writing = threading.Lock()
 
     @classmethod
@@ -104,8 +103,7 @@ class Store:
     # -- reading
 
     def owner(self) -> str:
-        """Return the tag of all resources created for this store's jobs. It is created with the store and kept in
-        it."""
+        """Return the tag of all resources created for this store's jobs, which is kept in the store."""
         found = self._read("SELECT owner FROM stores")
         return str(found[0]["owner"])
 
@@ -130,8 +128,7 @@ class Store:
         return int(self._read(f"SELECT count(*) AS count FROM jobs {_active_if(active_only)}")[0]["count"])
 
     def active_jobs(self) -> list[ActiveJob]:
-        """Return every job that has not ended, oldest first. Reads all of them; for an incremental query see
-        changes()."""
+        """Return every job that has not ended, oldest first; changes() is the incremental query."""
         return [_active(row) for row in self._read(f"{_WITH_TARGET} WHERE jobs.ended IS NULL {_OLDEST_FIRST}")]
 
     def has_active(self) -> bool:
@@ -194,8 +191,7 @@ class Store:
         return [Refused.of(attempt) for attempt in _undamaged(serialization.decode_attempt, found)]
 
     def waiting(self, before: float) -> list[Waiting]:
-        """Return the jobs that wait for this machine, oldest first, except those whose next try is after `before`
-        (epoch seconds)."""
+        """Return the jobs that wait for this machine and are due by `before` (epoch seconds), oldest first."""
         query = f"""
             SELECT jobs.id, jobs.offers, jobs.policy, attempts.state, attempts.offer
             FROM jobs LEFT JOIN attempts ON {_NEWEST}
@@ -234,16 +230,14 @@ class Store:
             _add_event(connection, job.id, job.attempt or None, time=time, kind=kind, message=message)
 
     def set_reason(self, job: JobRow, reason: str, lease_owner: str) -> None:
-        """Write the reason for the job's state if its stored reason is unchanged and `lease_owner` still holds the
-        lease."""
+        """Write the reason for the job's state if its stored reason is unchanged and `lease_owner` has the lease."""
         held = "id = :of AND lease_owner = :held_by AND reason = :read"
         with self._transaction() as connection:
             values = serialization.encode(reason=reason)
             _update(connection, "jobs", values, held, of=job.id, held_by=lease_owner, read=job.reason)
 
     def apply(self, change: Change, lease_owner: str) -> None:
-        """Write a step. Raises LostRaceError if the job was changed since it was read, or `lease_owner` lost the
-        lease."""
+        """Write a step. Raises LostRaceError if the job has changed or `lease_owner` has lost the lease."""
         job, attempt = change.job, change.attempt
         to_job = change.to_job or job
         states.check_job(job.state, to_job.state)

@@ -12,8 +12,7 @@ if TYPE_CHECKING:
 
 
 def advice(offer: Offer) -> str | None:
-    """Return how to set up the termination of hung machines; None: the provider, or an infra stack known here, does
-    it."""
+    """Return how to set up the termination of hung machines; None: provider or infra stack terminate them."""
     if info(offer.cloud).ended_outside:
         return None
     try:

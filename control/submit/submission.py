@@ -89,8 +89,7 @@ def _ship(
 
 
 def _remove_unused(urls: Iterable[str]) -> None:
-    """Remove the local folders of a job whose submission failed. A folder with a job.json belongs to another job and
-    is kept."""
+    """Remove the local folders of a failed submission; a folder with a job.json belongs to another job."""
     for folder in {local_folder(url) for url in urls}:
         if folder is not None and not (folder / JOB_KEY).exists():
             shutil.rmtree(folder, ignore_errors=True)
@@ -123,8 +122,7 @@ def _accounts(offers: Iterable[Offer]) -> dict[str, str]:
 
 
 def _program(spec: JobSpec) -> str | list[str]:
-    """Return the command that the agent starts. Raises SubmitError for an image's own entrypoint, which is not
-    supported yet."""
+    """Return the command to start. Raises SubmitError for an image's own entrypoint (not supported yet)."""
     if spec.run is None:
         raise SubmitError("this version cannot start an image's own entrypoint: write `run:`")
     return spec.run if isinstance(spec.run, str) else list(spec.run)

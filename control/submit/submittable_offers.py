@@ -50,8 +50,7 @@ def usable_offers(spec: JobSpec, plan: Plan) -> list[Offer]:
 
 
 def _with_groups(spec: JobSpec, plan: Plan) -> Plan:
-    """Return the plan without offers where a job with `recover: fleet` cannot have its group. Raises SubmitError,
-    like usable_offers()."""
+    """Return the plan without offers that lack a `recover: fleet` group. Raises SubmitError, like usable_offers()."""
     found = with_groups(spec, plan)
     able = {offer.cloud for offer in found.offers}
     refusals = [one for one in found.refusals if one.rule == RULE and one.cloud not in able]

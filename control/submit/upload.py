@@ -56,8 +56,7 @@ class Shipper:
         return archive.sha256
 
     def agents(self, offers: Sequence[Offer]) -> dict[str, str]:
-        """Upload the agent for the offers' machines in clouds; return architecture -> sha256. Raises SubmitError,
-        JobDirError."""
+        """Upload the agents for cloud machines; return architecture -> sha256. Raises SubmitError, JobDirError."""
         needed = sorted({architecture for offer in offers for architecture in architectures(offer)})
         if not needed:
             return {}

@@ -352,8 +352,7 @@ class Supervisor:
                 watched.expire()
 
     def _troubled(self, job: JobRow, attempt: Attempt | None, watched: Watched, error: Exception) -> float:
-        """Return when to retry after a failed step. Gives the job up if its job dir is unusable, or steps fail, for
-        too long."""
+        """Return when to retry after a failed step. Gives the job up if failures last for too long."""
         is_expected, by_job_dir = isinstance(error, (JobDirError, ProvisionError)), isinstance(error, JobDirError)
         is_ours = is_expected or isinstance(error, StoreError)
         message = str(error) if is_ours else f"{type(error).__name__}: {error}"

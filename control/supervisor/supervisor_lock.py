@@ -203,8 +203,7 @@ def take_lock(*, by_command: bool = False) -> IO[str] | None:
 
 
 def is_asked_for(lock: IO[str]) -> bool:
-    """Return whether this lock file is still that of the state directory, i.e. the directory was not deleted or
-    replaced."""
+    """Return whether this lock file still belongs to the state directory, which may have been deleted or replaced."""
     try:
         return os.path.samestat(paths.supervisor_lock().stat(), os.fstat(lock.fileno()))
     except (FileNotFoundError, NotADirectoryError):

@@ -21,8 +21,7 @@ from .supervisor import Supervisor, Tick
 log = logging.getLogger("cloudgpu.supervisor")
 
 THREADS: Mapping[Lane, int] = {Lane.LOOK: 16, Lane.LAUNCH: 16, Lane.END: 64}
-"""Maximum threads per target, started on demand. Terminations mostly wait for machines to shut down, so they have
-more."""
+"""Maximum threads per target, started on demand; higher for terminations, which mostly wait for shutdowns."""
 
 
 class Crew:
@@ -41,15 +40,13 @@ class Crew:
         """Jobs that are being advanced or wait for a thread; True: advance again at once afterwards."""
         self._teams: dict[tuple[str, Lane], _Team] = {}
         self._lines: dict[tuple[str, Lane], dict[str, None]] = {}
-        """(target, lane) -> jobs that wait for a lane other than LOOK, in order. They are still polled, so they can
-        be cancelled."""
+        """(target, lane) -> jobs waiting for a slow lane, in order. They are still polled for cancellation."""
         self._failed: StoreError | None = None
         self._closed = threading.Event()
         threading.Thread(target=self._keep_leases, name="leases", daemon=True).start()
 
     def tick(self, *, woken: Collection[str] | None = None) -> Tick:
-        """Hand every due job to a thread; `woken` as in Supervisor.due(). Raises StoreError, also of an earlier
-        step."""
+        """Hand every due job to a thread; `woken` as in Supervisor.due(). Raises StoreError, also of past steps."""
         failed, self._failed = self._failed, None
         if failed is not None:
             raise failed

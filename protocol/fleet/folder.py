@@ -84,8 +84,7 @@ class Fleet:
                 return view.newest + 1
 
     def _read_settings(self, found: Entry | None) -> Settings:
-        """Return the settings; read them again if they were replaced. Keeps the previous ones if the new ones are
-        invalid."""
+        """Return the settings, read again if they were replaced. An invalid object keeps the previous ones."""
         if found is None:
             return Settings()
         if self._settings[0] != found.modified:

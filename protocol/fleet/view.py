@@ -11,11 +11,9 @@ from .records import End, Order, Settings
 SOON_S = 600.0
 """Seconds after its claim within which a failed node counts against its machine."""
 SUSPECT_JOBS = 2
-"""Number of different jobs that must fail on a machine, each within SOON_S and without a success since, to make it
-suspect."""
+"""Number of jobs that must fail on a machine within SOON_S, without a success since, to make it suspect."""
 BOOT_S = 1_200.0
-"""Seconds after which an order that has never had all of its machines is withdrawn because the group cannot get
-them."""
+"""Seconds after which an order that has never had all of its machines is withdrawn."""
 
 State = Literal["free", "held", "lost", "done"]
 

@@ -126,8 +126,7 @@ class JobContext:
         return True
 
     def note_login(self, trouble: str) -> bool:
-        """Write in the job's reason what the lack of credentials prevents; "" removes that line. Return whether the
-        reason changed."""
+        """Write what missing credentials prevent into the job's reason; "": nothing. Return whether it changed."""
         reason = login_hints.noted(self.job.reason, trouble) if trouble else login_hints.plain(self.job.reason)
         return reason != self.job.reason and self.write("", "", job=replace(self.job, reason=reason))
 
@@ -152,8 +151,7 @@ class AttemptContext(JobContext):
 
     @property
     def is_group(self) -> bool:
-        """True if the attempt has a dedicated machine group (recover: fleet). A cluster does not count: it outlives
-        the job."""
+        """True if the attempt has a dedicated machine group (recover: fleet), unlike a cluster, which outlives it."""
         return self.job.policy.grouped and bool(info(self.attempt.offer.cloud).groups)
 
     @property

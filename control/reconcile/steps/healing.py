@@ -51,8 +51,7 @@ class NodeReplacer:
         return left_in_place(policy, [*earlier, attempt]).interruptions
 
     def _regroup(self, attempt: Attempt, regroup: Regroup, nodes: Mapping[str, NodeView]) -> bool:
-        """Write the record of the remaining nodes for the machines; if a node has begun another generation, adopt
-        that one."""
+        """Write the record of the new members; if a node has begun another generation, adopt that one."""
         number = len(attempt.generations) + 2
         before = attempt.generations[-1] if attempt.generations else None
         record = Generation(

@@ -96,8 +96,7 @@ class Launcher:
         return False
 
     def _prepare(self) -> bool:
-        """Write the records that machines read, then write that machines are about to be requested: paid time starts
-        here."""
+        """Write the records for the machines, then the start of paid time: machines are about to be requested."""
         context = self._context
         context.memory.first_launch_of = context.attempt.number
         if self._reprice():

@@ -24,8 +24,7 @@ class RefusalHandler:
         self._context = context
 
     def handle(self, error: ProvisionError, *, first: bool) -> bool:
-        """Wait in place or conclude the attempt; return True. `first`: no earlier launch call was made for these
-        machines."""
+        """Errors of credentials and settings, which make the termination of machines fail as well."""
         context, attempt = self._context, self._context.attempt
         kind, reason = error.error_class, str(error)
         if error.has_started:

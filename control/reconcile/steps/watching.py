@@ -16,8 +16,7 @@ from .refusals import RefusalHandler
 from .teardown import conclude_by_nodes
 
 FREE_S = 60.0
-"""Maximum seconds in the provider's queue that count as paid; also the interval at which the start of paid time is
-rewritten."""
+"""Maximum seconds in the provider's queue that count as paid: interval at which the start of paid time is moved."""
 
 
 class Watcher:
