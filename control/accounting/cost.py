@@ -44,7 +44,7 @@ def paid_seconds(attempt: Attempt, now: float) -> float:
 
 
 def _is_unanswered(attempt: Attempt) -> bool:
-    """Return whether launch() has not answered. Its time is charged when the attempt ends, if there was a machine."""
+    """Return whether launch() has not answered yet. The time is charged at the attempt's end if there was a machine."""
     return attempt.allocation is None and attempt.ended is None
 
 

@@ -59,7 +59,7 @@ NOTHING = Times()
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One start of the program, with the fate of its steps."""
+    """One start of the program, with the steps of it that were lost."""
 
     span: Span
     progress: Progress | None

@@ -1,7 +1,8 @@
 """Failover between offers: which places a refusal closes, and for how long. Pure functions.
 
-A refusal closes the places within its scope, for machines that would be refused as well. A temporary closure (no
-capacity) expires; a permanent one (no quota, not offered) does not.
+A refusal closes the places within its scope, for machines that would be refused as well. Some closures expire (no
+capacity), some last until machines are obtained elsewhere (no quota, no permission), others for the job's lifetime
+(not offered).
 """
 
 from __future__ import annotations

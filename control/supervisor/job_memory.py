@@ -10,8 +10,9 @@ from ..reconcile.steps.context import Memory
 from ..store.model import Attempt, JobRow
 
 _UNTRIED_S = 300.0
-"""Seconds without a failure of a job dir after which a failure counts as new. It exceeds the longest pause plus the
-slowest try, so the dir was not tried meanwhile (suspended laptop, other errors), and may have been usable."""
+"""Seconds after a job dir's last failure from which another one counts as its first. It exceeds the longest pause
+plus the slowest try, so the dir was not tried in between (suspended laptop, other errors), and may have been
+usable."""
 
 
 @dataclass(slots=True)
