@@ -118,7 +118,8 @@ class World:
     ) -> str:
         """Add a job to the store and write its job.json, as control.jobs.submit() does; return the job's id.
 
-        apart: with a separate job dir for each of the offers' clouds job_dir: URL of the job's folder; "": a local one
+        apart: with a separate job dir for each of the offers' clouds
+        job_dir: URL of the job's folder; "": a local one
         """
         self._count += 1
         job_id = f"{name}-{self._count:08d}"

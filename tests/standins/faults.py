@@ -34,11 +34,13 @@ Kind = Literal["error", "html", "hang", "reset", "lose", "kill-before", "kill-af
 class Fault:
     """Failure injected instead of, or after, a call.
 
-    error        an error response in the cloud's format: `code`, `status`, `message`, `headers` html         a web
-    server's error page: `status` hang         no response until the stand-in ends reset        the connection is
-    dropped; the call has no effect lose         the call takes effect, but the connection is dropped before the
-    response kill-before  SIGKILL for the calling process; the call has no effect kill-after   the call takes effect,
-    then SIGKILL for the calling process
+    error        an error response in the cloud's format: `code`, `status`, `message`, `headers`
+    html         a web server's error page: `status`
+    hang         no response until the stand-in ends
+    reset        the connection is dropped; the call has no effect
+    lose         the call takes effect, but the connection is dropped before the response
+    kill-before  SIGKILL for the calling process; the call has no effect
+    kill-after   the call takes effect, then SIGKILL for the calling process
     """
 
     kind: Kind

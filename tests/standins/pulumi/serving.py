@@ -2,8 +2,8 @@
 
 with attached(aws.provider()) as environ:          # {"PULUMI_DEBUG_PROVIDERS": "aws:41234"}
     …                                              # provider.control works in-process
-install(folder, "aws")                             # folder/pulumi-resource-aws, to put on PATH python -m
-cloudgpu.tests.standins.pulumi.serving aws       # the same as a program: prints its port
+install(folder, "aws")                             # folder/pulumi-resource-aws, to put on PATH
+python -m cloudgpu.tests.standins.pulumi.serving aws       # the same as a program: prints its port
 """
 
 from __future__ import annotations
