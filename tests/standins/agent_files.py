@@ -1,4 +1,4 @@
-"""Agent files for the machines of stand-ins."""
+"""Agent file for the stand-ins' machines."""
 
 from __future__ import annotations
 

@@ -85,7 +85,7 @@ class Life:
     final: bool = False
     """The result says that a retry would fail again."""
     restarts: int = 0
-    """How often its program fails and is restarted in place, at intervals of one second from boot_s on."""
+    """Number of program failures, each restarted in place, at intervals of one second from boot_s on."""
     answer: GenerationKind | None = None
     """Kind of in-place restart that it begins when another node is lost; None: it waits for the supervisor."""
     queued_s: float = 0.0

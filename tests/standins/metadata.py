@@ -49,7 +49,7 @@ class MetadataServer:
         self.clock_off_s = 0.0
         """Seconds by which the clock in the server's Date headers is ahead of this machine's clock."""
         self.dated = True
-        """Whether responses have a Date header."""
+        """True if responses have a Date header."""
         self.requests: list[Request] = []
         self.changed = threading.Condition()
         self.closing = threading.Event()

@@ -20,11 +20,11 @@ import traceback
 from pathlib import Path
 from typing import Any
 
-import numpy as np  # noqa: F401 - here, not by each rank for itself
+import numpy as np  # noqa: F401 - imported once here, not by each rank
 import torch
-import torch._dynamo  # likewise
+import torch._dynamo  # imported once here, too
 import torch.distributed as dist
-import torch.distributed.checkpoint  # likewise
+import torch.distributed.checkpoint  # imported once here, too
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard

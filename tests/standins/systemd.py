@@ -37,7 +37,7 @@ class Service:
     """`none` or `poweroff`."""
     stop_s: float
     wanted: bool
-    """Whether enabling it makes it start at boot."""
+    """True if enabling it makes it start at boot."""
     refuses_stop: bool
     """`systemctl stop` and `restart` are refused; a shutdown still stops it."""
     stop_post: tuple[str, ...] = ()

@@ -147,7 +147,7 @@ def preempt(world: World, vm: Vm, seconds: float) -> None:
 
 
 def maintain(world: World, vm: Vm, lead_s: float, repair_s: float = 0.5, shutdown_s: float = 60.0) -> None:
-    """Announce host maintenance for `lead_s` seconds, then shut the machine down and, with automatic restart, start it
+    """Announce host maintenance in `lead_s` seconds, then shut the machine down and, with automatic restart, start it
     again `repair_s` seconds later."""
     vm.resource["resourceStatus"]["upcomingMaintenance"] = _window(lead_s)
     if vm.machine is not None:

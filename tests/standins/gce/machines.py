@@ -142,7 +142,7 @@ class Told:
     """Event that ended it, as an operation's type: `delete`, `compute.instances.preempted`."""
     labels: dict[str, str]
     external: bool
-    """Whether it has an external address."""
+    """True if it has an external address."""
     scheduling: dict[str, Any]
     console: str
     """Console output; empty where machines do not boot."""

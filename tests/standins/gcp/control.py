@@ -48,7 +48,7 @@ def environ(url: str, folder: Path, email: str = SUBMITTER) -> dict[str, str]:
         # Keeps the tester's own settings away from the stand-in.
         "CLOUDSDK_CONFIG": str(folder / "gcloud"),
         "NO_GCE_CHECK": "true",
-        # Blocks google-auth, which asks iamcredentials.googleapis.com for an account's trust boundaries.
+        # Blocks google-auth's own calls to iamcredentials.googleapis.com, which ask where an account's requests may go.
         "https_proxy": "http://127.0.0.1:9",
         **own,
     }

@@ -19,7 +19,7 @@ from ..faults import Call
 
 @dataclass(frozen=True)
 class Need:
-    """One row."""
+    """One row of permissions.csv."""
 
     service: str
     method: str

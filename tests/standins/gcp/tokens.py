@@ -32,7 +32,7 @@ class Identity:
 
     email: str
     scopes: frozenset[str]
-    """Empty: any."""
+    """OAuth scopes; empty: any."""
 
 
 class Tokens:

@@ -135,7 +135,7 @@ class _Workflow:
             self._step(step["try"], known)
         except (_Return, _Jump):
             raise
-        except Exception as error:  # noqa: BLE001 - whatever it is, the workflow is told
+        except Exception as error:  # noqa: BLE001 - the workflow handles any error
             inner = {**known, step["except"]["as"]: str(error)}
             self._steps(step["except"]["steps"], inner)
             known |= {name: value for name, value in inner.items() if name != step["except"]["as"]}

@@ -36,7 +36,7 @@ _REASONS = {
     "InvalidArgument": "invalid",
     "InvalidObjectName": "invalid",
 }
-"""Code of the XML API -> reason here."""
+"""Code of the XML API -> reason in the JSON API."""
 
 
 class JsonApi(StorageService):

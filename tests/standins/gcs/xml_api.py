@@ -32,7 +32,7 @@ _CODES = {
     "rateLimitExceeded": "SlowDown",
     "backendError": "InternalError",
 }
-"""Reason in the JSON API -> code here."""
+"""Reason in the JSON API -> code of the XML API."""
 _MESSAGES = {
     "AccessDenied": "Access denied.",
     "NoSuchKey": "The specified key does not exist.",

@@ -46,7 +46,7 @@ class ToldJob:
     trouble: list[str]
     """Errors of the stand-in."""
     containers: list[ToldContainer]
-    """Empty before they start, and where containers do not run."""
+    """Containers; empty before they start, and where containers do not run."""
 
     @property
     def alive(self) -> bool:

@@ -66,7 +66,7 @@ class Job:
     ended: float | None = None
     """Monotonic time of its end; None: it has not ended."""
     placed: bool = False
-    """Whether it uses capacity."""
+    """True while it uses capacity."""
     trouble: list[str] = field(default_factory=list)
 
     @property

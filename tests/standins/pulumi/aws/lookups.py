@@ -1,4 +1,4 @@
-"""The provider's functions (invokes), which look up existing resources."""
+"""Invokes of the provider: functions that return existing resources."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""The command: what the Automation API calls, with the answers that it reads. Not Pulumi.
+"""Pulumi's command line as the Automation API calls it, with the output that it parses. It is not Pulumi.
 
-Source of commands, flags and shapes: pulumi.automation of the installed SDK; texts: pulumi/pulumi, pkg/cmd/pulumi.
-A command or a flag that is not here is an error.
+Source of commands, flags and shapes: pulumi.automation of the installed SDK; texts: pulumi/pulumi, pkg/cmd/pulumi. Any
+other command or flag is an error.
 """
 
 from __future__ import annotations

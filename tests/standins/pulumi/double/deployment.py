@@ -373,7 +373,8 @@ class Deployment:
             raise self.fail(str(error), provider.urn) from error
         self._configured[provider.urn] = plugin
 
-    # --- the end ------------------------------------------------------------------------------------------------------
+    # --- deletion and refresh
+    # ---------------------------------------------------------------------------------------------
 
     def delete_unregistered(self) -> None:
         """Delete replaced resources, and resources that the program no longer registers. Raises StoppedError."""
@@ -455,7 +456,8 @@ class Deployment:
         old.inputs, old.outputs, old.init_errors = new.inputs, new.outputs, new.init_errors
         return "update" if changed else "same"
 
-    # --- one step -----------------------------------------------------------------------------------------------------
+    # --- steps
+    # ------------------------------------------------------------------------------------------------------------
 
     def _do(
         self,

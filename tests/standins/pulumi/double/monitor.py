@@ -1,4 +1,4 @@
-"""The services that a program talks to: the resource monitor, and the engine's own."""
+"""The gRPC services for programs: the resource monitor and the engine."""
 
 from __future__ import annotations
 

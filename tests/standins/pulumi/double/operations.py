@@ -1,4 +1,4 @@
-"""up, preview, refresh and destroy, from the lock to the history."""
+"""The operations up, preview, refresh and destroy, from locking the stack to writing its history."""
 
 from __future__ import annotations
 

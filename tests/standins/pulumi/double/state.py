@@ -38,11 +38,11 @@ class Resource:
     property_dependencies: dict[str, list[str]] = field(default_factory=dict)
     protect: bool = False
     external: bool = False
-    """It was read, not created: it is never deleted."""
+    """True: it was read, not created, so it is never deleted."""
     delete: bool = False
-    """It was replaced and will be deleted."""
+    """True: it was replaced and will be deleted."""
     pending_replacement: bool = False
-    """It was deleted for a replacement that does not exist yet."""
+    """True: it was deleted for a replacement that does not exist yet."""
     retain_on_delete: bool = False
     deleted_with: str = ""
     init_errors: list[str] = field(default_factory=list)
@@ -60,7 +60,7 @@ class Resource:
 
     @property
     def is_default_provider(self) -> bool:
-        """Whether it is a default provider, whose steps are not reported."""
+        """Return True for a default provider, whose steps are not reported."""
         return self.is_provider and self.name.startswith("default")
 
     def needs(self) -> set[str]:
@@ -115,7 +115,7 @@ class Pending:
 
     resource: Resource
     kind: str
-    """creating, updating, deleting, reading"""
+    """One of creating, updating, deleting, reading."""
 
 
 @dataclass
