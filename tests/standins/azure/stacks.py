@@ -19,7 +19,7 @@ SWITCH_OFF = "Microsoft.Compute/virtualMachines/deallocate/action"
 
 def stand(azure: AzureControl, region: str, job_dir: str) -> Infrastructure:
     """Create a subnet without outbound access, an identity that may deallocate machines, and the role with which
-    launched machines delete themselves. The calls for this are removed from the record."""
+    launched machines remove themselves from their scale set. The calls for this are removed from the record."""
     cloud, stack = Cloud(), f"infra-azure-{region}"
     group = f"/subscriptions/{SUBSCRIPTION}/resourceGroups/standing-{region}"
     network = f"{group}/providers/Microsoft.Network/virtualNetworks/cloudgpu"

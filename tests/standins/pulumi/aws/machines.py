@@ -332,8 +332,8 @@ def _group_tags(identity: str, inputs: Props) -> list[dict[str, Any]]:
 
 
 class Instance(AwsKind):
-    """EC2 instance. A change of user data should replace it if userDataReplaceOnChange is set. A template's "$Latest"
-    is resolved only on creation."""
+    """EC2 instance. A change of user data has no effect: userDataReplaceOnChange is accepted but not implemented. A
+    template's "$Latest" is resolved only on creation."""
 
     type = "aws:ec2/instance:Instance"
     inputs = frozenset(

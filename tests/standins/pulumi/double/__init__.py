@@ -8,9 +8,10 @@ unsupported features.
 
 | module | content |
 |---|---|
-| `deployment.py` | operations on resources, and their order; `diffs.py`: replacements and ignored changes |
-| `monitor.py` | the services that a program calls; `program.py` runs it |
-| `plugins.py`, `providers.py` | providers: discovery, attaching or starting, configuration; their calls in Python |
+| `deployment.py` | operations on resources, and their order |
+| `goals.py` | registrations of a program; URNs, aliases and ignored changes |
+| `monitor.py` | the gRPC services that a program calls |
+| `plugins.py` | providers: discovery, attaching or starting, configuration; their calls in Python |
 | `state.py`, `secrets.py` | resources in the state, and their serialization; encryption of secrets |
 | `backend.py`, `buckets.py` | a backend's files and locks; folders and buckets by URL |
 | `settings.py` | Pulumi.yaml and Pulumi.<stack>.yaml |

@@ -324,8 +324,7 @@ class Deployment:
         return self._default(goal.type.split(":")[0], goal.version)
 
     def _default(self, package: str, version: str) -> str:
-        """Return the reference of the default provider for resources without an explicit one, configured by the
-        stack."""
+        """Return the reference of a package's default provider, which the stack's configuration configures."""
         name = "default" + (f"_{version}".replace(".", "_").replace("-", "_") if version else "")
         urn = urn_of(self._update.stack, "", f"{PROVIDER_PREFIX}{package}", name)
         with self._providers:

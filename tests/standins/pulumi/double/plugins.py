@@ -37,7 +37,7 @@ class OperationError(Exception):
 
 
 class InitError(OperationError):
-    """An operation failed after the resource was created or changed: its id and properties."""
+    """A failed operation after which the resource exists: its id and properties."""
 
     def __init__(self, told: Any) -> None:
         super().__init__("\n".join(told.reasons))
