@@ -198,7 +198,7 @@ class Account:
         self.end(instance_id, "Server.InternalError", "Server.InternalError: Internal error")
 
     def instances(self) -> list[dict[str, Any]]:
-        """Return all instances ever launched, as Told."""
+        """Return the state of all instances ever launched."""
         with self.lock:
             return [self._told(instance) for instance in self._all()]
 
@@ -364,7 +364,7 @@ class Told:
     imds: str
     """URL of its metadata service."""
     launched: float
-    """Monotonic time of the stand-in's computer."""
+    """Monotonic time of its launch, by the stand-in's clock."""
     gone: float | None
     """Monotonic time of its end; None: it has not ended."""
 

@@ -27,7 +27,7 @@ class Vm:
     shape: Shape
     custom_data: str
     launched: float
-    """Monotonic time of the stand-in's computer."""
+    """Monotonic time of its launch, by the stand-in's clock."""
     power: str = "creating"
     """Power state as in `PowerState/…`: `running`, `starting`, `stopped`, `deallocated`; or `creating`; `failed`; "":
     deleted."""
@@ -188,7 +188,7 @@ class Told:
     events: list[str]
     """Ids of Scheduled Events that it acknowledged."""
     launched: float
-    """Monotonic time of the stand-in's computer."""
+    """Monotonic time of its launch, by the stand-in's clock."""
     gone: float | None
     """Monotonic time when it stopped running; None: it runs."""
 

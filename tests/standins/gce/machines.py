@@ -27,7 +27,7 @@ class Vm:
     resource: dict[str, Any]
     shape: Shape
     launched: float
-    """Monotonic time of the stand-in's computer."""
+    """Monotonic time of its launch, by the stand-in's clock."""
     reservation: str = ""
     machine: GceMachine | None = None
     gone: float | None = None
@@ -153,7 +153,7 @@ class Told:
     metadata: str
     """URL of its metadata server."""
     launched: float
-    """Monotonic time of the stand-in's computer."""
+    """Monotonic time of its launch, by the stand-in's clock."""
     gone: float | None
     """Monotonic time when it stopped running; None: it runs."""
 

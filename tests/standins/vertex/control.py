@@ -40,7 +40,7 @@ class ToldJob:
     error: str
     replicas: int
     created: float
-    """Monotonic time of the stand-in's computer."""
+    """Monotonic time of its creation, by the stand-in's clock."""
     ended: float | None
     """Monotonic time when its last process ended; None: it is alive."""
     trouble: list[str]
