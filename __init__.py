@@ -1,12 +1,22 @@
-"""cloudgpu: run training jobs on GPU machines. A job file goes in, a trained model comes out.
+"""Train machine-learning jobs on cloud, cluster or local GPUs, described by one job file.
 
+    import datetime
     import cloudgpu
 
     loaded = cloudgpu.load("job.yaml")
-    plan = cloudgpu.plan(loaded.spec, machine=cloudgpu.inspect_machine(), today=date.today())
+    plan = cloudgpu.plan(loaded.spec, machine=cloudgpu.inspect_machine(), today=datetime.date.today())
     job = cloudgpu.submit(loaded, plan)
 
-Each name is imported from its module when it is first used: `import cloudgpu` alone loads nothing.
+load(path)              parse and validate a job file: LoadedSpec. Raises SpecError, which lists every mistake
+inspect_machine()       CPUs, memory, GPUs and price of this machine, for plan()
+plan(spec, ...)         rank all offers by price: Plan, with its Offers and Refusals. Raises ValueError for an unknown
+                        target in `clouds`
+submit(loaded, plan)    upload the code, store the job and start the supervisor: Job. Raises SubmitError
+get_job(ref)            look up a job by id, prefix of an id, or name: Job. Raises NoSuchJobError
+list_jobs()             the stored jobs, newest first
+Checkpointer(...)       save and restore a training program's state; see docs/checkpointing.md
+
+Each name is imported from its module on first use, so `import cloudgpu` alone is fast.
 """
 
 from __future__ import annotations
@@ -44,7 +54,7 @@ __all__ = [
     "submit",
 ]
 
-# public name -> (module, name there). A test compares it with the imports above.
+# public name -> (module, name in that module). A test compares this table with the imports above.
 _HOMES = {
     "Checkpointer": (".runtime.checkpoint.checkpointer", "Checkpointer"),
     "Job": (".control.jobs", "Job"),
