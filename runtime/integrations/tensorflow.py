@@ -1,4 +1,4 @@
-"""TensorFlow without Keras' fit: variables for Checkpointer.
+"""TensorFlow without Keras' fit: pass variables to Checkpointer.
 
 ckpt = Checkpointer(model=VariableState(module), optimizer=VariableState(optimizer))
 """
@@ -20,8 +20,10 @@ except ImportError as error:
 class VariableState:
     """The variables of `owner` as an object with a state.
 
-    owner  a tf.Module, a Keras layer or optimizer, or an iterable of tf.Variable. It must have made its variables
-           before the Checkpointer is made. `load_state_dict` raises CheckpointError if they are other ones
+    owner  a tf.Module, a Keras layer or optimizer, or an iterable of tf.Variable; it must have created its variables
+           before the Checkpointer is constructed
+
+    `load_state_dict` raises CheckpointError if the variables' shapes differ.
     """
 
     def __init__(self, owner: Any) -> None:
