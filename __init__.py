@@ -7,14 +7,17 @@
     plan = cloudgpu.plan(loaded.spec, machine=cloudgpu.inspect_machine(), today=datetime.date.today())
     job = cloudgpu.submit(loaded, plan)
 
-load(path)              parse and validate a job file: LoadedSpec. Raises SpecError, which lists every mistake
-inspect_machine()       CPUs, memory, GPUs and price of this machine, for plan()
-plan(spec, ...)         rank all offers by price: Plan, with its Offers and Refusals. Raises ValueError for an unknown
-                        target in `clouds`
-submit(loaded, plan)    upload the code, store the job and start the supervisor: Job. Raises SubmitError
-get_job(ref)            look up a job by id, prefix of an id, or name: Job. Raises NoSuchJobError
-list_jobs()             the stored jobs, newest first
-Checkpointer(...)       save and restore a training program's state; see docs/checkpointing.md
+load(path, overrides=())   parse and validate a job file; return a LoadedSpec, whose `spec` is a JobSpec. Raises
+                           SpecError, which lists every mistake
+inspect_machine()          return CPUs, memory (GB), GPUs and hourly price of this machine, for plan()
+plan(spec, *, machine, today, clouds=None)
+                           return a Plan: Offers, best first, and Refusals with their reasons; machine=None refuses
+                           the target `local`. Raises ValueError if `clouds` has an unknown target
+submit(loaded, plan)       upload the code, store the job, start the supervisor; return a Job. Raises SubmitError
+get_job(ref)               return the Job with this id, prefix of an id, or name. Raises NoSuchJobError
+list_jobs(active_only=False, limit=50)
+                           return the stored Jobs, newest first
+Checkpointer(...)          save and restore a training loop, in the training program; see docs/checkpointing.md
 
 Each name is imported from its module on first use, so `import cloudgpu` alone is fast.
 """

@@ -1,8 +1,11 @@
 """Code that runs on the machines of a job: agent, launchers, checkpointing, preemption notices.
 
-The names below are the public API for training programs:
+The public API for training programs:
 
-    from cloudgpu.runtime import Checkpointer, write_output
+Checkpointer(...)          save and restore a training loop, which resumes after an interruption
+SeededDataset(dataset)     random augmentation that does not depend on workers
+write_output(name, data)   write a file to the job's outputs/; returns its URL, raises JobDirError
+CheckpointError            base class of the errors that Checkpointer and SeededDataset raise
 """
 
 from __future__ import annotations

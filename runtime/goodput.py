@@ -7,6 +7,8 @@ All times are seconds, with the symbols of the literature:
     restart    R, from an interruption until training continues: detect, get a machine, boot, set up, start, restore
     mean       M, mean time between interruptions of the whole job
     lag        L, from the copy of a state until it is durable: more work to lose if saves are written in the background
+
+Young (1974), "A first order approximation to the optimum checkpoint interval", CACM 17(9).
 Daly (2006), "A higher order estimate of the optimum checkpoint interval for restart dumps", FGCS 22(3).
 """
 

@@ -21,7 +21,7 @@ __all__ = ["AllDamagedError", "InterruptedCopyError", "Moved", "Transferred", "m
 
 @dataclass(frozen=True, slots=True)
 class Moved:
-    """What has been copied to the new job dir."""
+    """Result of a migration."""
 
     furnished: bool
     """True: code, agent and job.json have been copied; False: the new job dir had them already."""
@@ -97,7 +97,7 @@ def _transfer_each(
 
 
 def _furnish(copier: Copier) -> bool:
-    """Copy code and agent, and job.json last, since a machine can start when it exists; False: nothing to copy.
+    """Copy code, agent and, last, job.json, with which a machine can start; return False if they exist already.
 
     Raises JobDirError if the target holds another job.
     """

@@ -31,7 +31,7 @@ _END = object()
 
 
 class Checkpointer(Session):
-    """Training loop state that survives interruptions: named objects, random generators and the position in the data.
+    """Checkpoints of a training loop: named objects, random generators and the position in the data.
 
     loader     iterated by `batches()`: a DataLoader, or any object that can be iterated once per epoch
     folder     path or URL of the checkpoints; default: the job's, or ./checkpoints outside a job
@@ -126,6 +126,9 @@ class Checkpointer(Session):
     def steps(self, n: int) -> Iterator[int]:
         """Yield the step numbers 0 to n - 1, without those that were completed before an interruption.
 
+            for step in ckpt.steps(10_000):
+                train_on(next_batch(step))
+
         Raises CheckpointError if there is a loader (its position would not be saved), if nothing can be saved in the
         folder, or if the ranks are at different steps.
         """
@@ -160,7 +163,10 @@ class Checkpointer(Session):
         self._asked = True
 
     def wait(self) -> None:
-        """Block until the last save is committed or has failed; call it in the loop's body, on all ranks."""
+        """Block until the last save is committed or has failed; call it in the loop's body, on all ranks.
+
+        Raises CheckpointError if other ranks make a different call.
+        """
         with self._told():
             self._saver.settle(math.inf)
 

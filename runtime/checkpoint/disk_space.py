@@ -60,8 +60,8 @@ def _warning(store: CheckpointStore, size: int, keep: int) -> str:
 def make_room(store: CheckpointStore, coming: Name, size: int) -> bool:
     """Remove the oldest checkpoint to make space for a save of `size` bytes; return whether it was removed.
 
-    Nothing is removed unless a newer checkpoint has just been verified completely. Nothing is removed either if all
-    older checkpoints together would not free enough, or if a newer attempt has begun.
+    A newer checkpoint is verified completely first. Nothing is removed if that fails, if all older checkpoints together
+    would not free enough space, or if a newer attempt has begun.
     """
     try:
         good = store.in_condition(Condition.GOOD)

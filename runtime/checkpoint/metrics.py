@@ -102,7 +102,7 @@ class MetricRows:
             self._closing.clear()  # these counts include dropped rows; the rows are saved again with the next segment
 
 
-def _number(name: str, value: Any) -> Number:  # anything a program has at hand
+def _number(name: str, value: Any) -> Number:  # any value
     if name in _RESERVED:
         raise CheckpointError(f"log({name}=...): every row has its {name} already; call it otherwise")
     if not isinstance(value, bool | int | float) and callable(getattr(value, "item", None)):

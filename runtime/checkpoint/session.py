@@ -138,7 +138,7 @@ class Session:
                 self.report(error.code, str(error))
             raise
 
-    # The loop's frame
+    # Begin and end of the loop
 
     def begin(self) -> None:
         """Begin training: restore random state, and start to handle notices and signals. Idempotent.

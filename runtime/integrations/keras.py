@@ -76,7 +76,7 @@ class CheckpointCallback(keras.callbacks.Callback):  # type: ignore[misc]
         epochs = self.params["epochs"]
         if self._checkpointer.finished and (place.goal is None or epochs <= place.goal):
             self._take_up_finished(weights, optimizer)
-            model._initial_epoch = epochs  # the hook that keras.callbacks.BackupAndRestore uses, too
+            model._initial_epoch = epochs  # read by fit(); set by keras.callbacks.BackupAndRestore, too
             return
         model._initial_epoch = place.epoch or None
         self._amid_epoch = place.batch > 0

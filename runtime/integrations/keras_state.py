@@ -114,7 +114,10 @@ def processes(model: Any) -> int:  # a Keras model
 
 
 def random_of_backend() -> dict[str, Any]:
-    """Return the state of Python's, NumPy's, torch's and TensorFlow's global generators; Keras' are variables."""
+    """Return the state of Python's, NumPy's, torch's and TensorFlow's global generators.
+
+    Keras' own generators are variables of the model.
+    """
     state: dict[str, Any] = {"host": random_state.capture()}
     if _backend() == "tensorflow":
         import tensorflow as tf

@@ -1,6 +1,8 @@
-"""TensorFlow without Keras' fit: pass variables to Checkpointer.
+"""TensorFlow without Keras' fit: save variables with a Checkpointer.
 
-ckpt = Checkpointer(model=VariableState(module), optimizer=VariableState(optimizer))
+    ckpt = Checkpointer(model=VariableState(module), optimizer=VariableState(optimizer))
+
+The training loop is that of any program: docs/checkpointing.md.
 """
 
 from __future__ import annotations

@@ -159,7 +159,7 @@ class _Resume(transformers.TrainerCallback):  # type: ignore[misc]
         self._step = state.global_step
         over = checkpointer.finished and (self._goal is None or state.max_steps <= self._goal)
         for name, value in self._counters.items():
-            setattr(trainer, name, value * 0 if over and name == "_tr_loss" else value)  # at the end it is in the total
+            setattr(trainer, name, value * 0 if over and name == "_tr_loss" else value)  # included in the total by then
         self._restore_callbacks()
         checkpointer.buckets.models = lambda: [trainer.model_wrapped]
         if not over:

@@ -35,7 +35,7 @@ class Moment:
 
 
 class TraceWriter:
-    """Appends to a trace, each line by one write, so that a kill leaves no partial line."""
+    """Writer of a trace. Each line is one write(2), so that a kill leaves no partial line."""
 
     def __init__(self, path: Path) -> None:
         self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)

@@ -27,7 +27,7 @@ _SHELTERED = (signal.SIGTERM, signal.SIGUSR1)
 
 @dataclass(frozen=True, slots=True)
 class Split:
-    """How a loader splits an epoch."""
+    """Division of an epoch into batches, and among ranks."""
 
     length: int | None
     """Number of batches of this rank; None if the loader has no length."""

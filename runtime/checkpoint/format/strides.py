@@ -44,7 +44,7 @@ def align(tensor: Any, parameter: Any) -> Any:
 
 
 class StateAlignment:
-    """Aligns the state of each optimizer with its parameters before the first step after a restore.
+    """Hook that aligns the state of each optimizer with its parameters before the first step after a restore.
 
     It is not aligned when it is loaded, because the program may set its model's memory format later. The checkpoint may
     have another format, or be from a version that did not save strides.

@@ -107,7 +107,7 @@ class _Reads:
 
 
 class Loader:
-    """Creates the leaves of a snapshot: allocates memory for all of them, then `fill` reads their content."""
+    """Builder of a snapshot's leaves: `leaf` allocates memory for each, then `fill` reads the content of all."""
 
     def __init__(self, files: Files, home: int, placements: Placements) -> None:
         self._files, self._home, self._placements = files, home, placements

@@ -137,7 +137,7 @@ class _Verdict:
 
 
 def _try(call: Callable[[], Restored]) -> tuple[Restored | None, _Verdict | None, Exception | None]:
-    """Call and return (result, verdict, unexpected error), so that ranks can exchange verdicts before one raises."""
+    """Return the result of `call`, a verdict, or an unexpected error: ranks exchange verdicts before one raises."""
     try:
         return call(), None, None
     except UnusableError as error:

@@ -51,9 +51,9 @@ class Overlap:
         self._steps: deque[float] = deque(maxlen=32)
         self._last_step: float | None = None
         self._saved, self._was_overlapped = False, False
-        """Whether there was a save since the last step, and whether its copy was overlapped."""
+        """True if there was a save since the last step; True if its copy was overlapped."""
 
-    # When
+    # Decision whether to overlap
 
     def attach(self, join: Callable[[], None]) -> None:
         """Install a hook that calls `join` before any optimizer's step; detach() removes it."""
@@ -106,7 +106,7 @@ class Overlap:
                 self._steps.append(taken)
         self._last_step, self._saved, self._was_overlapped = now, False, False
 
-    # What
+    # Choice of tensors
 
     def choose(self, sources: Sequence[object]) -> list[bool]:
         """Return for each source whether it may be copied during the next pass."""

@@ -25,7 +25,7 @@ ELEMENTS = 64
 
 
 class Replicated:
-    """Divides replicated state among the ranks."""
+    """Assignment of replicated tensors to ranks, so that each rank saves a share."""
 
     def __init__(self, objects: Mapping[str, object], ranks: Ranks) -> None:
         self._objects, self._ranks = objects, ranks

@@ -67,7 +67,7 @@ class Content:
 
 
 class Saver:
-    """Stages and tracks the saves of a process. Not thread-safe: call it from the training's thread.
+    """Manager of a process's saves, from staging to commit. Not thread-safe: call it from the training's thread.
 
     run   identifier of this start, agreed by all ranks, which makes names of checkpoints unique
     """
@@ -251,7 +251,7 @@ class Saver:
             except _LOST as error:
                 save.error = f"{error}" or type(error).__name__
 
-    # What becomes of it
+    # Outcomes of saves
 
     def exchange(self, *own: int) -> list[int]:
         """Return the maximum of each value over all ranks, and exchange the outcomes of saves. One small all-reduce.
@@ -324,7 +324,7 @@ class Saver:
         """Return a message that names the newest checkpoint."""
         return f"the newest checkpoint is {self.last}" if self.last else "there is NO checkpoint"
 
-    # The last one
+    # The last save
 
     def save_at_last(self, content: Callable[[], Content], deadline: float) -> bool:
         """Save and wait for the commit, with LAST_TRIES attempts; return whether it succeeded. Collective.

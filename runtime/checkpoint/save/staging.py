@@ -41,13 +41,13 @@ class Layout:
 
 
 class Stager:
-    """Copies leaves into slots; one per process."""
+    """Copier of leaves into slots; one per process."""
 
     def __init__(self) -> None:
         self._forms: list[_Form] = []
         self._layout = Layout([], 0)
         self._views: dict[int, tuple[Layout, int, list[Any]]] = {}
-        """By slot: the layout and the address for which destinations were made, and the destinations."""
+        """Destinations in each slot, with the layout and the address for which they were made."""
         self._cuda = DeviceCopies()
 
     def lay_out(self, leaves: Mapping[str, object], absent: Collection[str] = ()) -> tuple[Layout, list[Any]]:

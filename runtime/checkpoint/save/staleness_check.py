@@ -59,7 +59,7 @@ class StaleSaves:
                 self._compare_with_live(name, own, memory)
         self._tell_of_unchanged(step)
 
-    # It changes
+    # State changes
 
     def _look_for_change(self, name: str, step: int, pieces: Sequence[Piece], memory: memoryview) -> None:
         sample = _fingerprint(pieces, memory)
@@ -91,7 +91,7 @@ class StaleSaves:
                     "if it is trained, it is saved as it was long ago",
                 )
 
-    # It is the live one
+    # State is live
 
     def _compare_with_live(self, name: str, pieces: Sequence[Piece], memory: memoryview) -> None:
         staged = {piece.key.removeprefix(f"objects/{name}/"): piece for piece in pieces}

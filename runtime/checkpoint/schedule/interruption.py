@@ -51,7 +51,7 @@ class Interruption:
         self._obeyed: set[str] = set()
 
     def listen(self) -> None:
-        """Tell the agent that the notice file is polled, so that it need not send SIGTERM."""
+        """Create a file that shows the agent that the notice file is polled, so that it need not send SIGTERM."""
         if self._listening:
             with suppress(OSError):  # the agent then sends SIGTERM, which is handled as well
                 Path(self._listening).touch()
@@ -104,7 +104,7 @@ class Interruption:
             signal.signal(number, _settable(previous))
         self._previous, self._ours = {}, {}
 
-    def _handler(self, previous: object) -> _Handler:  # as signal has it
+    def _handler(self, previous: object) -> _Handler:  # from signal.getsignal()
         def handle(number: int, frame: FrameType | None) -> None:
             if self._ours.get(signal.Signals(number)) is handle:
                 self._signal = signal.Signals(number).name

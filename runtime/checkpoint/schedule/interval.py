@@ -80,7 +80,7 @@ class History:
     """Observations of all runs of a training; saved with each checkpoint."""
 
     markets: Mapping[str, Seen] = field(default_factory=dict)
-    """By market, because interruptions of spot machines do not predict those of others."""
+    """Observations by market, because interruptions of spot machines do not predict those of others."""
     cost: float | None = None
     """Seconds for which a save blocked training in the previous run; None: unknown."""
 

@@ -62,7 +62,7 @@ class Schedule:
         if not (self._steps or self._seconds or 0) > 0:
             raise CheckpointError(f'every={every!r}: expected steps (500), a duration ("30s", 30.0) or "auto"')
 
-    # What happens
+    # Events
 
     def resumed(self, saved: object, *, starts: int) -> None:
         """Continue from a checkpoint that holds the history() `saved`.
@@ -93,7 +93,7 @@ class Schedule:
         """Save four times as often until the time `until`, because the machine may be terminated."""
         self._hurry_until = max(self._hurry_until, until)
 
-    # The answers
+    # Queries
 
     @property
     def interval(self) -> float | None:

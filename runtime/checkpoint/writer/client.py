@@ -182,7 +182,7 @@ class WriterClient:
 
         If the program hung or died without one, what it has staged would be lost.
         """
-        end = time.monotonic() + AGENT_PATIENCE_S + _LOOK_S  # by then, an own writer has been tried
+        end = time.monotonic() + AGENT_PATIENCE_S + _LOOK_S  # includes an attempt to start a writer
         self._pump()
         while self._link is None and self._links.keeps_slots and (left := end - time.monotonic()) > 0:
             self._wait_for_message(left)

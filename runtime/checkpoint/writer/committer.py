@@ -28,7 +28,7 @@ class Staged:
 
     name: Name
     slot: Slot | None
-    """None: this rank's part was written by an earlier writer process, and only the commit remains."""
+    """Slot that holds the data; None: an earlier writer process wrote this part, and only the commit remains."""
     size: int
     manifest: bytes
     finished: bool

@@ -129,7 +129,7 @@ class Links:
         self._address = os.environ.get(ADDRESS)
         self._missing_since: float | None = None
         self._starts = 0
-        """Number of consecutive own writers that were started and have not sent a message."""
+        """Number of writer processes started in a row that have not sent a message."""
         self._not_before = 0.0
 
     @property
@@ -154,7 +154,7 @@ class Links:
         self._starts = 0
 
     def _own(self) -> WriterLink | None:
-        """Start an own writer, with backoff if writers die during their start."""
+        """Start a writer process, with backoff if writers die during their start; None: during the backoff."""
         now = time.monotonic()
         if now < self._not_before:
             return None

@@ -52,7 +52,7 @@ class Trainer:
     process: int | None = None
     """pidfd of the trainer, since a forked child may keep the connection open after the trainer has exited."""
     draining: list[Key | None] = field(default_factory=list)
-    """Ranks about whose saves it waits to be notified; None: all ranks."""
+    """Ranks whose saves it is waiting for; None: all ranks."""
     asks_only: bool = True
     """True if the server need not wait for its exit: it has sent no "hello", and did not start this server."""
 
