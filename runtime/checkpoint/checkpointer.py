@@ -34,7 +34,7 @@ class Checkpointer(Session):
     """Checkpoints of a training loop: named objects, random generators and the position in the data.
 
     loader     iterated by `batches()`: a DataLoader, or any object that can be iterated once per epoch
-    folder     path or URL of the checkpoints; default: the job's, or ./checkpoints outside a job
+    folder     path or URL of the checkpoints; default: the job's; outside a job, $CLOUDGPU_CHECKPOINTS or ./checkpoints
     every      interval between saves: steps (500), a duration ("30s", 30.0 seconds) or "auto"; default: the job
                file's, or "auto"
     keep       number of checkpoints to keep, at least 1; default: the job file's, or 3
@@ -48,8 +48,11 @@ class Checkpointer(Session):
 
     The constructor restores the newest checkpoint that verifies, if any. With several ranks, construct it on each,
     after init_process_group(), hvd.init() or the import of mpi4py.MPI. It raises CheckpointError if an argument is
-    invalid, if the checkpoint does not fit the objects or the data, or if another Checkpointer of this process has
-    trained in the same folder.
+    invalid, if there are checkpoints but none can be restored into the objects, or if another Checkpointer of this
+    process has trained in the same folder.
+
+    Attributes: `step` and `epoch` (number completed), `state` (a dict for plain values of the program, saved with the
+    rest), `finished` (training has reached its end), `saved_step` (steps in the newest committed checkpoint).
 
     Between two steps, the loops below end the program with SystemExit if it is to stop: exit code 75
     (errors.EXIT_SAVED) if everything is saved. The codes are in errors.py. Methods are not thread-safe.
@@ -102,8 +105,8 @@ class Checkpointer(Session):
             for batch in ckpt.batches(epochs=10):
                 train_on(batch)
 
-        Raises CheckpointError if there is no loader, if nothing can be saved in the folder, or if the ranks are at
-        different steps.
+        Raises CheckpointError if there is no loader, if its data is not that of the checkpoint, if nothing can be saved
+        in the folder, or if the ranks are at different steps.
         """
         if self._loader is None:
             raise CheckpointError("batches() needs Checkpointer(loader=...); without a loader use steps()")

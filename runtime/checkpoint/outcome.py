@@ -83,7 +83,7 @@ class OutcomeRecord:
         self._key: dict[str, str | int] = {"training": training, "rank": rank, "world": world}
 
     def announce(self) -> None:
-        """Record that the training may begin, unless the record is that of an interrupted or failed process."""
+        """Record that the training may begin, unless its record is that of an interrupted, failed or killed process."""
         self._write({"outcome": TRAINING}, over=(WORDS[EXIT_DONE], UNFINISHED))
 
     def begin(self) -> None:

@@ -75,8 +75,8 @@ def _unclaimed(store: CheckpointStore) -> int:
 def starts_since(checkpoint: Name, attempt: int, *, shared: bool) -> int:
     """Return how many times the training was started since this checkpoint was saved, including this start.
 
-    A job's attempt numbers include refused launches, so in a job this is always 1; the interruptions of its earlier
-    attempts are in CLOUDGPU_INTERRUPTIONS.
+    A job's attempt numbers include refused launches, so in a job the result is 1, unless the folder is `shared`; the
+    interruptions of its earlier attempts are in CLOUDGPU_INTERRUPTIONS.
     """
     is_counted = shared or not os.environ.get("CLOUDGPU_ATTEMPT")
     return max(1, attempt - checkpoint.attempt) if is_counted else 1

@@ -52,8 +52,8 @@ class Generators:
     def restore(self, saved: Mapping[str, Any] | Sequence[Any]) -> None:
         """Restore the state of each saved generator; others keep their state.
 
-        If an attribute that is None held a generator when it was saved, the generator is created here, since its owner
-        would create it on first use. Raises CheckpointError for any other missing generator.
+        A generator is created here for an attribute that is None or missing now, since its owner would create it on
+        first use. Raises CheckpointError for any other missing generator.
         """
         if not isinstance(saved, Mapping):
             self._restore_first_format(saved)
