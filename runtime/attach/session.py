@@ -44,7 +44,7 @@ _BETTER = "the program uses cloudgpu's Checkpointer itself, which does it better
 
 
 class Session:
-    """Watches the program from its first line to its end, and is the object that the Checkpointer saves as `program`."""
+    """Watches the program from its first line to its end. The Checkpointer saves this object as `program`."""
 
     def __init__(
         self, target: Target, *, folder: str | None = None, report: Path | None = None, unsaved: bool = False
@@ -329,7 +329,7 @@ class Session:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Keep the state until the program reaches the checkpoint's position. Raises CheckpointError if it is too old."""
+        """Keep the state until the program reaches the checkpoint's position. Raises CheckpointError."""
         if state["place"] is not None and "chain" not in state["place"]:
             raise CheckpointError(
                 "the checkpoint was made by an older version of `run`, which kept another kind of place: end this "

@@ -46,7 +46,7 @@ class Target:
 
     @classmethod
     def parse(cls, words: Sequence[str]) -> Target | None:
-        """Parse `train.py ARGS…` or `-m pkg.train ARGS…`, optionally after `python`; None if there is nothing to run."""
+        """Parse `train.py ARGS…` or `-m pkg.train ARGS…`, optionally after `python`; None if neither."""
         first, *rest = [*words, ""]
         if Path(first).name.startswith("python") and not Path(first).suffix and rest != [""]:
             words = words[1:]
@@ -148,7 +148,7 @@ def _is_ours(file: str) -> bool:
 
 
 def _code_of(error: BaseException) -> int:
-    """Return the exit code for an exception; always 1 with several ranks, as another rank's failure may be the cause."""
+    """Return the exit code for an exception; 1 if there are several ranks, as another rank may be the cause."""
     kinds = {f"{kind.__module__}.{kind.__qualname__}" for kind in type(error).__mro__}
     heals = bool(kinds & _MAY_HEAL) and not isinstance(error, _DOES_NOT_HEAL)
     if heals or int(os.environ.get("WORLD_SIZE") or 1) > 1:
