@@ -40,7 +40,7 @@ class Contact:
 
     @property
     def is_lost(self) -> bool:
-        """True if no heartbeat succeeded for so long that another machine may have replaced this one's node."""
+        """True if heartbeats failed beyond FENCED * `silent_s`: another machine may have replaced this one's node."""
         return self._lapsed or self._is_late(boottime())
 
     def forgive(self) -> None:

@@ -70,8 +70,7 @@ RULES = (
     Rule("0", "none", False, True, "not done", "a process that watched for notices was killed"),
     Rule("0", "none", False, False, "done", "a program that saves nothing, or left its training by itself"),
 )
-"""Decision table: the first rule that matches decides. docs/runtime.md has the same table; test_exit_verdict.py compares
-them."""
+"""Decision table; the first matching rule decides. docs/runtime.md shows it too; test_exit_verdict.py compares them."""
 
 INTERRUPTED_EXIT = "CLOUDGPU_INTERRUPTED_EXIT"
 """Environment variable of the program with its exit code in place of 75, for platforms that expect e.g. 143."""

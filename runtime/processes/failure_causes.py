@@ -158,7 +158,7 @@ class OutOfMemoryCounter:
 
 
 def _counters(root: Path) -> list[tuple[Path, Path | None]]:
-    """Return the files that count kills, each with its memory limit's file; this process's control group comes first."""
+    """Return the files that count kills, each with its memory limit's file; this process's control group is first."""
     found: list[tuple[Path, Path | None]] = []
     cgroups = root / "sys/fs/cgroup"
     with contextlib.suppress(OSError):
