@@ -55,7 +55,7 @@ result written; machine gone or rebooting; superseded by a newer attempt; the an
 happen, so the agent must be started again to resume the node."""
 
 REBOOTING = "rebooting"
-"""Name of the marker file, in the machine's folder, that the machine is rebooting and will resume. Created by
+"""Name of the file in the machine's folder which marks it as rebooting, so that the node will resume there. Created by
 provisioners/boot/shipped/bootstrap.py."""
 PATIENCE_S = 300.0
 """Retry timeout for job dir requests before the program has started, in seconds."""
@@ -82,7 +82,7 @@ class _ErrorEnd(Exception):  # noqa: N818 - ends the node; not a bug
 
 
 class Agent:
-    """One node's run, from claim to result."""
+    """Execution of one node, from claim to result."""
 
     def __init__(self, options: argparse.Namespace) -> None:
         self._attempt: int = options.attempt
@@ -401,7 +401,7 @@ class Agent:
         until = announced.deadline + self._restart_late_s
         while time.monotonic() < until:
             self._wakeup.wait(POLL_S)
-            self._runner.seconds_left(0.0)  # takes the signals that have come
+            self._runner.seconds_left(0.0)  # turns pending signals into orders
             order = self._orders.deciding
             if order is not None and not order.returns:
                 return order

@@ -1,7 +1,8 @@
 """Agreement of an attempt's nodes on restarts of their program, in create-only records `generations/<g>.json`.
 
-The node that creates the record with the next number decides; all others read and follow it. This needs no leader and
-no lock, and every node sees each restart.
+A generation is one start of the program. The node that creates the record with the next number decides; all others read
+and follow it. This needs no leader and no lock, and every node sees each restart. A record of the kind `closed` closes
+the attempt: no generation follows.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from ..notices import Order, Orders
 from .restart import Budget, Scope, Wish, allowed
 
 FRUITLESS = 5
-"""Replacements of lost nodes in a row, without a new checkpoint in between, after which the attempt ends."""
+"""Maximum number of replacements of lost nodes in a row without a new checkpoint; one more closes the attempt."""
 _LOOK_S = 0.1
 _LOOK_FAR_S = 1.0  # in an object store, where requests cost money
 

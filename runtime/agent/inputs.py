@@ -74,7 +74,7 @@ class _File:
         """Return the offsets of the parts that are not on disk. `done`: identities of the parts in the journal."""
         absent = [start for start in self.parts if self.identity(start) not in done]
         if self.path.exists():
-            return absent and self.parts  # the complete file is an older version
+            return absent and self.parts  # the complete file is another or an unknown version
         return absent if self.partial.exists() else self.parts
 
     def finish(self) -> None:

@@ -73,7 +73,7 @@ def _position(node: str) -> str:
 
 
 def wait_for(ledger: Ledger, runner: Runner, wanted: Callable[[Generation], bool], limit_s: float) -> Generation | None:
-    """Wait for a new generation that is wanted or closes the attempt; None on timeout. Raises Interrupted."""
+    """Wait for a new generation that is wanted or closes the attempt; None on timeout. Raises Interrupted, Vanished."""
 
     def look() -> Generation | None:
         try:

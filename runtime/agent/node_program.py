@@ -233,7 +233,7 @@ class NodeProgram:
         return exits, asked, conduct.lookout.found if conduct.lookout else None
 
     def _what_follows(self, ending: Ending, elsewhere: Generation | None, place: Place) -> Generation | None:
-        """Return the generation that follows on this node; None if none does. An ordered end is never followed."""
+        """Return the generation that follows on this node; None if none does, such as after an order."""
         node, ledger = self._node, self._ledger
         order = node.orders.deciding
         if order is not None and ledger.is_replaced_after(order):
@@ -325,7 +325,7 @@ class NodeProgram:
 
 
 class _ProgramConduct(Conduct):
-    """Conduct while one generation of the program runs."""
+    """Hooks for one generation of the program."""
 
     def __init__(self, place: Place, writer: NodeWriter, ledger: Ledger, outcomes: OutcomeWatch) -> None:
         self.listening = place.listening
@@ -353,7 +353,7 @@ class _ProgramConduct(Conduct):
         return Order("again", "members", found.reason, time.monotonic() + found.grace_s)
 
     def write_s(self) -> float:
-        """0.0 unless the program uses the Checkpointer, which reports the duration of its last write."""
+        """Return 0.0 unless the program uses the Checkpointer, which reports the duration of its writes."""
         progress = read_progress(self._progress)
         if progress is None or self._writer.process is None:
             return 0.0

@@ -34,7 +34,7 @@ class Before:
 
 
 class OwnClaim:
-    """The claim of this machine's node, as this machine remembers it.
+    """This machine's claim of its node, with a copy on its disk.
 
     It is written to disk before the job dir, so a restarted machine creates the same claim again, idempotently. Its
     lock keeps a second agent from running beside the first.

@@ -54,7 +54,7 @@ _D = TypeVar("_D")
 
 
 class Member:
-    """One machine of a fleet, on this boot."""
+    """Main loop of a fleet's machine, for one boot."""
 
     def __init__(self, options: argparse.Namespace) -> None:
         self._home = Path(options.home).absolute()

@@ -33,8 +33,8 @@ _MCA = {
     "plm_rsh_agent": 'sh -c eval${IFS}"$CLOUDGPU_MPI_RSH"',  # no blanks or colons, at which mpirun splits it
     "plm_rsh_no_tree_spawn": "1",  # mpirun starts all daemons itself
     "orte_leave_session_attached": "1",  # a daemon stays a child of its agent
-    "hwloc_base_binding_policy": "none",  # one core per rank would starve a rank's loader workers
-    "rmaps_base_mapping_policy": "slot",  # ranks count through the nodes in order, as RANK does
+    "hwloc_base_binding_policy": "none",  # bound to one core, a rank would starve its data loader's workers
+    "rmaps_base_mapping_policy": "slot",  # numbers ranks over the nodes in order, like RANK
     "if_base_do_not_resolve": "1",  # the names are aliases that no name server can resolve
 }
 _ONE_MACHINE = {
@@ -101,7 +101,7 @@ def _daemon(place: Place, machine: Mapping[str, str], meeting: Path) -> Process:
 
 
 def _open_mpi(place: Place, addresses: Addresses) -> dict[str, str]:
-    """Settings of Open MPI, which the job's `env` may override."""
+    """Return settings of Open MPI, which the job's `env` may override."""
     settings = {**_MCA, **(_ONE_MACHINE if _on_one_machine(place, addresses) else {})}
     # Containers run as root, which Open MPI refuses by default.
     root = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}

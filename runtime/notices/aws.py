@@ -1,4 +1,4 @@
-"""Notices of AWS: those of the instance metadata service (IMDSv2), and the end of a Capacity Block, which it lacks.
+"""Notices of AWS: those of the instance metadata service (IMDSv2), and the end of a Capacity Block.
 
 Paths, values and dates follow the EC2 user guide and aws-node-termination-handler's `pkg/ec2metadata`.
 """

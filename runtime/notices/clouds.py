@@ -37,7 +37,7 @@ class CloudNotices:
         """`capacity_block_end` is in epoch seconds. `of_fleet`: the machine belongs to a fleet.
 
         After the node's end, a fleet's machine must still release the node in the fleet dir, or other nodes would wait
-        for its silence timeout. Its events are therefore not acknowledged early.
+        for its silence timeout. Events that end the machine for good are therefore not acknowledged.
         """
         self._own, self._say, self._environ, self._of_fleet = own, say, environ, of_fleet
         self._acknowledger: Acknowledger | None = None

@@ -67,7 +67,7 @@ class Key:
         self._etag: str | None = None
 
     def look(self) -> Sequence[ProviderNotice]:
-        """Return the current notices, within `wait_s` seconds. Raises MetadataError, also for 503, for a retry."""
+        """Return the current notices; block for up to `wait_s` seconds. Raises MetadataError, also for status 503."""
         etag, self._etag = self._etag, None
         query = [self._query] if self._query else []
         timeout_s = None

@@ -53,7 +53,7 @@ class NodeDir:
 
 
 class Watcher:
-    """Thread that polls stop.json and notice.json. Errors are ignored: the heartbeat decides if the job dir is lost.
+    """Thread that polls stop.json and notice.json. Store errors are ignored: the heartbeat detects a lost job dir.
 
     In an object store only signal.json is polled; the others are read when it has changed, or once a minute.
     """

@@ -37,7 +37,7 @@ CODES = (
     Code(76, "stale", "again", "it could not save, but an older checkpoint stands; it asks to be run again"),
     Code(77, "nothing-saved", "again", "it could not save, and there is no checkpoint; it asks to be run again"),
 )
-"""docs/runtime.md shows the same table; tests/unit/test_exit_verdict.py compares them."""
+"""Exit codes with a meaning. docs/runtime.md shows the same table; tests/unit/test_exit_verdict.py compares them."""
 
 Verdict = Literal["code", "word", "failed", "not done", "done"]
 """Verdict on a process: the meaning of its exit code in CODES; that of its reported word in CODES; another failure; an
@@ -46,7 +46,7 @@ exit with 0 before its training was done; done."""
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """One row of the decision about a process. None: any."""
+    """A row of RULES. A condition that is None matches anything."""
 
     code: Literal["0", "in the table", "other"] | None
     word: Literal["done", "other", "training", "none"] | None
@@ -73,7 +73,7 @@ RULES = (
 """Decision table; the first matching rule decides. docs/runtime.md shows it too; test_exit_verdict.py compares them."""
 
 INTERRUPTED_EXIT = "CLOUDGPU_INTERRUPTED_EXIT"
-"""Environment variable of the program with its exit code in place of 75, for platforms that expect e.g. 143."""
+"""Environment variable with the exit code that the program uses in place of 75, for platforms that expect e.g. 143."""
 
 TRAINING = "training"
 """Reported word of a training that has begun and not ended."""
@@ -111,7 +111,7 @@ class Ending:
     exit_code: int | None
     reason: str
     final: bool = False
-    """As in Code."""
+    """True if a retry cannot succeed, as in Code."""
 
 
 @dataclass(frozen=True, slots=True)

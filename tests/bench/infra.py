@@ -103,7 +103,7 @@ def _azure(folder: Path) -> Iterator[dict[str, str]]:
 def _with_engine(
     cloud: str, started: Callable[[Path], contextlib.AbstractContextManager[dict[str, str]]]
 ) -> Callable[[Path], contextlib.AbstractContextManager[dict[str, str]]]:
-    """Return a context manager that runs a cloud's stand-in with the doubles of engine and provider."""
+    """Wrap a cloud's stand-in so that the doubles of engine and provider run with it."""
 
     @contextlib.contextmanager
     def run(folder: Path) -> Iterator[dict[str, str]]:

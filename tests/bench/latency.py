@@ -38,7 +38,7 @@ def rows(rounds: int = 7) -> list[Row]:
         env = {**os.environ, "CLOUDGPU_HOME": str(folder / "home")}
         submit = [cloudgpu, "submit", "--yes", str(folder / "job.yaml")]
         by_hand = [python, str(folder / "code" / "main.py"), str(said)]
-        first_line(submit, said, env, folder)  # the supervisor is up, the store exists
+        first_line(submit, said, env, folder)  # starts the supervisor and creates the store
         over = statistics.median(
             first_line(submit, said, env, folder) - first_line(by_hand, said, env, folder) for _ in range(rounds)
         )

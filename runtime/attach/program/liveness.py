@@ -1,4 +1,4 @@
-"""Analysis of a training loop's source: dead variables, which need not be saved, and a built-in resume by number."""
+"""Analysis of a loop's source: dead variables, which need not be saved, and the program's own resume by number."""
 
 from __future__ import annotations
 

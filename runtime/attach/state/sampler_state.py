@@ -43,7 +43,7 @@ class Drawn:
 
 @contextmanager
 def put_back(code: Code, loader: object, records: Mapping[str, Record]) -> Iterator[None]:
-    """Context manager that restores the records from changed() in its body, and the present state afterwards."""
+    """Context manager that restores the records from changed() for its body, and the current state afterwards."""
     graph = _graph(code, loader)
     now = {}
     for path, record in records.items():
