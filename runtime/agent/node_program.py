@@ -55,7 +55,7 @@ _T = TypeVar("_T")
 
 
 class Retry(Protocol):
-    """Retries a call on the job dir. Raises JobDirError."""
+    """Function that retries a job dir call. Raises JobDirError."""
 
     def __call__(self, call: Callable[[], _T]) -> _T: ...
 
@@ -94,7 +94,7 @@ class Node:
 
 
 class NodeProgram:
-    """Runs the program, generation after generation, until none follows."""
+    """Runner of the program's generations on this node, until none follows."""
 
     def __init__(self, node: Node, place: Place, launcher: str, ledger: Ledger) -> None:
         self._node, self._launcher, self._ledger = node, launcher, ledger

@@ -36,7 +36,7 @@ def writer_environment(machine_env: Mapping[str, str], job_env: Mapping[str, str
 
 
 class NodeWriter:
-    """Starts the writer, restarts it when it dies, and waits for staged data. For the main thread only."""
+    """Handle of the writer: starts it, restarts it when it dies, waits for staged data. For the main thread only."""
 
     def __init__(self, path: Path, env: Mapping[str, str], say: Callable[[str], None]) -> None:
         self.path = path

@@ -18,7 +18,7 @@ from ...protocol.logs import next_chunk
 
 @dataclass(frozen=True, slots=True)
 class Before:
-    """What an earlier run of the node has written to the job dir; empty on the first run."""
+    """State that an earlier run of the node has left in the job dir; empty on the first run."""
 
     chunk: int = 1
     """Number of the log's next object."""

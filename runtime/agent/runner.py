@@ -1,4 +1,4 @@
-"""Runs processes to their end, and stops them upon an order: asks them to end, and kills them at the deadline."""
+"""Execution of processes to their end. Upon an order they are asked to end, and killed at the deadline."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ class Conduct:
 
 
 class Runner:
-    """Runs one program after another on this node."""
+    """Runner of one program at a time on this node."""
 
     def __init__(self, wakeup: Wakeup, orders: Orders, state: Path, marker: str, lifetime_s: float | None) -> None:
         self._wakeup, self._orders, self._state, self._marker = wakeup, orders, state, marker

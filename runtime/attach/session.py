@@ -44,7 +44,7 @@ _BETTER = "the program uses cloudgpu's Checkpointer itself, which does it better
 
 
 class Session:
-    """Watches the program from its first line to its end. The Checkpointer saves this object as `program`."""
+    """Observer of the program from its first line to its end, which the Checkpointer saves as `program`."""
 
     def __init__(
         self, target: Target, *, folder: str | None = None, report: Path | None = None, unsaved: bool = False

@@ -51,7 +51,7 @@ class Events(Protocol):
 
 
 class Acknowledger:
-    """Acknowledges events, in a thread per event that ends at the event's scheduled time at the latest."""
+    """Acknowledger of events, with a thread per event that ends at the event's scheduled time at the latest."""
 
     def __init__(
         self, own: NodeDir, machine: Callable[[], str | None], post: Callable[[str], None], say: Callable[[str], None]

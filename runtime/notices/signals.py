@@ -13,7 +13,7 @@ _REASONS = {"sigterm": "the machine is shut down", "sigusr1": "the scheduler's w
 
 
 class SignalOrders:
-    """Turns signals into orders. A second SIGTERM or SIGINT leaves no time; a repeated SIGUSR1 is ignored."""
+    """Converter of signals to orders. A second SIGTERM or SIGINT leaves no time; a repeated SIGUSR1 is ignored."""
 
     def __init__(self, orders: Orders) -> None:
         self._orders = orders

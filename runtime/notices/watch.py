@@ -15,7 +15,7 @@ _TICK_S = 1.0
 
 
 class CloudWatcher:
-    """Polls until stopped. If the server is missing, hangs or sends invalid replies, this is logged once."""
+    """Threads that poll until stopped. A server that is missing, hangs or sends invalid replies is logged once."""
 
     def __init__(self, looks: Sequence[Look], docket: Docket, say: Callable[[str], None]) -> None:
         self._docket, self._say = docket, say

@@ -137,7 +137,7 @@ class OutOfMemory:
 
 
 class OutOfMemoryCounter:
-    """Counts the kernel's out-of-memory kills from its construction on.
+    """Counter of the kernel's out-of-memory kills since its construction.
 
     Sources: cgroup-v2.rst (memory.events), cgroup-v1/memory.rst (memory.oom_control), mm/oom_kill.c (/proc/vmstat).
     """

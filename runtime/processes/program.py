@@ -242,7 +242,7 @@ class _Output:
 
 
 class LineSplitter:
-    """Splits bytes into lines. Of a line redrawn by `\\r`, only the final state is emitted, as a terminal shows it."""
+    """Splitter of bytes into lines. For a line redrawn by `\\r`, only the final state is emitted."""
 
     def __init__(self, emit: Callable[[str, bool], None]) -> None:
         self._emit = emit

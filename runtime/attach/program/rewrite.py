@@ -55,7 +55,7 @@ def _imported(node: ast.AST) -> list[str]:
 
 
 class _Sites(ast.NodeTransformer):
-    """Wraps the iterable of each `for` loop.
+    """AST transformer that wraps the iterable of each `for` loop.
 
     A loop's site is its file, function and text, with a number if these are not unique.
     """

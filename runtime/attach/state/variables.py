@@ -254,7 +254,7 @@ def _is_plain_class(kind: type) -> bool:
 
 
 class Restore:
-    """Restores records of a checkpoint into the objects of a graph, and creates missing objects."""
+    """Restore of a checkpoint's records into the objects of a graph, with creation of missing objects."""
 
     def __init__(self, graph: Graph, records: Mapping[str, Record]) -> None:
         self._live, self._records = graph.values, records
