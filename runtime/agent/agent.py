@@ -101,7 +101,8 @@ class Agent:
         self._has_begun = False
         """True if the program has been started, by this run of the agent or an earlier one."""
         self._marker = os.environ.get(MARKER) or uuid.uuid4().hex
-        self._lost = False
+        self._lost = ""
+        """Reason for which the job dir is lost; "": it is not."""
         self._state = self._home / "state"
         self._wakeup = Wakeup()
         self._orders = Orders(self._wakeup.wake)
@@ -359,7 +360,7 @@ class Agent:
     def _on_lost(self, why: str) -> None:
         """Order the node's end because the job dir is lost. Called by the heartbeat's thread."""
         note(why)
-        self._lost = True
+        self._lost = why
         self._orders.add(Order("error", "error", f"the job dir is lost: {why}", time.monotonic() + PEER_S))
 
     def _on_superseded(self) -> None:
@@ -381,7 +382,7 @@ class Agent:
 
         def is_last(error: JobDirError, pause: float) -> bool:
             is_over = time.monotonic() + pause > begun + self._patience_s
-            return isinstance(error, MissingError) or self._lost or is_over
+            return isinstance(error, MissingError) or bool(self._lost) or is_over
 
         return retry(call, JobDirError, is_last, longest_s=5.0)
 
@@ -439,6 +440,7 @@ class Agent:
             self._history.to_json(),
         )
         if self._lost:
+            note(f"the job dir is lost: {self._lost}")  # the last line is shown as the cause
             return JOB_DIR_LOST
         self._retry(lambda: self._job_dir.create(self._key("result.json"), result.to_bytes()))
         self._cloud.finish(_ACKNOWLEDGE_S)

@@ -530,11 +530,13 @@ class TestContainer:
         assert "CLUSTER_SPEC says that this is workerpool3 number 1" in container.console
 
     def test_a_second_container_of_a_node_trains_nothing(self, world: World, containers: Replicas) -> None:
-        world.job("echo begun; sleep 3", cloud="vertex")
+        go = world.folder / "go"
+        world.job(f"echo begun; while [ ! -e {go} ]; do sleep 0.1; done", cloud="vertex")
         first = containers("workerpool0", pools={"workerpool0": [NODE]})
         world.until(lambda: "begun" in world.log())
         second = containers("workerpool0", pools={"workerpool0": [NODE]})
         assert second.code() == 3, second.console
+        go.touch()
         assert first.code() == 0
         assert world.log().count("begun") == 1
 
