@@ -61,7 +61,8 @@ def _entry(name: str) -> Entry:
 def _days(name: str, text: str, newer: table_overrides.Refreshed | None) -> Iterator[str]:
     """Yield the date of each row; without a date column, the date of the refresh or of the shipped table.
 
-    Rows of retired machine types are skipped: planning does not use them, and they no longer change."""
+    Rows of retired machine types are skipped: planning does not use them, and they no longer change.
+    """
     columns = text.partition("\n")[0].split(",")
     if "date" in columns:
         status = "status" if "status" in columns else "date"

@@ -325,7 +325,7 @@ def _settings(stack: str, cloud: str, region: str, bucket: str | None, contents:
     from ...infra.settings import InfraSettings, read_output
     from ...provisioners.stacks.fleet_queries import account_of, boundary_of
 
-    if SETTINGS not in contents.outputs:  # not there, or its first `up` has failed
+    if SETTINGS not in contents.outputs:  # no stack yet, or its first `up` failed
         return InfraSettings(
             cloud=cloud,
             region=region,
@@ -374,7 +374,7 @@ def _keep(it: Stack, outputs: Mapping[str, object]) -> Infrastructure:
     return known
 
 
-# --- checks before down ---------------------------------------------------------------------------------------------
+# --- checks before down -----------------------------------------------------------------------------------------------
 
 
 def _jobs_there(cloud: str, region: str, contents: Contents) -> list[str]:
