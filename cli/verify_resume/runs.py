@@ -238,7 +238,7 @@ def _where(comparison: dict[str, Any]) -> str:
 
 
 def _kill_marked(mark: str) -> None:
-    """What is left of the program: its loader workers, its writer."""
+    """Kill the program's remaining processes, such as loader workers."""
     import psutil
 
     for process in psutil.process_iter():
