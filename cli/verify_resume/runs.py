@@ -204,7 +204,7 @@ def _interpreter(program: Sequence[str]) -> tuple[str, list[str]]:
         found = shutil.which(program[0])
         if found is None:
             raise CommandError(f"{program[0]} is not on the PATH", exit_code=Exit.USAGE)
-        return os.path.abspath(found), list(program[1:])  # noqa: PTH100 - a symbolic link, as in a venv, is not resolved
+        return os.path.abspath(found), list(program[1:])  # noqa: PTH100 - keeps a venv's symbolic link
     return sys.executable, list(program)
 
 

@@ -156,15 +156,16 @@ def _all(clouds: Iterable[str]) -> Iterator[MachineType]:
 
 @cache
 def regions(cloud: str) -> frozenset[str]:
-    """Regions in which anything of the tables is offered."""
+    """Return the regions in which anything in the tables is offered."""
     return frozenset(region for where in _places(cloud).values() for region in where)
 
 
 @cache
 def zones(cloud: str) -> frozenset[str]:
-    """Zones by the names the tables use: Compute Engine's zones, AWS's AZ ids (AZ names differ between accounts).
+    """Return the zones by their names in the tables: Compute Engine's zones, AWS's AZ ids (AZ names differ between
+    accounts).
 
-    None of a cloud whose zones a job does not choose: Azure's are called 1, 2 and 3 in every region.
+    Empty for a cloud whose zones cannot be chosen: Azure's are called 1, 2 and 3 in every region.
     """
     if not info(cloud).zones:
         return frozenset()

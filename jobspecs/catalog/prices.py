@@ -73,9 +73,9 @@ def _prices(cloud: str) -> dict[tuple[str, str], tuple[str, ...]]:
 
 @cache
 def _spot(cloud: str) -> dict[tuple[str, str], tuple[str, ...]]:
-    """(SKU, region) -> price, source, date: a table of its own, which only `cloudgpu catalog refresh` makes.
+    """Return (SKU, region) -> price, source, date, from a table that only `cloudgpu catalog refresh` creates.
 
-    The price is that of the region's dearest zone.
+    The price is that of the region's most expensive zone.
     """
     table = table_overrides.find(f"spot_{cloud}")
     if table is None:

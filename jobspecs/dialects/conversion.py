@@ -33,7 +33,7 @@ Fields = Mapping[str, Lost | None]
 
 @dataclass
 class Conversion:
-    """A job file made of another tool's document; unusable if one of the problems is an error."""
+    """Result of converting another tool's document; unusable if a problem is an error."""
 
     job: dict[str, Any] = field(default_factory=dict)
     """Job file as a mapping, like one parsed from YAML."""
@@ -72,7 +72,7 @@ class Conversion:
 
     @property
     def full(self) -> bool:
-        """Return whether as many problems are known as are reported."""
+        """True if the maximum number of problems was reached."""
         return len(self.problems) >= MAX_PROBLEMS and self.refused
 
     def demote(self, code: str) -> None:
