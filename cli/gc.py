@@ -1,4 +1,4 @@
-"""`cloudgpu gc`: find and remove resources of jobs that no job needs any more."""
+"""`cloudgpu gc`: find and remove resources made for jobs that no job needs any more."""
 
 from __future__ import annotations
 

@@ -142,7 +142,7 @@ def main(args: Sequence[str] | None = None) -> int:
         _print_any_text()
         code = _run(words)
         _flush()
-    except BaseException as error:  # noqa: BLE001 - the one place where every error ends
+    except BaseException as error:  # noqa: BLE001 - the handler for all errors
         code = errors.report(error, words)
         _drop_what_cannot_be_written()
     return int(code)

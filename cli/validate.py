@@ -99,7 +99,7 @@ def _check(file: str | None, changes: Overrides, flags: Mapping[str, str]) -> tu
 
 
 _EXPLAINED_BY = {"retired-accelerator": "accelerator-retired", "retired-machine-type": "machine-type-retired"}
-"""Planner rule that makes a loader warning redundant: it adds the date of retirement and an alternative."""
+"""Loader warning -> planner rule that replaces it, as it adds the date of retirement and an alternative."""
 
 
 def _refusals(loaded: LoadedSpec) -> list[Refusal] | None:

@@ -54,7 +54,7 @@ class Diagnostic(NamedTuple):
 
 
 class SpecError(Exception):
-    """A job file is invalid; `diagnostics` holds every mistake in it."""
+    """Error for an invalid job file; `diagnostics` holds every mistake in it."""
 
     def __init__(self, diagnostics: Sequence[Diagnostic]) -> None:
         super().__init__("\n".join(f"{d.place}: {d.message}" for d in diagnostics))

@@ -332,7 +332,7 @@ Command = Annotated[
     | Annotated[tuple[Word, ...], Field(min_length=1, max_length=10_000), Tag("(list)")],
     Discriminator(lambda value: "(list)" if isinstance(value, list | tuple) else "(text)"),
 ]
-"""A text is run by the shell; a list is executed without one."""
+"""Text is run by the shell; a list is executed without one."""
 SaveInterval = Annotated[Literal["auto"] | int, *_word_or("auto", parse_duration, format_duration, DURATION_SCHEMA)]
 """Seconds, or "auto"."""
 CapacityPatience = Annotated[

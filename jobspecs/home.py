@@ -22,7 +22,7 @@ def home() -> Path:
     given = os.environ.get(HOME_VARIABLE)
     if given:
         return _expanded(given).absolute()
-    if _ON_LINUX:  # same result as platformdirs (a test compares them), whose import takes a third of the time
+    if _ON_LINUX:  # same as platformdirs (a test compares them), whose import takes a third of Python's start
         data = os.environ.get("XDG_DATA_HOME", "").strip()
         return (Path(data) if os.path.isabs(data) else _expanded("~/.local/share")) / _NAME  # noqa: PTH117
     import platformdirs

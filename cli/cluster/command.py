@@ -237,7 +237,7 @@ def status(*, name: str | None, backend: str | None, install_pulumi: bool, as_js
         remark("no cluster is known here: `cloudgpu cluster up cluster.yaml` brings one up")
 
 
-# --- the way up -------------------------------------------------------------------------------------------------------
+# --- up ---------------------------------------------------------------------------------------------------------------
 
 
 def _bring_up(
@@ -333,7 +333,7 @@ def _keep(it: Stack, outputs: Any, settings: FleetSettings, terms: Terms | None 
     return cluster
 
 
-# --- small things -----------------------------------------------------------------------------------------------------
+# --- helpers ----------------------------------------------------------------------------------------------------------
 
 
 def _settings_of(contents: Contents) -> FleetSettings | None:

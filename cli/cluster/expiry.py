@@ -65,7 +65,7 @@ def is_over(expires: float | None) -> bool:
 
 
 def check_expiry(settings: FleetSettings) -> list[Finding]:
-    """Refuse a change of an expired cluster that has machines: they would be terminated at once."""
+    """Return a refusal if the cluster has expired but has machines: they would be terminated at once."""
     from ...infra.preflight import Finding
 
     name, expires = settings.fleet.name, settings.expires

@@ -1,4 +1,4 @@
-"""Show clusters: their machines, how many of them answer, the running jobs and the queue."""
+"""Show clusters: machines, those that answer, running jobs and the queue."""
 
 from __future__ import annotations
 

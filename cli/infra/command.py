@@ -301,7 +301,7 @@ def _backend_of(cloud: str, region: str, given: str | None) -> str | None:
     return known_backend(lambda: infra_outputs.load(cloud, region)) if given is None else given
 
 
-# --- what goes into a stack -------------------------------------------------------------------------------------------
+# --- stack settings ---------------------------------------------------------------------------------------------------
 
 
 def _prepared(cloud: str, region: str, bucket: str | None) -> tuple[str, Callable[[Contents], InfraSettings]]:

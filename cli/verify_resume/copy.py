@@ -58,7 +58,7 @@ class WorkingCopies:
 
 
 class _TooLargeError(Exception):
-    """The directory has too many entries."""
+    """Raised if the directory has too many entries."""
 
 
 def _link_siblings(folder: Path, below: str, target: Path) -> None:
@@ -71,7 +71,7 @@ def _link_siblings(folder: Path, below: str, target: Path) -> None:
 
 
 class _Copy:
-    """A copy in progress, which counts the bytes and entries copied."""
+    """Copy in progress, with counts of the bytes and entries copied."""
 
     def __init__(self, left_out: Path) -> None:
         self._left_out, self._bytes, self._entries = left_out, 0, 0

@@ -30,7 +30,7 @@ class MachineType(NamedTuple):
     name: str
     vcpus: int | None
     memory_gb: float | None
-    """In GiB, as all providers state it."""
+    """GiB, the unit of all providers."""
     arch: str
     """`x86_64` or `arm64`; images must match it."""
     accelerator: str | None

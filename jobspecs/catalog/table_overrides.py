@@ -29,7 +29,7 @@ SHIPPED = "2026-11-20"
 
 
 class TableError(ValueError):
-    """A refreshed table cannot be used; the message says which one, why, and what to do."""
+    """Error for an unusable refreshed table; the message says which one, why, and what to do."""
 
 
 class Refreshed(NamedTuple):
@@ -40,7 +40,7 @@ class Refreshed(NamedTuple):
     regions: tuple[str, ...]
     """Regions that were queried; rows of other regions are older."""
     text: str
-    """The table itself, header first."""
+    """CSV text of the table, header first."""
 
 
 def folder() -> Path:

@@ -91,8 +91,7 @@ def _is_a_job_s(problem: Problem) -> bool:
 
 
 def _in_our_words(problem: Problem) -> Problem:
-    """Reword a problem for a cluster file: hints name its keys, and a problem of the whole is moved to the key at
-    fault."""
+    """Adapt a problem to cluster files: hints name their keys, and a bad-mix problem is placed at `on_demand`."""
     if problem.code == "bad-mix":
         return problem._replace(loc=("on_demand",))
     if problem.code == "unknown-key" and len(problem.loc) == 1:

@@ -228,7 +228,7 @@ def _missing_files(base: Path, conversion: Conversion) -> Iterator[Problem]:
 
 
 def _check_code(draft: Draft) -> None:
-    """Check that the folder to ship exists and is not as wide as the home folder."""
+    """Check that the folder to ship exists, and is neither the home folder nor a parent of it."""
     code = draft.job.get("code", ".")
     if not isinstance(code, str) or not code or "\0" in code:
         return

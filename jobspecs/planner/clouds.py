@@ -201,7 +201,7 @@ class CloudPlanner:
             yield None, priced
 
     def _zones(self, roles: Sequence[Sequence[Option]], region: str) -> list[str | None]:
-        """Return the zones to try; None among them stands for unknown zones."""
+        """Return the zones to try; None among them means unknown zones."""
         known = {zone for options in roles for option in options for zone in option.zones.get(region, ())}
         unknown = any(not option.zones.get(region) for options in roles for option in options)
         if self._spec.resources.zone is None:
@@ -257,7 +257,7 @@ class CloudPlanner:
         return [option for _, option in best.values()]
 
     def _cost_key(self, option: Option, region: str, market: str) -> tuple[object, ...]:
-        """Sort key: unknown prices after known ones; equal prices by machine size."""
+        """Return the sort key: known prices before unknown ones; equal prices by machine size."""
         machine = option.machine
         price = self._quote(option, region, market).key()
         return (price, machine.vcpus or 0, machine.memory_gb or 0.0, machine.name)

@@ -46,7 +46,7 @@ Left = tuple[int, ...]
 def plan_local(
     spec: JobSpec, cloud: str, order: int, machine: LocalMachine | None
 ) -> tuple[list[Ranked], list[Refusal]]:
-    """Return offers on this machine, or a refusal that names its GPUs if it lacks those requested."""
+    """Return offers on this machine; refusals if it lacks the requested GPUs or market, or was not inspected."""
     asks = [Ask(cloud, "", market=market) for market in spec.resources.market]
     refusals = [refusal for ask in asks if (refusal := refusal_by("market-supported", ask))]
     if MARKET not in spec.resources.market:

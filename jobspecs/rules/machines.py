@@ -45,7 +45,7 @@ def fitting(ask: Ask) -> tuple[MachineType, ...]:
 
 @lru_cache(maxsize=1024)
 def _fitting(ask: Ask) -> tuple[MachineType, ...]:
-    """Cached: several rules call it for the same machines, and comparing Fractions is slow."""
+    """Return the candidates; cached, as several rules ask for the same ones and comparing Fractions is slow."""
     return tuple(m for m in candidates(ask) if ask.gpus is None or any(count in ask.gpus for count in m.counts))
 
 

@@ -34,7 +34,7 @@ _ZONES = _Kind("unknown-zone", "zone", catalog.zones)
 
 
 def check_names(spec: JobSpec) -> list[Problem]:
-    """Return names that are wrong on EVERY requested cloud; the planner refuses names that are wrong on some of them.
+    """Return problems with names, such as those unknown on EVERY requested cloud; the planner refuses the others.
 
     Accelerators and machine types that are retired everywhere are warnings: the name is valid, and the planner reports
     the
@@ -109,8 +109,10 @@ def _gone(loc: Loc, code: str, name: str, clouds: Sequence[str]) -> Problem:
 
 
 def _zones(spec: JobSpec, asked: Sequence[str]) -> Iterator[Problem]:
-    """Yield unknown zones. If no cloud lets a job choose its zone, yield nothing: the planner reports it (rule
-    `zone-choice`)."""
+    """Yield zones that are unknown or outside of the requested regions.
+
+    If no cloud lets a job choose its zone, the planner reports that (rule `zone-choice`).
+    """
     clouds = [cloud for cloud in asked if info(cloud).zones]
     if not clouds:
         return

@@ -153,7 +153,7 @@ class Follower:
         events: bool = False,
         keep_alive: Callable[[], object] = lambda: None,
     ) -> None:
-        """`keep_alive` is called every few seconds; see job_argument.watch()."""
+        """Create a follower. `keep_alive` is called every few seconds; see job_argument.watch()."""
         self.job = job
         self._keep_alive_by = keep_alive
         self._form = form
