@@ -42,9 +42,7 @@ def _check_utf8(name: str) -> None:
 def private(folder: Path) -> Path:
     """Create a folder that only its owner can access, with its parents; return it.
 
-    If it is in the state directory, that is created first; an existing one of this user that is open to others is
-    closed.
-    Raises OSError.
+    If it is in the state directory, that is created first, and made private if this user owns it. Raises OSError.
     """
     state = home()
     if folder.is_relative_to(state):

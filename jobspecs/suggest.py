@@ -1,4 +1,4 @@
-""" "Did you mean" suggestions: the nearest known names to a text, and characters that only look right.
+"""Suggestions for misspelt names ("did you mean"): nearest known names, and characters that only look right.
 
 Only called for mistakes, so it does not slow down correct job files. User text is compared character by character and
 never used as a pattern.

@@ -25,8 +25,7 @@ FLEET_CLOUDS = ("aws", "gcp", "azure")
 
 Machines = Literal["here", "tables", "standing", "own"]
 """Source of the offers. here: this machine's CPUs and GPUs; tables: tables of machine types, places and prices;
-standing: existing machines that are paid for anyway; own: the target's `planner`.
-"""
+standing: existing machines that are paid for anyway; own: the target's `planner`."""
 _TABLE = Path(__file__).parent / "tables" / "targets.csv"
 _ROOT = (__package__ or "").rpartition(".")[0]
 _log = logging.getLogger("cloudgpu.jobspecs")

@@ -20,8 +20,7 @@ def rows(table: str, *columns: str) -> Iterator[tuple[str, ...]]:
     """Return the named columns of every row of `tables/<table>.csv`, as text, in the table's order.
 
     Raises TableError if the table was refreshed and is damaged. ValueError for an unknown column and FileNotFoundError
-    for
-    an unknown table are defects of this package, never the user's mistake.
+    for an unknown table are defects of this package, never the user's mistake.
     """
     newer = table_overrides.find(table)
     return parse(shipped_text(table) if newer is None else newer.text, *columns)

@@ -1,6 +1,5 @@
 """Convert a Vertex AI custom job: `workerPoolSpecs` at the top (as for `gcloud ai custom-jobs create --config`) or
-under
-`jobSpec` (as printed by the API). Field names may be in camelCase or snake_case.
+under `jobSpec` (as printed by the API). Field names may be in camelCase or snake_case.
 """
 
 from __future__ import annotations

@@ -48,8 +48,7 @@ def load_source(
 
     GPUs in another tool's file that are no longer available on `today` are replaced (None: those that the tables call
     retired). With `needs_program=False`, an AI Platform file without a program loads with a warning, as gcloud takes
-    the
-    program from the command line; `run` is then a placeholder that fails.
+    the program from the command line; `run` is then a placeholder that fails.
     """
     return _load_document(read_yaml(source), overrides, base, today=today, needs_program=needs_program)
 

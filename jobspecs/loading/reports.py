@@ -95,9 +95,7 @@ def to_sarif(diagnostics: Sequence[Diagnostic], version: str) -> dict[str, Any]:
 
 
 def _result(found: Diagnostic, rule: int) -> dict[str, Any]:
-    text = (
-        f"{found.message}. Hint: {found.hint}" if found.hint else found.message
-    )  # the message comes first, as it may begin with a key
+    text = f"{found.message}. Hint: {found.hint}" if found.hint else found.message  # which may begin with a key
     result: dict[str, Any] = {
         "ruleId": found.code,
         "ruleIndex": rule,

@@ -32,8 +32,7 @@ def plan(
     """Return all offers and refusals on these clouds (default: those the job names, else all).
 
     `machine` describes the target `local`; None if it was not inspected. `today` decides what is retired and which
-    prices
-    are old. Raises ValueError for an unknown cloud.
+    prices are old. Raises ValueError for an unknown cloud.
     """
     day = today.isoformat()
     ranked: list[Ranked] = []

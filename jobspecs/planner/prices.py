@@ -51,8 +51,7 @@ def quote(machine: MachineType, gpus: Fraction, region: str, market: str) -> Quo
     """Return the price of one machine with its GPUs, or its bounds.
 
     A Spot machine costs at most its on-demand price: that is the default maximum price (EC2) or the meaning of -1
-    (Azure),
-    and Compute Engine's Spot prices are discounts on it.
+    (Azure), and Compute Engine's Spot prices are discounts on it.
     """
     price = _listed(machine.cloud, machine, gpus, region, market)
     if price is None and market == "spot" and market in machine.markets:

@@ -32,10 +32,8 @@ def rank(offer: Offer, *, preferences: Sequence[int], market: int, cloud: int, r
     """Return the offer with its key: accelerators, market, price (lower bounds, then unknown ones last), places, names.
 
     The accelerators of several roles compare by the worst of them (index in that role's list) first, so that no role
-    gets
-    its third choice while every role can have its second; then in rank order of the roles. All numbers are indices in
-    the
-    user's lists.
+    gets its third choice while every role can have its second; then in rank order of the roles. All numbers are indices
+    in the user's lists.
     """
     names = tuple((role.machine_type, role.accelerator or "", role.count) for role in offer.roles)
     key = (

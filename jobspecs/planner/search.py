@@ -19,8 +19,7 @@ T = TypeVar("T")
 
 CanEnd = Callable[[tuple[int, ...], int], bool]
 """(preferences of the first roles, worst) -> whether the other roles can complete it to a way whose worst preference is
-exactly `worst`.
-"""
+exactly `worst`."""
 
 
 class Choice(NamedTuple, Generic[T]):

@@ -297,8 +297,7 @@ def _closeness(machine: MachineType, count: Fraction) -> tuple[bool, bool, bool,
 LEAST_VCPUS_PER_GPU = 4
 LEAST_MEMORY_GB_PER_GPU = 15
 """Minimum size per GPU (or in total, without GPUs) for choosing a machine to which GPUs are attached: the share of
-n1-standard-4, enough for a few loader processes to keep a GPU busy.
-"""
+n1-standard-4, enough for a few loader processes to keep a GPU busy."""
 
 
 def _roomy(machine: MachineType, count: Fraction) -> bool:

@@ -37,8 +37,7 @@ def check_names(spec: JobSpec) -> list[Problem]:
     """Return problems with names, such as those unknown on EVERY requested cloud; the planner refuses the others.
 
     Accelerators and machine types that are retired everywhere are warnings: the name is valid, and the planner reports
-    the
-    date of retirement and a replacement.
+    the date of retirement and a replacement.
     """
     asked = [cloud for cloud in spec.resources.cloud or catalog.CLOUDS if cloud in catalog.CLOUDS]
     problems = [*_accelerators(spec, asked), *_repeated(spec), *check_variables(spec)]
