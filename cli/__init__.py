@@ -1,4 +1,4 @@
-"""The command line: one module per command, imported only when that command runs."""
+"""Command line of cloudgpu: one module per command, imported only when that command runs."""
 
 from __future__ import annotations
 

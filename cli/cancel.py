@@ -1,4 +1,4 @@
-"""`cloudgpu cancel`: ask for the end of jobs."""
+"""`cloudgpu cancel`: cancel jobs."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def command(jobs: tuple[str, ...], reason: str, wait: bool, yes: bool) -> None:
     A job that has ended already is left as it is. Several jobs, or one that is not named by its whole id, are asked
     for on a terminal; --yes answers.
     """
-    found = {job.id: job for job in map(find_job, jobs)}  # all are found before the first is cancelled
+    found = {job.id: job for job in map(find_job, jobs)}  # all are resolved before the first is cancelled
     running = [job for job in found.values() if not job.done]
     for job in found.values():
         if job.done:

@@ -1,4 +1,4 @@
-"""`cloudgpu convert`: the job file that another tool's file, or command line, stands for."""
+"""`cloudgpu convert`: convert another tool's file or command line into a job file."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def command(
 
 
 def _moved(loaded: LoadedSpec, output: Path | None) -> JobSpec:
-    """The spec with its code folder named from where the job file will lie."""
+    """Return the spec with its code folder relative to the folder of `output`."""
     spec = loaded.spec
     if output is None or spec.code is None or Path(spec.code).is_absolute():
         return spec
@@ -76,9 +76,9 @@ def _write(output: Path, text: str, file: Path | None) -> None:
 
 
 def _say_what_changed(loaded: LoadedSpec) -> Exit:
-    """Notes, warnings, and where the job could run today."""
+    """Print the notes and warnings, and today's best offer."""
     say_remarks(loaded)
-    if not loaded.notes:  # it was a job file already: `cloudgpu plan` shows where it can run
+    if not loaded.notes:  # already a job file: `cloudgpu plan` shows where it can run
         return Exit.OK
     from .shared.jobfile.plan_view import offer_text, refusals_text
 

@@ -1,4 +1,4 @@
-"""`cloudgpu cost`: what jobs have cost up to now."""
+"""`cloudgpu cost`: show the cost of jobs to date."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`cloudgpu events`: what happened to a job, in order."""
+"""`cloudgpu events`: print the events of a job in order."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def command(job: str, follow: bool, as_json: bool) -> None:
     found = find_job(job, newest=True)
     last = 0
     while True:
-        ended = found.done  # looked at before reading: what happens in between is printed next time
+        ended = found.done  # read before the events, so that later ones are printed in the next round
         for event in found.events(after=last):
             last = event.seq
             if as_json:
@@ -48,7 +48,8 @@ def command(job: str, follow: bool, as_json: bool) -> None:
 
 
 def event_line(event: Event, width: int | None = None) -> str:
-    """`14:03:07  attempt 2   state       running`; the message cut where the line is wider than `width`."""
+    """Return a line such as `14:03:07  attempt 2   state       running`, its message shortened to fit `width`
+    columns."""
     time_and_attempt = f"{clock(event.time)}  {f'attempt {event.attempt}' if event.attempt else '':10}  "
     kind, message = f"{event.kind:10}", clean(event.message)
     if width is not None:

@@ -1,4 +1,4 @@
-"""Exit codes: what a script may rely on. docs/cli.md repeats this table; a test compares the two."""
+"""Exit codes that scripts may rely on. docs/cli.md repeats this table; a test compares the two."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from enum import IntEnum
 
 
 class Exit(IntEnum):
-    """How a command ended."""
+    """Exit code of a command."""
 
     OK = 0
     FAILED = 1

@@ -1,4 +1,4 @@
-"""`cloudgpu gc`: what was made for jobs and is needed by none any more."""
+"""`cloudgpu gc`: find and remove resources made for jobs that no job needs any more."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def _show(
     *,
     as_json: bool,
 ) -> None:
-    """Print what was found, and the targets that were looked at and those that were not."""
+    """Print the leftovers, and the targets that were and were not searched."""
     if as_json:
         echo_json(
             {
@@ -124,7 +124,7 @@ _NOT_SET_UP = "not set up on this computer"
 
 
 def _targets(asked: Sequence[str]) -> tuple[list[str], dict[str, str]]:
-    """Return the targets to search, and those that are left out -> why. Raises CommandError."""
+    """Return the targets to search, and a dict of skipped target -> reason. Raises CommandError for an unknown one."""
     from ..provisioners import is_set_up, launchable
 
     known = sorted(launchable())
@@ -139,7 +139,7 @@ def _targets(asked: Sequence[str]) -> tuple[list[str], dict[str, str]]:
 
 
 def _scope(searched: Sequence[str], skipped: Mapping[str, str]) -> str:
-    """Return which targets were searched, and which were not."""
+    """Return a line that names the targets searched and those skipped."""
     looked = f"looked at: {', '.join(searched) or 'nothing'}"
     if not skipped:
         return looked
@@ -164,7 +164,7 @@ def _confirm_alive(doubtful: Sequence[Judged], *, expired_only: bool, yes: bool)
 
 
 def _remove(going: Sequence[Judged], now: float, *, others: bool, expired_only: bool, alive: bool) -> None:
-    """All that can be removed; then raises CommandError for what could not."""
+    """Remove all that can be removed. Raises CommandError that lists the failures."""
     from ..control import gc_policy
     from ..provisioners import ProvisionError
 
@@ -202,7 +202,7 @@ def _row(one: Judged, now: float) -> list[str]:
 
 
 def _what(one: Judged) -> str:
-    """`1 instance, 2 volumes`."""
+    """Return the resources of a launch by kind: `1 instance, 2 volumes`."""
     kinds = Counter(thing.kind for thing in one.leftover.things)
     return ", ".join(f"{count} {kind}{'s' if count > 1 else ''}" for kind, count in kinds.items())
 

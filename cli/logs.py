@@ -1,4 +1,4 @@
-"""`cloudgpu logs`: what a job's program writes."""
+"""`cloudgpu logs`: print the output of a job's program."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def command(
 
 
 def _print_from(url: str, chosen: LogFilter, *, follow: bool, timestamps: bool) -> Exit | None:
-    """The log of a job that no store here knows."""
+    """Print the log of a job at a URL, without this computer's store."""
     from .shared.job.job_at_url import JobAtUrl
 
     found = JobAtUrl(url)
@@ -84,7 +84,8 @@ def _print_from(url: str, chosen: LogFilter, *, follow: bool, timestamps: bool) 
 
 
 def _check_there(job: Job, node: str | None, attempt: int | None) -> None:
-    """What will never come shall not look like a program that writes nothing."""
+    """Raise CommandError for a node or attempt that does not exist; otherwise the empty output would look like a silent
+    program."""
     from ..control.reconcile.node_replacement import names_ever
 
     attempts = job.attempts()

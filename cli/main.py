@@ -1,7 +1,7 @@
-"""The `cloudgpu` command: a table of commands, each imported when it runs, and one way out for every error.
+"""The `cloudgpu` command: a table of commands, each imported when it runs, and one handler for all errors.
 
 Names and one-line descriptions are data here, so that `--help` imports no command. A module `cli/<name>.py`, or
-`cli/<name>/command.py`, exports its click command as `command`; what its function returns is the exit code (None: 0).
+`cli/<name>/command.py`, exports its click command as `command`; its return value is the exit code (None: 0).
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ PROGRAM = "cloudgpu"
 COMPLETION_VARIABLE = "_CLOUDGPU_COMPLETE"
 MAX_COLUMNS = 100
 _GARBAGE_THRESHOLD = 100_000
-"""Containers made before Python looks for cycles among them; its default is 700."""
+"""Threshold of the garbage collector's youngest generation; Python's default is 700."""
 
 
 class Entry(NamedTuple):
-    """A command as `--help` shows it."""
+    """Section and description of a command in `--help`."""
 
     section: str
     summary: str
@@ -67,17 +67,17 @@ COMMANDS: dict[str, Entry] = {
 
 
 _FOLDERS = frozenset({"catalog", "cluster", "goodput", "gpus", "image", "infra", "status", "verify-resume"})
-"""Commands of several modules: the command is in `command.py` of a folder of its name."""
+"""Commands of several modules: the command is in `command.py` of the folder of its name."""
 
 
 def load_command(name: str) -> click.Command:
-    """Import the module of a command, and return the command."""
+    """Import the module of a command and return the command."""
     module = name.replace("-", "_") + (".command" if name in _FOLDERS else "")
     return cast("click.Command", importlib.import_module(f".{module}", __package__).command)
 
 
 class LazyGroup(click.Group):
-    """A group whose commands are modules of this package."""
+    """Group whose commands are modules of this package."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 - click's signature
         return list(COMMANDS)
@@ -100,7 +100,7 @@ class LazyGroup(click.Group):
         return super().resolve_command(ctx, args)
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
-        """From the table: click's own way would import every command."""
+        """Complete command names from COMMANDS; click's implementation would import every command."""
         from click.shell_completion import CompletionItem
 
         found = [CompletionItem(name, help=COMMANDS[name].summary) for name in COMMANDS if name.startswith(incomplete)]
@@ -126,36 +126,36 @@ def cli() -> None:
 
 
 def run() -> NoReturn:
-    """The program `cloudgpu`: main(), with less of Python's own work before and after it.
+    """Run main() as the program `cloudgpu`, with a shorter interpreter start and shutdown.
 
-    A fifth of what `validate` takes would be looking for garbage while modules are loaded, and taking them down again.
+    Garbage collection during imports and the interpreter's teardown would take a fifth of the time of `validate`.
     """
     gc.set_threshold(_GARBAGE_THRESHOLD)
     code = main()
-    os._exit(code)  # all is written: main() has flushed, or has dropped what cannot be written
+    os._exit(code)  # main() has flushed the streams, or dropped what cannot be written
 
 
 def main(args: Sequence[str] | None = None) -> int:
-    """Run one command; returns its exit code and never raises: an error ends as a message (see errors.py)."""
+    """Run one command and return its exit code. Never raises: an error is printed as a message (see errors.py)."""
     words = list(sys.argv[1:] if args is None else args)
     try:
         _print_any_text()
         code = _run(words)
         _flush()
-    except BaseException as error:  # noqa: BLE001 - the one place where every error ends
+    except BaseException as error:  # noqa: BLE001 - the handler for all errors
         code = errors.report(error, words)
         _drop_what_cannot_be_written()
     return int(code)
 
 
 def _run(words: list[str]) -> int:
-    # Not cli.main(): it would end a closed pipe with exit code 1, and leave no error to the caller.
+    # cli.main() is not used: it handles a closed pipe itself (exit code 1), and hides the error from the caller.
     completing = os.environ.get(COMPLETION_VARIABLE)
     if completing:
         from click.shell_completion import shell_complete
 
         return shell_complete(cli, {}, PROGRAM, COMPLETION_VARIABLE, completing)
-    # https://no-color.org: set and not empty means no colour. Where there is no terminal, click leaves colour out.
+    # https://no-color.org: a non-empty value disables colour. Without a terminal, click omits colour itself.
     color = False if os.environ.get("NO_COLOR") else None
     try:
         with cli.make_context(PROGRAM, words, color=color) as ctx:
@@ -166,7 +166,7 @@ def _run(words: list[str]) -> int:
 
 
 def _print_any_text() -> None:
-    """A character that the terminal's encoding lacks is shown as an escape, instead of ending the command."""
+    """Print characters that the terminal's encoding lacks as escapes instead of failing."""
     for stream in (sys.stdout, sys.stderr):
         reconfigure = getattr(stream, "reconfigure", None)  # None: the stream is closed, or replaced by a test
         if reconfigure is not None:
@@ -174,14 +174,15 @@ def _print_any_text() -> None:
 
 
 def _flush() -> None:
-    """Fail here, where an error can be reported, rather than while the interpreter shuts down."""
+    """Flush the streams while an error can still be reported; the interpreter's shutdown would flush them too late."""
     for stream in (sys.stdout, sys.stderr):
         if stream is not None:
             stream.flush()
 
 
 def _drop_what_cannot_be_written() -> None:
-    """Output for a closed pipe or a full disk: Python would try it again at exit, and end with 120 for it."""
+    """Discard buffered output for a closed pipe or a full disk. Python would retry it at exit and exit with code
+    120."""
     for stream in (sys.stdout, sys.stderr):
         try:
             if stream is not None:

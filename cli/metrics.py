@@ -1,4 +1,4 @@
-"""`cloudgpu metrics`: what a training logged, each step once."""
+"""`cloudgpu metrics`: print the metrics that a training program logged, each step once."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def _read(job_dir: JobDir, folder: str, node: str | None) -> list[Row]:
 
 
 def _names(rows: Sequence[Row]) -> list[str]:
-    """Of all metrics, in the order in which they first came."""
+    """Return the names of all metrics in the order of their first occurrence."""
     return list(dict.fromkeys(name for row in rows for name in row.values))
 
 
@@ -110,7 +110,7 @@ def _print_csv(rows: Sequence[Row]) -> None:
 
 
 def _show(rows: Sequence[Row]) -> None:
-    """A line a metric, with its curve."""
+    """Print a table with one line and one curve per metric."""
     lines = []
     for name in _names(rows):
         values = [float(row.values[name]) for row in rows if name in row.values]
@@ -122,7 +122,7 @@ def _show(rows: Sequence[Row]) -> None:
 
 
 def curve(values: Sequence[float], width: int) -> str:
-    """A line of bars: each the mean of its part of the values, `!` where one of them is no finite number."""
+    """Return a line of bars, each the mean of its share of the values; `!` marks a share with a non-finite value."""
     bars = min(width, len(values))
     parts = [values[len(values) * bar // bars : len(values) * (bar + 1) // bars] for bar in range(bars)]
     means = [sum(part) / len(part) for part in parts]

@@ -1,4 +1,4 @@
-"""`cloudgpu plan`: where a job can run and what it costs there. Nothing is started, no network is used."""
+"""`cloudgpu plan`: show where a job can run and its price there. Nothing is started, no network is used."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def command(
 
 
 def _say_obstacle(cloud: str, loaded: LoadedSpec) -> None:
-    """A plan may be for a cloud that `submit` cannot use from here; whether credentials are there is not looked at."""
+    """Print why `submit` cannot use the cloud from this computer, if so; credentials are not checked."""
     from ..control.submit.submittable_offers import obstacle
 
     why = obstacle(loaded.spec, cloud, look=False)

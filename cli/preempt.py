@@ -1,4 +1,4 @@
-"""`cloudgpu preempt`: a real preemption notice, as a cloud would give it."""
+"""`cloudgpu preempt`: send a preemption notice to a job's machines, as a cloud would."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`cloudgpu schema`: the JSON Schema of job files, for editors."""
+"""`cloudgpu schema`: print the JSON Schema of job files, for editors."""
 
 from __future__ import annotations
 

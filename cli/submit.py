@@ -1,4 +1,4 @@
-"""`cloudgpu submit`: from a job file to a running job, and its log until it has ended."""
+"""`cloudgpu submit`: start the job of a file and follow its log until it ends."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ def command(
 
 
 def _plan(loaded: LoadedSpec, cluster: str | None) -> tuple[LoadedSpec, Plan]:
-    """The job with a job_dir, and where it can run."""
+    """Return the job with a job_dir, and its plan."""
     if cluster is not None:
         from .cluster.on_cluster import onto_cluster
 
@@ -116,7 +116,7 @@ def _plan(loaded: LoadedSpec, cluster: str | None) -> tuple[LoadedSpec, Plan]:
 
 
 def _load(ctx: click.Context, word: Path, gcloud: dict[str, Any]) -> LoadedSpec:
-    """The one word is the job's name, as with gcloud, unless it names a file: then that is the config."""
+    """Load the job. As with gcloud, `word` is the job's name; if it names a file, it is the config instead."""
     config, flags = gcloud.pop("gcloud_config"), take(gcloud)
     if config is not None or (flags and not _looks_like_a_file(word)):
         return load_spec(config, overrides(ctx), flags, job=str(word))
@@ -139,7 +139,8 @@ def _show_plan(plan: Plan, loaded: LoadedSpec, *, as_json: bool) -> Exit:
 
 
 def _first_offer(plan: Plan, loaded: LoadedSpec, *, as_json: bool) -> Offer:
-    """The offer the job starts on. Raises CommandError or SubmitError, with nothing created, if there is none."""
+    """Return the offer on which the job starts. Raises CommandError or SubmitError if there is none; nothing is
+    created."""
     if plan.best is None:
         if as_json:
             echo_json(plan_json(plan, loaded.spec))
@@ -154,9 +155,9 @@ _HINT_ALL = "`cloudgpu plan FILE --all` shows every way that was looked at"
 
 
 def _confirm(offer: Offer, loaded: LoadedSpec, *, yes: bool) -> None:
-    """No money is spent unless somebody said so: --yes, an answer on the terminal, or a limit in the job file."""
+    """Require consent to spend money: --yes, an answer at the terminal, or a price or cost limit in the job file."""
     limits = loaded.spec.limits
-    if yes or offer.price == 0 or info(offer.cloud).is_standing:  # whose machines are paid for whether it runs or not
+    if yes or offer.price == 0 or info(offer.cloud).is_standing:  # a cluster's machines are paid for anyway
         return
     if can_ask():
         click.confirm("start it?", default=True, err=True, abort=True)
@@ -169,7 +170,7 @@ def _confirm(offer: Offer, loaded: LoadedSpec, *, yes: bool) -> None:
 
 
 _LARGE_CODE_BYTES = 100_000_000
-"""Code above this size is remarked on: every submit packs and copies all of it."""
+"""Code size above which a warning is printed: every submit packs and copies all of it."""
 _LARGE_CODE = (
     "the code folder has {:,.0f} MB, which every submit packs and copies: name what the program does not need in "
     ".cloudgpuignore, and give data as `inputs:`"
@@ -177,7 +178,7 @@ _LARGE_CODE = (
 
 
 def _ship(loaded: LoadedSpec, plan: Plan) -> tuple[Job, bool]:
-    """The stored job, and whether Ctrl-C was pressed when it was too late to leave it at that."""
+    """Submit the job; return it, and whether Ctrl-C was pressed after it could have been created."""
     from ..control.jobs import submit
 
     interrupts, is_large = Interrupts(), False
@@ -189,7 +190,7 @@ def _ship(loaded: LoadedSpec, plan: Plan) -> tuple[Job, bool]:
                 is_large = True
                 progress.clear()
                 warning(_LARGE_CODE.format(total / 1e6))
-            if what == "submitting":  # from here on there may be a job: nobody leaves before its id is known
+            if what == "submitting":  # a job may exist from here on: Ctrl-C waits until its id is known
                 held.enter_context(interrupts)
             progress(_progress_text(what, done, total))
 
@@ -198,7 +199,7 @@ def _ship(loaded: LoadedSpec, plan: Plan) -> tuple[Job, bool]:
 
 
 def _progress_text(what: str, done: int, total: int) -> str:
-    """`uploading code: 1.2 of 3.4 MB`."""
+    """Return a progress text: `uploading code: 1.2 of 3.4 MB`."""
     code = f"{what} code" if what in ("packing", "uploading") else what
     return f"{code}: {done / 1e6:,.1f} of {total / 1e6:,.1f} MB" if total else code
 
@@ -224,20 +225,21 @@ def _follow(job: Job, *, interrupted: bool) -> Exit:
 
 
 def _followed(follower: Follower, interrupts: Interrupts) -> bool:
-    """Whether the job has ended; a second Ctrl-C, where a step takes too long for the first, counts as the first."""
+    """Return whether the job has ended. KeyboardInterrupt (a second Ctrl-C while a step hangs) counts as the first
+    Ctrl-C."""
     from ..protocol.jobdir import JobDirError
 
     try:
         return follower.follow(interrupts)
     except KeyboardInterrupt:
         return False
-    except JobDirError as error:  # the job has ended, and how, the store knows
+    except JobDirError as error:  # the job has ended, and the store knows its outcome
         warning(f"the rest of the log cannot be read: {error}")
         return True
 
 
 def _interrupted(job: Job) -> str:
-    """Ask what Ctrl-C was meant for: "detach" (also a second Ctrl-C), "cancel" or "follow"."""
+    """Ask what to do after Ctrl-C; return "detach" (also for a second Ctrl-C), "cancel" or "follow"."""
     if not can_ask():
         return "detach"
     answers = {"d": "detach", "c": "cancel", "f": "follow"}

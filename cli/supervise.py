@@ -1,4 +1,4 @@
-"""`cloudgpu supervise`: the loop that advances all jobs, in the foreground."""
+"""`cloudgpu supervise`: run the loop that advances all jobs, in the foreground."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def command(idle_exit: float | None) -> Exit:
     from ..control.supervisor.daemon import run
 
     logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
-    for library in ("botocore", "boto3", "urllib3"):  # they tell where they found each setting, for every client
+    for library in ("botocore", "boto3", "urllib3"):  # they log the source of each setting for every client
         logging.getLogger(library).setLevel(logging.WARNING)
     if not run(idle_exit_s=idle_exit):
         remark("a supervisor runs already")

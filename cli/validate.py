@@ -1,4 +1,4 @@
-"""`cloudgpu validate`: every mistake of job files, for people and for CI."""
+"""`cloudgpu validate`: list every mistake of job files, for people and for CI."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 Format = Literal["text", "json", "sarif"]
 
 COMMAND_LINE = "command line"
-"""Name in results of a job that gcloud's flags describe alone."""
+"""Name in the results of a job that only gcloud's flags describe."""
 
 
 @click.command(cls=GcloudCommand)
@@ -99,11 +99,11 @@ def _check(file: str | None, changes: Overrides, flags: Mapping[str, str]) -> tu
 
 
 _EXPLAINED_BY = {"retired-accelerator": "accelerator-retired", "retired-machine-type": "machine-type-retired"}
-"""Warning of the loader -> the planner's rule that says since when, and what to take instead."""
+"""Loader warning -> planner rule that replaces it, as it adds the date of retirement and an alternative."""
 
 
 def _refusals(loaded: LoadedSpec) -> list[Refusal] | None:
-    """Why nothing can run the job; None if something can."""
+    """Return the reasons why nothing can run the job; None if something can."""
     import datetime
 
     from ..jobspecs.models import CLOUDS
@@ -112,7 +112,7 @@ def _refusals(loaded: LoadedSpec) -> list[Refusal] | None:
 
     today = datetime.datetime.now(datetime.UTC).date()
     refusals: list[Refusal] = []
-    # One cloud that can run it is enough. Looking at this machine takes longest, so it is asked last.
+    # One cloud that can run it is enough. Inspecting this machine takes longest, so it comes last.
     for cloud in sorted(loaded.spec.resources.cloud or CLOUDS, key=lambda name: info(name).is_here):
         machine = _this_machine() if info(cloud).is_here else None
         found = plan(loaded.spec, machine=machine, today=today, clouds=[cloud])
@@ -164,5 +164,5 @@ def _print_data(form: Format, found: list[Diagnostic], results: Sequence[tuple[s
 
 
 def _state(exit_code: Exit) -> dict[str, bool]:
-    """Return what a file, or all of them, can be used for."""
+    """Return the validity flags of a file, or of all files."""
     return {"valid": exit_code != Exit.INVALID, "runnable": exit_code == Exit.OK}

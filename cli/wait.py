@@ -1,4 +1,4 @@
-"""`cloudgpu wait`: until a job has ended; the exit code is its outcome."""
+"""`cloudgpu wait`: wait until a job has ended; the exit code is its outcome."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""What may be asked for: models, loader, tables, compatibility, planner, dialects. Pure: no network, no cloud SDK."""
+"""Job files: models, loader, catalog, rules, planner, dialects. Pure: no network, no cloud SDK."""

@@ -1,4 +1,4 @@
-"""Mistakes in job files: where they are, what is wrong, and what to write instead."""
+"""Mistakes in job files: position, message and hint."""
 
 from __future__ import annotations
 
@@ -6,55 +6,55 @@ from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
 Loc = tuple[str | int, ...]
-"""Path of a value inside a document: ("resources", "accelerator", 0)."""
+"""Path of a value in a document: ("resources", "accelerator", 0)."""
 
 Severity = Literal["error", "warning"]
 
 
 MAX_PROBLEMS = 100
-"""Nobody reads more of one file, and looking for what was meant takes time."""
+"""Maximum number of problems reported per file; more would not be read, and computing hints takes time."""
 
 
 class Problem(NamedTuple):
-    """A mistake at a place in a document; the loader knows which line and column that is."""
+    """Mistake at a place in a document; the loader adds line and column."""
 
     loc: Loc
     code: str
-    """Stable kebab-case name, e.g. "unknown-accelerator"; scripts and SARIF match on it."""
+    """Stable kebab-case name, e.g. "unknown-accelerator", for scripts and SARIF."""
     message: str
-    """What is wrong."""
+    """States what is wrong."""
     hint: str = ""
-    """What to write instead."""
+    """Says what to write instead."""
     severity: Severity = "error"
     in_key: bool = False
-    """The key itself is wrong, not its value."""
+    """True if the key itself is wrong, not its value."""
 
 
 class Diagnostic(NamedTuple):
-    """A Problem with its position in a file; lines and columns count from 1."""
+    """Problem with its position in a file; lines and columns count from 1."""
 
     file: str
-    """As the user named it; `--set resources.region` for a value from the command line."""
+    """Name as given by the user; `--set resources.region` for a value from the command line."""
     line: int
-    """0: the mistake is in no file."""
+    """0 if the mistake is in no file."""
     column: int
     code: str
     message: str
     hint: str = ""
     severity: Severity = "error"
     source: str = ""
-    """The text of the line, as it may be shown."""
+    """Text of the line, safe to show."""
     masked: bool = False
-    """`source` is not what the file says: values of environment variables were left out."""
+    """True if values of environment variables were removed from `source`."""
 
     @property
     def place(self) -> str:
-        """`job.yaml:3:5`, as compilers write it, so that editors and terminals can jump there."""
+        """Position in the format of compilers, `job.yaml:3:5`, which editors and terminals can open."""
         return f"{self.file}:{self.line}:{self.column}" if self.line else self.file
 
 
 class SpecError(Exception):
-    """A job file cannot be used; `diagnostics` holds every mistake in it."""
+    """Error for an invalid job file; `diagnostics` holds every mistake in it."""
 
     def __init__(self, diagnostics: Sequence[Diagnostic]) -> None:
         super().__init__("\n".join(f"{d.place}: {d.message}" for d in diagnostics))
@@ -62,7 +62,7 @@ class SpecError(Exception):
 
 
 class MistakesError(ValueError):
-    """Raised by a model's validator: what is wrong inside the value it looked at, `loc` counting from that value."""
+    """Mistakes found by a model's validator; each `loc` is relative to the validated value."""
 
     def __init__(self, *problems: Problem) -> None:
         super().__init__("; ".join(problem.message for problem in problems))
@@ -70,12 +70,12 @@ class MistakesError(ValueError):
 
 
 def mistake(code: str, message: str, hint: str = "") -> MistakesError:
-    """The error for the whole value a validator looks at."""
+    """Return the error for a validator's whole value."""
     return MistakesError(Problem((), code, message, hint))
 
 
 def quote(text: object, limit: int = 60) -> str:
-    """A user's text for a message: on one line, without control characters, of bounded length, in backticks."""
+    """Return a user's text for a message: one line, no control characters, bounded length, in backticks."""
     return f"`{shorten(str(text), limit)}`"
 
 

@@ -1,6 +1,6 @@
-"""The types of the job file's fields: how the text of each is read, and the words for one that cannot be.
+"""Types of the job file's fields: parsing of their text, and messages for invalid values.
 
-Validators say what is wrong in words for the user and, by MistakesError, where; the loader finds the line. Each type
+Validators describe mistakes for the user and, by MistakesError, their place; the loader finds the line. Each type
 carries the JSON Schema of what the loader accepts.
 """
 
@@ -27,7 +27,7 @@ from .unit_text import format_duration
 from .units import DURATION_SCHEMA, NodeRange, node_range, parse_duration, parse_whole, shorthand, whole, whole_schema
 
 CloudName = str
-"""Name of a target that a job file can name: targets.names()."""
+"""Name of a target in a job file; see targets.names()."""
 Market = Literal["on-demand", "spot", "flex-start", "reservation"]
 RoleName = Literal["chief", "worker", "parameter_server", "evaluator"]
 LauncherName = Literal["auto", "none", "torchrun", "tensorflow", "horovod", "mpi"]
@@ -36,7 +36,7 @@ OnDamageName = Literal["stop", "restart"]
 
 MARKETS: tuple[Market, ...] = get_args(Market)
 ROLES: tuple[RoleName, ...] = get_args(RoleName)
-"""In rank order: the chief is always rank 0."""
+"""Roles in rank order: the chief is always rank 0."""
 LAUNCHERS: tuple[LauncherName, ...] = get_args(LauncherName)
 RECOVERS: tuple[RecoverName, ...] = get_args(RecoverName)
 ON_DAMAGE: tuple[OnDamageName, ...] = get_args(OnDamageName)
@@ -49,13 +49,13 @@ FORMS = {
     "gs": "gs://BUCKET/FOLDER",
     "az": "az://CONTAINER@ACCOUNT/FOLDER",
 }
-"""Scheme -> how a URL of it is written, for advice."""
+"""Scheme -> example URL, for hints."""
 JOB_DIR_SCHEMES = tuple(FORMS)
 
 _MAX_LIST = 64
 _MAX_ENV = 1_000
 _MAX_WORD = 64
-"""Characters of a wrong word for which a hint is looked for."""
+"""Maximum characters of a wrong word that are used to find a hint."""
 # Names of markets and roles in clouds and other tools.
 _OTHERS_WORDS = {
     "preemptible": "spot",
@@ -80,7 +80,7 @@ _SPACE = re.compile(r"\s")
 
 
 def _choice(options: tuple[str, ...]) -> BeforeValidator:
-    """Accept one of a few words."""
+    """Return a validator that accepts one of a few words."""
 
     def check(value: object) -> Any:  # whatever the user wrote
         if value in options:
@@ -91,7 +91,7 @@ def _choice(options: tuple[str, ...]) -> BeforeValidator:
 
 
 def _unknown(value: object, options: tuple[str, ...]) -> MistakesError:
-    """Return the mistake, which names all options."""
+    """Return the mistake, which lists all options."""
     words = [_meant(word, options) for word in str(value)[:_MAX_WORD].split(",")]
     hint = f"did you mean {words[0]}?" if words[0] else did_you_mean(str(value), options)
     if len(words) > 1 and all(words):
@@ -106,7 +106,7 @@ def _check_cloud(value: object) -> Any:
 
 
 def _meant(word: str, options: tuple[str, ...]) -> str:
-    """Return the option that a word of another tool means; "" if there is none."""
+    """Return the option that corresponds to another tool's word; "" if there is none."""
     plain = word.strip()
     word = plain.lower().replace("_", "-").replace(" ", "-")
     aliases = (name for name, one in targets.built_in().items() if word in one.aliases)
@@ -115,13 +115,14 @@ def _meant(word: str, options: tuple[str, ...]) -> str:
 
 
 def _text(most: int, *, least: int = 0) -> tuple[Any, ...]:
-    """The pieces of an Annotated str. YAML shows a number or `no` to an editor, the loader its text."""
+    """Return the annotations of a bounded str. The schema also allows numbers and booleans: editors see YAML types, the
+    loader text."""
     kinds = {"type": ["string", "number", "boolean"], "minLength": least, "maxLength": most}
     return (StringConstraints(min_length=least, max_length=most), WithJsonSchema(kinds))
 
 
 def one_or_more(value: object) -> Any:
-    """`x` stands for `[x]`."""
+    """Wrap a single value in a tuple: `x` is short for `[x]`."""
     return value if isinstance(value, list | tuple) else (value,)
 
 
@@ -148,7 +149,7 @@ def _bounded(value: tuple[object, ...]) -> tuple[Any, ...]:
 
 
 def _list_of(item: Any) -> tuple[Any, ...]:  # a type
-    """The pieces of a non-empty list without duplicates, for one entry of which the entry itself may be written."""
+    """Return the annotations of a non-empty list without duplicates; a single entry may be written without the list."""
     listed = Annotated[list[item], Field(min_length=1, max_length=_MAX_LIST)]
     return (
         BeforeValidator(one_or_more, json_schema_input_type=item | listed),
@@ -158,7 +159,7 @@ def _list_of(item: Any) -> tuple[Any, ...]:  # a type
 
 
 def is_name(value: str) -> bool:
-    """Return whether a job, or a cluster, may be called so: what else may be in a path, it is not."""
+    """Return whether the text is a valid name of a job or cluster; valid names are safe as part of a path."""
     return _NAME.fullmatch(value) is not None
 
 
@@ -204,7 +205,7 @@ def _check_env(value: object) -> Any:
 
 def _env_problem(name: str, text: object) -> Problem | None:
     if not _ENV_NAME.fullmatch(name):
-        shown = name.partition("=")[0] + "=…" if "=" in name else name  # a value may have slipped into the name
+        shown = name.partition("=")[0] + "=…" if "=" in name else name  # a value may be part of the name by mistake
         message = f"{quote(shown)} is no name for an environment variable"
         return Problem((name,), "bad-env-name", message, "use letters, digits and _ only", in_key=True)
     if name.startswith("CLOUDGPU_"):
@@ -234,7 +235,7 @@ def _check_inputs(value: object) -> Any:
 
 
 def _url_problems(path: str, urls: object) -> list[Problem | None]:
-    """Of an input's URL, or of those for each cloud."""
+    """Return the problems of an input's URL, or of its URLs by cloud."""
     if isinstance(urls, Mapping):
         return [_url_problem((path, str(cloud)), url) for cloud, url in urls.items()]
     return [_url_problem((path,), urls)]
@@ -262,7 +263,8 @@ def _check_outputs(value: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def _path_problem(path: str, *, absolute: bool) -> Problem | None:
-    """A path on the machine: within the code's folder, or, if allowed, from the root."""
+    """Return the problem of a path on the machine; it must be in the code's folder or, if `absolute`, may start at the
+    root."""
     parts = path.split("/")
     if ".." in parts or "\0" in path or not path.strip("/."):
         return Problem((path,), "bad-path", f"{quote(path)} leads out of the job's folder, or nowhere", in_key=absolute)
@@ -273,7 +275,7 @@ def _path_problem(path: str, *, absolute: bool) -> Problem | None:
 
 
 def _word_or(word: str, parse: Any, write: Any, schema: dict[str, Any]) -> tuple[Any, ...]:
-    """The pieces of a field which takes one word, or a value that `parse` reads."""
+    """Return the annotations of a field that takes one word, or a value that `parse` accepts."""
 
     def read(value: Any) -> Any:
         try:
@@ -287,7 +289,7 @@ def _word_or(word: str, parse: Any, write: Any, schema: dict[str, Any]) -> tuple
 
 
 class _TargetNames:
-    """JSON Schema of a target's name: those that are installed."""
+    """JSON Schema of a target's name: an enum of the installed targets."""
 
     def __get_pydantic_json_schema__(self, _core: object, _handler: object) -> dict[str, Any]:
         return {"enum": list(targets.names()), "type": "string"}
@@ -317,7 +319,7 @@ JobDirs = Annotated[
     Annotated[JobDirUrl, Tag("(text)")] | Annotated[dict[Cloud, JobDirUrl], Field(min_length=1), Tag("(mapping)")],
     Discriminator(lambda value: "(mapping)" if isinstance(value, Mapping) else "(text)"),
 ]
-"""One for all clouds, or one for each."""
+"""One URL for all clouds, or one per cloud."""
 
 Clouds = Annotated[tuple[Cloud, ...], *_list_of(Cloud)]
 Places = Annotated[tuple[PlaceName, ...], *_list_of(PlaceName)]
@@ -330,13 +332,13 @@ Command = Annotated[
     | Annotated[tuple[Word, ...], Field(min_length=1, max_length=10_000), Tag("(list)")],
     Discriminator(lambda value: "(list)" if isinstance(value, list | tuple) else "(text)"),
 ]
-"""A text is run by the shell, a list is executed as it is."""
+"""Text is run by the shell; a list is executed without one."""
 SaveInterval = Annotated[Literal["auto"] | int, *_word_or("auto", parse_duration, format_duration, DURATION_SCHEMA)]
-"""Seconds, or auto."""
+"""Seconds, or "auto"."""
 CapacityPatience = Annotated[
     Literal["unlimited"] | int, *_word_or("unlimited", parse_duration, format_duration, DURATION_SCHEMA)
 ]
-"""Seconds, or unlimited."""
+"""Seconds, or "unlimited"."""
 PreemptionRetries = Annotated[
     Literal["unlimited"] | int,
     *_word_or("unlimited", lambda value: parse_whole(value, 0, MAX_RETRIES), int, whole_schema(0, MAX_RETRIES)),

@@ -1,4 +1,5 @@
-"""Machines that outlive a job: cluster.yaml as users write it, and FleetSpec, which all that makes them starts from."""
+"""Clusters (machines that outlive jobs): ClusterFile, the model of cluster.yaml, and FleetSpec, from which machines are
+made."""
 
 from __future__ import annotations
 
@@ -31,13 +32,13 @@ FleetCloud = Annotated[str, AfterValidator(_check_fleet_cloud)]
 
 NEVER = "never"
 EXPIRY_S = 7 * 86_400
-"""Where a cluster file does not say `expires`: one that was forgotten does not bill for ever."""
+"""Default of a cluster file's `expires`, in seconds: a forgotten cluster must not bill forever."""
 LEAST_EXPIRY_S = 600
-"""Machines take minutes to boot, and leave a minute before: a shorter life would be paid for, and do nothing."""
+"""Minimum lifetime in seconds: machines take minutes to boot, and leave a minute early."""
 
 
 def parse_expiry(value: object) -> int | None:
-    """Seconds of a duration; None: of `never`. Raises ValueError."""
+    """Return the seconds of a duration; None for `never`. Raises ValueError."""
     if str(value).strip() == NEVER:
         return None
     try:
@@ -55,7 +56,7 @@ def _format_expiry(seconds: int | None) -> str:
 Expiry = Annotated[int | None, *shorthand(parse_expiry, _format_expiry, {"anyOf": [{"const": NEVER}, DURATION_SCHEMA]})]
 
 _NOT_OF_THE_TEMPLATE = frozenset({"name", "size", "on_demand", "zones", "idle_s", "heal"})
-"""What may be changed without another template, and so without replacing a machine."""
+"""Fields that can change without a new template, that is, without replacing machines."""
 
 
 class _Model(BaseModel):
@@ -63,7 +64,7 @@ class _Model(BaseModel):
 
 
 class ClusterFile(_Model):
-    """One cluster.yaml: `cloudgpu cluster up cluster.yaml`."""
+    """Model of a cluster.yaml, the file of `cloudgpu cluster up cluster.yaml`."""
 
     name: fields.Name = Field(description="Lower-case letters, digits and hyphens; begins with a letter")
     resources: Resources = Field(description="The machines, as in a job file; nodes is how many there are")
@@ -94,34 +95,34 @@ class ClusterFile(_Model):
 
 
 class FleetSpec(_Model):
-    """Identical machines in one region. Components and launches make the same machines of it; JSON values only."""
+    """Group of identical machines in one region, as input of both infra components and launches; JSON values only."""
 
     name: str
     cloud: FleetCloud
     region: str
     zones: tuple[str, ...] = ()
-    """Where machines may be, as offers spell zones; none: wherever the region has them."""
+    """Zones for machines, spelled as in offers; empty: all zones of the region that have them."""
     machine_type: str
     accelerator: str | None
     """Canonical name; None: no GPU."""
     gpus: str = "0"
-    """Per machine, a Fraction's text: "8", "1/8"."""
+    """GPUs per machine, the text of a Fraction: "8", "1/8"."""
     market: Market = "on-demand"
     on_demand: int = Field(default=0, ge=0)
-    """Of `size`, in market spot: so many are bought on demand."""
+    """Number of machines, out of `size`, to buy on demand in market spot."""
     size: int = Field(default=1, ge=0)
     disk_gb: PositiveFloat = 100.0
     peers: bool = False
-    """The machines talk to each other: they are placed together, and their fast fabric is used."""
+    """True if the machines communicate: they are placed together and use their fast interconnect."""
     lifetime_s: PositiveInt | None = None
-    """A machine ends itself after so long, whatever happens; None: no limit."""
+    """Seconds after which a machine always terminates itself; None: no limit."""
     idle_s: PositiveInt | None = None
-    """A machine that had no job for so long leaves its fleet, and ends; None: never."""
+    """Seconds without a job after which a machine leaves its fleet and terminates; None: never."""
     heal: bool = True
 
     @classmethod
     def from_json(cls, value: Mapping[str, object]) -> FleetSpec:
-        """Lenient: what another version added is dropped. Raises pydantic's ValidationError."""
+        """Read stored JSON; unknown keys of another version are dropped. Raises pydantic's ValidationError."""
         return cls.model_validate({key: one for key, one in value.items() if key in cls.model_fields})
 
     @property
@@ -131,13 +132,14 @@ class FleetSpec(_Model):
 
     @property
     def template_hash(self) -> str:
-        """16 hex digits: fleets with the same one have the same template. How many machines there are is not of it."""
+        """16 hex digits; fleets with the same value have the same template. It does not depend on the number of
+        machines."""
         values = self.model_dump(mode="json", exclude=set(_NOT_OF_THE_TEMPLATE))
         return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def fleet_of(cluster: ClusterFile, offer: Offer, zones: Sequence[str] = ()) -> FleetSpec:
-    """The fleet that a cluster file asks for, by one offer of its plan (whose zone is not kept: a fleet is in `zones`).
+    """Return the fleet of a cluster file for an offer of its plan. The offer's zone is ignored in favour of `zones`.
 
     The offer has one role, as a cluster file has no roles.
     """

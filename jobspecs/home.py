@@ -1,4 +1,4 @@
-"""Where cloudgpu keeps its state on this computer: `$CLOUDGPU_HOME`, else the user's data directory."""
+"""State directory of cloudgpu on this computer: `$CLOUDGPU_HOME`, else in the user's data directory."""
 
 from __future__ import annotations
 
@@ -13,17 +13,16 @@ _ON_LINUX: bool = sys.platform == "linux"
 
 
 def home() -> Path:
-    """The state directory, absolute; it may not exist yet (private() makes it, readable by its owner only).
+    """Return the state directory, absolute; it may not exist yet (private() creates it, readable by its owner only).
 
-    Raises OSError if it depends on the home folder of a user whom this computer does not know, or has a name that is
-    not UTF-8, which a database's URL cannot hold.
+    Raises OSError if the user's home folder is unknown, or if the path is not UTF-8, which a database URL cannot hold.
     """
     for name in (HOME_VARIABLE, "XDG_DATA_HOME", "HOME"):
         _check_utf8(name)
     given = os.environ.get(HOME_VARIABLE)
     if given:
         return _expanded(given).absolute()
-    if _ON_LINUX:  # as platformdirs says (a test compares them), whose import takes a third of `pass`
+    if _ON_LINUX:  # same as platformdirs (a test compares them), whose import takes a third of Python's start
         data = os.environ.get("XDG_DATA_HOME", "").strip()
         return (Path(data) if os.path.isabs(data) else _expanded("~/.local/share")) / _NAME  # noqa: PTH117
     import platformdirs
@@ -41,23 +40,22 @@ def _check_utf8(name: str) -> None:
 
 
 def private(folder: Path) -> Path:
-    """Create a folder that only its owner can look into, and its parents likewise; return it.
+    """Create a folder that only its owner can access, with its parents; return it.
 
-    The state directory itself, where the folder is in it, is made so first: an existing one that belongs to this user
-    and is open to others is closed to them. Raises OSError.
+    If it is in the state directory, that is created first, and made private if this user owns it. Raises OSError.
     """
     state = home()
     if folder.is_relative_to(state):
         _make(state)
         if (found := state.stat()).st_uid == os.getuid() and found.st_mode & 0o077:
-            with suppress(OSError):  # a file system that is read-only, or knows no modes
+            with suppress(OSError):  # a file system that is read-only or has no modes
                 state.chmod(0o700)
     _make(folder)
     return folder
 
 
 def _make(folder: Path) -> None:
-    """Unlike Path.mkdir(parents=True), give missing parents the same mode."""
+    """Create the folder; unlike Path.mkdir(parents=True), give missing parents the same mode."""
     try:
         folder.mkdir(mode=0o700, exist_ok=True)
     except FileNotFoundError:
@@ -70,6 +68,6 @@ def _make(folder: Path) -> None:
 def _expanded(path: str) -> Path:
     try:
         return Path(path).expanduser()
-    except RuntimeError as error:  # an account that the computer does not list, as in some containers; or a slip
+    except RuntimeError as error:  # an account without an entry, as in some containers, or a typo
         message = f"{path}: whose folder `~` stands for is not known here: set {HOME_VARIABLE} to a whole path"
         raise OSError(message) from error

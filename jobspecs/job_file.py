@@ -1,4 +1,4 @@
-"""Writing a job file: a JobSpec as YAML, in the order of the documentation, in the shorthand a person would write."""
+"""Write a JobSpec as a YAML job file: keys in the documentation's order, with shorthands."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ if TYPE_CHECKING:
     from .models import AcceleratorRequest, JobSpec
 
 _INLINE_WIDTH = 70
-"""A list or mapping that fits in so many columns is written on one line."""
+"""Maximum columns of a list or mapping that is written on one line."""
 _COMMENT_WIDTH = 98
 
 
 def to_mapping(spec: JobSpec) -> dict[str, Any]:
-    """The shortest job file that loads as this spec: defaults left out, shorthands used, fields in documented order."""
+    """Return the shortest job file that loads as this spec: no defaults, shorthands, keys in documented order."""
     job = spec.to_stored()
     resources = job.get("resources", {})
     if spec.roles is None:
@@ -27,7 +27,7 @@ def to_mapping(spec: JobSpec) -> dict[str, Any]:
     for name in ("cloud", "region", "zone", "market"):
         if name in resources:
             resources[name] = _one_or_list(resources[name])
-    # The accelerator is what a reader looks for first.
+    # The accelerator comes first, as readers look for it first.
     job["resources"] = dict(sorted(resources.items(), key=lambda item: _rank(item[0])))
     if not job["resources"]:
         del job["resources"]
@@ -35,19 +35,20 @@ def to_mapping(spec: JobSpec) -> dict[str, Any]:
 
 
 def to_text(spec: JobSpec, notes: Sequence[str] = ()) -> str:
-    """The job file as YAML, with the notes as comments at its head."""
+    """Return the job file as YAML, with the notes as comments at the top."""
     return "".join(f"{line}\n" for note in notes for line in _comment(note)) + dump(to_mapping(spec))
 
 
 def to_json(spec: JobSpec) -> str:
-    """The job file as JSON, which is YAML as well: it loads like one."""
+    """Return the job file as JSON. As JSON is YAML, it can be loaded."""
     import json
 
     return json.dumps(to_mapping(spec), indent=2, ensure_ascii=False) + "\n"
 
 
 def dump(value: Mapping[str, object]) -> str:
-    """Block style; short lists and mappings of plain values on one line, texts of several lines as they are."""
+    """Return YAML in block style; short lists and mappings of plain values on one line, multi-line texts as literal
+    blocks."""
     import yaml
 
     return yaml.dump(
@@ -79,7 +80,7 @@ def _rank(name: str) -> int:
 def _comment(note: str) -> list[str]:
     import textwrap
 
-    # One line of text, whatever the note quotes: a line break would end the comment.
+    # One line of text: a line break in the note would end the comment.
     plain = " ".join(note.split())
     return textwrap.wrap(plain, _COMMENT_WIDTH, initial_indent="# ", subsequent_indent="#   ", break_on_hyphens=False)
 
@@ -88,7 +89,7 @@ def _dumper() -> type[yaml.SafeDumper]:
     import yaml
 
     class Dumper(yaml.SafeDumper):
-        """SafeDumper which chooses the style of a value by how it reads."""
+        """SafeDumper that chooses styles for readability."""
 
         def ignore_aliases(self, data: object) -> bool:  # noqa: ARG002 - yaml's signature
             return True

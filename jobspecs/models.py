@@ -1,7 +1,7 @@
-"""The job file as Pydantic models: what may be asked for (shapes and bounds; what exists is said by the tables).
+"""Pydantic models of the job file: shapes and bounds. Whether names exist is checked by jobspecs.rules.
 
-Writing is strict: extra keys are refused. Reading what cloudgpu itself stored is lenient: `JobSpec.from_stored()` drops
-keys of a newer or older version, so that an upgrade never strands a running job.
+Users' files are validated strictly: extra keys are refused. Stored jobs are read leniently: `JobSpec.from_stored()`
+drops keys of other versions, so that an upgrade never strands a running job.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class _Model(BaseModel):
 
 
 class AcceleratorRequest(_Model):
-    """Which GPUs a machine must have: by name (`L4`, `A100-80GB:8`, `RTX-PRO-6000:1/4`), or any of a memory size."""
+    """GPUs that a machine must have: by name (`L4`, `A100-80GB:8`, `RTX-PRO-6000:1/4`), or any with a memory size."""
 
     name: fields.AcceleratorName | None = Field(default=None, description="Name or alias, e.g. A100-80GB")
     memory: MemoryRange | None = Field(default=None, description="Instead of a name: any GPU with so much memory")
@@ -87,7 +87,7 @@ class AcceleratorRequest(_Model):
 
     @classmethod
     def __get_pydantic_json_schema__(cls, core_schema: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
-        """A mapping, or the text NAME[:COUNT]."""
+        """Return a schema for a mapping, or the text NAME[:COUNT]."""
         mapping = {**handler.resolve_ref_schema(handler(core_schema))}
         del mapping["title"]
         text = {"type": "string", "minLength": 1, "maxLength": 80, "examples": ["L4", "A100-80GB:8", "H100:2..8"]}
@@ -98,7 +98,7 @@ class AcceleratorRequest(_Model):
 
 
 def _accelerators(value: object) -> Any:
-    """`none` (the CPU is enough) is the empty list."""
+    """Return a tuple of requests; `none` (the CPU is enough) is the empty tuple."""
     return () if value in ("none", ["none"]) else fields.one_or_more(value)
 
 
@@ -127,7 +127,7 @@ class Role(_Model):
 
 
 class Resources(_Model):
-    """The machines: top-level fields describe the one role `worker`; a job with `roles:` leaves them out."""
+    """Machines of the job: top-level fields describe the single role `worker`; a job with `roles:` omits them."""
 
     accelerator: AcceleratorList = Field(default=(), description="In order of preference; `none` for the CPU only")
     cloud: fields.Clouds | None = Field(default=None, description="One or a list; omitted: all that are set up")
@@ -150,7 +150,7 @@ class Resources(_Model):
 
 
 class CheckpointPolicy(_Model):
-    """When the runtime saves, how many checkpoints it keeps, and what follows when all are damaged."""
+    """Save interval, number of checkpoints to keep, and the reaction if all are damaged."""
 
     every: fields.SaveInterval = Field(default="auto", description="A duration; auto: as often as costs little")
     keep: fields.KeepCount = Field(default=3, description="Checkpoints kept; older ones are deleted")
@@ -160,7 +160,7 @@ class CheckpointPolicy(_Model):
 
 
 class Retry(_Model):
-    """How often the job may be started again after an interruption, or after its own failure."""
+    """Maximum number of restarts after interruptions and after failures of the program."""
 
     preemption: fields.PreemptionRetries = Field(
         default="unlimited", description="After the provider took a machine away"
@@ -172,7 +172,7 @@ class Retry(_Model):
 
 
 class Limits(_Model):
-    """Where the job must end: in time, in money, in price, in idleness."""
+    """Limits on time, cost, price and idleness, at which the job ends."""
 
     duration: Duration | None = Field(default=None, description="From submit to end, all attempts")
     cost: Money | None = Field(default=None, description="All attempts together: checkpoint, then stop")
@@ -185,7 +185,7 @@ def _on(cloud: str, where: str | Mapping[CloudName, str] | None) -> str | None:
 
 
 class JobSpec(_Model):
-    """One job file. See docs/job-file.md for every field, and `cloudgpu schema` for the JSON Schema."""
+    """Job file. See docs/job-file.md for every field, and `cloudgpu schema` for the JSON Schema."""
 
     name: fields.Name = Field(
         description="Lower-case letters, digits and hyphens; begins with a letter", examples=["my-job"]
@@ -242,7 +242,8 @@ class JobSpec(_Model):
     @field_validator("run")
     @classmethod
     def _program_or_image(cls, value: object, info: ValidationInfo) -> Any:  # a Command or None
-        """Without `run` every machine needs an image; a wrong `image` or `roles` is not in `info.data`."""
+        """Require an image for every machine without `run`; an invalid `image` or `roles` is absent from
+        `info.data`."""
         if value is not None or not {"image", "roles"} <= info.data.keys():
             return value
         roles = info.data["roles"]
@@ -272,7 +273,7 @@ class JobSpec(_Model):
         return self
 
     def effective_roles(self) -> dict[RoleName, Role]:
-        """The roles in rank order; without `roles:` the one role `worker` made of the top-level fields."""
+        """Return the roles in rank order; without `roles:`, a single role `worker` from the top-level fields."""
         if self.roles is not None:
             return {name: self.roles[name] for name in ROLES if name in self.roles}
         top = self.resources
@@ -280,23 +281,23 @@ class JobSpec(_Model):
 
     @property
     def least_nodes(self) -> int | None:
-        """With so many machines the program may train on when others are lost; None: it needs all of them."""
+        """Number of machines with which the program can continue after losses; None: it needs all of them."""
         nodes = self.resources.nodes
         return nodes.least if self.roles is None and nodes.least < nodes.most else None
 
     def job_dir_on(self, cloud: str) -> str | None:
-        """Where the job's folder is for machines of a cloud, as written; None: nothing is written for it."""
+        """Return the job_dir for a cloud's machines, as written; None if there is none."""
         return _on(cloud, self.job_dir)
 
     def inputs_on(self, cloud: str) -> dict[str, str | None]:
-        """Path on a machine of a cloud -> URL; None: nothing is written for it."""
+        """Return path on the machine -> URL for a cloud; None if there is no URL for it."""
         return {path: _on(cloud, where) for path, where in self.inputs.items()}
 
     def to_stored(self) -> dict[str, Any]:
-        """Plain JSON values; `from_stored()` turns them back."""
+        """Return plain JSON values; `from_stored()` is the inverse."""
         return self.model_dump(mode="json", exclude_defaults=True)
 
     @classmethod
     def from_stored(cls, value: Mapping[str, object]) -> JobSpec:
-        """Read what to_stored() wrote, perhaps in another version: unknown keys are dropped, not refused."""
+        """Read the output of to_stored(), possibly of another version: unknown keys are dropped."""
         return cls.model_validate(value, extra="ignore")

@@ -1,4 +1,4 @@
-"""What planning yields: offers in order of preference, and refusals with their reasons. Plain values, no behaviour."""
+"""Result of planning: offers in order of preference, and refusals with reasons. Plain values."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from .diagnostics import Loc
 from .targets import info
 
 CPU = "cpu"
-"""Stands among accelerators for the nodes of jobs without GPUs, where what jobs want is counted."""
+"""Pseudo accelerator of nodes without GPUs, for counting demand."""
 
 
 @dataclass(frozen=True, slots=True)
 class RoleOffer:
-    """The machines of one role within an offer."""
+    """Machines of one role within an offer."""
 
     role: str
     nodes: int
@@ -25,11 +25,12 @@ class RoleOffer:
     accelerator: str | None
     """Canonical name; None: no GPU."""
     count: Fraction
-    """GPUs per machine; 0 without one."""
+    """GPUs per machine; 0 without GPUs."""
     vcpus: int | None
     memory_gb: float | None
     price: Decimal | None
-    """US dollars per hour of ONE machine, GPUs included, disk not; None: unknown. At most that where the offer's is."""
+    """US dollars per hour of ONE machine with GPUs, without disk; None: unknown. An upper bound if the offer's price
+    is."""
 
 
 class Offer(NamedTuple):
@@ -38,23 +39,23 @@ class Offer(NamedTuple):
     cloud: str
     region: str
     zone: str | None
-    """None where the provider places machines in a region by itself."""
+    """None if the provider chooses the zone."""
     market: str
     roles: tuple[RoleOffer, ...]
     disk_gb: float
-    """Of each machine."""
+    """GB per machine."""
     disk_price: Decimal | None
     """US dollars per hour of all disks; None: unknown."""
     price: Decimal | None
     """US dollars per hour of the whole job: every machine, GPU and disk; None: unknown, never 0."""
     price_date: str | None
-    """The oldest date among the machines' prices, YYYY-MM-DD."""
+    """Oldest date among the machines' prices, YYYY-MM-DD."""
     notes: tuple[str, ...] = ()
-    """What the user should know, e.g. "needs a reservation", "T4 support ends 2027-08-01"."""
+    """Remarks for the user, e.g. "needs a reservation", "T4 support ends 2027-08-01"."""
     price_at_most: bool = False
-    """`price` is an upper bound: on-demand's, where that of Spot is unknown."""
+    """True if `price` is an upper bound: the on-demand price in place of an unknown Spot price."""
     price_from: Decimal | None = None
-    """Lower bound of the price of the whole job, where `price` is unknown. It satisfies no limit."""
+    """Lower bound of the whole job's price if `price` is unknown. It satisfies no limit."""
 
     @property
     def nodes(self) -> int:
@@ -62,12 +63,12 @@ class Offer(NamedTuple):
 
     @property
     def place(self) -> str:
-        """`gcp us-central1-a spot`; on the target `local`, where there is no choice, `this machine`."""
+        """Text such as `gcp us-central1-a spot`; `this machine` for the target `local`."""
         return "this machine" if info(self.cloud).is_here else f"{self.cloud} {self.zone or self.region} {self.market}"
 
     @property
     def label(self) -> str:
-        """The place and the machine types: `gcp us-central1-a spot n1-standard-8`; `this machine`."""
+        """Place and machine types: `gcp us-central1-a spot n1-standard-8`; `this machine`."""
         types = "" if info(self.cloud).is_here else "+".join(dict.fromkeys(role.machine_type for role in self.roles))
         return f"{self.place} {types}".rstrip()
 
@@ -124,27 +125,27 @@ class Offer(NamedTuple):
             price=_amount(value["price_usd_h"]),
             price_date=value["price_date"],
             notes=tuple(value["notes"]),
-            price_at_most=value.get("price_at_most", False),  # offers that earlier versions stored have neither
+            price_at_most=value.get("price_at_most", False),  # offers stored by earlier versions lack both keys
             price_from=_amount(value.get("price_from_usd_h")),
         )
 
 
 class Refusal(NamedTuple):
-    """A way that cannot be: the rule that forbids it and what would be allowed."""
+    """Impossible way to run the job: the rule that forbids it, and an alternative."""
 
     rule: str
-    """Name of the rule in compatibility.py, e.g. "count-on-machine-type"."""
+    """Name of the rule in jobspecs.rules, e.g. "count-on-machine-type"."""
     cloud: str | None
     subject: str
-    """What was refused, e.g. "gcp n1-standard-4 + V100:3"."""
+    """Refused combination, e.g. "gcp n1-standard-4 + V100:3"."""
     message: str
-    """What is wrong."""
+    """States what is wrong."""
     allowed: str
-    """What would be allowed instead; "" if nothing would."""
+    """Allowed alternative; "" if there is none."""
     price: Decimal | None = None
-    """Of the whole job per hour, where it is known: tells why a cheaper-looking way was not taken."""
+    """Price per hour of the whole job, if known: shows why a seemingly cheaper way was not chosen."""
     key: Loc = ()
-    """Path of the job file's key that it is about."""
+    """Path of the job file's key that the refusal is about."""
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -168,7 +169,7 @@ class Plan(NamedTuple):
         return self.offers[0] if self.offers else None
 
     def to_json(self) -> dict[str, Any]:
-        """`cloudgpu plan --json`. Keys are only ever added; docs/planning.md describes them."""
+        """Return the output of `cloudgpu plan --json`. Keys are only ever added; docs/planning.md describes them."""
         return {
             "offers": [offer.to_json() for offer in self.offers],
             "refusals": [refusal.to_json() for refusal in self.refusals],
@@ -176,7 +177,7 @@ class Plan(NamedTuple):
 
 
 class LocalGpu(NamedTuple):
-    """A GPU of this machine as its driver names it."""
+    """GPU of this machine, as its driver names it."""
 
     uuid: str
     name: str
@@ -184,13 +185,13 @@ class LocalGpu(NamedTuple):
 
 
 class LocalMachine(NamedTuple):
-    """What this machine has. The planner is pure: whoever calls it looks, it does not."""
+    """Hardware of this machine, as inspected by the caller; the planner itself is pure."""
 
     cpus: int
     memory_gb: float
     gpus: tuple[LocalGpu, ...] = ()
     price: Decimal = Decimal(0)
-    """US dollars an hour of this machine costs its owner (CLOUDGPU_LOCAL_PRICE); 0: it is paid for already."""
+    """US dollars per hour that this machine costs its owner (CLOUDGPU_LOCAL_PRICE); 0: already paid for."""
 
 
 def _text(amount: Decimal | None) -> str | None:

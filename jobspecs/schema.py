@@ -1,7 +1,7 @@
-"""The JSON Schema of job files (draft 2020-12), for editors: it accepts what the loader accepts.
+"""JSON Schema of job files (draft 2020-12), for editors: it accepts what the loader accepts.
 
-YAML shows `8`, `no` and `1.10` to an editor as number and boolean where the loader takes the text, so a text field
-accepts those too. What no schema can say (names that exist, keys that exclude each other) is left to `validate`.
+Editors parse `8`, `no` and `1.10` as number and boolean while the loader takes their text, so text fields accept those
+too. Checks beyond a schema (names that exist, keys that exclude each other) are left to `validate`.
 """
 
 from __future__ import annotations
@@ -28,18 +28,18 @@ _PROGRAM = {
         },
     ]
 }
-"""A job says what to run, or has an image on every machine, whose own entrypoint is the program."""
+"""A job has `run`, or an image on every machine, whose own entrypoint is the program."""
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
 
 
 class _Generator(GenerateJsonSchema):
-    """Pydantic's, without the titles it makes of field names, and with defaults as a user would write them."""
+    """Schema generator without titles made of field names, and with defaults as a user would write them."""
 
     def field_title_should_be_set(self, schema: object) -> bool:  # noqa: ARG002 - Pydantic's signature
         return False
 
     def default_schema(self, schema: Any) -> JsonSchemaValue:  # Pydantic's signature
-        """The fields' own `json_schema_extra` says the default where it is not plain JSON."""
+        """Drop defaults that are not plain JSON; `json_schema_extra` of the field states them."""
         generated = super().default_schema(schema)
         if not isinstance(schema.get("default"), str | int | None) or generated.get("default", 0) is None:
             generated.pop("default", None)
@@ -47,7 +47,7 @@ class _Generator(GenerateJsonSchema):
 
 
 def job_schema() -> dict[str, Any]:
-    """The schema of a job file."""
+    """Return the schema of a job file."""
     schema = JobSpec.model_json_schema(schema_generator=_Generator)
     for definition in (schema, *schema["$defs"].values()):
         definition.pop("title", None)

@@ -1,7 +1,7 @@
-"""Did you mean…? The nearest known names to what somebody wrote, and which characters only look right.
+"""Suggestions for misspelt names ("did you mean"): nearest known names, and characters that only look right.
 
-Only ever called for a mistake, so nothing here is on the way of a correct job file. User text is compared character by
-character; it is never used as a pattern.
+Only called for mistakes, so it does not slow down correct job files. User text is compared character by character and
+never used as a pattern.
 """
 
 from __future__ import annotations
@@ -9,15 +9,15 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 _MAX_TEXT = 64
-"""Longer texts are no misspelt names; comparing them would only cost time."""
+"""Maximum characters of a text to compare; longer ones are not misspelt names."""
 _EDIT = 2
-"""Cost of one wrong, missing, additional or swapped character."""
+"""Cost of a wrong, missing, additional or swapped character."""
 _SLIP = 1
-"""Cost of confusing two characters that look alike or sit in the same place of a name (`H1OO`, `us_east_1`)."""
+"""Cost of confusing two similar characters (`H1OO`, `us_east_1`)."""
 _SLIPS = frozenset(
     pair for group in ("0o", "1li", "5s", "8b", "-_ ./") for a in group for b in group if a != b for pair in [(a, b)]
 )
-# Letters of other scripts which most fonts draw like a Latin one.
+# Letters of other scripts that most fonts draw like a Latin one.
 _LOOK_ALIKES = str.maketrans(
     "АВЕЅІЈКМНОРСТХУаеѕіјорсхуԁһӏԛԝΑΒΕΖΗΙΚΜΝΟΡΤΥΧοναι‐‑‒–—−",
     "ABESIJKMHOPCTXYaesijopcxydhlqwABEZHIKMNOPTYXovai------",
@@ -25,7 +25,7 @@ _LOOK_ALIKES = str.maketrans(
 
 
 def closest(text: str, options: Iterable[str], n: int = 3) -> list[str]:
-    """At most `n` of the options a person may have meant by `text`, the likeliest first; [] if none is near."""
+    """Return at most `n` options that `text` may mean, the likeliest first; [] if none is near."""
     wanted = looks_like(text).strip().lower()
     if not wanted or len(wanted) > _MAX_TEXT:
         return []
@@ -39,18 +39,18 @@ def closest(text: str, options: Iterable[str], n: int = 3) -> list[str]:
 
 
 def did_you_mean(text: str, options: Iterable[str], n: int = 3) -> str:
-    """`did you mean a or b?`, or "" if nothing is near."""
+    """Return `did you mean a or b?`, or "" if nothing is near."""
     found = closest(text, options, n)
     return f"did you mean {one_of(found)}?" if found else ""
 
 
 def one_of(options: Sequence[str]) -> str:
-    """`a, b or c`."""
+    """Return `a, b or c`."""
     return " or ".join(filter(None, (", ".join(options[:-1]), *options[-1:])))
 
 
 def looks_like(text: str) -> str:
-    """What the text looks like on a screen: look-alike letters become Latin ones, invisible characters vanish."""
+    """Return the text as it looks: look-alike letters become Latin ones, invisible characters are removed."""
     if text.isascii():
         return text
     import unicodedata
@@ -60,7 +60,8 @@ def looks_like(text: str) -> str:
 
 
 def odd_character(text: str) -> str:
-    """The first character outside ASCII by name, e.g. `CYRILLIC SMALL LETTER A (U+0430) at character 2`; "" if none."""
+    """Return the first non-ASCII character by name, e.g. `CYRILLIC SMALL LETTER A (U+0430) at character 2`; "" if
+    none."""
     import unicodedata
 
     for place, char in enumerate(text, start=1):
@@ -70,7 +71,7 @@ def odd_character(text: str) -> str:
 
 
 def _cost(wanted: str, option: str, limit: int) -> int | None:
-    """Cost of turning one into the other; None above the limit. Leaving off a name's end is cheap: `p4d`, `A100-80`."""
+    """Return the edit cost between the texts; None above the limit. A missing end is cheap: `p4d`, `A100-80`."""
     if option == wanted:
         return 0
     if len(wanted) >= 3 and option.startswith(wanted):
@@ -81,7 +82,8 @@ def _cost(wanted: str, option: str, limit: int) -> int | None:
 
 
 def _distance(a: str, b: str, limit: int) -> int | None:
-    """Damerau-Levenshtein distance (optimal string alignment) with the costs above; None once it exceeds the limit."""
+    """Return the Damerau-Levenshtein distance (optimal string alignment) with these costs; None if it exceeds the
+    limit."""
     before: list[int] = []
     row = [_EDIT * j for j in range(len(b) + 1)]
     for i, char in enumerate(a, start=1):

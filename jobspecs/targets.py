@@ -1,8 +1,8 @@
-"""Targets as data: where jobs can run, and what the planner, the rules and control know of each of them.
+"""Targets as data: places where jobs can run, with the properties that planner, rules and control use.
 
 The built-in ones are rows of tables/targets.csv. Another package adds one with an entry point of the group
 `cloudgpu.targets`, whose name is the target's and whose object is a TargetInfo: docs/adding-a-target.md. Entry points
-are read only where a name is not built in, or where all targets are listed.
+are read only for a name that is not built in, or to list all targets.
 """
 
 from __future__ import annotations
@@ -13,81 +13,81 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 GROUP = "cloudgpu.targets"
-"""Group of the entry points."""
+"""Entry point group of targets."""
 CLOUDS = ("local", "aws", "gcp", "vertex", "azure")
-"""Built-in targets that a job file can name: the static index, which costs no look at a table; a test compares them."""
+"""Built-in targets that a job file can name, listed here to avoid reading the table; a test compares the two."""
 STANDING = "cluster"
-"""Built-in target that `--cluster` names."""
+"""Built-in target of `--cluster`."""
 WITH_TABLES = ("aws", "gcp", "vertex", "azure")
-"""Those with tables of machine types, in the order in which they are shown."""
+"""Targets with tables of machine types, in display order."""
 FLEET_CLOUDS = ("aws", "gcp", "azure")
-"""Those whose machines can be a fleet: a cluster, or a job's own group."""
+"""Targets whose machines can be a fleet: a cluster, or a job's dedicated group."""
 
 Machines = Literal["here", "tables", "standing", "own"]
-"""Source of the offers. here: this machine's CPUs and GPUs; tables: of machine types, places and prices; standing:
-machines that were brought up before, and are paid for anyway; own: by the target's `planner`."""
+"""Source of the offers. here: this machine's CPUs and GPUs; tables: tables of machine types, places and prices;
+standing: existing machines that are paid for anyway; own: the target's `planner`."""
 _TABLE = Path(__file__).parent / "tables" / "targets.csv"
 _ROOT = (__package__ or "").rpartition(".")[0]
 _log = logging.getLogger("cloudgpu.jobspecs")
 
 
 class TargetInfo(NamedTuple):
-    """A place where jobs run, such as a cloud's service. Pure data: a row of tables/targets.csv, with its defaults."""
+    """Place where jobs run, such as a cloud's service. Pure data: a row of tables/targets.csv, with defaults."""
 
     name: str
     code: str = ""
-    """`module:name` of its provisioners.target.Target; "": this version plans for it, and cannot launch there."""
+    """`module:name` of its provisioners.target.Target; "": this version can plan for it, but not launch there."""
     planner: str = ""
-    """`module:function` of machines `own`: (JobSpec, date) -> Plan. Pure: it asks nothing over the network."""
+    """`module:function` for machines `own`: (JobSpec, date) -> Plan. Pure: no network access."""
     machines: Machines = "own"
     host: str = ""
-    """The target on whose machines it runs, itself included; "": itself."""
+    """Target whose machines it runs on; "": its own machines."""
     schemes: tuple[str, ...] = ("s3", "gs", "az", "file")
-    """Schemes of the stores that its machines reach with nothing but what they are given: job dirs and inputs."""
+    """URL schemes of stores that its machines reach with their default credentials, for job dirs and inputs."""
     markets: frozenset[str] = frozenset({"on-demand"})
     multi_node: bool = False
     roles: bool = False
-    """Roles with machine types of their own."""
+    """True if roles may have different machine types."""
     image: bool = False
-    """The program can run in a container image of the job's choice."""
+    """True if the program can run in a container image of the user's choice."""
     gpu_idle: bool = False
-    """Can stop a job whose GPUs idle."""
+    """True if it can stop a job whose GPUs idle."""
     fractional: bool = False
-    """Parts of a GPU."""
+    """True if it offers fractions of a GPU."""
     zones: bool = False
-    """Machines are placed in a zone of the caller's choice; otherwise the provider places them in the region."""
+    """True if the caller chooses the zone; otherwise the provider chooses it within the region."""
     zone_ids: bool = False
-    """Its zones have other names in each account, and are written by their ids."""
+    """True if its zones have other names in each account, and are written by their ids."""
     replaces_nodes: bool = False
-    """A single lost machine of several can be got again while the others go on."""
+    """True if a single lost machine of several can be replaced while the others continue."""
     heals: bool = False
-    """Its machines replace lost ones by themselves, without a supervisor."""
+    """True if it replaces lost machines itself, without a supervisor."""
     ended_outside: bool = False
-    """A machine that hangs is terminated at the end of its lifetime by the provider, or by its owner."""
+    """True if the provider, or the machine's owner, terminates a hung machine at the end of its lifetime."""
     priority: bool = False
-    """Jobs wait in a queue that honours their priority."""
+    """True if jobs wait in a queue that honours their priority."""
     groups: frozenset[str] = frozenset()
-    """Markets in which the machines of a job can be a group of its own, which replaces lost ones (`recover: fleet`)."""
+    """Markets in which a job can have a dedicated group that replaces lost machines (`recover: fleet`)."""
     launchers: frozenset[str] = frozenset({"none"})
     aliases: tuple[str, ...] = ()
     """Other names of it, for hints."""
     families: str = ""
-    """Pattern of the machine types, in lower case, that `catalog refresh` asks about; "": none."""
+    """Pattern of the machine types, in lower case, that `catalog refresh` queries; "": none."""
     custom: str = ""
-    """Pattern of the machine types, in lower case, that a user composes, which are not supported; "": none."""
+    """Pattern of user-defined (custom) machine types, in lower case, which are not supported; "": none."""
     dry_s: float | None = None
-    """Seconds for which a place without capacity is not asked again; None: as everywhere."""
+    """Seconds before a place without capacity is retried; None: the default."""
     quiet_s: tuple[float, float] | None = None
-    """Seconds between two observations of a job while nothing changes, at first and at most; None: as everywhere."""
+    """Seconds between two observations of an unchanged job, initially and at most; None: the default."""
 
     @property
     def is_here(self) -> bool:
-        """Return whether its machine is the supervisor's own."""
+        """True if its machine is the supervisor's own."""
         return self.machines == "here"
 
     @property
     def is_standing(self) -> bool:
-        """Return whether its machines are paid for whether a job runs or not."""
+        """True if its machines exist, and are paid for, independently of jobs."""
         return self.machines == "standing"
 
     @property
@@ -104,12 +104,12 @@ def built_in() -> dict[str, TargetInfo]:
 
 
 def find(name: str) -> TargetInfo | None:
-    """Return the target of this name, built in or of another package; None: there is none."""
+    """Return the target of this name, built in or of another package; None if there is none."""
     return built_in().get(name) or _outside(name)
 
 
 def info(name: str) -> TargetInfo:
-    """Return the target of this name; of one that is not installed any more, the defaults."""
+    """Return the target of this name; for one that is no longer installed, the defaults."""
     return find(name) or TargetInfo(name)
 
 
@@ -129,7 +129,7 @@ def listed() -> dict[str, TargetInfo]:
 
 
 def on_host(host: str) -> tuple[str, ...]:
-    """Return the built-in targets that run on the machines of one of them, itself first."""
+    """Return the built-in targets that run on a target's machines, itself first."""
     return tuple(name for name, one in built_in().items() if host in {name, one.host})
 
 
@@ -147,7 +147,7 @@ def _outside(name: str) -> TargetInfo | None:
             continue
         try:
             found = entry.load()
-        except Exception as error:  # noqa: BLE001 - another package's defect keeps no job from the other targets
+        except Exception as error:  # noqa: BLE001 - another package's defect must not disable other targets
             _log.warning("the target %s cannot be used: %s: %s", name, entry.value, error)
             return None
         if isinstance(found, TargetInfo) and found.name == name:

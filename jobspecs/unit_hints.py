@@ -1,6 +1,6 @@
-"""Hints for shorthand values that cannot be read: `12 hours`, `24GiB..`, `$5/h`.
+"""Hints for invalid shorthand values: `12 hours`, `24GiB..`, `$5/h`.
 
-Imported for mistakes only. The text that a hint names can be read; "" where nothing is certain.
+Imported for mistakes only. Hints name valid text; "" if the meaning is uncertain.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from decimal import Decimal
 from .unit_text import AMOUNT, MAX_DURATION_S, RATE, SIZE, format_duration
 
 _MAX_TEXT = 64
-"""Characters of a text for which a hint is looked for."""
+"""Maximum characters of a text for which a hint is computed."""
 _SECONDS = {
     word: seconds
     for seconds, words in (
@@ -48,13 +48,13 @@ def size_hint(text: str) -> str:
 
 
 def range_hint(low: str, high: str) -> str:
-    """Return the hint for a range such as `24GiB..` or `24..80`: it stays a range."""
+    """Return the hint for a range such as `24GiB..` or `24..80`; it is a range as well."""
     ends = [_meant_size(end) if end else "" for end in (low, high)]
     return f"write {'..'.join(ends)}" if ends != ["", ""] and all(map(bool, ends)) == bool(low and high) else ""
 
 
 def amount_hint(text: str, example: str) -> str:
-    """Return the hint for `5`, `$5/h`, `1,000 USD`, for `5 USD` where a rate is expected, or for other money."""
+    """Return the hint for `5`, `$5/h`, `1,000 USD`, for `5 USD` if a rate is expected, or for other currencies."""
     if len(text) > _MAX_TEXT:
         return ""
     meant = re.fullmatch(_LOOSE_AMOUNT, text.lower())

@@ -1,10 +1,10 @@
-"""The text of shorthand values: their patterns, and durations and sizes written back. Loads no Pydantic."""
+"""Text of shorthand values: patterns, and formatting of durations and sizes. Does not import Pydantic."""
 
 from __future__ import annotations
 
 DURATION_SECONDS = {"d": 86_400, "h": 3_600, "m": 60, "s": 1}
 
-# Patterns as text: `re` compiles and keeps each when it is first needed, which in most runs is never.
+# Patterns as text: `re` compiles and caches each on first use, which most runs never reach.
 SIZE = r"(?ai)(\d{1,9}(?:\.\d{1,3})?) ?(MB|GB|TB)"
 AMOUNT = r"(?a)(\d{1,9}(?:\.\d{1,4})?) ?USD"
 RATE = r"(?a)(\d{1,7}(?:\.\d{1,5})?) ?USD/h"

@@ -1,9 +1,9 @@
 """Shorthand values of the job file: `8`, `2..8`, `24GB..`, `12h`, `50 USD`, `5 USD/h`.
 
-Each shorthand is a plain Python value behind a Pydantic annotation which parses the text the user wrote, checks its
-bounds, prints back the shortest text that parses to the same value, and carries its own JSON Schema.
-All parsers raise ValueError with a sentence that says what is allowed. A sentence that begins with "expected" is
-completed by the loader with what was written instead.
+Each shorthand is a plain Python value with a Pydantic annotation that parses the user's text, checks its bounds,
+serializes it to the shortest equivalent text, and carries its JSON Schema.
+All parsers raise ValueError with a sentence on what is allowed. The loader completes a sentence that begins with
+"expected" by the actual value.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from pydantic import BeforeValidator, PlainSerializer, WithJsonSchema
 from .diagnostics import MistakesError, mistake
 from .unit_text import AMOUNT, DURATION_SECONDS, MAX_DURATION_S, RATE, SIZE, format_duration, format_size
 
-# Patterns as text: `re` compiles and keeps each when it is first needed, which in most runs is never.
+# Patterns as text: `re` compiles and caches each on first use, which most runs never reach.
 _DURATION = r"(?a)(?:(\d{1,6})d)?(?:(\d{1,7})h)?(?:(\d{1,8})m)?(?:(\d{1,9})s)?"
 _SIZE_GB = {"MB": Decimal("0.001"), "GB": Decimal(1), "TB": Decimal(1000)}
 _ENDLESS = frozenset(("never", "none", "unlimited", "infinite", "inf", "no"))
@@ -31,7 +31,7 @@ MAX_COUNT = 1_024
 
 
 def parse_duration(value: object, *, least_s: int = 1, endless: str = "") -> int:
-    """Seconds of `90s`, `30m`, `12h`, `1d` or a sum such as `1h30m`; a number is refused, for its unit is a guess.
+    """Return the seconds of `90s`, `30m`, `12h`, `1d` or a sum such as `1h30m`; a number without unit is refused.
 
     `endless` is the hint for a word such as `never`.
     """
@@ -51,7 +51,7 @@ def parse_duration(value: object, *, least_s: int = 1, endless: str = "") -> int
 
 
 def parse_size_gb(value: object) -> float:
-    """Gigabytes (10^9 bytes) of `500MB`, `100GB` or `2TB`; a number without a unit is refused."""
+    """Return the gigabytes (10^9 bytes) of `500MB`, `100GB` or `2TB`; a number without a unit is refused."""
     text = str(value).strip()
     match = re.fullmatch(SIZE, text)
     if match is None:
@@ -89,7 +89,7 @@ def _parse_amount(value: object, pattern: str, example: str) -> Decimal:
 
 
 def parse_whole(value: object, least: int, most: int) -> int:
-    """A whole number within bounds, written in ASCII digits only."""
+    """Return a whole number within bounds; only ASCII digits are accepted."""
     text = str(value).strip()
     if not (text.isascii() and text.isdecimal() and len(text) <= 9 and least <= int(text) <= most):
         raise ValueError(f"expected a whole number from {least} to {most}")
@@ -97,17 +97,17 @@ def parse_whole(value: object, least: int, most: int) -> int:
 
 
 def parse_money(value: object) -> Decimal:
-    """US dollars of `50 USD`."""
+    """Return the US dollars of `50 USD`."""
     return _parse_amount(value, AMOUNT, "50 USD")
 
 
 def parse_rate(value: object) -> Decimal:
-    """US dollars per hour of `5 USD/h`."""
+    """Return the US dollars per hour of `5 USD/h`."""
     return _parse_amount(value, RATE, "5 USD/h")
 
 
 def parse_count(value: object) -> Fraction:
-    """A number of GPUs: `8`, or a part of one as `1/8` or `0.125`. Always rational: 1/6 has no exact float."""
+    """Return a number of GPUs: `8`, or a fraction of one as `1/8` or `0.125`. A Fraction, as 1/6 has no exact float."""
     if isinstance(value, Fraction):
         return value
     text = str(value).strip()
@@ -126,7 +126,7 @@ def parse_count(value: object) -> Fraction:
 
 @dataclass(frozen=True, slots=True)
 class SizeRange:
-    """Sizes in GB, both ends included; None is open. Text form: `24GB..`, `..80GB`, `24GB..80GB`, `40GB`."""
+    """Sizes in GB, bounds inclusive; None is open. Text form: `24GB..`, `..80GB`, `24GB..80GB`, `40GB`."""
 
     least: float | None
     most: float | None
@@ -161,7 +161,7 @@ class SizeRange:
 
 @dataclass(frozen=True, slots=True)
 class CountRange:
-    """GPUs per machine, both ends included. Text form: `8`, `2..8`, `4..`, `1/8`."""
+    """GPUs per machine, bounds inclusive. Text form: `8`, `2..8`, `4..`, `1/8`."""
 
     least: Fraction
     most: Fraction | None
@@ -188,7 +188,7 @@ class CountRange:
 
 @dataclass(frozen=True, slots=True)
 class NodeRange:
-    """Identical machines, both ends included. Text form: `4`, `2..4`: planned and paid for are the most."""
+    """Number of identical machines, bounds inclusive. Text form: `4`, `2..4`; planning and prices use the maximum."""
 
     least: int
     most: int
@@ -208,7 +208,7 @@ class NodeRange:
         return str(self.most) if self.least == self.most else f"{self.least}..{self.most}"
 
     def to_json(self) -> int | str:
-        """A number where one is enough."""
+        """Return a number if both bounds are equal, else text."""
         return self.most if self.least == self.most else str(self)
 
 
@@ -217,17 +217,17 @@ def _text_schema(pattern: str, *examples: str) -> dict[str, Any]:
 
 
 def shorthand(parse: Callable[[Any], Any], write: Callable[[Any], Any], schema: dict[str, Any]) -> tuple[Any, ...]:
-    """The pieces of an Annotated type: how its text is read and written, and what an editor may offer."""
+    """Return the annotations of a type: parser, serializer and JSON Schema."""
     return (BeforeValidator(parse), PlainSerializer(write), WithJsonSchema(schema))
 
 
 def whole(least: int, most: int) -> tuple[Any, ...]:
-    """The pieces of an Annotated int within bounds."""
+    """Return the annotations of an int within bounds."""
     return shorthand(partial(parse_whole, least=least, most=most), int, whole_schema(least, most))
 
 
 def node_range(limit: int) -> tuple[Any, ...]:
-    """The pieces of an Annotated NodeRange up to `limit` machines."""
+    """Return the annotations of a NodeRange up to `limit` machines."""
     number = {"type": "integer", "minimum": 1, "maximum": limit}
     text = _text_schema(r"\d{1,9}(\.\.\d{1,9})?", "2..4")
     return shorthand(partial(NodeRange.parse, limit=limit), NodeRange.to_json, {"anyOf": [number, text]})

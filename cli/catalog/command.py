@@ -1,4 +1,4 @@
-"""`cloudgpu catalog`: the tables of machine types, places, prices and quotas that plans are made from."""
+"""`cloudgpu catalog`: show and refresh the tables of machine types, places, prices and quotas that planning uses."""
 
 from __future__ import annotations
 

@@ -12,29 +12,29 @@ from ..exit_codes import Exit
 from ..shared.errors import CommandError
 
 _DATES = "table_dates"
-"""The shipped table that dates those whose rows have no day of their own."""
+"""Shipped table with the date of each table whose rows have no date column."""
 
 
 class Entry(NamedTuple):
-    """A table."""
+    """Metadata of one catalog table."""
 
     table: str
     origin: str
-    """`shipped`, `refreshed`, or `none`: a refreshed table that is not used and replaces no shipped one."""
+    """`shipped`, `refreshed`, or `none` (an unused refreshed table without a shipped counterpart)."""
     written: str
-    """When it was refreshed; "" if it was not."""
+    """ISO time of the refresh; "" if the table was not refreshed."""
     oldest: str
-    """Day of the oldest row (YYYY-MM-DD): the figures are as old as that, whenever the table was compiled."""
+    """Date of the oldest row (YYYY-MM-DD)."""
     newest: str
     rows: int
     regions: tuple[str, ...]
-    """Those that the provider was asked about."""
+    """Regions that the last refresh queried."""
     remark: str
-    """What is wrong with a refreshed table that is not used; ""."""
+    """Why a refreshed table is not used; "" if there is no problem."""
 
 
 def tables() -> list[Entry]:
-    """Return the tables whose facts have a day. A damaged one is listed with a remark, not raised."""
+    """Return the tables whose rows have dates. A damaged refreshed table is listed with a remark instead of raising."""
     shipped = set(catalog_read.shipped()) - {_DATES}
     names = {name for name in shipped if any(_days(name, catalog_read.shipped_text(name), None))}
     names |= {path.stem for path in table_overrides.folder().glob("*.csv")}
@@ -59,9 +59,9 @@ def _entry(name: str) -> Entry:
 
 
 def _days(name: str, text: str, newer: table_overrides.Refreshed | None) -> Iterator[str]:
-    """Yield the day of each row; where rows have none, that of the refresh, or of the source of the whole table.
+    """Yield the date of each row; without a date column, the date of the refresh or of the shipped table.
 
-    Rows of retired machine types are left out: nothing is planned with them, and they change no more.
+    Rows of retired machine types are skipped: planning does not use them, and they no longer change.
     """
     columns = text.partition("\n")[0].split(",")
     if "date" in columns:
@@ -78,7 +78,7 @@ def _days(name: str, text: str, newer: table_overrides.Refreshed | None) -> Iter
 
 
 def rows(table: str) -> tuple[list[str], list[tuple[str, ...]]]:
-    """Columns and rows of the table in use. Raises CommandError for one that there is not, TableError."""
+    """Return the columns and rows of the table in use. Raises CommandError if no such table exists; TableError."""
     newer = table_overrides.find(table)
     if newer is None and table not in catalog_read.shipped():
         from ...jobspecs.suggest import did_you_mean
@@ -92,7 +92,7 @@ def rows(table: str) -> tuple[list[str], list[tuple[str, ...]]]:
 
 
 def age(date: str, now: datetime.datetime) -> str:
-    """`3 h`, `12 days`, of a day or a moment."""
+    """Return the age of a date or time as text: `3 h`, `12 days`."""
     then = datetime.datetime.fromisoformat(date)
     hours = (now - (then if then.tzinfo else then.replace(tzinfo=datetime.UTC))) / datetime.timedelta(hours=1)
     return f"{max(0, hours):.0f} h" if hours < 36 else f"{hours / 24:.0f} days"

@@ -1,4 +1,4 @@
-"""`cloudgpu cluster`: machines that stay, and take one job after the other."""
+"""`cloudgpu cluster`: manage clusters, groups of machines that outlive jobs."""
 
 from __future__ import annotations
 
@@ -237,7 +237,7 @@ def status(*, name: str | None, backend: str | None, install_pulumi: bool, as_js
         remark("no cluster is known here: `cloudgpu cluster up cluster.yaml` brings one up")
 
 
-# --- the way up -------------------------------------------------------------------------------------------------------
+# --- up ---------------------------------------------------------------------------------------------------------------
 
 
 def _bring_up(
@@ -280,7 +280,7 @@ def _report(it: Stack, settings: FleetSettings, terms: Terms, before: FleetSetti
 
 
 def _losses(fleet: FleetSpec, before: FleetSpec | None) -> Iterator[Finding]:
-    """Of machines that are there, and of jobs on them."""
+    """Yield warnings about running machines that would be replaced and about the jobs on them."""
     from ...infra.preflight import Finding, jobs_run
 
     if before is None or not before.size:
@@ -294,7 +294,8 @@ def _losses(fleet: FleetSpec, before: FleetSpec | None) -> Iterator[Finding]:
 
 
 def _quota(fleet: FleetSpec, more: int) -> str:
-    """Not a refusal: with too little quota a group begins with fewer machines, and gets the others later."""
+    """Return a sentence on the quota for `more` machines. Too little is no refusal: the group starts with fewer
+    machines."""
     from ...provisioners import ProvisionError
     from ...provisioners.stacks.fleet_queries import check_quota
 
@@ -308,7 +309,7 @@ def _quota(fleet: FleetSpec, more: int) -> str:
 
 
 def _keep(it: Stack, outputs: Any, settings: FleetSettings, terms: Terms | None = None) -> Cluster:  # JSON
-    """Write down what the stack says, for jobs to find it."""
+    """Save the stack's outputs as a Cluster record on this computer, where jobs find it."""
     from ...infra.programs import TERMS, Terms
     from ...infra.settings import OUTPUT, FleetOutputs, read_output
     from ...provisioners.stacks import clusters
@@ -332,7 +333,7 @@ def _keep(it: Stack, outputs: Any, settings: FleetSettings, terms: Terms | None 
     return cluster
 
 
-# --- small things -----------------------------------------------------------------------------------------------------
+# --- helpers ----------------------------------------------------------------------------------------------------------
 
 
 def _settings_of(contents: Contents) -> FleetSettings | None:
@@ -343,7 +344,8 @@ def _settings_of(contents: Contents) -> FleetSettings | None:
 
 
 def _standing(it: Stack, name: str) -> tuple[FleetSettings, Terms]:
-    """What it was last brought up with, in the account of these credentials. Raises CommandError: it is not there."""
+    """Return the settings and terms of the last `up`. Raises CommandError if the cluster does not exist; RefusedError
+    if it belongs to another account."""
     from ...infra.programs import TERMS, Terms
     from ...infra.settings import read_output
 
@@ -368,7 +370,8 @@ def _known() -> list[Cluster]:
 
 
 def _only_backend_of(name: str, given: str | None) -> str | None:
-    """As _backend_of(); but a second stack of the name, elsewhere, would be a second group of machines."""
+    """Return the cluster's backend like _backend_of(). Raises RefusedError if `given` is another one: a second stack of
+    that name would create a second group of machines."""
     from ...infra.engine.backend import backend_of
     from ...infra.errors import RefusedError
 
@@ -380,14 +383,14 @@ def _only_backend_of(name: str, given: str | None) -> str | None:
 
 
 def _backend_of(name: str, given: str | None) -> str | None:
-    """Where its stack is, as long as the command line does not say otherwise."""
+    """Return the backend given on the command line, else the recorded one, else None."""
     from ...provisioners.stacks import clusters
 
     return known_backend(lambda: clusters.load(name)) if given is None else given
 
 
 def _name_of(word: str) -> str:
-    """Of a cluster, or in a file."""
+    """Return the cluster's name, from a name or from a cluster file."""
     path = Path(word)
     if path.suffix not in (".yaml", ".yml") and len(path.parts) == 1:
         _check_name(word)
@@ -398,7 +401,7 @@ def _name_of(word: str) -> str:
 
 
 def _check_name(name: str) -> None:
-    """It becomes part of a path: none but a cluster's gets there."""
+    """Validate the name before it becomes part of a path. Raises CommandError."""
     from ...jobspecs.fields import is_name
 
     if not is_name(name):
@@ -412,7 +415,7 @@ def _no_such(name: str) -> CommandError:
 
 
 def _jobs_on(name: str) -> list[str]:
-    """Ids of this store's jobs that run on the cluster."""
+    """Return the ids of this store's active jobs on the cluster."""
     from ...control.jobs import list_jobs
 
     active = list_jobs(active_only=True, limit=None)
@@ -424,7 +427,7 @@ def _machines(number: int) -> str:
 
 
 def _told(settings: FleetSettings) -> dict[str, Any]:
-    """What JSON says beside a report."""
+    """Return the fields that JSON output shows beside a report."""
     from .expiry import expiry_json
 
     return {"cluster": settings.fleet.name, "expires": expiry_json(settings.expires)}

@@ -1,4 +1,5 @@
-"""When a cluster's machines end for good, for one that was forgotten bills for ever; and how that is said."""
+"""Expiry of clusters: compute, show and check the time at which the machines are terminated. A forgotten cluster would
+otherwise bill forever."""
 
 from __future__ import annotations
 
@@ -12,11 +13,12 @@ if TYPE_CHECKING:
     from ...infra.settings import FleetSettings
 
 _FRESH = 0.1
-"""An expiry is put off only once so much of it has passed: the same command again changes nothing."""
+"""Fraction of the lifetime that must pass before a repeated `up` renews the expiry; below it the command is a no-op."""
 
 
 def renewed(wanted_s: int | None, before: float | None, now: float | None = None) -> float | None:
-    """Epoch seconds at which a cluster that is brought up now expires; None: never. `before`: when it would have."""
+    """Return the epoch seconds at which a cluster brought up now expires; None means never. `before`: its current
+    expiry."""
     if wanted_s is None:
         return None
     now = time.time() if now is None else now
@@ -30,7 +32,7 @@ def expiry_json(expires: float | None) -> str:
 
 
 def expiry_text(settings: FleetSettings) -> str:
-    """`expires: 2026-11-29 13:00:00, in 7d: …`."""
+    """Return the line on the expiry: `expires: 2026-11-29 13:00:00, in 7d: …`."""
     name, expires = settings.fleet.name, settings.expires
     if expires is None:
         return f"expires: never; its machines bill until `cloudgpu cluster down {name}`"
@@ -40,19 +42,20 @@ def expiry_text(settings: FleetSettings) -> str:
 
 
 def moment(expires: float) -> str:
-    """`2026-11-29 13:00:00, in 7d`; `…, 2h 5m ago`."""
+    """Return a time with its distance from now: `2026-11-29 13:00:00, in 7d`; `…, 2h 5m ago`."""
     left = expires - time.time()
     return f"{clock(expires)}, {f'in {_about(left)}' if left > 0 else f'{_about(-left)} ago'}"
 
 
 def expiry_cell(expires: float | None) -> str:
-    """`in 6d 20h`, `over`, `never`."""
+    """Return the expiry for a table: `in 6d 20h`, `over`, `never`."""
     left = 0.0 if expires is None else expires - time.time()
     return "never" if expires is None else f"in {_about(left)}" if left > 0 else "over"
 
 
 def _about(seconds: float) -> str:
-    """To the nearest hour, from a day on, or minute: what was put off by 7d a moment ago is in 7d, not in 6d 23h."""
+    """Return a duration rounded to hours (from a day on), minutes (from an hour on) or seconds, so that a fresh 7d
+    shows as 7d and not as 6d 23h."""
     unit = 3_600 if seconds >= 86_400 else 60 if seconds >= 3_600 else 1
     return duration(round(seconds / unit) * unit)
 
@@ -62,7 +65,7 @@ def is_over(expires: float | None) -> bool:
 
 
 def check_expiry(settings: FleetSettings) -> list[Finding]:
-    """Machines that would be ended again as soon as they are there."""
+    """Return a refusal if the cluster has expired but has machines: they would be terminated at once."""
     from ...infra.preflight import Finding
 
     name, expires = settings.fleet.name, settings.expires

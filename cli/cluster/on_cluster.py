@@ -1,4 +1,4 @@
-"""`submit --cluster NAME`: the job as it runs on machines that are there already, and its one offer."""
+"""`submit --cluster NAME`: adapt a job to an existing cluster and plan its only offer."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ if TYPE_CHECKING:
 
 
 def onto_cluster(loaded: LoadedSpec, name: str) -> tuple[LoadedSpec, Plan]:
-    """The job with its job_dir there: its own, or that of the cluster's infra stack. Raises CommandError."""
+    """Return the job with its job_dir on the cluster's cloud (default: the infra stack's) and its plan. Raises
+    CommandError."""
     from ...provisioners.cluster.offer import plan_on
     from ...provisioners.stacks import clusters
 
@@ -38,7 +39,7 @@ def onto_cluster(loaded: LoadedSpec, name: str) -> tuple[LoadedSpec, Plan]:
 
 
 def _say_expiry(spec: JobSpec, cluster: Cluster) -> None:
-    """A job may need its machines for longer than they are there. Raises CommandError where they are gone already."""
+    """Warn if the cluster may expire before the job ends. Raises CommandError if it has expired."""
     if cluster.expires is None:
         return
     later, when = f"`cloudgpu cluster extend {cluster.name} 7d`", moment(cluster.expires)

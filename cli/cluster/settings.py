@@ -1,4 +1,4 @@
-"""The settings that a cluster's file asks for, with remarks for the user on the choice of machines."""
+"""Compute the settings that a cluster file asks for, with remarks on the choice of machines."""
 
 from __future__ import annotations
 
@@ -31,7 +31,8 @@ if TYPE_CHECKING:
 def wanted_settings(
     loaded: LoadedCluster, before: FleetSettings | None, stack: str, *, renew: bool, as_json: bool
 ) -> tuple[FleetSettings, Terms]:
-    """Return what the file asks for, now. Image and agent stay as they are for as long as the template stays."""
+    """Return the settings and terms for the file. Image and agent are kept while the template is unchanged, unless
+    `renew`."""
     chosen = _plan(loaded, before.fleet if before else None, as_json=as_json)
     cap = loaded.cluster.limits.price
     terms = Terms(_text(chosen.price), _text(cap), loaded.cluster.on_demand, _text(chosen.on_demand_price))
@@ -40,8 +41,8 @@ def wanted_settings(
 
 
 def _plan(loaded: LoadedCluster, before: FleetSpec | None, *, as_json: bool) -> ClusterPlan:
-    """Return the best machines, with remarks on the choice. `as_json`: a plan that refuses everything is the command's
-    result. Raises InfraError."""
+    """Return the best machines and print remarks on the choice. Raises InfraError; for a plan without offers, its
+    refusals are printed first (with `as_json` also as JSON)."""
     with readable():
         known = stacks.known()
     say_tables()
@@ -68,7 +69,8 @@ def fleet_settings(
     expires: float | None,
     renew: bool = False,
 ) -> FleetSettings:
-    """Return the settings of a fleet: those of before where its machines stay. Raises InfraError, ProvisionError."""
+    """Return a fleet's settings; those of `before` are reused if its machines stay. Raises InfraError,
+    ProvisionError."""
     differs = before is None or before.fleet.template_hash != fleet.template_hash
     elsewhere = before is not None and is_reserved_elsewhere(fleet, before)
     if before is None or differs or renew or elsewhere:

@@ -1,4 +1,4 @@
-"""How clusters are shown: what they are, how many of their machines answer, what runs there and what waits."""
+"""Show clusters: machines, those that answer, running jobs and the queue."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ _HEADS = (
 )
 _QUEUE = (Column("job"), Column("attempt", right=True), Column("machines"), Column("state"))
 _SHOWN = 5
-"""So many machines that could not be used are told of, the newest."""
+"""Maximum number of unusable machines to list, newest first."""
 
 
 def echo_clusters(found: Sequence[Cluster], *, as_json: bool) -> None:
-    """With what their folders say, as far as they can be read."""
+    """Print the clusters with the state in their folders, if it can be read."""
     both = [(one, _look(one)) for one in found]
     if as_json:
         echo_json([{**one.to_json(), "now": seen and seen.to_json()} for one, seen in both])
@@ -80,7 +80,7 @@ def _echo_seen(cluster: Cluster, seen: Seen) -> None:
 
 
 def _state(turn: Turn) -> str:
-    """`runs`, `waits`, `waits, after 2 other jobs`."""
+    """Return the state of a queued job: `runs`, `waits for machines`, `waits, after 2 other jobs`."""
     if turn.machines == turn.nodes:
         return "runs"
     others = "job" if turn.after == 1 else "jobs"

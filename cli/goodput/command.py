@@ -1,4 +1,4 @@
-"""`cloudgpu goodput`: what the paid time of a job went into, and what would have been possible."""
+"""`cloudgpu goodput`: show how the paid time of a job was used, and the goodput that was possible."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The picture of `cloudgpu goodput JOB --plot FILE.svg`: a bar for each attempt, as long as it was paid for."""
+"""Chart of `cloudgpu goodput JOB --plot FILE.svg`: one bar per attempt, scaled to its paid time."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _STYLE = (
 
 
 def svg(title: str, report: Report) -> str:
-    """A whole SVG document."""
+    """Return the chart as a complete SVG document."""
     used = [part for part in PARTS if getattr(report.times, part.name) > 0]
     legend_rows = -(-len(used) // _LEGEND_COLUMNS)
     legend_top = _TOP + _ROW * len(report.attempts) + 16

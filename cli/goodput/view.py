@@ -1,4 +1,4 @@
-"""Goodput for people: what the paid time went into as a table, as bars, and what to do about it."""
+"""Text output of `cloudgpu goodput`: a table of the paid time's parts, bars per attempt, and advice."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ if TYPE_CHECKING:
 
 
 class Part(NamedTuple):
-    """A part of the paid time, as it is shown."""
+    """Display settings of one part of the paid time."""
 
     name: str
-    """Field of control.times.Times."""
+    """Field name in control.accounting.paid_time.Times."""
     label: str
     letter: str
-    """In bars."""
+    """Character that fills the part's share of text bars."""
     tone: Tone
     color: str
-    """In pictures."""
+    """Fill colour in SVG charts."""
     advice: str
-    """What to do when it dominates; `{each}`: its time per start of the program."""
+    """Advice if the part dominates; `{each}` is replaced by its time per program start."""
 
 
 PARTS = (
@@ -112,11 +112,11 @@ _UNCOUNTED = (
     "the program counts no steps, so how much of it was training is unknown: a Checkpointer in its loop counts them "
     "(`docs/checkpointing.md`)"
 )
-"""Advice in place of that for "other", where no step of the job was counted."""
+"""Advice in place of the one for "other" if the program counted no steps."""
 DOMINATES = 0.15
-"""Of the paid time: a part that takes more is worth a sentence."""
+"""Share of the paid time above which a part gets advice."""
 _LEAST = 0.0005
-"""Of the paid time: a part that takes less is not listed."""
+"""Share of the paid time below which a part is not listed."""
 
 _TOTALS = (Column("part"), Column("time", right=True), Column("share", right=True), Column("", least=10))
 _ATTEMPTS = (
@@ -130,7 +130,7 @@ _ATTEMPTS = (
 
 
 def goodput_text(job: Job, report: Report) -> str:
-    """All that is known, for a terminal or a pipe."""
+    """Return the whole report for a terminal or a pipe."""
     state = style(job.state, STATE_TONES.get(job.state, "note"))
     if not report.attempts:
         return f"{job.id} {state}: no machine was asked for yet"
@@ -142,7 +142,7 @@ def goodput_text(job: Job, report: Report) -> str:
 
 
 def _headline(report: Report) -> str:
-    """How it went, in a sentence."""
+    """Return a sentence with the goodput, attempts, starts and cost."""
     goodput = "unknown, for the program counts no steps" if report.goodput is None else f"{report.goodput:.1%}"
     attempts = f"{len(report.attempts)} attempt{'s' * (len(report.attempts) != 1)}"
     starts = f"{report.starts} start{'s' * (report.starts != 1)} of the program"
@@ -151,7 +151,7 @@ def _headline(report: Report) -> str:
 
 
 def _possible(report: Report) -> list[str]:
-    """What the measured costs allow, and by which interval."""
+    """Return a line on the goodput that the measured costs allow, and the save interval for it."""
     optimum = report.optimum
     if optimum is None:
         return []
@@ -187,12 +187,12 @@ def _totals(report: Report) -> str:
 
 
 def _label(part: Part, report: Report) -> str:
-    """Return what the table calls a part: the time of a program that counts no steps is not "other"."""
+    """Return the part's label; "other" is called "program" if no steps were counted."""
     return "program" if part.name == "other" and report.steps is None else part.label
 
 
 def _bars(report: Report) -> list[str]:
-    """A table of attempts, and under each line its time, as long as it lasted."""
+    """Return the table of attempts, with a bar under each row whose length shows its paid time."""
     rows = [_row(attempt) for attempt in report.attempts]
     head, *lines = table(_ATTEMPTS, rows).splitlines()
     longest = max((attempt.seconds for attempt in report.attempts), default=0.0) or 1.0
@@ -204,7 +204,7 @@ def _bars(report: Report) -> list[str]:
 
 
 def bar(times: Times, width: int) -> str:
-    """So many characters, each part with its share of them."""
+    """Return a bar of `width` characters in which each part has its share."""
     total = times.total or 1.0
     done = accumulate((getattr(times, part.name) for part in PARTS), initial=0.0)
     cells = zip(PARTS, pairwise(round(width * seconds / total) for seconds in done), strict=True)
@@ -224,7 +224,7 @@ def _row(attempt: AttemptReport) -> list[str]:
 
 
 def advice_for(report: Report) -> str:
-    """A sentence on the part that costs most, if it costs much; empty: nothing dominates."""
+    """Return a sentence on the most expensive part besides training; "" if none exceeds DOMINATES."""
     worst = max(PARTS[1:], key=lambda part: float(getattr(report.times, part.name)))
     seconds = getattr(report.times, worst.name)
     if report.paid_seconds <= 0 or seconds < DOMINATES * report.paid_seconds:

@@ -1,4 +1,4 @@
-"""`cloudgpu gpus`: what the tables know of accelerators, machine types, regions and prices."""
+"""`cloudgpu gpus`: list the catalog's accelerators, machine types, regions and prices."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def command(query: str | None, cloud: str | None, region: str | None, as_json: b
 
 
 def _parse(query: str | None) -> tuple[str | None, SizeRange | None, CountRange | None]:
-    """Return the name or the memory range, and the count, of `A100:8`, `24GB..` or `24GB..:2`."""
+    """Split a query such as `A100:8`, `24GB..` or `24GB..:2` into name, memory range and GPU count range."""
     from ...jobspecs.units import CountRange, SizeRange
 
     if query is None:
@@ -72,7 +72,7 @@ def _parse(query: str | None) -> tuple[str | None, SizeRange | None, CountRange 
     what, colon, count = (part.strip() for part in query.partition(":"))
     try:
         gpus = CountRange.parse(count) if colon else None
-        if what[:1] in {*".0123456789"}:  # no accelerator's name begins so
+        if what[:1] in {*".0123456789"}:  # no accelerator's name starts with these
             return None, SizeRange.parse(what), gpus
     except ValueError as error:
         raise CommandError(

@@ -1,4 +1,4 @@
-"""What `cloudgpu gpus` shows, read off the tables: the offers of one accelerator, and a summary of each."""
+"""Catalog queries of `cloudgpu gpus`: the offers of one accelerator, and a summary of each accelerator."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ...jobspecs.units import CountRange, SizeRange
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """The cheapest place of a machine type in one market."""
+    """Cheapest place of a machine type in one market."""
 
     region: str
     price: Price
@@ -23,16 +23,16 @@ class Found:
 
 @dataclass(frozen=True, slots=True)
 class MachineOffer:
-    """A machine type that carries the accelerator, with its places within the scope."""
+    """Machine type that carries the accelerator, with its places within the scope."""
 
     machine: MachineType
     counts: tuple[Fraction, ...]
-    """GPUs it may have, of those asked for; ascending."""
+    """Possible GPU counts that match the query, ascending."""
     gone: bool
     places: dict[str, tuple[str, ...]]
-    """region -> zones."""
+    """Mapping of region to zones."""
     prices: dict[str, Found]
-    """market -> the cheapest place, at the smallest count; markets without a known price are absent."""
+    """Cheapest place at the smallest count, by market; markets without a known price are absent."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,13 +41,13 @@ class Summary:
 
     accelerator: Accelerator
     clouds: dict[str, str | None]
-    """Clouds that sell it today -> the day the last of its machine types ends, if that is announced."""
+    """Clouds that sell it today, mapped to the day its last machine type ends there; None if no end is announced."""
     cheapest: Cheapest | None
 
 
 @dataclass(frozen=True, slots=True)
 class Cheapest:
-    """The lowest known on-demand price of a machine that a plan would choose, for each of its GPUs."""
+    """Lowest known on-demand price per GPU, of a machine that a plan would choose."""
 
     per_gpu: Decimal
     cloud: str
@@ -64,12 +64,12 @@ class Scope:
     region: str | None
     today: str
     memory: SizeRange | None = None
-    """Memory of one GPU, or of the part of one."""
+    """Memory of one GPU, or of the offered fraction of one."""
     gpus: CountRange | None = None
     """GPUs per machine."""
 
     def offers(self, accelerator: str) -> list[MachineOffer]:
-        """By cloud, then size; those that can be had come first. With a region: only those sold there."""
+        """Return the machine types by cloud, then size; available ones first. With a region: only those sold there."""
         found = [
             self._offer(machine, counts)
             for machine in self._machines(accelerator)
@@ -79,7 +79,7 @@ class Scope:
         return sorted(found, key=lambda o: (o.gone, catalog.CLOUDS.index(o.machine.cloud), _size(o.machine)))
 
     def summaries(self) -> list[Summary]:
-        """Return the accelerators that are sold in a known place, in the tables' order; by memory, GPUs only."""
+        """Return the accelerators sold in a known place, in catalog order; with a memory range, GPUs only."""
         kinds = {"gpu"} if self.memory else {"gpu", "asic"}
         found = [self._summary(one) for one in catalog.accelerators().values() if one.kind in kinds]
         return [summary for summary in found if summary.clouds]
@@ -117,7 +117,8 @@ class Scope:
 
 
 def _chosen(offers: list[MachineOffer]) -> list[MachineOffer]:
-    """Return those that a plan takes by itself: no part of a GPU where there are whole ones, no machine too small."""
+    """Return the machines that a plan chooses by default: no GPU fractions if whole GPUs are offered, and no attached
+    GPUs on too small a machine."""
     whole = [offer for offer in offers if offer.counts[0] >= 1]
     return [
         offer
@@ -151,6 +152,6 @@ def _per_gpu(offer: MachineOffer, found: Found) -> Cheapest:
 
 
 def _common_end(machines: list[MachineType]) -> str | None:
-    """The day on which the last of them ends; None while one has no announced end."""
+    """Return the latest end date of the machine types; None if one of them has no announced end."""
     ends = [machine.ends for machine in machines]
     return None if None in ends else max(filter(None, ends))

@@ -15,7 +15,7 @@ from ..shared.output import Column, columns, style, table
 from .data import Cheapest, MachineOffer, Scope, Summary
 
 _MARKETS = ("on-demand", "spot", "flex-start", "reservation")
-"""In the order in which they are shown."""
+"""Markets in display order."""
 _MILL = Decimal("0.001")
 _UNKNOWN = "unknown"
 _SUMMARY = (
@@ -41,7 +41,7 @@ _IN_REGION = Column("zones", least=8)
 
 
 def summaries_text(summaries: Sequence[Summary], scope: Scope) -> str:
-    """The table of accelerators, and the ends of support that are announced."""
+    """Return the table of accelerators, and the announced ends of support."""
     if not summaries:
         kind = f" with {scope.memory} each" if scope.memory else ""
         return f"No {_number(scope)}accelerator{kind} is sold {_where(scope)}."
@@ -54,7 +54,7 @@ def summaries_text(summaries: Sequence[Summary], scope: Scope) -> str:
 
 
 def _ends(summaries: Sequence[Summary]) -> Iterator[str]:
-    """`T4: gcp and vertex end it on 2027-08-01.`"""
+    """Yield sentences such as `T4: gcp and vertex end it on 2027-08-01.`"""
     for summary in summaries:
         for end in sorted({end for end in summary.clouds.values() if end is not None}):
             clouds = [cloud for cloud in summary.clouds if summary.clouds[cloud] == end]
@@ -75,7 +75,7 @@ def _summary_row(summary: Summary) -> list[str]:
 
 
 def accelerator_text(accelerator: Accelerator, offers: Sequence[MachineOffer], scope: Scope) -> str:
-    """What it is, then the machine types that carry it, grouped by how they are sold."""
+    """Return the accelerator's description, then its machine types, grouped by cloud and markets."""
     parts = [_description(accelerator)]
     sold = [offer for offer in offers if not offer.gone]
     gone = [offer for offer in offers if offer.gone]
@@ -152,7 +152,7 @@ def _size(offer: MachineOffer) -> list[str]:
 
 
 def _prices(offers: Sequence[MachineOffer], market: str, scope: Scope) -> list[str]:
-    """Return each offer's lowest price in the market with its region, unless one region was asked for."""
+    """Return each offer's lowest price in the market, with its region unless the query names one."""
     amounts = [_price(offer, market) for offer in offers]
     width = max(map(len, amounts))
     cells = []
@@ -163,12 +163,12 @@ def _prices(offers: Sequence[MachineOffer], market: str, scope: Scope) -> list[s
 
 
 def _date(offer: MachineOffer) -> str:
-    """Return the day of the older price shown; "" if none is known."""
+    """Return the date of the older of the shown prices; "" if no price is known."""
     return min((found.price.date for found in offer.prices.values()), default="")
 
 
 def _notes(offers: Sequence[MachineOffer]) -> list[str]:
-    """What the tables remark on these machine types, each remark once."""
+    """Return the catalog's notes on these machine types, each once."""
     names: dict[str, list[str]] = {}
     for offer in offers:
         if offer.machine.note:
@@ -186,7 +186,7 @@ def _notes(offers: Sequence[MachineOffer]) -> list[str]:
 
 
 def _zones(zones: Sequence[str]) -> str:
-    """`us-central1-a, -b, -f`; `any` where the provider chooses, or the zones are not known."""
+    """Return zones as `us-central1-a, -b, -f`; `any` if the provider chooses or the zones are unknown."""
     if not zones:
         return "any"
     return ", ".join([zones[0], *("-" + zone.rpartition("-")[2] for zone in zones[1:])])
@@ -206,14 +206,14 @@ def _gone_key(offer: MachineOffer) -> tuple[str, str, str]:
 
 
 def _other_counts(accelerator: Accelerator, scope: Scope) -> list[str]:
-    """Name the numbers of GPUs that machines have, where another one was asked for."""
+    """Return a line with the available GPU counts, if the query asked for another count."""
     others = replace(scope, gpus=None).offers(accelerator.name) if scope.gpus else []
     counts = sorted({count for offer in others if not offer.gone for count in offer.counts})
     return [f"Machines have {listing(list(map(str, counts)), 12)}."] if counts else []
 
 
 def _number(scope: Scope) -> str:
-    """Return `8 ` where machines with 8 GPUs were asked for."""
+    """Return the requested GPU count with a trailing space, such as `8 `; "" without one."""
     return f"{scope.gpus} " if scope.gpus else ""
 
 

@@ -1,4 +1,4 @@
-"""What goes into the image: the Containerfile, and wheels of cloudgpu and its dependencies for the base's Python."""
+"""Build context of an image: the Containerfile, and wheels of cloudgpu and its dependencies for the base's Python."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ from ..shared.errors import CommandError
 from .containers import ask
 
 _GLIBC = ("_2_28", "_2_17", "2014", "2010", "_2_5", "1")
-"""Platform tags of Linux wheels that run on the distributions bases are made of, newest first."""
+"""Platform tags of Linux wheels that run on the distributions of common base images, newest first."""
 _PROBE = 'import platform, sys; print("%d.%d" % sys.version_info[:2], platform.machine())'
 _IGNORED = (".*", "build", "dist", "*.egg-info", "__pycache__")
 
 
 class Base(NamedTuple):
-    """What an image to build upon has."""
+    """Properties of a base image."""
 
     python: str
-    """`3.11`"""
+    """Python version, such as `3.11`."""
     machine: str
-    """`x86_64`, `aarch64`"""
+    """Architecture: `x86_64` or `aarch64`."""
 
 
 def probe(engine: str, base: str, python: str) -> Base:
-    """Ask the base itself; this fetches it where it is not here yet."""
+    """Return the Python version and architecture of the base image; runs it, which pulls it if it is not local."""
     command = [engine, "run", "--rm", "--network=none", "--entrypoint", python, base, "-c", _PROBE]
     words = ask(command, f"looking for {python} in {base}").split()
     if len(words) != 2:
@@ -56,11 +56,12 @@ def make_context(folder: Path, base: Base, *, wheel: Path | None = None, constra
 
 
 def own_wheel(folder: Path) -> Path:
-    """cloudgpu itself, as it is installed here: built from its source tree, or the release from the package index."""
+    """Create the wheel of the installed cloudgpu, built from the source tree or downloaded from the index; return its
+    path."""
     source = _source_tree()
     if source is None:
         _pip("download", "--no-deps", "--dest", str(folder), f"cloudgpu=={metadata.version('cloudgpu')}")
-    else:  # from a copy: nothing is left in the tree, and nothing stale in the tree gets in
+    else:  # built from a copy, so that the tree stays unchanged and stale build outputs in it are left out
         copy = folder / "source"
         shutil.copytree(source, copy, ignore=shutil.ignore_patterns(*_IGNORED))
         _pip("wheel", "--no-deps", "--wheel-dir", str(folder), str(copy))
@@ -70,8 +71,8 @@ def own_wheel(folder: Path) -> Path:
 
 
 def _source_tree() -> Path | None:
-    """The folder that an editable installation points to."""
-    # All there are: in the tree itself, what a build leaves behind is found first, and does not say where it is from.
+    """Return the source tree of an editable installation; None for another kind."""
+    # Try all distributions of this name: build leftovers in the tree are found first, and lack direct_url.json.
     for found in metadata.distributions(name="cloudgpu"):
         origin = json.loads(found.read_text("direct_url.json") or "{}")
         if origin.get("dir_info", {}).get("editable"):

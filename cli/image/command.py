@@ -13,10 +13,10 @@ from ..shared.output import remark
 from .containers import become, call, engine_option, find_engine
 
 _HARDENED = ("--read-only", "--tmpfs=/tmp", "--cap-drop=all", "--security-opt=no-new-privileges", "--pids-limit=4096")
-"""A training program needs none of what these take away."""
+"""Flags that remove privileges no training program needs."""
 _CODE, _CHECKPOINTS = "/home/trainer/code", "/home/trainer/checkpoints"
 _USER = 10001
-"""`trainer` in the Containerfile."""
+"""UID of `trainer` in the Containerfile."""
 _GPU_FLAGS = {"podman": "--device=nvidia.com/gpu=all", "docker": "--gpus=all"}
 
 
@@ -57,7 +57,7 @@ def build(
     found = probe(find_engine(engine, to_run=True), base, python)
     remark(f"{base}: Python {found.python}, {found.machine}; fetching wheels")
     if context is not None:
-        context.mkdir(parents=True)  # one that is there holds things of somebody else
+        context.mkdir(parents=True)  # fails if it exists: it may hold other files
         make_context(context, found)
         click.echo(context)
         return
@@ -155,7 +155,7 @@ def run(
         *([_GPU_FLAGS[program]] if gpus else []),
         *mounts,
         f"--workdir={_CODE if code else '/home/trainer'}",
-        "--env=HOME=/tmp",  # for caches; nothing else can be written to
+        "--env=HOME=/tmp",  # for caches; all else is read-only
         f"--env=CLOUDGPU_CHECKPOINTS={_CHECKPOINTS}",
         image,
         "run",
@@ -171,7 +171,8 @@ def run(
 
 
 def _own_user(program: str) -> list[str]:
-    """The program writes checkpoints as the person who runs it; for root, as the image's own user."""
+    """Return flags that run the program as the current user, who then owns the checkpoints; for root: as the image's
+    user."""
     if os.getuid() == 0:
         return []
     return ["--userns=keep-id"] if program == "podman" else [f"--user={os.getuid()}:{os.getgid()}"]

@@ -1,4 +1,4 @@
-"""The program that builds and runs container images: found, chosen, called."""
+"""Container engines (podman, docker, buildah): find and run them."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from ..shared.errors import CommandError
 
 
 class Engine(NamedTuple):
-    """What a container program can do."""
+    """Container engine, and whether it can run images."""
 
     name: str
     runs: bool
 
 
 ENGINES = (Engine("podman", True), Engine("docker", True), Engine("buildah", False))
-"""In order of preference: podman needs no daemon."""
+"""Engines in order of preference; podman comes first as it needs no daemon."""
 
 engine_option = click.option(
     "--engine",
@@ -33,7 +33,7 @@ engine_option = click.option(
 
 
 def find_engine(name: str | None, *, to_run: bool) -> str:
-    """The program to call. Raises CommandError if there is none that can do it."""
+    """Return the engine to call. Raises CommandError if none is installed that can do it."""
     able = [engine.name for engine in ENGINES if engine.runs or not to_run]
     if name is not None and name not in able:
         raise CommandError(f"{name} cannot run containers", hint=f"use {' or '.join(able)}", exit_code=Exit.USAGE)
@@ -49,14 +49,14 @@ def find_engine(name: str | None, *, to_run: bool) -> str:
 
 
 def call(command: Sequence[str], doing: str) -> None:
-    """Run it, its output to the terminal. Raises CommandError if it fails."""
+    """Run a command with its output on the terminal. Raises CommandError if it fails."""
     code = subprocess.run(command, check=False).returncode
     if code:
         raise CommandError(f"{doing} failed: {command[0]} ended with {code}", hint="see above", exit_code=Exit.FAILED)
 
 
 def ask(command: Sequence[str], doing: str) -> str:
-    """Run it and return what it prints. Raises CommandError with its last line if it fails."""
+    """Run a command and return its stdout. Raises CommandError with the last line of stderr if it fails."""
     done = subprocess.run(command, check=False, capture_output=True, text=True)
     if done.returncode:
         said = (done.stderr.strip().splitlines() or [f"{command[0]} ended with {done.returncode}"])[-1]
@@ -65,5 +65,5 @@ def ask(command: Sequence[str], doing: str) -> str:
 
 
 def become(command: Sequence[str]) -> None:
-    """Turn into that program: its signals and its exit code are ours."""
-    os.execvp(command[0], list(command))  # noqa: S606 - no shell is what is wanted
+    """Replace this process by the command, which then receives the signals and sets the exit code."""
+    os.execvp(command[0], list(command))  # noqa: S606 - no shell is wanted

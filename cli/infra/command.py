@@ -1,4 +1,5 @@
-"""`cloudgpu infra`: what stands in a cloud before any job: network, role, bucket, and who ends what was forgotten."""
+"""`cloudgpu infra`: manage the infra stacks that jobs run in: network, role, bucket, and the function that terminates
+forgotten machines."""
 
 from __future__ import annotations
 
@@ -253,7 +254,8 @@ def status(*, cloud: str | None, region: str | None, backend: str | None, instal
 
 
 def _stands(contents: Contents) -> bool:
-    """Whether it can be used: its outputs stay when it was taken down but for its bucket."""
+    """Return whether the stack is usable: its network exists. Outputs alone do not prove it, as they stay after a
+    `down` that keeps the bucket."""
     from ...infra.settings import OUTPUT
 
     network = str((contents.outputs.get(OUTPUT) or {}).get("network") or "")
@@ -293,17 +295,18 @@ def _known() -> list[Infrastructure]:
 
 
 def _backend_of(cloud: str, region: str, given: str | None) -> str | None:
-    """Where the stack is, as long as the command line does not say otherwise."""
+    """Return the backend given on the command line, else the recorded one, else None."""
     from ...provisioners.shared import infra_outputs
 
     return known_backend(lambda: infra_outputs.load(cloud, region)) if given is None else given
 
 
-# --- what goes into a stack -------------------------------------------------------------------------------------------
+# --- stack settings ---------------------------------------------------------------------------------------------------
 
 
 def _prepared(cloud: str, region: str, bucket: str | None) -> tuple[str, Callable[[Contents], InfraSettings]]:
-    """The stack's name, and its settings by what is in it now. What is wrong with the command line is told at once."""
+    """Return the stack's name and a function that derives its settings from its contents. Raises for invalid
+    arguments."""
     from ...infra.names import check_bucket
     from ...infra.programs import infra_stack
 
@@ -315,14 +318,14 @@ def _prepared(cloud: str, region: str, bucket: str | None) -> tuple[str, Callabl
 
 
 def _settings(stack: str, cloud: str, region: str, bucket: str | None, contents: Contents) -> InfraSettings:
-    """Those of before, as far as this command does not say otherwise: one account, one bucket for the stack's life."""
+    """Return the stack's settings: the existing ones, or new ones. Account and bucket cannot change during its life."""
     from ...control.submit.submission import owner_name
     from ...infra.errors import RefusedError
     from ...infra.programs import SETTINGS
     from ...infra.settings import InfraSettings, read_output
     from ...provisioners.stacks.fleet_queries import account_of, boundary_of
 
-    if SETTINGS not in contents.outputs:  # not there, or its first `up` has failed
+    if SETTINGS not in contents.outputs:  # no stack yet, or its first `up` failed
         return InfraSettings(
             cloud=cloud,
             region=region,
@@ -338,7 +341,7 @@ def _settings(stack: str, cloud: str, region: str, bucket: str | None, contents:
     if bucket not in (None, old.bucket):
         message = f"{stack} has the bucket {old.bucket or 'that it made'}: it cannot be given {bucket}"
         raise RefusedError(message, "take it down first, or leave out --bucket")
-    # A boundary is kept where this shell names none: dropping a guard must not happen by an unset variable.
+    # The old boundary stays if the environment names none: an unset variable must not drop a guard.
     return replace(old, protect=True, boundary=boundary_of(cloud) or old.boundary)
 
 
@@ -371,11 +374,11 @@ def _keep(it: Stack, outputs: Mapping[str, object]) -> Infrastructure:
     return known
 
 
-# --- what down looks at -----------------------------------------------------------------------------------------------
+# --- checks before down -----------------------------------------------------------------------------------------------
 
 
 def _jobs_there(cloud: str, region: str, contents: Contents) -> list[str]:
-    """Ids of this store's jobs that have not ended and use the stack: its region, or its bucket."""
+    """Return the ids of this store's active jobs that use the stack's region or its bucket."""
     from ...control.jobs import list_jobs
     from ...infra.settings import OUTPUT
 
@@ -397,7 +400,7 @@ def _clusters_there(cloud: str, region: str) -> list[str]:
 
 
 def _unprotect(stack: Stack, settings: InfraSettings, contents: Contents, given: str | None) -> None:
-    """Bring the stack up once more with a bucket that may be deleted, if its name was told a second time."""
+    """Update the stack so that its bucket may be deleted, after the bucket's name was confirmed."""
     from ...infra.errors import BadRequestError
     from ...infra.programs import infra_program
 
@@ -419,7 +422,7 @@ def _twice(buckets: list[str]) -> str:
 
 
 def _buckets(contents: Contents) -> list[str]:
-    """Names of the stack's own; azure: of storage accounts."""
+    """Return the names of the stack's own buckets (azure: storage accounts)."""
     from ...infra.preflight import BUCKETS
 
     return [one.id.rpartition("/")[2] for one in contents.resources if one.kind in BUCKETS]

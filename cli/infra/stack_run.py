@@ -1,4 +1,5 @@
-"""What `infra` and `cluster` share: their options, the engine, a stack held while its steps are shown."""
+"""Shared parts of `infra` and `cluster`: options, the Pulumi engine, and a stack opened exclusively with progress
+output."""
 
 from __future__ import annotations
 
@@ -27,7 +28,7 @@ _F = TypeVar("_F", bound=Callable[..., Any])
 
 
 def stack_options(function: _F) -> _F:
-    """Decorator: the options of every command that runs the engine."""
+    """Add the options of every command that runs the engine (decorator)."""
     function = click.option(
         "--install-pulumi", is_flag=True, help="Where there is no `pulumi`, download one into the state directory."
     )(function)
@@ -41,9 +42,9 @@ def stack_options(function: _F) -> _F:
 
 @contextlib.contextmanager
 def held(name: str, backend: str | None, *, install: bool) -> Iterator[Stack]:
-    """The stack of this name, for this command alone; its steps are shown on stderr. Raises InfraError."""
+    """Open the stack exclusively for this command and show its steps on stderr (context manager). Raises InfraError."""
     _need_sdk()
-    os.environ.setdefault("GRPC_VERBOSITY", "ERROR")  # else it tells of every connection that an engine closes
+    os.environ.setdefault("GRPC_VERBOSITY", "ERROR")  # else gRPC logs every connection that an engine closes
     from ...infra.engine.automation import Say, opened
     from ...infra.engine.backend import backend_of
 
@@ -90,8 +91,8 @@ def _engine(progress: ProgressLine, *, install: bool) -> Any:  # infra.engine.En
 
 
 def known_backend(load: Callable[[], Cluster | Infrastructure | None]) -> str | None:
-    """Where a stack is of which this computer knows; None: it does not. What is known need not be readable: `status`
-    writes it anew."""
+    """Return the recorded backend of a stack; None if there is no record. An unreadable record is only a warning, as
+    `status` rewrites it."""
     try:
         known = load()
     except ValueError as error:
@@ -102,7 +103,8 @@ def known_backend(load: Callable[[], Cluster | Infrastructure | None]) -> str | 
 
 @contextlib.contextmanager
 def readable() -> Iterator[None]:
-    """For what is known here of stacks: a file that cannot be read becomes an InfraError, which names it."""
+    """Raise InfraError instead of ValueError for an unreadable stack record; the message names the file (context
+    manager)."""
     from ...infra.errors import InfraError
 
     try:
@@ -112,8 +114,8 @@ def readable() -> Iterator[None]:
 
 
 def check_account(stack: str, cloud: str, region: str, account: str) -> None:
-    """Before a stack is compared with its cloud: asked with the credentials of another account than it was brought up
-    in, the cloud knows nothing of it, and all that bills would be forgotten. Raises RefusedError, ProvisionError."""
+    """Check that the credentials belong to the stack's account. Refreshing with another account's credentials would
+    drop billed resources from the stack. Raises RefusedError, ProvisionError."""
     from ...infra.errors import RefusedError
     from ...provisioners.stacks.fleet_queries import account_of
 
@@ -125,8 +127,8 @@ def check_account(stack: str, cloud: str, region: str, account: str) -> None:
 def settle(
     report: Report, told: Mapping[str, object], *, as_json: bool, yes: bool, question: str, default: bool = True
 ) -> None:
-    """Go on only where no check refuses, and where somebody said so: --yes, or an answer on the terminal, `default`
-    being that of just Enter. With --json a report that refuses is the command's result: it is printed beside `told`."""
+    """Return if no check refuses and the user confirms, by --yes or at the terminal (`default`: the answer of Enter).
+    Raises RefusedError for a refused report; with `as_json` it is printed together with `told` first."""
     from ...infra.errors import RefusedError
 
     if report.refusals:

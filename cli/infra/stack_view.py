@@ -1,4 +1,4 @@
-"""How stacks are shown: what would be done to them, what is being done, what is in them."""
+"""Show stacks: planned changes, progress of steps, and contents."""
 
 from __future__ import annotations
 
@@ -26,7 +26,8 @@ _WORDS = {"create": "to make", "update": "to change", "replace": "to replace", "
 
 
 def step_text(step: Step) -> str:
-    """`+ made      network-vpc  Vpc  3s`; one that begins, `making network-vpc (Vpc) …`."""
+    """Return the line of a step: `+ made      network-vpc  Vpc  3s`; for one that begins, `making network-vpc (Vpc)
+    …`."""
     change = step.change
     if step.state == "begun":
         return f"{_DOING.get(change.op, change.op)} {change.name} ({_short(change.kind)}) …"
@@ -35,7 +36,7 @@ def step_text(step: Step) -> str:
 
 
 def report_text(report: Report) -> str:
-    """The changes as a table, then their number, the price, and what the checks say."""
+    """Return the table of changes, then their counts, the price, and the findings of the checks."""
     shown = [change for change in report.changes if change.changes]
     rows = [[_SIGNS[change.op], change.name, _short(change.kind), ", ".join(change.keys)] for change in shown]
     heads = (*_HEADS, _BECAUSE) if any(change.keys for change in shown) else _HEADS
@@ -66,5 +67,5 @@ def _price(price: Price | None) -> list[str]:
 
 
 def _short(kind: str) -> str:
-    """`Bucket` of `aws:s3/bucket:Bucket`."""
+    """Return the last part of a resource type: `Bucket` of `aws:s3/bucket:Bucket`."""
     return kind.rpartition(":")[2]

@@ -1,11 +1,11 @@
-"""Remove terminal control sequences (ECMA-48) from the output of programs. Colours may stay, nothing else."""
+"""Remove terminal control sequences (ECMA-48) from the output of programs; colours can be kept."""
 
 from __future__ import annotations
 
 import re
 
 _CARRIED = 64
-"""Characters of an unfinished sequence that are kept for the next part of its line; no colour is longer."""
+"""Maximum characters of an unfinished sequence kept for the next part of its line; no colour sequence is longer."""
 
 _SEQUENCE = re.compile(
     r"(?P<csi>\x1b\[|\x9b)(?P<parameters>[0-?]*)[ -/]*(?P<final>[@-~]|\Z)"  # colours, cursor, screen, modes
@@ -19,16 +19,16 @@ _COLOUR = re.compile(r"[0-9;:]*")
 
 
 class ControlSequenceFilter:
-    """Filters one stream of text; a sequence may be split between the parts of a line."""
+    """Stateful filter of one text stream; a sequence may be split between the parts of a line."""
 
     def __init__(self, *, colours: bool) -> None:
-        """`colours`: keep sequences that select colours and styles (SGR)."""
+        """Create a filter. `colours`: keep sequences that select colours and styles (SGR)."""
         self._colours = colours
         self._rest = ""
-        """The beginning of a sequence that has not ended yet; bounded."""
+        """Beginning of an unfinished sequence; bounded."""
 
     def __call__(self, text: str, *, partial: bool = False) -> str:
-        """Return the text without sequences. One that the end of its line cuts off ends there."""
+        """Return the text without sequences. An unfinished sequence carries over to the next part only if `partial`."""
         if not self._rest and not _SEQUENCE.search(text):
             return text
         text, self._rest = self._rest + text, ""
@@ -47,7 +47,7 @@ class ControlSequenceFilter:
         if introducer is None:
             self._rest = whole if whole[0] == "\x1b" and not "0" <= whole[-1] <= "~" else ""
         elif match["csi"]:
-            self._rest = whole if len(whole) <= _CARRIED else f"{introducer}?"  # `?`: certainly no colour
+            self._rest = whole if len(whole) <= _CARRIED else f"{introducer}?"  # `?` marks it as not a colour
         elif not whole.endswith(_STRING_ENDS if match["string"] else ("\x07", *_STRING_ENDS)):
             self._rest = introducer + ("\x1b" if whole.endswith("\x1b") else "")
         return ""

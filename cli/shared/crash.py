@@ -1,4 +1,4 @@
-"""What is written when cloudgpu itself is at fault: enough to mend it, and nothing secret."""
+"""Crash reports for defects of cloudgpu: details for a bug report, with secrets masked."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ from .hidden_values import MASK, masked
 
 
 def write_report(error: BaseException, words: Sequence[str]) -> Path | None:
-    """The file with the details, in the state dir or else the temporary one; None: neither can be written to."""
+    """Write a file with the details and return its path, in the state directory or else a temporary one; None if
+    neither is writable."""
     text = "\n".join(
         [
             f"cloudgpu {__version__}, Python {platform.python_version()}, {platform.platform()}",
@@ -48,7 +49,7 @@ def _temporary_folder() -> Path:
 
 
 def _without_secrets(words: Sequence[str]) -> Iterator[str]:
-    """The command line without values of --env and --set and without the program's own arguments."""
+    """Yield the command line without the values of --env and --set and without the program's arguments."""
     hide_next = False
     for word in words:
         if word == "--":

@@ -1,6 +1,6 @@
-"""Where every error of a command ends: one message on stderr and an exit code. Never a traceback.
+"""Report any error of a command as one message on stderr and an exit code, never a traceback.
 
-The table knows classes by name, so that reporting one imports none of the modules it might have come from.
+The table of handlers names exception classes as text, so that reporting an error imports no other module.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class CommandError(Exception):
-    """A command cannot go on: what is wrong, what to do about it, and the exit code."""
+    """Error that ends a command: message, hint for the user, and exit code."""
 
     def __init__(self, message: str, *, hint: str = "", exit_code: Exit) -> None:
         super().__init__(message)
@@ -31,10 +31,10 @@ class CommandError(Exception):
 
 
 def report(error: BaseException, words: Sequence[str]) -> Exit:
-    """Print what the user needs to know of an error that ended a command with these words; returns the exit code."""
+    """Print the message for an error that ended the command line `words`; return the exit code."""
     try:
         return _report(error, words)
-    except OSError:  # stderr itself cannot be written to: nobody is left to tell
+    except OSError:  # stderr itself cannot be written to
         return Exit.UNAVAILABLE
 
 
@@ -42,9 +42,9 @@ def _report(error: BaseException, words: Sequence[str]) -> Exit:
     if isinstance(error, SystemExit):
         return Exit(error.code) if error.code in set(Exit) else Exit.FAILED
     if isinstance(error, KeyboardInterrupt | click.Abort):
-        click.echo(err=True)  # closes the line on which the terminal shows ^C
+        click.echo(err=True)  # ends the line on which the terminal shows ^C
         return Exit.INTERRUPTED
-    if isinstance(error, BrokenPipeError):  # `cloudgpu … | head` read enough
+    if isinstance(error, BrokenPipeError):  # the reader of `cloudgpu … | head` closed the pipe
         return Exit.OK
     for parent in type(error).__mro__:
         handle = _HANDLERS.get(f"{parent.__module__}.{parent.__qualname__}")
@@ -62,7 +62,7 @@ def _say(message: str, hint: str = "") -> None:
 
 
 def _says(exit_code: Exit, hint: str = "") -> Callable[[BaseException], Exit]:
-    """A handler which prints the error's own text."""
+    """Return a handler that prints the error's own text."""
 
     def handle(error: BaseException) -> Exit:
         _say(str(error), hint)
@@ -85,7 +85,7 @@ def _infra_error(exit_code: Exit) -> Callable[[InfraError], Exit]:
 
 
 def _usage_error(error: click.ClickException) -> Exit:
-    """As click prints it, but in the form of every other error."""
+    """Print the usage line as click does, then the message in the form of all other errors."""
     if isinstance(error, click.exceptions.NoArgsIsHelpError):
         error.show()
         return Exit.USAGE

@@ -1,4 +1,4 @@
-"""Values of environment variables of the command's job, which a crash report must not repeat."""
+"""Registry of environment variable values of the command's job, masked in crash reports."""
 
 from __future__ import annotations
 
@@ -9,12 +9,13 @@ _values: set[str] = set()
 
 
 def hide(values: Iterable[str]) -> None:
-    """Keep these texts out of reports. Texts of one or two characters would only make a report unreadable."""
+    """Mask these texts in reports. Texts of one or two characters are ignored: masking them would make reports
+    unreadable."""
     _values.update(value for value in values if len(value) > 2)
 
 
 def masked(text: str) -> str:
-    """Return the text without the hidden values."""
+    """Return the text with the hidden values masked."""
     for value in sorted(_values, key=len, reverse=True):
         text = text.replace(value, MASK)
     return text

@@ -1,4 +1,4 @@
-"""Options and parameter types that several commands share."""
+"""Options and parameter types shared by several commands."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import click
 
 
 class DurationType(click.ParamType):  # type: ignore[type-arg]  # generic in newer versions of click only
-    """`90s`, `30m`, `12h`, `1h30m` as seconds."""
+    """Parameter type that parses `90s`, `30m`, `12h`, `1h30m` into seconds."""
 
     name = "duration"
 

@@ -1,4 +1,4 @@
-"""What commands print: text that fits the terminal, tables, JSON, and one line of progress.
+"""Output of commands: text that fits the terminal, tables, JSON, and a progress line.
 
 Results go to stdout; progress, questions and remarks go to stderr, so that a pipe gets results only.
 """
@@ -36,18 +36,18 @@ _TONES: dict[Tone, dict[str, Any]] = {
 
 
 def is_terminal(*, err: bool = False) -> bool:
-    """Whether a person looks at stdout (or stderr)."""
+    """Return whether stdout (or stderr) is a terminal."""
     stream = sys.stderr if err else sys.stdout
     return stream is not None and not stream.closed and stream.isatty()
 
 
 def can_ask() -> bool:
-    """Whether a question can be put and answered: stdin and stderr are a terminal."""
+    """Return whether the user can be asked: stdin and stderr are terminals."""
     return is_terminal(err=True) and sys.stdin is not None and not sys.stdin.closed and sys.stdin.isatty()
 
 
 def columns() -> int:
-    """Columns to print in: the terminal's, at most 100; 100 where there is no terminal to ask."""
+    """Return the columns to print in: the terminal's, at most 100; 100 without a terminal."""
     try:
         wide = int(os.environ.get("COLUMNS", ""))
     except ValueError:
@@ -59,13 +59,13 @@ def _terminal_columns() -> int:
     for stream in (sys.stdout, sys.stderr):
         try:
             return os.get_terminal_size(stream.fileno()).columns
-        except (OSError, ValueError, AttributeError):  # no terminal; a closed stream; None, or a test's buffer
+        except (OSError, ValueError, AttributeError):  # no terminal; a closed stream; None or a test's buffer
             continue
     return 0
 
 
 def style(text: str, tone: Tone, *, err: bool = False) -> str:
-    """The text in a tone's colour, if stdout (or stderr) is a terminal and NO_COLOR is not set."""
+    """Return the text in a tone's colour, if stdout (or stderr) is a terminal and NO_COLOR is not set."""
     if os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb" or not is_terminal(err=err):
         return text
     return click.style(text, **_TONES[tone])
@@ -81,12 +81,12 @@ _DIAGNOSTIC_TONES: dict[Part, Tone] = {
 
 
 def paint_diagnostic(text: str, part: Part, *, err: bool = False) -> str:
-    """Colours for jobspecs.reports.to_text() on stdout (or stderr)."""
+    """Apply colours for jobspecs.loading.reports.to_text() on stdout (or stderr)."""
     return style(text, _DIAGNOSTIC_TONES[part], err=err)
 
 
 def clean(text: str) -> str:
-    """Text of unknown origin made harmless for a terminal: control characters but tab and newline are escaped."""
+    """Escape control characters except tab and newline, so that untrusted text is safe for a terminal."""
     if text.isprintable():
         return text
     return "".join(c if c in "\t\n" or unicodedata.category(c) not in {"Cc", "Cf", "Cs"} else _escape(c) for c in text)
@@ -97,7 +97,8 @@ def _escape(character: str) -> str:
 
 
 def text_width(text: str) -> int:
-    """Columns a terminal uses for the text: East Asian wide characters take two, combining marks none."""
+    """Return the columns that a terminal uses for the text: East Asian wide characters take two, combining marks
+    none."""
     if text.isascii():
         return len(text)
     return sum(map(_character_width, text))
@@ -110,7 +111,7 @@ def _character_width(character: str) -> int:
 
 
 def shorten(text: str, width: int) -> str:
-    """The text, cut to so many columns; a cut shows as an ellipsis."""
+    """Return the text cut to `width` columns, with an ellipsis if it was cut."""
     if text_width(text) <= width:
         return text
     kept, used = [], 0
@@ -123,19 +124,19 @@ def shorten(text: str, width: int) -> str:
 
 
 class Column(NamedTuple):
-    """A column of a table."""
+    """Column of a table."""
 
     title: str
     right: bool = False
-    """Numbers are set flush right."""
+    """Align right, for numbers."""
     least: int | None = None
-    """A column that may be cut to this width where the table is too wide; None: it is always printed whole."""
+    """Minimum width to which it may be cut if the table is too wide; None: it is never cut."""
     spare: int = 0
-    """Where cutting is not enough, columns are left out, those with the highest number first; 0: never."""
+    """Rank for dropping the column if cutting is not enough, highest first; 0: it is never dropped."""
 
 
 def table(heads: Sequence[Column], rows: Sequence[Sequence[str]], *, width: int | None = None, indent: int = 0) -> str:
-    """Rows under their heads within the width; columns that may be cut give way, the widest first."""
+    """Return a table that fits the width; columns that may be cut are cut first, the widest one first."""
     room = (width or columns()) - indent
     cells = [[clean(cell).replace("\n", " ") for cell in row] for row in rows]
     heads, cells = _without_spare(heads, cells, room)
@@ -153,7 +154,7 @@ def _widths(heads: Sequence[Column], cells: Sequence[Sequence[str]]) -> list[int
 def _without_spare(
     heads: Sequence[Column], cells: list[list[str]], room: int
 ) -> tuple[Sequence[Column], list[list[str]]]:
-    """The table without those columns it has no room for."""
+    """Return the table without the spare columns that do not fit."""
     kept = list(range(len(heads)))
     least = [min(width, head.least or width) for head, width in zip(heads, _widths(heads, cells), strict=True)]
     while sum(least[i] + _GAP for i in kept) - _GAP > room:
@@ -199,7 +200,7 @@ STATE_TONES: dict[str, Tone] = {
     "stopped": "warn",
     "cancelled": "warn",
 }
-"""Words of a table that carry a colour wherever they fill a cell."""
+"""Colours of table cells that consist of one of these words."""
 
 
 def echo_table(heads: Sequence[Column], rows: Sequence[Sequence[str]], *, indent: int = 0) -> None:
@@ -207,17 +208,17 @@ def echo_table(heads: Sequence[Column], rows: Sequence[Sequence[str]], *, indent
 
 
 def echo_json(value: object) -> None:
-    """A document for scripts: indented, and one value a command."""
+    """Print a JSON document for scripts: indented, one per command."""
     click.echo(json_text(value, indent=2))
 
 
 def echo_json_line(value: object) -> None:
-    """One line of a stream of values (`events --json -f`), written at once."""
+    """Print one line of a JSON stream (`events --json -f`)."""
     click.echo(json_text(value))
 
 
 def json_text(value: object, indent: int | None = None) -> str:
-    """Return a value as JSON. What a terminal would act on, or no encoding has, is escaped in its strings."""
+    """Return a value as JSON; control characters and lone surrogates in its strings are escaped."""
     import json
 
     text = json.dumps(value, indent=indent, ensure_ascii=False, separators=None if indent else (",", ":"), default=str)
@@ -225,11 +226,11 @@ def json_text(value: object, indent: int | None = None) -> str:
 
 
 _UNSAFE = re.compile("[\x7f-\x9f\u200b-\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
-"""Control characters that JSON leaves as they are, those that turn the direction of text, halves of characters."""
+"""Control characters that JSON leaves unescaped, text direction marks, and lone surrogates."""
 
 
 def remark(text: str) -> None:
-    """What a person should know beside the result; on stderr."""
+    """Print an informational message on stderr."""
     click.echo(clean(text), err=True)
 
 
@@ -260,11 +261,11 @@ class ProgressLine:
         if not self._active or text == self._shown:
             return
         self._shown = text
-        # \r: to the line's beginning; \x1b[K: erase the rest of it.
+        # \r: return to the line's start; \x1b[K: erase the rest of it.
         click.echo(f"\r{shorten(clean(text), columns() - 1)}\x1b[K", nl=False, err=True, color=True)
 
     def clear(self) -> None:
-        """Take the line away, so that other text can be printed."""
+        """Erase the line, so that other text can be printed."""
         if self._shown:
             self._shown = ""
             click.echo("\r\x1b[K", nl=False, err=True, color=True)

@@ -1,4 +1,4 @@
-"""How commands write times, durations and money for people."""
+"""Formatting of times, durations and money."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _UNITS = ((86_400, "d"), (3_600, "h"), (60, "m"), (1, "s"))
 
 
 def duration(seconds: float | None) -> str:
-    """The two largest units: `45s`, `3m 20s`, `2h 5m`, `4d 1h`; under ten seconds with a tenth; None: `-`."""
+    """Return the two largest units: `45s`, `3m 20s`, `2h 5m`, `4d 1h`; under ten seconds with a decimal; None: `-`."""
     if seconds is None:
         return "-"
     seconds = max(seconds, 0)  # clocks of two machines may disagree
@@ -29,12 +29,13 @@ def duration(seconds: float | None) -> str:
 
 
 def ago(moment: float | None, now: float | None = None) -> str:
-    """`3m 20s ago`; `-` if there is no moment (epoch seconds)."""
+    """Return the time since `moment` (epoch seconds): `3m 20s ago`; `-` for None."""
     return "-" if moment is None else f"{duration((time.time() if now is None else now) - moment)} ago"
 
 
 def money(amount: Decimal | None) -> str:
-    """`12.34 USD`, `unknown`; below a cent the digits that matter, so that a price is never shown as 0."""
+    """Return `12.34 USD` or `unknown`; below a cent with four decimals, rounded up, so that a price never shows as
+    0."""
     if amount is None:
         return "unknown"
     if 0 < amount < _CENT:
@@ -43,14 +44,14 @@ def money(amount: Decimal | None) -> str:
 
 
 def clock(moment: float) -> str:
-    """Epoch seconds as local time: `14:03:07` today, `2026-05-01 14:03:07` on another day."""
+    """Return epoch seconds as local time: `14:03:07` today, `2026-05-01 14:03:07` on another day."""
     then = datetime.datetime.fromtimestamp(moment).astimezone()
     today = datetime.datetime.now().astimezone().date()
     return then.strftime("%H:%M:%S" if then.date() == today else "%Y-%m-%d %H:%M:%S")
 
 
 def iso(moment: float | None) -> str | None:
-    """Epoch seconds as JSON output writes them: `2026-05-01T12:03:07.120Z`, always UTC."""
+    """Return epoch seconds as in JSON output: `2026-05-01T12:03:07.120Z`, always UTC."""
     if moment is None:
         return None
     then = datetime.datetime.fromtimestamp(moment, tz=datetime.UTC)

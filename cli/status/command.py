@@ -1,4 +1,4 @@
-"""`cloudgpu status`: the list of jobs, or one with everything that is known of it."""
+"""`cloudgpu status`: list jobs, or show one in full."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ..shared.output import echo_json, is_terminal, style
 
 _WATCH_S = 1.0
 _NEWEST = 20
-"""Jobs in the list for people, where --all is not given; --json lists every job."""
+"""Maximum jobs in the list without --all; --json lists every job."""
 
 
 @click.command()
@@ -59,7 +59,7 @@ def _list(*, active: bool, limit: int | None, as_json: bool) -> bool:
     for job in jobs:
         if not job.done:
             watch(job, only_looking=True)
-            break  # one supervisor advances them all
+            break  # one supervisor advances all jobs
     if as_json:
         echo_json(list_json(jobs))
         return True
@@ -82,7 +82,7 @@ def _none_listed(*, stored: int) -> str:
 
 
 def _repeat(show: Callable[[], bool], *, watching: bool) -> None:
-    """Once, or on a cleared screen every second until there is nothing more to wait for; Ctrl-C ends it."""
+    """Show once or, if watching, every second on a cleared screen until `show` returns False or Ctrl-C is pressed."""
     try:
         while True:
             if watching and is_terminal():

@@ -58,7 +58,7 @@ def list_json(jobs: Sequence[Job]) -> list[dict[str, Any]]:
 
 
 def _each(jobs: Sequence[Job], show: Callable[[JobView], _T]) -> list[_T]:
-    """Return how each job is shown; one whose rows in the store are damaged is left out, which is said."""
+    """Return how each job is shown. A job with a damaged row in the store is skipped with a warning."""
     from ...control.errors import DamagedRowError
 
     shown = []
@@ -86,7 +86,7 @@ def _list_row(seen: JobView) -> list[str]:
 
 
 def job_text(job: Job) -> str:
-    """Everything of one job, in paragraphs."""
+    """Return all details of one job, in paragraphs."""
     seen = view(job, machines=not job.done)
     parts = [_head(seen), _attempts(seen), _refused(seen)]
     if seen.nodes:
@@ -99,7 +99,7 @@ def job_text(job: Job) -> str:
 
 
 def status_json(job: Job) -> dict[str, Any]:
-    """The same for scripts; docs/cli.md describes it."""
+    """Return all details of one job for scripts; docs/cli.md describes them."""
     seen = view(job)
     return {
         **_json(seen),
@@ -167,7 +167,7 @@ def _head(seen: JobView) -> str:
 
 
 def _attempts(seen: JobView) -> str:
-    """A line for each; those that were refused one after the other have one together, see _refused()."""
+    """Return a table of attempts; consecutive refused attempts share a line (see _refused())."""
     rows: list[list[str]] = []
     for was_refused, found in groupby(seen.attempts, key=lambda attempt: attempt.outcome == "refused"):
         attempts = list(found)
@@ -195,7 +195,7 @@ def _refused_row(attempts: Sequence[Attempt], now: float) -> list[str]:
 
 
 def _refused(seen: JobView) -> str:
-    """Every place that was asked in vain, when and why; nothing if the job's reason tells it already."""
+    """Return each place that refused, when and why; "" if the job's reason already lists them."""
     from ...control.reconcile.refusal_report import group, lines
     from ...control.store.model import Refused
 

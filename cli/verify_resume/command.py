@@ -1,4 +1,4 @@
-"""`cloudgpu verify-resume`: whether a program that is killed and resumed ends as one that is not, bit for bit."""
+"""`cloudgpu verify-resume`: verify that a program which is killed and resumed ends bit for bit like one that is not."""
 
 from __future__ import annotations
 

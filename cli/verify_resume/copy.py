@@ -1,7 +1,7 @@
-"""A working directory for each run of a verification, so that what the runs write can be compared.
+"""Copies of the working directory, one per run of a verification, so that the runs' files can be compared.
 
-It is a copy of the one the command was called in. Large files and folders are links; so is what lies beside the
-directory and above it, so that paths such as ../data lead where they did.
+Large files and folders are symbolic links; so are the siblings of the directory and of its parents, so that paths such
+as ../data still work.
 """
 
 from __future__ import annotations
@@ -14,24 +14,24 @@ from ..exit_codes import Exit
 from ..shared.errors import CommandError
 
 _LARGE = 16 << 20
-"""Bytes of a file that is linked, not copied."""
+"""Size in bytes above which a file is linked, not copied."""
 _MANY = 2000
-"""Entries of a folder that is linked, not copied."""
+"""Number of entries from which a folder is linked, not copied."""
 _TOTAL = 1 << 30
-"""Bytes that are copied in all; what comes after is linked."""
+"""Maximum bytes to copy in total; later files are linked."""
 _ENTRIES = 100_000
-"""Files and folders in all."""
+"""Maximum number of files and folders in total."""
 _LINKED = frozenset((".git", ".hg", ".venv", "venv", "node_modules"))
 
 
 class WorkingCopies:
-    """Copies of one directory. left_out: a folder that is not copied, for the copies themselves may lie in it."""
+    """Factory of copies of one directory. `left_out`: a folder to skip, as the copies themselves may be in it."""
 
     def __init__(self, directory: Path, left_out: Path) -> None:
         self._directory, self._left_out = directory, left_out.resolve()
 
     def make(self, root: Path) -> Path:
-        """Make one below the new folder `root`; return the path of the copy. Raises CommandError."""
+        """Make a copy below the new folder `root` and return its path. Raises CommandError."""
         above = [*reversed(self._directory.parents)]
         try:
             here = root
@@ -58,20 +58,20 @@ class WorkingCopies:
 
 
 class _TooLargeError(Exception):
-    """There are too many files."""
+    """Raised if the directory has too many entries."""
 
 
 def _link_siblings(folder: Path, below: str, target: Path) -> None:
     try:
         entries = [entry for entry in folder.iterdir() if entry.name != below]
-    except PermissionError:  # a folder whose entries can be used, but not listed
+    except PermissionError:  # the folder cannot be listed; its entries may still be usable
         return
     for entry in entries:
         (target / entry.name).symlink_to(entry)
 
 
 class _Copy:
-    """One copy: counts what was copied."""
+    """Copy in progress, with counts of the bytes and entries copied."""
 
     def __init__(self, left_out: Path) -> None:
         self._left_out, self._bytes, self._entries = left_out, 0, 0
@@ -95,7 +95,7 @@ class _Copy:
                 target.symlink_to(entry.path)
             else:
                 self.folder(Path(entry.path), target)
-        elif entry.is_symlink():  # as it is: a relative one leads to the copy of what it led to
+        elif entry.is_symlink():  # kept as it is: a relative link leads to the copy of its target
             target.symlink_to(Path(entry.path).readlink())
         elif not entry.is_file() or (size := entry.stat().st_size) > _LARGE or self._bytes + size > _TOTAL:
             target.symlink_to(entry.path)

@@ -1,4 +1,4 @@
-"""The runs of `cloudgpu verify-resume`: processes, each with a folder of its own, and what they come to."""
+"""Run the program for `cloudgpu verify-resume`, each run in a separate process and folder, and judge the results."""
 
 from __future__ import annotations
 
@@ -37,24 +37,24 @@ _EXITS: dict[Outcome, str] = {
 _MARK = "CLOUDGPU_VERIFICATION"
 _INTERRUPTED = 75
 _TAIL = 20
-"""Lines of a program's output that are shown when it fails."""
+"""Number of a program's last output lines shown if it fails."""
 _NAMED = 6
-"""Files and variables that the verdict's sentence names."""
+"""Maximum number of files and variables named in the verdict's sentence."""
 
 
 @dataclass(slots=True)
 class Verdict:
-    """What a verification came to."""
+    """Result of a verification."""
 
     outcome: Outcome
     text: str
     """One sentence."""
     comparison: dict[str, Any] | None = None
-    """As `runtime compare` prints it."""
+    """Output of `runtime compare`."""
     ended_at: list[int] = field(default_factory=list)
-    """The steps at which the program was ended."""
+    """Steps at which the program was ended."""
     tail: str = ""
-    """The program's last lines, if it failed."""
+    """Last output lines of a program that failed."""
 
     @property
     def exit(self) -> str:
@@ -63,7 +63,7 @@ class Verdict:
 
 
 class _Stop(Exception):  # noqa: N818 - not an error
-    """A verdict before the end."""
+    """Early end of a verification, with its verdict."""
 
     def __init__(self, verdict: Verdict) -> None:
         super().__init__(verdict.text)
@@ -71,7 +71,7 @@ class _Stop(Exception):  # noqa: N818 - not an error
 
 
 class Verification:
-    """A context: when it ends, no process of it is left, nor its folder."""
+    """Verification of a program (context manager); on exit its processes are killed and its folder is removed."""
 
     def __init__(self, program: Sequence[str], timeout: float) -> None:
         self._python, self._program = _interpreter(program)
@@ -90,7 +90,7 @@ class Verification:
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def verify(self, step: int | None, how: str, runs: int) -> Verdict:
-        """step: where to end it; None: anywhere."""
+        """Run the verification. `step`: the step at which to end the program; None: a random one per run."""
         try:
             return self._verify(step, how, runs)
         except _Stop as stop:
@@ -127,7 +127,7 @@ class Verification:
         return folder
 
     def _check_deterministic(self, first: Path, second: Path) -> int:
-        """The number of steps."""
+        """Compare two undisturbed runs and return the number of steps. Raises _Stop if they differ."""
         comparison = self._compare(first, second)
         steps = int(comparison["steps"])
         if comparison["problem"]:
@@ -154,7 +154,7 @@ class Verification:
         return folder
 
     def _expect(self, folder: Path, plan: dict[str, object], codes: set[int]) -> None:
-        """One process of the program; it must end with one of the codes."""
+        """Run the program once. Raises _Stop unless it exits with one of the codes."""
         path = folder / "plan.json"
         path.write_text(json.dumps(plan))
         log = folder / "output"
@@ -165,7 +165,7 @@ class Verification:
             raise _Stop(Verdict("program-failed", f"the program failed by itself: {ending}", tail=tail))
 
     def _compare(self, *runs: Path) -> dict[str, Any]:
-        """Compare an undisturbed run with another; a third one is undisturbed as well."""
+        """Compare an undisturbed run with another one; an optional third run is undisturbed as well."""
         b = runs[1]
         out = b / "comparison"
         code = self._call(["compare", *map(str, runs)], out, errors=b / "comparison-errors", cwd=Path.cwd())
@@ -198,13 +198,13 @@ class Verification:
 
 
 def _interpreter(program: Sequence[str]) -> tuple[str, list[str]]:
-    """A Python that is named is the one to use; else our own."""
+    """Return the interpreter and its arguments: the Python that the command names, else the current one."""
     name = Path(program[0]).name
     if name.startswith("python") and not Path(name).suffix.endswith("py") and len(program) > 1:
         found = shutil.which(program[0])
         if found is None:
             raise CommandError(f"{program[0]} is not on the PATH", exit_code=Exit.USAGE)
-        return os.path.abspath(found), list(program[1:])  # noqa: PTH100 - a link, as in a venv, is not resolved
+        return os.path.abspath(found), list(program[1:])  # noqa: PTH100 - keeps a venv's symbolic link
     return sys.executable, list(program)
 
 
@@ -217,7 +217,7 @@ def _why_nothing(folder: Path) -> str:
 
 
 def _judge(comparison: dict[str, Any]) -> Verdict:
-    """Return the verdict on a run whose final checkpoint and metrics agree with the undisturbed one's."""
+    """Return the verdict on a run whose final checkpoint and metrics agree with the undisturbed run's."""
     steps, files = comparison["steps"], comparison["files"]
     same = f"{comparison['compared']} tensors and values, after {steps} steps"
     if not files and not comparison["held"]:
@@ -238,7 +238,7 @@ def _where(comparison: dict[str, Any]) -> str:
 
 
 def _kill_marked(mark: str) -> None:
-    """What is left of the program: its loader workers, its writer."""
+    """Kill the program's remaining processes, such as loader workers."""
     import psutil
 
     for process in psutil.process_iter():

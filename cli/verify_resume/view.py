@@ -1,4 +1,4 @@
-"""How a verification's verdict is shown."""
+"""Show the verdict of a verification."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _CAUSES = (
     ("model ", "is not given to the Checkpointer: pass it by name, e.g. ema="),
     ("variable ", "is not saved: keep it in ckpt.state if the training or what is delivered depends on it"),
 )
-"""What an unsaved thing's kind means; the likeliest causes first."""
+"""Advice by kind of unsaved state; likeliest causes first."""
 _NONE_FOUND = (
     "none was found in what the program holds: look at random augmentation inside of DataLoader workers (SeededDataset "
     "makes it repeatable), and at threads of the program's own"
@@ -70,14 +70,14 @@ def show(verdict: Verdict, *, as_json: bool) -> None:
 
 
 def likely_causes(verdict: Verdict) -> list[str]:
-    """Return the likeliest first; nothing if the runs agree."""
+    """Return the likely causes, likeliest first; [] if the runs agree."""
     comparison = verdict.comparison
     if comparison is None or verdict.outcome not in ("differ", "not-all-saved", "not-deterministic"):
         return []
     keys: list[str] = comparison["first_keys"] or [one["key"] for one in comparison["final"]]
     if verdict.outcome == "not-deterministic":
         return _of_chance(comparison, keys)
-    # Where the training itself parted, what differs at its end may be a consequence.
+    # If the training itself diverged, differences at its end may be consequences.
     unsaved = (verdict.outcome == "not-all-saved" and comparison["held"]) or comparison["suspects"]
     found = [f"{name} {says}" for kind, says in _CAUSES for name in unsaved if name.startswith(kind)]
     drawn = [name for prefix, name in _SOURCES if any(key.startswith(prefix) for key in keys)]
@@ -89,7 +89,7 @@ def likely_causes(verdict: Verdict) -> list[str]:
 
 
 def _delivered(comparison: dict[str, object]) -> dict[str, Any]:
-    """Return what the program delivers and differs."""
+    """Return the differing and left-out files and variables."""
     names = ("files", "held", "left_out")
     return {name: comparison[name] for name in names} if comparison else {}
 

@@ -1,9 +1,8 @@
-"""The catalog: accelerators, machine types, places, prices and limits, from the tables in jobspecs/tables.
+"""Catalog of accelerators, machine types, places, prices and limits, from the tables in jobspecs/tables.
 
-Every table is parsed on its first use and then kept; importing this module reads nothing. Unknown names give None or
-an empty value, never an exception: the caller knows what the user wrote and can say more. Where a figure is not known
-the value is None, never 0. Sources, dates and licences: jobspecs/tables/SOURCES.md; meaning of every column:
-docs/tables.md.
+Tables are parsed on first use and cached; importing this module reads nothing. Unknown names return None or an empty
+value and never raise, as the caller can explain the mistake better. An unknown figure is None, never 0. Sources, dates
+and licences: jobspecs/tables/SOURCES.md; meaning of every column: docs/tables.md.
 """
 
 from __future__ import annotations

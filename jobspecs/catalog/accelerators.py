@@ -1,4 +1,4 @@
-"""Accelerators: kinds of GPU and of training or inference chip, and the names people and providers give them."""
+"""Accelerators (GPUs, training and inference chips), their canonical names and aliases."""
 
 from __future__ import annotations
 
@@ -13,34 +13,34 @@ _FOLD = str.maketrans("", "", " _-")
 
 
 class Accelerator(NamedTuple):
-    """A kind of GPU, or of training or inference chip; the figures are of one device."""
+    """Kind of GPU, or of training or inference chip; the figures are per device."""
 
     name: str
     vendor: str
     kind: Literal["gpu", "asic"]
-    """`asic`: no GPU, needs software of its own (Neuron, Gaudi ...); memory alone does not ask for one."""
+    """`asic`: not a GPU, needs its own software stack (Neuron, Gaudi, ...); a request by memory never selects one."""
     architecture: str
     memory_gb: float
     bandwidth_gb_s: float | None
     compute_capability: str
-    """CUDA's for NVIDIA (`8.0`), the GFX version for AMD (`gfx942`); "" if there is none."""
+    """CUDA compute capability for NVIDIA (`8.0`), GFX version for AMD (`gfx942`); "" if there is none."""
     fp16_tflops: float | None
-    """Dense, not the doubled figure with sparsity; so is bf16_tflops."""
+    """Dense, without sparsity; the same holds for bf16_tflops."""
     bf16_tflops: float | None
     fp32_tflops: float | None
     mig_slices: int | None
-    """Parts the device can be split into (NVIDIA MIG); 0: it cannot; None: unknown."""
+    """Maximum number of MIG partitions (NVIDIA); 0: MIG is not supported; None: unknown."""
     aliases: tuple[str, ...]
 
     @property
     def status(self) -> Mapping[str, Status]:
-        """cloud -> the best status among the machine types that carry it there; a cloud that never did is absent."""
+        """Mapping of cloud to the best status of the machine types with it; clouds that never sold it are absent."""
         return accelerator_status(self.name)
 
 
 @cache
 def accelerators() -> dict[str, Accelerator]:
-    """By canonical name, oldest generation first."""
+    """Return the accelerators by canonical name, oldest generation first."""
     aliases: dict[str, list[str]] = {}
     for alias, name in csv_tables.rows("accelerator_aliases", "alias", "accelerator"):
         aliases.setdefault(name, []).append(alias)
@@ -65,7 +65,8 @@ def accelerators() -> dict[str, Accelerator]:
 
 
 def find_accelerator(text: str) -> Accelerator | None:
-    """The accelerator of a canonical name or alias (a provider's or driver's name, or a short one such as `H100`).
+    """Return the accelerator of a canonical name or alias (a provider's or driver's name, or a short one such as
+    `H100`).
 
     A bare `A100` is the one with 40 GB, as in Google's and NVIDIA's older names; AWS uses it for both sizes.
     """
@@ -73,7 +74,7 @@ def find_accelerator(text: str) -> Accelerator | None:
 
 
 def fold(name: str) -> str:
-    """The form in which accelerator names are compared: case, blanks, `-` and `_` do not count."""
+    """Normalize an accelerator name for comparison: ignore case, blanks, `-` and `_`."""
     return name.translate(_FOLD).lower()
 
 

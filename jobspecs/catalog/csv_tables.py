@@ -1,6 +1,6 @@
-"""Reading the CSV tables of jobspecs/tables: rows of text, and the few kinds of cell they hold.
+"""Read the CSV tables of jobspecs/tables: rows of text, and parsers of their kinds of cells.
 
-A table that was refreshed (see table_overrides.py) is read instead of the shipped one.
+A refreshed table (see table_overrides.py) replaces the shipped one.
 """
 
 from __future__ import annotations
@@ -17,27 +17,28 @@ _TABLES = Path(__file__).parents[1] / "tables"
 
 
 def rows(table: str, *columns: str) -> Iterator[tuple[str, ...]]:
-    """The named columns of every row of `tables/<table>.csv`, as text, in the table's order.
+    """Return the named columns of every row of `tables/<table>.csv`, as text, in the table's order.
 
-    Raises TableError if the table was refreshed and is damaged. ValueError for a column the table lacks and
-    FileNotFoundError for an unknown table are faults of this package, never of its user.
+    Raises TableError if the table was refreshed and is damaged. ValueError for an unknown column and FileNotFoundError
+    for an unknown table are defects of this package, never the user's mistake.
     """
     newer = table_overrides.find(table)
     return parse(shipped_text(table) if newer is None else newer.text, *columns)
 
 
 def shipped() -> list[str]:
-    """Names of the tables that come with cloudgpu."""
+    """Return the names of the tables that come with cloudgpu."""
     return sorted(path.stem for path in _TABLES.glob("*.csv"))
 
 
 def shipped_text(table: str) -> str:
-    """The table as it comes with cloudgpu, whatever was refreshed."""
+    """Return the shipped table, ignoring a refreshed one."""
     return (_TABLES / f"{table}.csv").read_text(encoding="utf-8")
 
 
 def parse(text: str, *columns: str) -> Iterator[tuple[str, ...]]:
-    """The named columns of a table's rows. No cell holds a comma or a quote, so csv (twice as slow) is not needed."""
+    """Return the named columns of a table's rows. Cells never contain commas or quotes: the csv module, half as fast,
+    is not needed."""
     header, *lines = text.splitlines()
     names = header.split(",")
     first, *others = [names.index(column) for column in columns]
@@ -49,7 +50,7 @@ def parse(text: str, *columns: str) -> Iterator[tuple[str, ...]]:
 
 @cache
 def words(cell: str) -> tuple[str, ...]:
-    """A list within a cell: its entries are separated by blanks."""
+    """Split a cell that holds a list separated by blanks."""
     return tuple(cell.split())
 
 
@@ -60,7 +61,7 @@ def word_set(cell: str) -> frozenset[str]:
 
 @cache
 def counts(cell: str) -> tuple[Fraction, ...]:
-    """GPUs per machine, ascending: `1 2 4`, or a part of one as `1/8`."""
+    """Parse GPU counts per machine, ascending: `1 2 4`, or a fraction of a GPU such as `1/8`."""
     return tuple(map(Fraction, cell.split()))
 
 

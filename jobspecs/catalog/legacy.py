@@ -1,4 +1,4 @@
-"""What AI Platform Training allowed (switched off in 2025): its job files are still read and converted."""
+"""Machine types, counts and regions of AI Platform Training (shut down in 2025), for converting its job files."""
 
 from __future__ import annotations
 
@@ -11,29 +11,29 @@ from . import csv_tables
 
 @dataclass(frozen=True, slots=True)
 class LegacyMachine:
-    """What a machine type name of AI Platform's first years stands for, in Compute Engine's words."""
+    """Compute Engine equivalent of a legacy machine type name of AI Platform."""
 
     name: str
     machine_type: str
     accelerator: str | None
     count: int
     evidence: Literal["documented", "analogy"]
-    """`analogy`: the documentation's row was not found; read off its sister's."""
+    """`analogy`: not found in the documentation, but inferred from a similar machine type's row."""
 
 
 def ai_platform_counts(machine_type: str, accelerator: str) -> tuple[int, ...]:
-    """GPU counts allowed on this machine type (by Compute Engine's name), ascending; empty: none."""
+    """Return the GPU counts allowed on this Compute Engine machine type, ascending; empty if none are."""
     return _counts().get((machine_type, accelerator), ())
 
 
 @cache
 def ai_platform_machine_types() -> frozenset[str]:
-    """Machine types on which GPUs were allowed."""
+    """Return the machine types on which GPUs were allowed."""
     return frozenset(machine for machine, _ in _counts())
 
 
 def ai_platform_legacy(name: str) -> LegacyMachine | None:
-    """What a legacy machine type with GPUs, such as `complex_model_m_gpu`, stands for."""
+    """Return the equivalent of a legacy machine type with GPUs, such as `complex_model_m_gpu`; None if unknown."""
     return ai_platform_legacy_names().get(name)
 
 
@@ -54,7 +54,7 @@ def ai_platform_legacy_names() -> dict[str, LegacyMachine]:
 
 @cache
 def ai_platform_regions(accelerator: str) -> frozenset[str]:
-    """Regions that had this accelerator in 2020-21; empty: none is known."""
+    """Return the regions that had this accelerator in 2020-21; empty if none is known."""
     table = csv_tables.rows("ai_platform_regions", "accelerator", "region")
     return frozenset(region for name, region in table if name == accelerator)
 

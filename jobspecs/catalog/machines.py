@@ -1,4 +1,4 @@
-"""Machine types of the clouds: what they carry, in which markets and places they are sold, and until when."""
+"""Machine types of the clouds: hardware, markets, places, and end dates."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from . import csv_tables
 
 
 def host_cloud(cloud: str) -> str:
-    """Return the cloud whose machines these are: sizes, places and prices without a fee are in that cloud's tables."""
+    """Return the cloud whose tables describe this cloud's machines: sizes, places, and prices without a fee."""
     return info(cloud).host or cloud
 
 
@@ -24,37 +24,37 @@ _STATUS: dict[str, Status] = {status: status for status in _STATUS_ORDER}
 
 
 class MachineType(NamedTuple):
-    """A machine type with one accelerator it may carry, or with none: the unit that is offered."""
+    """Machine type with one accelerator that it may have, or with none: the unit that is offered."""
 
     cloud: str
     name: str
     vcpus: int | None
     memory_gb: float | None
-    """As the provider counts, which is GiB everywhere."""
+    """GiB, the unit of all providers."""
     arch: str
-    """`x86_64` or `arm64`; an image must fit it."""
+    """`x86_64` or `arm64`; images must match it."""
     accelerator: str | None
-    """Canonical name; None: the machine without any."""
+    """Canonical name; None: the machine without an accelerator."""
     counts: tuple[Fraction, ...]
-    """GPUs a machine may have, ascending; empty without accelerator."""
+    """Possible GPU counts, ascending; empty without accelerator."""
     markets: frozenset[str]
-    """Empty once it is retired."""
+    """Markets that sell it; empty if it is retired."""
     status: Status
     ends: str | None
-    """First day (YYYY-MM-DD) on which it can no longer be had: past if retired, announced if deprecated."""
+    """First day (YYYY-MM-DD) on which it is no longer available: past if retired, announced if deprecated."""
     offering: str
-    """Key of the places table, shared by machine types that are sold in the same places; "": no place is known."""
+    """Key of the places table, shared by machine types sold in the same places; "" if no place is known."""
     provider_accelerator: str
-    """The accelerator as the provider's API spells it, e.g. `nvidia-tesla-t4`; "" where the API has no name for it."""
+    """Name of the accelerator in the provider's API, e.g. `nvidia-tesla-t4`; "" if the API has no name for it."""
     note: str
 
     def is_gone(self, today: str) -> bool:
-        """Whether it can no longer be had on this day (YYYY-MM-DD)."""
+        """Return whether it is no longer available on this day (YYYY-MM-DD)."""
         return self.status == "retired" or (self.ends is not None and self.ends <= today)
 
 
 class N1Limits(NamedTuple):
-    """What a Compute Engine N1 machine may have with a number of GPUs; both ends included."""
+    """Limits of a Compute Engine N1 machine for a number of GPUs; bounds are inclusive."""
 
     min_vcpus: int
     max_vcpus: int
@@ -64,7 +64,8 @@ class N1Limits(NamedTuple):
 
 @cache
 def machine_types(cloud: str) -> dict[str, tuple[MachineType, ...]]:
-    """name -> one entry per accelerator it may carry; retired ones are included. Empty for a cloud without tables."""
+    """Return the machine types by name, with one entry per accelerator; retired ones are included. Empty for a cloud
+    without tables."""
     if cloud not in CLOUDS:
         return {}
     groups: dict[str, list[MachineType]] = {}
@@ -74,7 +75,7 @@ def machine_types(cloud: str) -> dict[str, tuple[MachineType, ...]]:
 
 
 def find_machine_type(cloud: str, name: str, accelerator: str | None) -> MachineType | None:
-    """The machine type with this accelerator (None: without any)."""
+    """Return the machine type with this accelerator (None: without one); None if it does not exist."""
     for machine in machine_types(cloud).get(name, ()):
         if machine.accelerator == accelerator:
             return machine
@@ -82,7 +83,7 @@ def find_machine_type(cloud: str, name: str, accelerator: str | None) -> Machine
 
 
 def accelerator_status(accelerator: str) -> Mapping[str, Status]:
-    """cloud -> the best status among the machine types that carry it there; a cloud that never sold it is absent."""
+    """Return a mapping of cloud to the best status of machine types with it; clouds that never sold it are absent."""
     return _accelerator_status().get(accelerator, {})
 
 
@@ -111,7 +112,8 @@ def _read(cloud: str) -> Iterator[MachineType]:
 
 
 def _read_hosted(cloud: str) -> Iterator[MachineType]:
-    """Read a cloud's own counts and markets on its host's machines: size, processor and places are theirs."""
+    """Read the machine types of a cloud that runs on another's: size, processor and places come from the host's
+    tables."""
     columns = ("machine_type", "accelerator", "counts", "markets", "status", "ends", "provider_accelerator", "note")
     hosts = {(m.name, m.accelerator or ""): m for group in machine_types(host_cloud(cloud)).values() for m in group}
     for name, accelerator, counts, markets, status, ends, provider_accelerator, note in csv_tables.rows(
@@ -154,15 +156,16 @@ def _all(clouds: Iterable[str]) -> Iterator[MachineType]:
 
 @cache
 def regions(cloud: str) -> frozenset[str]:
-    """Regions in which anything of the tables is offered."""
+    """Return the regions in which anything in the tables is offered."""
     return frozenset(region for where in _places(cloud).values() for region in where)
 
 
 @cache
 def zones(cloud: str) -> frozenset[str]:
-    """Zones by the names the tables use: Compute Engine's zones, AWS's AZ ids (AZ names differ between accounts).
+    """Return the zones by their names in the tables: Compute Engine's zones, AWS's AZ ids (AZ names differ between
+    accounts).
 
-    None of a cloud whose zones a job does not choose: Azure's are called 1, 2 and 3 in every region.
+    Empty for a cloud whose zones cannot be chosen: Azure's are called 1, 2 and 3 in every region.
     """
     if not info(cloud).zones:
         return frozenset()
@@ -170,18 +173,18 @@ def zones(cloud: str) -> frozenset[str]:
 
 
 def places(cloud: str, machine_type: str, accelerator: str | None) -> Mapping[str, tuple[str, ...]]:
-    """region -> zones where it is offered; no zones: the provider places by region, or the zones are not known."""
+    """Return a mapping of region to zones; no zones if the provider chooses the zone or the zones are unknown."""
     machine = find_machine_type(cloud, machine_type, accelerator)
     return {} if machine is None else _places(cloud).get(machine.offering, {})
 
 
 @cache
 def _places(cloud: str) -> dict[str, dict[str, tuple[str, ...]]]:
-    """offering -> region -> zones."""
+    """Return a mapping of offering to region to zones."""
     if cloud not in CLOUDS:
         return {}
     found: dict[str, dict[str, tuple[str, ...]]] = {}
-    if (host := host_cloud(cloud)) != cloud:  # which accelerators its regions have is not published: those of the host
+    if (host := host_cloud(cloud)) != cloud:  # accelerators by region are not published; those of the host are used
         served = {region for (region,) in csv_tables.rows(f"regions_{cloud}", "region")}
         for offering, where in _places(host).items():
             found[offering] = {region: () for region in where if region in served}
@@ -195,7 +198,7 @@ def _places(cloud: str) -> dict[str, dict[str, tuple[str, ...]]]:
 
 
 def n1_limits(accelerator: str, count: Fraction | int, zone: str | None = None) -> N1Limits | None:
-    """Limits on vCPUs and memory with so many GPUs; a few zones have lower ones. None: no such count."""
+    """Return the vCPU and memory limits for `count` GPUs; a few zones have lower ones. None for an invalid count."""
     limits = _n1_limits()
     return limits.get((accelerator, Fraction(count), zone or "")) or limits.get((accelerator, Fraction(count), ""))
 

@@ -1,4 +1,4 @@
-"""List prices of machines and disks, each with its date and source. What is not known is None, never 0."""
+"""List prices of machines and disks, with date and source. Unknown prices are None, never 0."""
 
 from __future__ import annotations
 
@@ -12,36 +12,37 @@ from . import csv_tables, table_overrides
 from .machines import find_machine_type, host_cloud, places
 
 HOURS_PER_MONTH = 730
-"""Disks are quoted per month; providers count 730 hours (365 days * 24 h / 12)."""
+"""Disks are priced per month; providers count 730 hours (365 days * 24 h / 12)."""
 
 _COLUMN = {"on-demand": 0, "spot": 1}
 PRICED_MARKETS = frozenset(_COLUMN)
-"""Markets with published prices; what a flex-start or reserved machine costs is not in the tables."""
+"""Markets with published prices; the tables have none for flex-start and reservation."""
 
 
 class Price(NamedTuple):
-    """US dollars."""
+    """Price in US dollars."""
 
     amount: Decimal
     date: str
-    """The day the figure is of (YYYY-MM-DD); of a sum, its oldest part's."""
+    """Date of the figure (YYYY-MM-DD); for a sum, the oldest part's."""
     source: str
     """Id in tables/SOURCES.md; `a + b` for a sum."""
     upper_bound: bool = False
-    """The true price is at most this."""
+    """True if the actual price may be lower."""
 
 
 def price(  # noqa: PLR0917 - the coordinates of one price, in the order of an offer
     cloud: str, machine_type: str, accelerator: str | None, count: Fraction, region: str, market: str
 ) -> Price | None:
-    """Per hour of one machine with its GPUs, disk not included; None: unknown, or not sold there or so."""
+    """Return the price per hour of one machine with its GPUs, without disk; None if unknown or not sold there in this
+    market."""
     machine = find_machine_type(cloud, machine_type, accelerator)
     if machine is None or market not in machine.markets or region not in places(cloud, machine_type, accelerator):
         return None
     host = _sku_price(cloud, machine_type, region, market)
     if host is None or accelerator is None or find_machine_type(cloud, machine_type, None) is None:
         return host
-    # A machine type that is also sold without GPUs: they are attached, and each has a price of its own.
+    # A machine type that is also sold without GPUs: GPUs are attached and priced separately.
     gpu = _sku_price(cloud, machine.provider_accelerator, region, market)
     if gpu is None:
         return None
@@ -63,8 +64,8 @@ def _sku_price(cloud: str, sku: str, region: str, market: str) -> Price | None:
 
 @cache
 def _prices(cloud: str) -> dict[tuple[str, str], tuple[str, ...]]:
-    """(SKU, region) -> on-demand, spot, source, date; as text, for few of a thousand rows are ever looked at."""
-    if cloud not in WITH_TABLES or host_cloud(cloud) != cloud:  # a fee is added to the host's: no table has it
+    """Return (SKU, region) -> on-demand, spot, source, date; as text, since few of a thousand rows are used."""
+    if cloud not in WITH_TABLES or host_cloud(cloud) != cloud:  # no table has the fee that is added to the host's price
         return {}
     table = csv_tables.rows(f"prices_{cloud}", "sku", "region", "on_demand_usd_h", "spot_usd_h", "source", "date")
     return {(row[0], row[1]): row[2:] for row in table}
@@ -72,9 +73,9 @@ def _prices(cloud: str) -> dict[tuple[str, str], tuple[str, ...]]:
 
 @cache
 def _spot(cloud: str) -> dict[tuple[str, str], tuple[str, ...]]:
-    """(SKU, region) -> price, source, date: a table of its own, which only `cloudgpu catalog refresh` makes.
+    """Return (SKU, region) -> price, source, date, from a table that only `cloudgpu catalog refresh` creates.
 
-    The price is that of the region's dearest zone.
+    The price is that of the region's most expensive zone.
     """
     table = table_overrides.find(f"spot_{cloud}")
     if table is None:
@@ -85,7 +86,7 @@ def _spot(cloud: str) -> dict[tuple[str, str], tuple[str, ...]]:
 
 @cache
 def disk_price(cloud: str, region: str) -> Price | None:
-    """Per GB-hour of the SSD a machine boots from; a region without a row gets the cloud's dearest as a bound."""
+    """Return the price per GB-hour of the boot SSD; a region without a row gets the cloud's highest as upper bound."""
     row = _disk_prices().get((cloud, region)) or _disk_prices().get((cloud, "*"))
     if row is None:
         return None
@@ -95,7 +96,7 @@ def disk_price(cloud: str, region: str) -> Price | None:
 
 @cache
 def billed_disk_gb(cloud: str, disk_gb: float) -> float:
-    """What a disk of this size is billed as: in steps, where a cloud sells disks of certain sizes only."""
+    """Return the size that is billed for a disk: the next larger one if a cloud sells certain sizes only."""
     sizes = next((words for name, words in csv_tables.rows("disk_prices", "cloud", "sizes_gb") if name == cloud), "")
     return next((float(size) for size in sizes.split() if float(size) >= disk_gb), disk_gb)
 

@@ -1,13 +1,13 @@
-"""Tables that `cloudgpu catalog refresh` has written: they stand in for shipped ones of the same name and columns.
+"""Tables written by `cloudgpu catalog refresh`, which override shipped ones of the same name and columns.
 
     <home>/catalog/<table>.csv
         # cloudgpu-table 1 2026-11-21T23:50:01Z 1a2b3c4d us-east-1 us-west-2
         sku,region,on_demand_usd_h,spot_usd_h,source,date
         ...
 
-The first line holds the format, when the table was written, the CRC32 of all that follows, and the regions that were
-asked. A table that is damaged, or of another format, is never used and never passed over in silence. One that is older
-than the shipped tables (cloudgpu was updated) is not used either; `cloudgpu catalog show` says so.
+The first line holds the format version, the time of writing, the CRC32 of the rest, and the queried regions. A table
+that is damaged or has another format raises TableError. A table older than the shipped ones (cloudgpu was updated) is
+ignored; `cloudgpu catalog show` says so.
 """
 
 from __future__ import annotations
@@ -21,30 +21,30 @@ from typing import NamedTuple
 from ..home import home
 
 _MAGIC = "# cloudgpu-table 1 "
-"""With the format's number: it changes when a table's columns do."""
+"""Contains the format version, which changes with a table's columns."""
 
 
 SHIPPED = "2026-11-20"
-"""The day on which the shipped tables were compiled; jobspecs/tables/SOURCES.md says so too."""
+"""Day on which the shipped tables were compiled; also in jobspecs/tables/SOURCES.md."""
 
 
 class TableError(ValueError):
-    """A refreshed table cannot be used; the message says which, why, and what to do."""
+    """Error for an unusable refreshed table; the message says which one, why, and what to do."""
 
 
 class Refreshed(NamedTuple):
-    """A table as it was written."""
+    """Refreshed table."""
 
     written: str
     """YYYY-MM-DDTHH:MM:SSZ."""
     regions: tuple[str, ...]
-    """Those that the provider was asked about; rows of others are as they were before."""
+    """Regions that were queried; rows of other regions are older."""
     text: str
-    """The table proper, header first."""
+    """CSV text of the table, header first."""
 
 
 def folder() -> Path:
-    """Where they are; it exists only if something was refreshed."""
+    """Return the folder of refreshed tables; it exists only after a refresh."""
     return home() / "catalog"
 
 
@@ -54,7 +54,8 @@ def path_of(table: str) -> Path:
 
 @cache
 def find(table: str) -> Refreshed | None:
-    """The refreshed table of that name, if it is to be used. Read once a process. Raises TableError."""
+    """Return the refreshed table of that name; None if there is none or it is older than the shipped one. Cached per
+    process. Raises TableError."""
     if not _any():
         return None
     found = load(path_of(table))
@@ -68,12 +69,12 @@ _used: dict[str, str] = {}
 
 
 def used() -> dict[str, str]:
-    """Refreshed tables that this process has read -> when they were written."""
+    """Return the refreshed tables that this process has read, with their times of writing."""
     return dict(_used)
 
 
 def load(path: Path) -> Refreshed | None:
-    """A refreshed table; None: there is no such file. Raises TableError."""
+    """Return a refreshed table; None if the file does not exist. Raises TableError."""
     try:
         text = path.read_text(encoding="utf-8")
     except FileNotFoundError:
@@ -91,12 +92,12 @@ def load(path: Path) -> Refreshed | None:
 
 @cache
 def _any() -> bool:
-    """Whether anything was ever refreshed: the one look at the disk that everybody pays for."""
+    """Return whether anything was ever refreshed: the only disk access if not."""
     return folder().is_dir()
 
 
 def encode(columns: Sequence[str], rows: Iterable[Sequence[str]], written: str, regions: Iterable[str]) -> bytes:
-    """The file of a table. Raises ValueError for a cell that a plain table cannot hold."""
+    """Serialize a table. Raises ValueError for a cell with a comma, a quote or a line break."""
     lines = []
     for row in (columns, *rows):
         if any(character in cell for cell in row for character in ',"\n\r'):

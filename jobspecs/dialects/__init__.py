@@ -1,4 +1,4 @@
-"""Job descriptions of other tools: what they stand for as a job file."""
+"""Convert job descriptions of other tools to job files."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ DIALECTS = {
 
 
 def detect(document: object) -> str | None:
-    """The dialect of a parsed YAML document, or None: a job file, or nothing known."""
+    """Return the dialect of a parsed YAML document; None for a job file or an unknown format."""
     from .conversion import camel
 
     if not isinstance(document, Mapping):
@@ -33,9 +33,9 @@ def detect(document: object) -> str | None:
 
 
 def convert(document: Mapping[str, object], *, today: datetime.date | None = None) -> Conversion:
-    """The job file that a document of another tool stands for; raises ValueError if detect() knows no such dialect.
+    """Convert a document of another tool to a job file. Raises ValueError if detect() does not know its dialect.
 
-    GPUs that can no longer be had on the day `today` are replaced (None: those the tables call retired).
+    GPUs no longer available on `today` are replaced (None: those that the tables call retired).
     """
     dialect = detect(document)
     if dialect == "ai-platform":

@@ -1,7 +1,7 @@
-"""`trainingInput` of AI Platform Training (its config.yaml), the service that Vertex AI replaced.
+"""Convert `trainingInput` of AI Platform Training (its config.yaml), the predecessor of Vertex AI.
 
-The rules of that service are kept: what it would have refused is refused here, with the place in the file. What it
-offered and nobody sells any more becomes today's closest offer (successors.py).
+Files that the service would have refused are refused here, with the place in the file. Hardware that is no longer sold
+becomes the closest current offer (successors.py).
 """
 
 from __future__ import annotations
@@ -79,10 +79,10 @@ def convert(
     package_path: str | None = None,
     today: datetime.date | None = None,
 ) -> Conversion:
-    """The job file that a config.yaml stands for.
+    """Convert a config.yaml to a job file.
 
-    `flags` names, for places of the document set on the command line, the flag to report; `package_path` is the folder
-    of --package-path, for which the document has no field; `today` as in Conversion.
+    `flags` maps places of the document that were set on the command line to the flag to report; `package_path` is the
+    folder of --package-path, for which the document has no field; `today`: see Conversion.
     """
     conversion = Conversion(today=today)
     conversion.note("AI Platform Training has ended: the job may run on Vertex AI or on Compute Engine")
@@ -133,7 +133,7 @@ def _put_scheduling(conversion: Conversion, scheduling: Reader) -> None:
 
 
 def _groups(conversion: Conversion, source: Reader, region: str | None) -> list[Group]:
-    """The replicas of the job in rank order, as the service understood them; [] if they cannot be known."""
+    """Return the job's replica groups in rank order, by the service's rules; [] if they cannot be determined."""
     tier = rules.read_tier(conversion, source)
     if tier is None:
         return []
@@ -186,7 +186,7 @@ def _program(conversion: Conversion, source: Reader, groups: Sequence[Group], pa
     if container_args is not None:
         args, args_loc = container_args.args, container_args.loc
     job_dir = source.text("jobDir")
-    if job_dir is not None:  # the service put it behind the user's own arguments
+    if job_dir is not None:  # the service appended it to the user's arguments
         args, args_loc = (*args, "--job-dir", job_dir), source.loc("jobDir")
     return Program(
         module=source.text("pythonModule"),

@@ -1,4 +1,4 @@
-"""Which clusters AI Platform Training allowed: scale tiers, machine types, counts, accelerators, regions."""
+"""Clusters that AI Platform Training allowed: scale tiers, machine types, counts, accelerators, regions."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ PREFIXES = {
     "parameterServer": "parameter_server",
     "evaluator": "evaluator",
 }
-"""How the service's fields of a group of replicas begin -> role, in rank order."""
+"""Prefix of the service's field names for a replica group -> role, in rank order."""
 
 
 class Size(NamedTuple):
@@ -27,7 +27,7 @@ class Size(NamedTuple):
 
 _CPU = (None, 0)
 SCALE_TIERS: dict[str, dict[str, Size]] = {
-    # The service's page "Specify machine types or scale tiers".
+    # Source: the service's page "Specify machine types or scale tiers".
     "BASIC": {"master": Size(1, Machine("n1-standard-4", *_CPU))},
     "STANDARD_1": {
         "master": Size(1, Machine("n1-highcpu-8", *_CPU)),
@@ -44,8 +44,8 @@ SCALE_TIERS: dict[str, dict[str, Size]] = {
     "CUSTOM": {},
 }
 LEGACY_CPU_TYPES = {
-    # Legacy machine types without a GPU, as Compute Engine types: sizes consistent with those of their GPU siblings
-    # (tables/ai_platform_legacy.csv), not found in a document.
+    # Legacy machine types without a GPU as Compute Engine types. They are not documented: sizes are inferred from their
+    # GPU variants (tables/ai_platform_legacy.csv).
     "standard": "n1-standard-4",
     "large_model": "n1-highmem-8",
     "complex_model_s": "n1-highcpu-8",
@@ -60,7 +60,7 @@ ACCELERATOR_TYPES = {
     "NVIDIA_TESLA_V100": "V100-16GB",
     "NVIDIA_TESLA_A100": "A100-40GB",
 }
-"""The service's name of each accelerator it had -> ours."""
+"""The service's name of each of its accelerators -> canonical name."""
 TPU_TYPES = ("cloud_tpu", "standard_tpu")
 _TPU_HINT = (
     "the closest GPU is an A100, if the program runs on GPUs: scaleTier: CUSTOM, masterType: a2-highgpu-1g, "
@@ -69,7 +69,8 @@ _TPU_HINT = (
 
 
 def read_tier(conversion: Conversion, source: Reader) -> str | None:
-    """The scale tier; None if its machines cannot be known. Reports an unknown one, and what only CUSTOM allows."""
+    """Return the scale tier; None if its machines cannot be determined. Reports unknown tiers and fields reserved for
+    CUSTOM."""
     written = source.text("scaleTier")
     tier = (written or "BASIC").upper().replace("-", "_")
     loc = source.loc("scaleTier")
@@ -105,7 +106,7 @@ def _only_custom(conversion: Conversion, source: Reader, tier: str, written: str
 
 
 def read_size(conversion: Conversion, source: Reader, prefix: str, tier: str) -> Size | None:
-    """How many replicas a group has and on which machine; None: no such group, or a mistake that was reported."""
+    """Return the replica count and machine of a group; None if it is absent or a mistake was reported."""
     if tier != "CUSTOM":
         return SCALE_TIERS[tier].get(prefix)
     nodes = 1 if prefix == "master" else source.integer(f"{prefix}Count")
@@ -165,7 +166,7 @@ def _described(machine: Machine) -> str:
 
 
 def _check_category(conversion: Conversion, source: Reader, prefix: str, machine_type: str) -> None:
-    """All groups had to be of the master's category of machine types."""
+    """Report a group whose kind of machine type (legacy or Compute Engine) differs from the master's."""
     master = source.text("masterType") or machine_type
     if prefix != "master" and is_legacy(master) != is_legacy(machine_type):
         legacy, other = (master, machine_type) if is_legacy(master) else (machine_type, master)
@@ -175,7 +176,7 @@ def _check_category(conversion: Conversion, source: Reader, prefix: str, machine
 
 
 def _compute_engine(conversion: Conversion, source: Reader, prefix: str, machine_type: str) -> Machine:
-    """A Compute Engine machine type with its acceleratorConfig, checked against the service's table."""
+    """Return a Compute Engine machine type with its acceleratorConfig, checked against the service's table."""
     from .. import catalog
 
     known = catalog.ai_platform_machine_types()
@@ -189,13 +190,14 @@ def _compute_engine(conversion: Conversion, source: Reader, prefix: str, machine
     if "acceleratorConfig" in config:
         return _accelerated(conversion, config.child("acceleratorConfig"), machine_type)
     built_in = _cells(machine_type).get("A100-40GB", ())
-    if built_in:  # an A2 machine has its GPUs built in
+    if built_in:  # A2 machines have built-in GPUs
         return Machine(machine_type, "A100-40GB", built_in[0])
     return Machine(machine_type, *_CPU)
 
 
 def _accelerated(conversion: Conversion, config: Reader, machine_type: str) -> Machine:
-    """The cell (machine type × accelerator × count) of an acceleratorConfig; a machine without GPUs if it is none."""
+    """Return the machine for an acceleratorConfig; reports a combination of machine type, accelerator and count that
+    the service did not allow. Without a valid accelerator, the machine has no GPUs."""
     from .. import catalog
 
     written, count = config.text("type"), config.integer("count", least=1)
@@ -236,7 +238,7 @@ def _accelerated(conversion: Conversion, config: Reader, machine_type: str) -> M
 
 
 def _cells(machine_type: str) -> dict[str, tuple[int, ...]]:
-    """accelerator -> counts the service allowed on the machine type."""
+    """Return a mapping of accelerator to the counts that the service allowed on the machine type."""
     from .. import catalog
 
     cells = {name: catalog.ai_platform_counts(machine_type, name) for name in ACCELERATOR_TYPES.values()}
@@ -244,7 +246,7 @@ def _cells(machine_type: str) -> dict[str, tuple[int, ...]]:
 
 
 def _allowed(machine_type: str, accelerator: str, count: int) -> str:
-    """What the table allows instead, on this machine type and on others."""
+    """Return what the table allows instead, on this machine type and on others."""
     from .. import catalog
 
     parts = []
@@ -269,7 +271,7 @@ def _by_size(machine_type: str) -> tuple[str, int]:
 
 
 def check_region(conversion: Conversion, accelerator: str, region: str, loc: Loc) -> None:
-    """The service had each accelerator in some of its regions only. It is not known where it had A100."""
+    """Report a region in which the service did not have the accelerator. Its A100 regions are unknown."""
     from .. import catalog
 
     where = catalog.ai_platform_regions(accelerator)
@@ -289,7 +291,8 @@ def check_region_name(conversion: Conversion, region: str, loc: Loc) -> None:
 def note_what_is_not_checked(
     conversion: Conversion, source: Reader, groups: Sequence[Group], region: str | None
 ) -> None:
-    """Note what goes beyond the service: machine types, regions, and kinds of GPU that it had in no common zone."""
+    """Add notes on what the service did not have or the tables do not know: machine types, regions, GPU kinds per
+    zone."""
     from .. import catalog
 
     named = [source.text(f"{prefix}Type") for prefix in PREFIXES]
@@ -314,7 +317,7 @@ def _own_regions() -> frozenset[str]:
 
 
 def _regions() -> frozenset[str]:
-    """The service's regions, and today's."""
+    """Return the service's regions together with current ones."""
     from .. import catalog
 
     return catalog.regions("gcp") | _own_regions()

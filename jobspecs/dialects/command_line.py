@@ -1,4 +1,4 @@
-"""Convert a file of another tool together with a command line: gcloud's flags, and overrides that act alike."""
+"""Convert a file of another tool together with a command line: gcloud's flags, and equivalent overrides."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from ..loading.draft import Overrides
 
 SHARED: dict[Loc, str] = {("resources", "region"): "--region", ("job_dir",): "--job-dir"}
-"""Overrides of a job file that are flags of gcloud as well. In an AI Platform file they must act before it is
-converted: the region decides which GPUs there are, and the program is told the job dir."""
+"""Overrides of a job file that are also gcloud flags. For an AI Platform file they must apply before the conversion:
+the region decides which GPUs are available, and the program gets the job dir as argument."""
 _KEYS = {flag: ".".join(map(str, place)) for place, flag in SHARED.items()}
 
 
@@ -33,9 +33,9 @@ def convert(
     today: datetime.date | None = None,
     needs_program: bool = True,
 ) -> tuple[Conversion, Overrides]:
-    """Convert a document of another tool to a job file; return it with the overrides that are still to be applied.
+    """Convert a document of another tool; return the conversion and the overrides to apply after it.
 
-    `needs_program` as in load_source().
+    `needs_program`: see load_source().
     """
     if document is not None and detect(document) != "ai-platform":
         return convert_file(document, today=today), overrides
@@ -50,7 +50,7 @@ def convert(
 
 
 def as_overrides(flags: Mapping[str, str], dialect: str | None, job: str | None) -> list[Override]:
-    """Return the flags that a job file knows as overrides; raises SpecError for those that describe a trainingInput."""
+    """Return flags as overrides of a job file. Raises SpecError for flags that only a trainingInput has."""
     kind = DIALECTS[dialect] if dialect else "job file"
     hints = {flag: "use --set KEY=VALUE" for flag in flags if flag not in _KEYS}
     if job is not None:
@@ -62,10 +62,10 @@ def as_overrides(flags: Mapping[str, str], dialect: str | None, job: str | None)
 
 
 def _split(flags: Mapping[str, str], overrides: Overrides) -> tuple[dict[str, str], list[str] | None, Overrides]:
-    """Flags, arguments of the program, and the overrides which act on the converted job."""
+    """Split into flags, program arguments, and the overrides that apply to the converted job."""
     try:
         parsed = parse_overrides(overrides)
-    except SpecError:  # reported where they are put in, together with what is wrong in the file
+    except SpecError:  # reported when they are applied, together with the file's mistakes
         return dict(flags), None, overrides
     found, user_args = dict(flags), None
     rest: list[str | Override] = []
@@ -74,7 +74,7 @@ def _split(flags: Mapping[str, str], overrides: Overrides) -> tuple[dict[str, st
         if flag and isinstance(value, str):
             found[flag] = value
         elif flag == "--region" and isinstance(value, list) and value:
-            found[flag] = str(value[0])  # the first choice decides what is converted; all of them are tried
+            found[flag] = str(value[0])  # the first region decides the conversion; all are tried
             rest.append(override)
         elif override.path == ("args",) and isinstance(value, list):
             user_args = [str(item) for item in value]

@@ -1,7 +1,7 @@
-"""Reading a job description of another tool: every field is mapped, or named as having no counterpart.
+"""Read job descriptions of other tools: each field is converted or reported as having no counterpart.
 
-What a dialect knows of a mapping is a table of its fields (`Fields`); whatever is not in the table is a mistake in the
-file. Fields may be written in camelCase or in snake_case, as the services' own readers allow.
+A dialect describes each mapping by a table of its fields (`Fields`); a field that is not in the table is a mistake.
+Fields may be written in camelCase or snake_case, as the services accept both.
 """
 
 from __future__ import annotations
@@ -19,41 +19,41 @@ if TYPE_CHECKING:
 
 
 class Lost(NamedTuple):
-    """A field without counterpart in the job file."""
+    """Field without a counterpart in the job file."""
 
     why: str
-    """Sentence for the user."""
+    """Reason, as a sentence for the user."""
     refuse: bool = False
-    """True: leaving it out would change what is computed or who may read it, so the file is refused, not converted."""
+    """True: dropping the field would change results or access rights, so the file is refused."""
 
 
 Fields = Mapping[str, Lost | None]
-"""Field in camelCase -> None: it is converted; Lost: it has no counterpart."""
+"""Field in camelCase -> None if it is converted, else Lost."""
 
 
 @dataclass
 class Conversion:
-    """A job file made of another tool's document; unusable if one of the problems is an error."""
+    """Result of converting another tool's document; unusable if a problem is an error."""
 
     job: dict[str, Any] = field(default_factory=dict)
-    """A job-file mapping, as if the user had written it."""
+    """Job file as a mapping, like one parsed from YAML."""
     problems: list[Problem] = field(default_factory=list)
-    """Their `loc` is a place in the SOURCE document; ("--region",) is a flag of the command line."""
+    """Problems; `loc` is a place in the SOURCE document, or ("--region",) for a flag of the command line."""
     notes: list[str] = field(default_factory=list)
-    """What changed on the way: one sentence each."""
+    """Changes made by the conversion, one sentence each."""
     origins: dict[Loc, Loc] = field(default_factory=dict)
-    """Place in `job` -> place in the source; a place without entry has its parent's origin."""
+    """Place in `job` -> place in the source; a place without entry inherits its parent's."""
     files: list[tuple[str, Loc]] = field(default_factory=list)
-    """Local files and folders that must be there, from the folder of the job file, and where they are named."""
+    """Local files and folders that must exist, relative to the job file's folder, with the place that names them."""
     today: datetime.date | None = None
-    """What has ended by then is replaced; None: what the tables call retired."""
+    """Hardware no longer available on that day is replaced; None: hardware that the tables call retired."""
 
     @property
     def refused(self) -> bool:
         return any(problem.severity == "error" for problem in self.problems)
 
     def put(self, place: Loc, value: object, origin: Loc) -> None:  # any value of a job file
-        """Set a value of the job file and remember where it comes from."""
+        """Set a value of the job file and record its origin."""
         mapping: dict[Any, Any] = self.job
         for name in place[:-1]:
             mapping = mapping.setdefault(name, {})
@@ -72,23 +72,24 @@ class Conversion:
 
     @property
     def full(self) -> bool:
-        """Return whether as many problems are known as are reported."""
+        """True if the maximum number of problems was reached."""
         return len(self.problems) >= MAX_PROBLEMS and self.refused
 
     def demote(self, code: str) -> None:
-        """Turn the errors of this code into warnings."""
+        """Turn the errors with this code into warnings."""
         self.problems[:] = [
             problem._replace(severity="warning") if problem.code == code else problem for problem in self.problems
         ]
 
     def _add(self, problem: Problem) -> None:
-        """Add a problem unless it is there: a field may be read more than once."""
+        """Add a problem unless it was added before, since a field may be read more than once."""
         if not self.full and problem not in self.problems:
             self.problems.append(problem)
 
 
 class Reader:
-    """One mapping of the source document. A value of the wrong kind is reported once and reads as absent."""
+    """Typed access to one mapping of the source document. A value of the wrong type is reported once and reads as
+    absent."""
 
     def __init__(
         self, value: Mapping[Any, Any], loc: Loc, conversion: Conversion, flags: Mapping[Loc, Loc] | None = None
@@ -114,17 +115,17 @@ class Reader:
         return not self._value
 
     def loc(self, name: str | None = None) -> Loc:
-        """Where a field (or, without one, this mapping) stands: in the document, or on the command line."""
+        """Return the place of a field, or of this mapping, in the document or on the command line."""
         place = self._loc if name is None else (*self._loc, self._keys.get(name, name))
         if name is not None and name not in self._keys and place not in self._flags:
-            place = self._loc  # the field is missing: point at the mapping
+            place = self._loc  # the field is missing: use the mapping's place
         for length in range(len(place), 0, -1):
             if place[:length] in self._flags:
                 return self._flags[place[:length]]
         return place
 
     def check(self, fields: Fields) -> None:
-        """Report the fields which are not in the table, and those without counterpart."""
+        """Report the fields that are not in the table, and those without a counterpart."""
         for key, value in self._value.items():
             if self._conversion.full:
                 return
@@ -170,7 +171,7 @@ class Reader:
         return text.lower() == "true"
 
     def seconds(self, name: str) -> int | None:
-        """A protobuf duration, e.g. `7200s` or `3.5s`, rounded up."""
+        """Return a protobuf duration, e.g. `7200s` or `3.5s`, as whole seconds, rounded up."""
         text = self.text(name)
         if text is None:
             return None
@@ -184,7 +185,7 @@ class Reader:
         return math.ceil(amount)
 
     def texts(self, name: str) -> list[str]:
-        """A list of values; a single value is no list, as in the services themselves."""
+        """Return a list of values; a single value is a mistake, as in the services."""
         value = self._raw(name)
         if value is None:
             return []
@@ -194,7 +195,7 @@ class Reader:
         return ["" if item is None else _scalar(item) for item in value]
 
     def child(self, name: str) -> Reader:
-        """The mapping of this name; an empty one if there is none."""
+        """Return a reader of the nested mapping; an empty one if it is absent."""
         value = self._raw(name)
         if value is not None and not isinstance(value, Mapping):
             self._wrong(name, "a mapping")
@@ -202,7 +203,7 @@ class Reader:
         return self._sub(value or {}, (*self._loc, self._keys.get(name, name)))
 
     def children(self, name: str) -> list[Reader]:
-        """The mappings of a list of this name; an empty entry is an empty mapping."""
+        """Return readers of a list of mappings; an empty entry is an empty mapping."""
         value = self._raw(name)
         if value is None:
             return []
@@ -225,17 +226,17 @@ class Reader:
 
 
 def camel(name: str) -> str:
-    """`worker_pool_specs` as `workerPoolSpecs`; camelCase stays as it is."""
+    """Convert `worker_pool_specs` to `workerPoolSpecs`; camelCase is unchanged."""
     head, *rest = name.split("_")
     return head + "".join(part[:1].upper() + part[1:] for part in rest) if rest and head else name
 
 
 def job_name(text: str | None, fallback: str) -> str:
-    """The nearest name a job file allows: `My_job_7` becomes `my-job-7`."""
+    """Return the nearest valid job name: `My_job_7` becomes `my-job-7`."""
     plain = "".join(char if char.isascii() and char.isalnum() else "-" for char in (text or "").lower())
     return plain.lstrip("-0123456789")[:40].rstrip("-") or fallback
 
 
 def _scalar(value: object) -> str:
-    """The loader hands over text; a document made in Python may hold numbers and booleans."""
+    """Return a scalar as text. The loader passes text; a document made in Python may hold numbers and booleans."""
     return str(value).lower() if isinstance(value, bool) else str(value)

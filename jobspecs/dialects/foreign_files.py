@@ -1,4 +1,4 @@
-"""Files of tools that are not read: recognised, so that the first mistake says what the file is."""
+"""Recognise files of unsupported tools, so that the first message names the tool."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from .conversion import camel
 
 
 class Tool(NamedTuple):
-    """A kind of file of another tool."""
+    """Kind of file of another tool."""
 
     what: str
     hint: str
     keys: frozenset[str]
-    """Names in such a file that a job file has not: in camelCase at the top, or `resources.NAME` as written."""
+    """Keys found in such files but not in job files: in camelCase at the top, or `resources.NAME` as written."""
     least: int
-    """Number of these names that identify the tool."""
+    """Number of these keys that identify the tool."""
     alone: bool
-    """True: whatever else is wrong in the file follows from this, and is not reported."""
+    """True: all other mistakes in the file follow from this one and are not reported."""
 
 
 _LIKE = "write a job file, docs/job-file.md; the hints below name its keys"
@@ -52,7 +52,7 @@ TOOLS = (
 
 
 def recognise(document: Mapping[str, object]) -> tuple[Problem, bool] | None:
-    """Return the mistake that a file is another tool's, and whether it is the only one to report; None: it is not."""
+    """Return the problem for a file of another tool, and whether to report it alone; None if no tool matches."""
     names = {camel(str(key)) for key in document}
     resources = document.get("resources")
     if isinstance(resources, Mapping):

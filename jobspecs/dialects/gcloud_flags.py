@@ -1,7 +1,7 @@
-"""The flags of `gcloud ai-platform jobs submit training`: one table, and how they change a trainingInput document.
+"""Flags of `gcloud ai-platform jobs submit training`: one table, and how they change a trainingInput document.
 
-As with gcloud, a flag wins over the file, and arguments after `--` replace those of the file. A mistake in a flag is
-reported at the place ("--the-flag",), which is in no file.
+As with gcloud, a flag wins over the file, and arguments after `--` replace the file's. A mistake in a flag is reported
+at the place ("--the-flag",), which is in no file.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _F = TypeVar("_F", bound=Callable[..., Any])
 USER_ARGS: Loc = ("-- USER_ARGS",)
 JOB: Loc = ("JOB",)
 _PREFIX = "gcloud_"
-"""Of the parameters' names in click, so that they meet no other option's."""
+"""Prefix of the parameters' names in click, to avoid clashes with other options."""
 
 
 def _text(value: str) -> str:
@@ -49,7 +49,8 @@ def _pairs(value: str) -> dict[str, str]:
 
 
 def _accelerator(value: str) -> dict[str, str]:
-    """`count=4,type=nvidia-tesla-t4`; gcloud writes types in lower case with hyphens, its files as NVIDIA_TESLA_T4."""
+    """Parse `count=4,type=nvidia-tesla-t4`. gcloud's flag has lower case and hyphens, its files have
+    NVIDIA_TESLA_T4."""
     pairs = _pairs(value)
     for key in pairs:
         if key not in ("count", "type"):
@@ -63,21 +64,21 @@ def _accelerator(value: str) -> dict[str, str]:
 
 @dataclass(frozen=True, slots=True)
 class Flag:
-    """One flag of the gcloud command."""
+    """Flag of the gcloud command."""
 
     name: str
     metavar: str
-    """"" for a flag without value."""
+    """Name of the value in the help; "" for a flag without a value."""
     help: str
     path: tuple[str, ...] = ()
-    """Where its value goes in the document; (): the document has no place for it."""
+    """Place of its value in the document; () if the document has none."""
     parse: Callable[[str], Any] = _text
     lost: str = ""
-    """Why it has no effect, if it has none."""
+    """Reason why it has no effect; "" if it has one."""
     refused: bool = False
-    """A flag without effect that must not be left out."""
+    """True: it has no effect, but must not be ignored."""
     short: str = ""
-    """Its one-letter form, e.g. `-q`."""
+    """One-letter form, e.g. `-q`."""
 
     @property
     def parameter(self) -> str:
@@ -136,7 +137,7 @@ FLAGS: tuple[Flag, ...] = (
     Flag("--kms-keyring", "KEYRING", "Has no effect without --kms-key.", lost="it is part of --kms-key"),
     Flag("--kms-location", "LOCATION", "Has no effect without --kms-key.", lost="it is part of --kms-key"),
     Flag("--kms-project", "PROJECT", "Has no effect without --kms-key.", lost="it is part of --kms-key"),
-    # Flags of every gcloud command.
+    # Flags common to all gcloud commands.
     Flag("--account", "ACCOUNT", _NONE, lost=_ACCOUNT),
     Flag("--access-token-file", "FILE", _NONE, lost=_ACCOUNT),
     Flag("--billing-project", "PROJECT", _NONE, lost="the project that pays is the one of your credentials"),
@@ -152,7 +153,7 @@ FLAGS: tuple[Flag, ...] = (
     Flag("--verbosity", "LEVEL", _NONE, lost=_OUTPUT),
 )
 BY_NAME = {flag.name: flag for flag in FLAGS}
-"""The flags by the name that `take()` gives them; one without value is also known as `--no-NAME`."""
+"""Flags by the name that `take()` returns; a flag without value also has the form `--no-NAME`."""
 
 
 def apply(
@@ -164,13 +165,13 @@ def apply(
     folder: str | None = None,
     today: datetime.date | None = None,
 ) -> Conversion:
-    """The job file of a gcloud command line: `document` is its --config file (None: there is none).
+    """Convert a gcloud command line to a job file; `document` is its --config file (None without one).
 
-    `flags` maps names such as "--worker-count" to the text given ("true" or "false" for one without value); an unknown
-    name is a KeyError, for the command line's parser lets none through. `user_args` follow `--`, `job` is the JOB
+    `flags` maps names such as "--worker-count" to their text ("true" or "false" for a flag without value). An unknown
+    name raises KeyError, as the command line's parser lets none through. `user_args` follow `--`; `job` is the JOB
     argument.
-    `folder` is the one of the config file, where it is not the working directory: `code:` starts from there.
-    `today` as in Conversion.
+    `folder` is the config file's folder if it differs from the working directory: `code:` is relative to it.
+    `today`: see Conversion.
     """
     patched: dict[str, Any] = dict(document or {})
     origins: dict[Loc, Loc] = {}
@@ -213,7 +214,7 @@ def _package_path(flags: Mapping[str, str], folder: str | None) -> str | None:
 
 
 def _patch(target: dict[str, Any], path: Sequence[str], value: object, flag: Loc, origins: dict[Loc, Loc]) -> None:
-    """Set a value deep in the document without touching the caller's mappings; a key written in snake_case is kept."""
+    """Set a value deep in the document without changing the caller's mappings; existing snake_case keys are reused."""
     place: Loc = ()
     for step, name in enumerate(path, start=1):
         key = next((key for key in target if camel(str(key)) == name), name)
@@ -232,7 +233,7 @@ def _patch(target: dict[str, Any], path: Sequence[str], value: object, flag: Loc
 def click_options(*, skip: Collection[str] = ()) -> Callable[[_F], _F]:
     """Return a decorator that adds the flags to a click command; `take()` collects their values.
 
-    `skip` names the flags (or short forms) that the command has itself.
+    `skip` names the flags (or short forms) that the command defines itself.
     """
     import click
 
@@ -248,7 +249,7 @@ def click_options(*, skip: Collection[str] = ()) -> Callable[[_F], _F]:
 
 
 def take(parameters: dict[str, Any]) -> dict[str, str]:
-    """The flags among a click command's parameters, which are removed from there: name -> text."""
+    """Remove the flags from a click command's parameters; return them as name -> text."""
     found = {}
     for flag in _present(parameters):
         value = parameters.pop(flag.parameter)

@@ -1,6 +1,6 @@
-"""What the replicas run, a Python package or a container: as code, setup, run and args of a job file.
+"""Program of the replicas (a Python package or a container) as code, setup, run and args of a job file.
 
-Nothing the user wrote becomes shell text: packages are installed by constant scripts that take them as arguments.
+User input never becomes shell text: constant scripts install packages and take them as arguments.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from ..diagnostics import Loc, quote
 from .conversion import Conversion
 
 NO_PROGRAM = "no-program"
-"""Code of the mistake that a document names no program."""
+"""Code of the problem that a document names no program."""
 _INSTALL_CODE = "if [ -f setup.py ] || [ -f pyproject.toml ]; then python -m pip install .; fi"
-"""What the services did with a package made from a folder; constant text, run where the code was unpacked."""
+"""Installs a package made from a folder, as the services did; constant text, run in the unpacked code folder."""
 _INSTALL_PACKAGES = """\
 set -e
 mkdir -p .packages
@@ -29,14 +29,14 @@ done"""
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """The program of a job; `module` wins over `command`, as in the services, and that over the image's entrypoint."""
+    """Program of a job. As in the services, `module` wins over `command`, and `command` over the image's entrypoint."""
 
     module: str | None = None
     module_loc: Loc = ()
     packages: tuple[str, ...] = ()
     packages_loc: Loc = ()
     package_path: str | None = None
-    """Local folder of the Python package, e.g. `trainer/`; its parent is what is shipped."""
+    """Local folder of the Python package, e.g. `trainer/`; its parent folder is shipped."""
     package_path_loc: Loc = ()
     image: str | None = None
     command: tuple[str, ...] = ()
@@ -46,16 +46,16 @@ class Program:
     env: tuple[tuple[str, str], ...] = ()
     env_loc: Loc = ()
     hint: str = field(default="say what to run")
-    """How to name a program where none is given."""
+    """Hint on how to name a program if there is none."""
 
 
 def put_program(conversion: Conversion, program: Program, whole: Loc) -> None:
-    """Write code, setup, run and args; a document that names neither a program nor an image is refused."""
+    """Set code, setup, run and args. A document with neither a program nor an image is refused."""
     if program.module is not None:
         conversion.put(("run",), ["python", "-m", program.module], program.module_loc)
         _put_packages(conversion, program)
     elif program.image is not None:
-        if program.command:  # overrides the image's own entrypoint, as `run` does
+        if program.command:  # overrides the image's entrypoint, as `run` does
             conversion.put(("run",), list(program.command), program.command_loc)
         conversion.put(("code",), None, ())
     else:
@@ -71,12 +71,14 @@ def put_program(conversion: Conversion, program: Program, whole: Loc) -> None:
 
 
 def leave_program_open(conversion: Conversion, whole: Loc) -> None:
-    """Put a stand-in for the program, whose lack is reported or cannot be judged: `run` is no missing key then."""
+    """Set a placeholder for `run`, so that it is not reported as a missing key; its absence was reported or cannot be
+    judged."""
     conversion.put(("run",), "false", whole)
 
 
 def _put_packages(conversion: Conversion, program: Program) -> None:
-    """The folder above the package is shipped; packages are installed from there or fetched from their bucket."""
+    """Set code and setup for a Python package: the package's parent folder is shipped; packages are installed from it
+    or fetched from their bucket."""
     local = [package for package in program.packages if not package.startswith("gs://")]
     code = "." if program.package_path is None else _parent(program.package_path)
     conversion.files += [(posixpath.normpath(posixpath.join(code, package)), program.packages_loc) for package in local]
@@ -110,9 +112,9 @@ def _parent(package_path: str) -> str:
 
 
 def same_for_all(conversion: Conversion, programs: Sequence[Program], loc: Loc) -> None:
-    """Refuse groups of replicas with programs of their own.
+    """Report groups of replicas whose programs differ; a job runs one program.
 
-    A group that says nothing runs what the first one runs, unless it has an image: then that one's entrypoint.
+    A group without a program runs the first group's, unless it has an image: then it runs the image's entrypoint.
     """
     first = programs[0]
     for what, read in _PARTS.items():

@@ -1,4 +1,4 @@
-"""Groups of replicas, as the training services describe them, turned into the roles of a job file."""
+"""Convert groups of replicas, as training services describe them, to the roles of a job file."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from ..diagnostics import Loc
 from .conversion import Conversion
 
 CLOUDS = ["vertex", "gcp"]
-"""Where converted jobs may run: the service's successor first, then the machines it is made of."""
+"""Targets of converted jobs: the service's successor first, then the machines that it is built on."""
 
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """One replica's machine."""
+    """Machine of one replica."""
 
     machine_type: str | None
     accelerator: str | None
     """Canonical name; None: no GPU."""
     count: int
-    """GPUs; 0 without one."""
+    """Number of GPUs; 0 without an accelerator."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +28,7 @@ class Group:
     """Identical replicas with one task."""
 
     name: str
-    """As the source calls it, e.g. `master`."""
+    """Name in the source, e.g. `master`."""
     role: str
     nodes: int
     machine: Machine
@@ -47,7 +47,7 @@ class Group:
 
 
 def put_groups(conversion: Conversion, groups: Sequence[Group]) -> None:
-    """Write machines, images and disk: one machine in the plain form, several as roles started with TF_CONFIG."""
+    """Set machines, images and disk: one machine as plain resources, several as roles started with TF_CONFIG."""
     if len(groups) == 1 and groups[0].nodes == 1:
         _put_machine(conversion, ("resources",), groups[0])
     else:
@@ -55,7 +55,7 @@ def put_groups(conversion: Conversion, groups: Sequence[Group]) -> None:
             place: Loc = ("roles", group.role)
             _put_machine(conversion, place, group)
             conversion.put((*place, "nodes"), group.nodes, group.loc)
-        # Every replica of these services gets TF_CONFIG, whatever the framework.
+        # The services set TF_CONFIG for every replica, whatever the framework.
         conversion.put(("launcher",), "tensorflow", groups[0].loc)
     _put_images(conversion, groups)
     _put_disk(conversion, groups)
@@ -70,7 +70,7 @@ def _put_machine(conversion: Conversion, place: Loc, group: Group) -> None:
 
 
 def _put_images(conversion: Conversion, groups: Sequence[Group]) -> None:
-    """One image for all goes to the top, images of their own into the roles."""
+    """Set the first group's image for the job, and differing images in their roles."""
     first = groups[0]
     if first.image is not None:
         conversion.put(("image",), first.image, first.image_loc)

@@ -1,9 +1,9 @@
-"""What Google sells today in place of GPUs that can no longer be had: data, and one rule to choose by.
+"""Replacements that Google sells today for GPUs that are no longer available: data, and one rule to choose.
 
-The rule: the first successor in the row's order that is sold in the region and needs no more GPUs than before, with at
-least the GPU memory and the single-precision speed (FP32) of the old ones together; where the region has none, one with
-the memory alone. More GPUs than before would need a program that can use them. Then the machine: the old one if it
-takes those GPUs, else the smallest one with them that has no fewer vCPUs and no less memory, else the largest.
+The rule picks the first successor in the row's order that is sold in the region, needs no more GPUs than before, and
+has at least the total GPU memory and single-precision speed (FP32) of the old ones; if the region has none, one with at
+least the memory. More GPUs than before would need a program that can use them. The machine type is the old one if it
+takes those GPUs, else the smallest one with at least as many vCPUs and as much memory, else the largest.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ SUCCESSORS: dict[str, tuple[str, ...]] = {
     "V100-16GB": ("A100-40GB",),
 }
 _SELLER = "vertex"
-"""Its table of machine types and counts is the stricter one: what it allows, Compute Engine allows as well."""
+"""Cloud whose table is used: Vertex AI's is stricter, Compute Engine allows everything in it."""
 
 
 def replace_gone(conversion: Conversion, group: Group, region: str | None) -> Group:
-    """The group on machines that can be had today, with a note for what changed."""
+    """Return the group on machines that are available today; a change is noted, a missing successor reported."""
     old = group.machine
-    if conversion.refused:  # what never was has no successor
+    if conversion.refused:  # an invalid machine has no successor
         return group
     today = conversion.today.isoformat() if conversion.today else ""
     day = ended(old.accelerator, today) if old.accelerator else None
@@ -54,9 +54,9 @@ def replace_gone(conversion: Conversion, group: Group, region: str | None) -> Gr
 
 
 def ended(accelerator: str, today: str) -> str | None:
-    """The day the accelerator's support ended (YYYY-MM-DD, "" if unknown), or None while it is sold.
+    """Return the day on which the accelerator's support ended (YYYY-MM-DD, "" if unknown), or None while it is sold.
 
-    Without a `today` (YYYY-MM-DD), as everywhere here, what is announced to end is still sold.
+    With today="", accelerators with an announced end count as sold.
     """
     from .. import catalog
 
@@ -67,7 +67,7 @@ def ended(accelerator: str, today: str) -> str | None:
 
 
 def successor(old: Machine, region: str | None, today: str) -> Machine | None:
-    """Today's closest valid machine for one whose GPU is gone; None if there is none in the region."""
+    """Return the closest valid machine for one whose GPU is gone; None if the region has none."""
     for as_fast in (True, False):
         for name in SUCCESSORS.get(old.accelerator or "", ()):
             count = _count(old, name, as_fast=as_fast)
@@ -78,7 +78,7 @@ def successor(old: Machine, region: str | None, today: str) -> Machine | None:
 
 
 def _regions_of(machine: Machine, today: str) -> list[str]:
-    """Regions that sell the machine's successor: what to say when the wanted region has none."""
+    """Return the regions that sell the machine's successor, for the hint if the requested region has none."""
     anywhere = successor(machine, None, today)
     if anywhere is None or anywhere.machine_type is None:
         return []
@@ -88,12 +88,13 @@ def _regions_of(machine: Machine, today: str) -> list[str]:
 
 
 def _reason(old: Machine, new: Machine) -> str:
-    """The figures behind the choice, e.g. `16 GB and 8.1 TFLOPS instead of 12 GB and 4.1 TFLOPS`."""
+    """Return the figures behind the choice, e.g. `16 GB and 8.1 TFLOPS instead of 12 GB and 4.1 TFLOPS`."""
     return f"{_figures(new)} instead of {_figures(old)}"
 
 
 def _count(old: Machine, name: str, *, as_fast: bool) -> int:
-    """The fewest GPUs of this name that have the memory (and speed) of the old ones; 0 if that is more than before."""
+    """Return the smallest number of these GPUs with the memory (and speed) of the old ones; 0 if it exceeds the old
+    number."""
     memory, speed = _totals(old)
     for count in (1, 2, 4, 8):
         new_memory, new_speed = _totals(Machine(None, name, count))
@@ -103,7 +104,7 @@ def _count(old: Machine, name: str, *, as_fast: bool) -> int:
 
 
 def _totals(machine: Machine) -> tuple[float, float]:
-    """Memory in GB, and TFLOPS in single precision, the only one that all of them have."""
+    """Return memory in GB and FP32 TFLOPS, the only precision that all of them have."""
     from .. import catalog
 
     one = catalog.accelerators()[machine.accelerator or ""]
@@ -138,7 +139,7 @@ def _closest(choices: list[MachineType], old_type: str | None) -> str:
 
 
 def _size(machine_type: str | None) -> tuple[int, float]:
-    """vCPUs and memory in GB; (0, 0) where the table does not know."""
+    """Return vCPUs and memory in GB; (0, 0) if unknown."""
     from .. import catalog
 
     rows = catalog.machine_types("gcp").get(machine_type or "", ())

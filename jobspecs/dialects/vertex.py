@@ -1,5 +1,5 @@
-"""A Vertex AI custom job: `workerPoolSpecs` at the top (as `gcloud ai custom-jobs create --config` takes it) or under
-`jobSpec` (as the API prints it). Names of fields may be in camelCase or snake_case.
+"""Convert a Vertex AI custom job: `workerPoolSpecs` at the top (as for `gcloud ai custom-jobs create --config`) or
+under `jobSpec` (as printed by the API). Field names may be in camelCase or snake_case.
 """
 
 from __future__ import annotations
@@ -81,12 +81,12 @@ SCHEDULING: Fields = {
 BASE_OUTPUT: Fields = {"outputUriPrefix": None}
 
 POOL_ROLES = ("chief", "worker", "parameter_server", "evaluator")
-"""The place of a pool in workerPoolSpecs says what it does."""
+"""Role of a pool, by its index in workerPoolSpecs."""
 MARKETS = {
     "STANDARD": "on-demand",
     "SPOT": "spot",
     "FLEX_START": "flex-start",
-    # What STANDARD and SPOT were called before.
+    # Former names of STANDARD and SPOT.
     "ON_DEMAND": "on-demand",
     "LOW_COST": "spot",
     "STRATEGY_UNSPECIFIED": "on-demand",
@@ -101,7 +101,7 @@ _NO_PROGRAM = "add containerSpec.imageUri, or pythonPackageSpec.pythonModule"
 
 
 def convert(document: Mapping[str, Any], *, today: datetime.date | None = None) -> Conversion:
-    """The job file that a custom job stands for; `today` as in Conversion."""
+    """Convert a custom job to a job file; `today`: see Conversion."""
     conversion = Conversion(today=today)
     job = Reader(document, (), conversion)
     if "jobSpec" in job:
@@ -183,7 +183,7 @@ def _group(conversion: Conversion, pool: Reader, role: str) -> Group:
 
 
 def _machine(conversion: Conversion, machine: Reader) -> Machine:
-    """The machine as written; whether Vertex AI allows it is said by the tables, when the job is planned."""
+    """Return the machine as written. The planner checks by the tables whether Vertex AI allows it."""
     from .. import catalog
 
     machine_type = machine.text("machineType")
@@ -218,7 +218,7 @@ def _enum_names(accelerators: Collection[str] | None = None) -> list[str]:
 
 
 def _put_run(conversion: Conversion, spec: Reader, pools: Sequence[Reader]) -> None:
-    """One program for all pools: the first one's, if the others do not differ."""
+    """Set the first pool's program for the job; report pools that differ."""
     programs = []
     for pool in pools:
         if pool.empty or _is_reduction_server(pool):
@@ -275,7 +275,7 @@ def _put_scheduling(conversion: Conversion, scheduling: Reader, pools: Sequence[
 
 
 def _choice(conversion: Conversion, reader: Reader, name: str, choices: Mapping[str, object]) -> Any:
-    """What the field's value stands for; None if it is absent or (reported) unknown."""
+    """Return the meaning of the field's value; None if it is absent, or unknown and reported."""
     written = reader.text(name)
     if written is None:
         return None
@@ -287,7 +287,7 @@ def _choice(conversion: Conversion, reader: Reader, name: str, choices: Mapping[
 
 
 def _put_output(conversion: Conversion, output: Reader) -> None:
-    """The output prefix is the job dir, and the folders which the service derived from it are told to the program."""
+    """Set the job dir to the output prefix, and the variables that the service derived from it."""
     output.check(BASE_OUTPUT)
     prefix = output.text("outputUriPrefix")
     if prefix is None:

@@ -1,1 +1,1 @@
-"""From the text of a file to a checked JobSpec, with every mistake at its line and column."""
+"""Load the text of a file into a validated JobSpec; every mistake is reported with line and column."""

@@ -1,7 +1,7 @@
-"""cluster.yaml to ClusterFile: every mistake of the file in one run, each at its line and column.
+"""Load cluster.yaml into a ClusterFile; every mistake is reported at once, with line and column.
 
-What it has in common with a job file (name, resources, limits) is checked as that of a job; what it plans is a job of
-these machines.
+Keys shared with job files (name, resources, limits) are validated as a job's. The planner plans a job on the same
+machines.
 """
 
 from __future__ import annotations
@@ -23,35 +23,35 @@ from .source import Source, read_source
 from .yaml_reader import read_yaml
 
 _OF_A_JOB = ("name", "resources", "limits")
-"""Keys that mean the same in both files."""
+"""Keys with the same meaning in both files."""
 _JOB = {"run": "true", "code": None}
-"""For what a job cannot be without."""
+"""Placeholders for a job's required keys."""
 _EXAMPLE = "a cluster file begins like this: name: my-cluster"
 _ENDLESS = {
     "cost": "what a cluster costs in all is not watched",
     "gpu_idle": "whether its GPUs do anything is not watched",
 }
-"""Limits of jobs that a cluster cannot honour, and why."""
+"""Job limits that a cluster cannot honour, with the reason."""
 
 
 class LoadedCluster(NamedTuple):
-    """A valid cluster file."""
+    """Valid cluster file."""
 
     cluster: ClusterFile
     job: JobSpec
-    """What the planner plans: a job of the same machines."""
+    """Job on the same machines, for the planner."""
     file: str
-    """As the user named it."""
+    """Name as given by the user."""
     warnings: tuple[Diagnostic, ...]
 
 
 def load_cluster(path: str | os.PathLike[str]) -> LoadedCluster:
-    """Raises SpecError with every mistake in the file."""
+    """Load a cluster file. Raises SpecError with every mistake in it."""
     return load_cluster_source(read_source(path))
 
 
 def load_cluster_source(source: Source) -> LoadedCluster:
-    """Of a text that was read already. Raises SpecError."""
+    """Load a cluster file whose text was read already. Raises SpecError."""
     document = read_yaml(source, _EXAMPLE)
     draft = Draft(document, document.value, Path.cwd())
     draft.diagnostics += document.diagnostics
@@ -67,13 +67,13 @@ def load_cluster_source(source: Source) -> LoadedCluster:
 
 
 def job_of(cluster: ClusterFile) -> JobSpec:
-    """A job of the same machines, within the same limits."""
+    """Return a job on the same machines, with the same limits."""
     values = {"name": cluster.name, "resources": cluster.resources, "limits": cluster.limits, **_JOB}
     return JobSpec.model_validate(values)
 
 
 def _cluster(draft: Draft) -> ClusterFile | None:
-    """Its mistakes but for those that a job would have as well (see _job)."""
+    """Return the cluster; report its mistakes except those that _job() reports."""
     try:
         return ClusterFile.model_validate(draft.job)
     except ValidationError as error:
@@ -91,7 +91,7 @@ def _is_a_job_s(problem: Problem) -> bool:
 
 
 def _in_our_words(problem: Problem) -> Problem:
-    """The hints of a job file would name its keys; what is wrong with the whole is told at the key that makes it so."""
+    """Adapt a problem to cluster files: hints name their keys, and a bad-mix problem is placed at `on_demand`."""
     if problem.code == "bad-mix":
         return problem._replace(loc=("on_demand",))
     if problem.code == "unknown-key" and len(problem.loc) == 1:
@@ -123,7 +123,7 @@ def _job(draft: Draft) -> JobSpec | None:
 
 
 def _not_honoured(cluster: ClusterFile) -> Iterator[Problem]:
-    """What a cluster could only ignore."""
+    """Yield problems for values that a cluster cannot honour."""
     asked = cluster.resources.cloud or ()
     for place, cloud in enumerate(asked):
         if cloud not in FLEET_CLOUDS:
@@ -142,7 +142,7 @@ def _not_honoured(cluster: ClusterFile) -> Iterator[Problem]:
 
 
 def _endless(limits: object) -> Iterator[Problem]:
-    """Of limits as they are written, whatever else is wrong in the file."""
+    """Yield problems for limits that clusters lack; works on the raw mapping, so other mistakes do not hide them."""
     for key, why in _ENDLESS.items():
         if isinstance(limits, Mapping) and limits.get(key) is not None:
             hint = "write limits.price, limits.duration, or expires"

@@ -1,6 +1,6 @@
-"""A job file on its way to a JobSpec: what is known of it, what is wrong with it, and at which line and column.
+"""Validate a job file into a JobSpec and collect its mistakes with line and column.
 
-A correct file takes the short way through: positions are looked up, and suggestions made, for mistakes only.
+Correct files take a fast path: positions and suggestions are computed for mistakes only.
 """
 
 from __future__ import annotations
@@ -25,35 +25,35 @@ if TYPE_CHECKING:
     from .overrides import Override
 
 Overrides = Mapping[str, Any] | Sequence["str | Override"]
-"""What wins over the file: `{"resources.region": "us-east1"}`, or `["resources.region=us-east1"]`."""
+"""Values that win over the file: `{"resources.region": "us-east1"}`, or `["resources.region=us-east1"]`."""
 
 
 _NO_PLUGINS = "PYDANTIC_DISABLE_PLUGINS"
 
 
 class LoadedSpec(NamedTuple):
-    """A valid job file."""
+    """Valid job file."""
 
     spec: JobSpec
     file: str
-    """As the user named it."""
+    """Name as given by the user."""
     warnings: tuple[Diagnostic, ...]
     base: Path
-    """What relative paths of the job file start from: its folder."""
+    """Folder of the job file, the base of its relative paths."""
     notes: tuple[str, ...] = ()
-    """What was made of a foreign format, for the user to know."""
+    """Changes made in converting a foreign format, for the user."""
     draft: Draft | None = field(default=None, repr=False, compare=False)
-    """Knows where everything stands in the file."""
+    """Maps problems to positions in the file."""
 
     def diagnose(self, problem: Problem) -> Diagnostic:
-        """What was found later, such as that no offer is left, at its place in the file."""
+        """Locate a problem found later, such as that no offer is left, in the file."""
         if self.draft is None:
             return Diagnostic(self.file, 0, 0, problem.code, problem.message, problem.hint, problem.severity)
         return self.draft.locate(problem)
 
 
 def load_job(document: Document, overrides: Overrides = (), base: Path | None = None) -> LoadedSpec:
-    """Load a job file that was read; raises SpecError with every mistake in it."""
+    """Load a job file that was read already. Raises SpecError with every mistake in it."""
     draft = Draft(document, document.value, base or Path.cwd())
     draft.diagnostics += document.diagnostics
     _refuse_foreign(draft)
@@ -63,7 +63,7 @@ def load_job(document: Document, overrides: Overrides = (), base: Path | None = 
 def load_conversion(
     conversion: Conversion, *, document: Document | None, overrides: Overrides = (), base: Path | None = None
 ) -> LoadedSpec:
-    """Load what another tool's flags, and perhaps its file, stand for; raises SpecError."""
+    """Load the result of converting another tool's flags or file. Raises SpecError."""
     draft = Draft(document, conversion.job, base or Path.cwd(), conversion.origins, tuple(conversion.notes))
     draft.diagnostics += document.diagnostics if document else []
     draft.add(conversion.problems)
@@ -73,7 +73,7 @@ def load_conversion(
 
 @dataclass(slots=True)
 class Draft:
-    """A job file on its way: what is known of it, and what is wrong with it."""
+    """Job file in progress, with the mistakes found so far."""
 
     document: Document | None
     job: dict[str, Any]
@@ -82,38 +82,38 @@ class Draft:
     """Place in `job` -> place in the document; None: `job` is the document."""
     notes: tuple[str, ...] = ()
     original: Mapping[str, Any] = field(default_factory=dict)
-    """`job` before the command line changed it."""
+    """`job` before the overrides were applied."""
     labels: dict[Loc, str] = field(default_factory=dict)
-    """Place in `job` -> where on the command line it comes from."""
+    """Place in `job` -> the command line argument that set it."""
     diagnostics: list[Diagnostic] = field(default_factory=list)
 
     def add(self, problems: Iterable[Problem]) -> None:
-        """Problems whose places are in the document (or, as ("--flag",), on the command line)."""
+        """Add problems whose places are in the document (or, as ("--flag",), on the command line)."""
         self.diagnostics += map(self._at, problems)
 
     def add_in_job(self, problems: Iterable[Problem]) -> None:
-        """Problems whose places are in `job`."""
+        """Add problems whose places are in `job`."""
         self.diagnostics += map(self.locate, problems)
 
     def locate(self, problem: Problem) -> Diagnostic:
-        """A problem whose place is in `job`."""
+        """Return the diagnostic of a problem whose place is in `job`."""
         label = _nearest(self.labels, problem.loc) or self._maker(problem.loc)
         if label is not None:
             return Diagnostic(label, 0, 0, problem.code, problem.message, problem.hint, problem.severity)
         return self._at(problem, problem.loc if self.origins is None else _nearest(self.origins, problem.loc) or ())
 
     def _maker(self, loc: Loc) -> str | None:
-        """Where on the command line a mapping was made which the file does not have."""
+        """Return the command line argument that created a mapping which the file lacks."""
         made = (label for path, label in self.labels.items() if path[: len(loc)] == loc)
         return next(made, None) if loc and not _exists(self.original, loc) else None
 
     def result(self) -> list[Diagnostic]:
-        """Everything found, in the order of the file."""
+        """Return all diagnostics in the order of the file, at most MAX_PROBLEMS."""
         found = self.diagnostics
-        if self.origins is not None and self.wrong:  # what is gone is replaced once the rest is right
+        if self.origins is not None and self.wrong:  # retired hardware is replaced once the rest is valid
             found = [one for one in found if not one.code.startswith("retired-")]
         if self.origins is not None:
-            # What the conversion found wrong with a value is not said again of what it became.
+            # A mistake reported by the conversion is not reported again for the converted value.
             found = list({(one.place, one.code): one for one in reversed(found)}.values())[::-1]
         return sorted(found, key=lambda one: (one.line == 0, one.line, one.column))[:MAX_PROBLEMS]
 
@@ -132,7 +132,7 @@ class Draft:
 
 
 def _nearest(places: Mapping[Loc, object], loc: Loc) -> Any:  # a value of the mapping
-    """What is said of a place, or of the nearest place around it."""
+    """Return the entry of a place, or of the nearest place around it."""
     for length in range(len(loc), -1, -1):
         if loc[:length] in places:
             return places[loc[:length]]
@@ -173,9 +173,9 @@ def _override(draft: Draft, overrides: Overrides) -> None:
 
 @cache
 def build_models() -> None:
-    """Build the validators, put off until now, without asking every installed distribution for plug-ins of Pydantic's.
+    """Build the deferred validators without searching all installed distributions for Pydantic plug-ins.
 
-    That would take longer than reading a job file, and none has a say in it. Programs' own models are not concerned.
+    The search takes longer than loading a job file. Models of other programs are not affected.
     """
     before = os.environ.get(_NO_PLUGINS)
     os.environ[_NO_PLUGINS] = "__all__"
@@ -190,7 +190,7 @@ def build_models() -> None:
 
 
 def _validate(draft: Draft) -> JobSpec | None:
-    """The spec, if its shape is right; names are checked as far as they can be read in any case."""
+    """Return the spec if it is valid; check names in any case, as far as they can be read."""
     from ..rules.compatibility import check_names
 
     build_models()
@@ -206,7 +206,7 @@ def _validate(draft: Draft) -> JobSpec | None:
 
 
 def _refuse_foreign(draft: Draft) -> None:
-    """Report a file of a tool that is not read; raises SpecError where nothing else in it is worth reporting."""
+    """Report a file of an unsupported tool. Raises SpecError if nothing else in it is worth reporting."""
     if draft.job.keys() <= JobSpec.model_fields.keys() and "accelerators" not in (draft.job.get("resources") or ()):
         return
     from ..dialects.foreign_files import recognise
@@ -220,7 +220,7 @@ def _refuse_foreign(draft: Draft) -> None:
 
 
 def _missing_files(base: Path, conversion: Conversion) -> Iterator[Problem]:
-    """Yield the packages of another tool's job that are not there."""
+    """Yield a problem for each missing package of another tool's job."""
     for path, loc in conversion.files:
         if not (base / path).exists():
             message = f"there is no {quote(path)}"
@@ -228,11 +228,11 @@ def _missing_files(base: Path, conversion: Conversion) -> Iterator[Problem]:
 
 
 def _check_code(draft: Draft) -> None:
-    """The folder to ship must be there, and be no more than a project."""
+    """Check that the folder to ship exists, and is neither the home folder nor a parent of it."""
     code = draft.job.get("code", ".")
     if not isinstance(code, str) or not code or "\0" in code:
         return
-    folder = os.path.normpath(os.path.join(draft.base, code))  # noqa: PTH118 - every load passes here
+    folder = os.path.normpath(os.path.join(draft.base, code))  # noqa: PTH118 - on the path of every load
     shown = shorten(folder, 300)
     try:
         found = os.stat(folder)  # noqa: PTH116
@@ -250,7 +250,8 @@ def _check_code(draft: Draft) -> None:
 
 @cache
 def _wide_folders(home: str) -> frozenset[tuple[int, int]]:
-    """Device and inode of the home folder and of everything above it: the same by whatever link one gets there."""
+    """Return device and inode of the home folder and all its parents, to compare folders regardless of symbolic
+    links."""
     wide = set()
     real = Path(os.path.realpath(home))
     for folder in (real, *real.parents):

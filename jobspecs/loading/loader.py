@@ -1,4 +1,4 @@
-"""Job files to JobSpecs: every mistake of a file in one run, each at its line and column.
+"""Load job files into JobSpecs; every mistake of a file is reported at once, with line and column.
 
 text --yaml_reader--> mapping of texts --(dialects)--> --(overrides)--> JobSpec --> names, folders
 """
@@ -22,12 +22,12 @@ if TYPE_CHECKING:
 def load_file(
     path: str | os.PathLike[str], overrides: Overrides = (), *, today: datetime.date | None = None
 ) -> LoadedSpec:
-    """Load a job file; raises SpecError with every mistake in it. `today` as in load_source()."""
+    """Load a job file. Raises SpecError with every mistake in it. `today`: see load_source()."""
     return load_source(read_source(path), overrides, Path(path).absolute().parent, today=today)
 
 
 def load_bytes(data: bytes, name: str, overrides: Overrides = (), base: Path | None = None) -> LoadedSpec:
-    """Load what was read from elsewhere, such as standard input; raises SpecError."""
+    """Load bytes read from elsewhere, such as standard input. Raises SpecError."""
     return load_source(decode(data, name), overrides, base)
 
 
@@ -44,11 +44,11 @@ def load_source(
     today: datetime.date | None = None,
     needs_program: bool = True,
 ) -> LoadedSpec:
-    """Load a text that was read already, as load_text(); raises SpecError.
+    """Load a text that was read already; see load_text(). Raises SpecError.
 
-    GPUs of another tool's file that can no longer be had on the day `today` are replaced (None: those the tables call
-    retired). With `needs_program=False` an AI Platform file that names no program is loaded with a warning, for gcloud
-    takes the program on the command line; `run` is then a stand-in that fails.
+    GPUs in another tool's file that are no longer available on `today` are replaced (None: those that the tables call
+    retired). With `needs_program=False`, an AI Platform file without a program loads with a warning, as gcloud takes
+    the program from the command line; `run` is then a placeholder that fails.
     """
     return _load_document(read_yaml(source), overrides, base, today=today, needs_program=needs_program)
 
@@ -63,11 +63,11 @@ def load_with_flags(
     today: datetime.date | None = None,
     needs_program: bool = True,
 ) -> LoadedSpec:
-    """Load a text of any dialect, changed by gcloud's flags and by overrides; raises SpecError.
+    """Load a text of any dialect, changed by gcloud's flags and by overrides. Raises SpecError.
 
-    Without a text the flags alone describe the job. `job` is gcloud's JOB; relative paths start from `base`, or the
+    Without a text, the flags alone describe the job. `job` is gcloud's JOB; relative paths start from `base`, or the
     working directory. An override of `args` is what follows `--` on the command line.
-    `today` and `needs_program` as in load_source().
+    `today` and `needs_program`: see load_source().
     """
     from ..dialects import detect
     from ..dialects.command_line import as_overrides, convert

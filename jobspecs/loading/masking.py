@@ -1,6 +1,6 @@
-"""Lines of a job file without the values of environment variables, which may be secrets.
+"""Mask values of environment variables in lines of a job file, as they may be secrets.
 
-It works on the text, for a file that is no valid YAML has no other form. Too much is masked rather than too little.
+Works on the text, since an invalid YAML file cannot be parsed. If in doubt, a line is masked.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from ..suggest import closest
 MASK = "…"
 _KEY = re.compile(r"""(?<![\w-])["']?([\w-]+)["']?\s*:""")
 _ENVIRONMENT = ("env", "envs", "env_vars", "environment", "environment_variables", "secrets")
-"""Names of the mapping of environment variables in job files and in the dialects."""
+"""Names of the mapping of environment variables, in job files and other dialects."""
 _ENTRY = re.compile(r"""(\s*(?:-\s+)?["']?[\w.-]+["']?\s*:)""")
 _QUOTED = re.compile(r'"(?:[^"\\]|\\.)*"|' + r"'(?:[^']|'')*'")
 
 
 def masked_lines(lines: Sequence[str]) -> Mapping[int, str]:
-    """Return what may be shown of the lines that hold values of environment variables, by their index."""
+    """Return the masked form of the lines that hold values of environment variables, by index."""
     found: dict[int, str] = {}
     depth, indent = 0, None  # open brackets of a flow mapping; indentation of the key of a block
     for number, line in enumerate(lines):
@@ -47,12 +47,13 @@ def masked_lines(lines: Sequence[str]) -> Mapping[int, str]:
 
 @functools.lru_cache(maxsize=1_024)
 def _means_environment(key: str) -> bool:
-    """Return whether a key is one of the environment's, or a misspelt one."""
+    """Return whether a key names environment variables, possibly misspelt."""
     return bool(closest(key, _ENVIRONMENT))
 
 
 def _is_inside(line: str, indent: int) -> bool:
-    """Return whether a line belongs to a block: it is indented, or an entry of a list at the key's own indentation."""
+    """Return whether a line belongs to a block: it is indented, or a list entry at the key's indentation, or a
+    comment."""
     own = len(_indentation(line))
     return own > indent or (own == indent and line.lstrip().startswith("- ")) or line.lstrip().startswith("#")
 
@@ -69,6 +70,6 @@ def _indentation(line: str) -> str:
 
 
 def _depth(text: str) -> int:
-    """Return how many brackets of a line stay open."""
+    """Return the number of brackets that the line opens minus those it closes, outside of quotes."""
     plain = _QUOTED.sub("", text)
     return sum(plain.count(one) for one in "{[") - sum(plain.count(one) for one in "}]")

@@ -1,4 +1,4 @@
-"""Looking on after a mistake: what a wrong value hides is checked as if that value had been left out."""
+"""Find mistakes hidden by other mistakes: wrong values are removed and the rest is validated again."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from ..models import JobSpec
 from .pydantic_errors import find, shape_problems
 
 _ROUNDS = 4
-"""Leaving out a wrong value may leave a wrong whole; what is nested deeper than this is given up."""
+"""Maximum validation rounds: removing a value may make its parent invalid; deeper nesting is not checked."""
 _STAND_INS: dict[Loc, str] = {("name",): "job", ("run",): "true"}
-"""For what a job cannot be without."""
+"""Placeholders for a job's required keys."""
 _WHOLE: tuple[Loc, ...] = (("resources", "cloud"),)
-"""A list which makes sense as a whole only: regions are looked up on the clouds it names."""
+"""Lists that must not be checked in part: regions are looked up on all clouds of the list."""
 
 
 def problems_of(
     error: ValidationError, job: Mapping[str, object], check_names: Callable[[JobSpec], list[Problem]]
 ) -> list[Problem]:
-    """Every mistake in the shape of a job, those that others hide, and in the names that can be read."""
+    """Return every mistake in a job's shape, those that others hide, and the mistakes in readable names."""
     found = shape_problems(error, job)
     if len(found) >= MAX_PROBLEMS:
         return found
@@ -36,7 +36,7 @@ def problems_of(
             spec = JobSpec.model_validate(rest)
         except ValidationError as again:
             new = _restored(shape_problems(again, rest), rest, kept)
-            # A value is not wrong because something inside it was left out.
+            # Mistakes caused by removing a nested value are dropped.
             found += [problem for problem in new if not any(loc[: len(problem.loc)] == problem.loc for loc in wrong)]
             wrong |= {_left_out(problem.loc) for problem in new}
         else:
@@ -49,7 +49,7 @@ def _left_out(loc: Loc) -> Loc:
 
 
 def _without(value: object, loc: Loc, wrong: set[Loc], kept: dict[Loc, list[int]]) -> Any:
-    """A copy of a value without the wrong ones in it; `kept` tells which entries of each list are left."""
+    """Return a copy of a value without the wrong values; `kept` receives the remaining indices of each list."""
     if isinstance(value, Mapping):
         return {
             key: _without(inside, (*loc, key), wrong, kept) for key, inside in value.items() if (*loc, key) not in wrong
@@ -61,7 +61,7 @@ def _without(value: object, loc: Loc, wrong: set[Loc], kept: dict[Loc, list[int]
 
 
 def _restored(problems: Iterable[Problem], rest: object, kept: Mapping[Loc, list[int]]) -> list[Problem]:
-    """The same problems, their places being those of the whole document."""
+    """Return the problems with places in the whole document."""
     restored = []
     for problem in problems:
         place: Loc = ()

@@ -1,6 +1,6 @@
-"""Values from the command line that win over the job file's: `--set resources.region=us-east1`.
+"""Command line values that win over the job file's: `--set resources.region=us-east1`.
 
-A value is the text as it stands; one that begins with a quote, [ or { is read as YAML, and `null` or `~` is none.
+A value is plain text; one that begins with a quote, [ or { is parsed as YAML, and `null` or `~` is None.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ _YAML_STARTS = ("'", '"', "[", "{")
 
 
 class Override(NamedTuple):
-    """One value to put into the document."""
+    """Value to set in the document."""
 
     path: Loc
     value: Any
     """Text, None, or lists and mappings of them."""
     label: str
-    """Where the user wrote it, as diagnostics name it: `--set resources.region`, `--region`."""
+    """The argument as diagnostics name it: `--set resources.region`, `--region`."""
 
 
 def parse_override(text: str) -> Override:
-    """The override of `KEY=VALUE`, KEY being a path with dots; raises SpecError."""
+    """Parse `KEY=VALUE`, KEY being a path with dots. Raises SpecError."""
     key, equals, value = text.partition("=")
     label = f"--set {shorten(key.strip())}"
     path = tuple(key.strip().split("."))
@@ -36,7 +36,7 @@ def parse_override(text: str) -> Override:
 
 
 def parse_overrides(given: Mapping[str, object] | Sequence[str | Override]) -> list[Override]:
-    """Overrides of whatever form; raises SpecError with every one that cannot be read."""
+    """Parse overrides of either form. Raises SpecError with every invalid one."""
     if isinstance(given, Mapping):
         given = [Override(tuple(key.split(".")), value, f"--set {shorten(key)}") for key, value in given.items()]
     overrides: list[Override] = []
@@ -54,7 +54,7 @@ def parse_overrides(given: Mapping[str, object] | Sequence[str | Override]) -> l
 
 
 def check_seen(value: object, label: str) -> None:
-    """Raise SpecError if a text, or one in a list or mapping, holds a character that a job file may not hold."""
+    """Raise SpecError if a text, possibly nested in a list or mapping, has a character not allowed in job files."""
     if isinstance(value, str):
         found = UNSEEN.search(value)
         if found is not None:
@@ -68,7 +68,7 @@ def check_seen(value: object, label: str) -> None:
 
 
 def apply_overrides(document: dict[str, object], overrides: Sequence[Override]) -> dict[str, Any]:
-    """A copy of the document with the values put in, mappings made where there are none; raises SpecError."""
+    """Return a copy of the document with the values set; missing mappings are created. Raises SpecError."""
     diagnostics = []
     for override in overrides:
         try:
@@ -81,7 +81,7 @@ def apply_overrides(document: dict[str, object], overrides: Sequence[Override]) 
 
 
 def _put(container: object, path: Loc, override: Override) -> Any:  # a value of the document
-    """A copy of the mapping, list or None with the value at the path: a copy, for aliases share what they repeat."""
+    """Return a copy of the container with the value set at the path; copied, since YAML aliases share values."""
     if not path:
         return override.value
     step, *rest = path
@@ -106,7 +106,7 @@ def _value(text: str, label: str) -> Any:
     from .yaml_reader import read_yaml
 
     try:
-        # The value begins a line, so that what its quotes and brackets enclose may go on in the next ones.
+        # The value starts a new line, so that quotes and brackets may span lines.
         document = read_yaml(Source(label, f"value:\n {text}"))
         if document.diagnostics:
             raise SpecError(document.diagnostics)

@@ -1,6 +1,6 @@
-"""Pydantic's errors as problems in our own words: one for each mistake, at its place in the document.
+"""Convert Pydantic's errors to problems: one per mistake, with its place in the document.
 
-Most sentences come from the validators in fields.py and units.py; here are those for what Pydantic checks by itself.
+Most messages come from the validators in fields.py and units.py; here are those for Pydantic's own checks.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ if TYPE_CHECKING:
     from pydantic_core import ErrorDetails
 
 _KEY = "[key]"
-"""Pydantic's last step to an error in a mapping's key."""
+"""Pydantic's last step in the location of an error in a mapping's key."""
 _INSTEAD: dict[Loc, tuple[Loc, str]] = {("run",): (("image",), "name an image whose own entrypoint is the program")}
-"""What makes up for a key that is missing."""
+"""Alternative to a missing key, with a hint."""
 _QUOTES = 'put quotes around a text that contains ": " or begins with [ or {'
 
 
 def shape_problems(error: ValidationError, document: Mapping[str, object]) -> list[Problem]:
-    """Every mistake once; of the branches of a union that failed at one place, the first.
+    """Return each mistake once; if several branches of a union fail at one place, the first.
 
-    A key that is missing because it is misspelt is one mistake.
+    A missing key that was misspelt counts as one mistake.
     """
     found: dict[tuple[Loc, bool, str], Problem] = {}
     for details in error.errors(include_url=False)[:MAX_PROBLEMS]:
@@ -46,10 +46,10 @@ def shape_problems(error: ValidationError, document: Mapping[str, object]) -> li
 
 
 def find(document: object, loc: Loc) -> tuple[Loc, Any]:
-    """The steps of `loc` which exist in the document, and what is there.
+    """Return the steps of `loc` that exist in the document, and the value there.
 
-    Others are Pydantic's own: the branch of a union, the fields of a shorthand, the index of a single value written
-    instead of a list.
+    Other steps are Pydantic's own: the branch of a union, the fields of a shorthand, or the index of a single value
+    written instead of a list.
     """
     place: Loc = ()
     for step in loc:
@@ -78,7 +78,7 @@ def _problems(details: ErrorDetails, document: Mapping[str, object]) -> list[Pro
 
 
 def _from_validator(problem: Problem, place: Loc, value: object, document: object, *, in_key: bool) -> Problem:
-    """A validator's problem, whose place counts from the value it looked at."""
+    """Return a validator's problem with its place in the document instead of the validated value."""
     if problem.loc:
         place, value = find(document, (*place, *problem.loc))
     moved = problem._replace(loc=place, in_key=problem.in_key or in_key)
@@ -86,7 +86,7 @@ def _from_validator(problem: Problem, place: Loc, value: object, document: objec
 
 
 def _completed(problem: Problem, value: object) -> Problem:
-    """Say what there is instead of what was expected, and name a letter that only looks right."""
+    """Append the actual value to an "expected" message, and a hint on look-alike characters."""
     message, hint = problem.message, problem.hint
     if message.startswith("expected"):
         is_secret = problem.loc[:1] == ("env",) and isinstance(value, str)
@@ -113,7 +113,7 @@ def _missing(place: Loc, details: ErrorDetails, document: Mapping[str, object]) 
     hint = f"write {key}: {example}"
     if (key,) in _INSTEAD:
         hint += f", or {_INSTEAD[key,][1]}"
-    if place[-1:] == (key,):  # it is there, without a value
+    if place[-1:] == (key,):  # the key exists without a value
         return Problem(place, "missing-key", f"the key {quote(key)} has no value", hint)
     return Problem((*place, key), "missing-key", f"the key {quote(key)} is missing", hint)
 
@@ -172,7 +172,7 @@ _MAIN_KEYS: Mapping[Loc, Sequence[tuple[str, Callable[[str], bool]]]] = {
     ("limits",): (("duration", _takes(parse_duration)), ("cost", _takes(parse_money)), ("price", _takes(parse_rate))),
     ("resources",): (("accelerator", lambda text: find_accelerator(text.partition(":")[0]) is not None),),
 }
-"""Key of a mapping -> its key that was meant by a single value, and which values that takes."""
+"""Key of a mapping -> (its key that a single value was meant for, predicate for such values)."""
 
 
 def _length(what: str, bound: str) -> Callable[[Loc, ErrorDetails, Mapping[str, Any]], Problem]:

@@ -10,7 +10,7 @@ from urllib.parse import quote as url_quote
 from ..diagnostics import Diagnostic
 
 Part = Literal["error", "warning", "hint", "caret", "source"]
-"""What a piece of the text report is, for whoever colours it."""
+"""Kind of a piece of the text report, for colours."""
 
 _WIDTH = 100
 _TAB = "\t"
@@ -18,7 +18,7 @@ SARIF_SCHEMA = "https://json.schemastore.org/sarif-2.1.0.json"
 
 
 def to_text(diagnostics: Sequence[Diagnostic], paint: Callable[[str, Part], str] = lambda text, _: text) -> str:
-    """As a compiler writes them: place, severity, what is wrong, its name; the line; what to write instead."""
+    """Return text in a compiler's format: place, severity, message, code; the source line; the hint."""
     return "\n".join(line for diagnostic in diagnostics for line in _lines(diagnostic, paint))
 
 
@@ -36,7 +36,7 @@ def _lines(found: Diagnostic, paint: Callable[[str, Part], str]) -> list[str]:
 
 
 def _window(source: str, column: int) -> tuple[str, int]:
-    """The part of a line around a column (from 1) that fits, and the place of the column in it (from 0)."""
+    """Return the part of a line around a column (from 1) that fits, and the column's index in it (from 0)."""
     start = max(0, column - 1 - _WIDTH * 2 // 3) if len(source) > _WIDTH else 0
     before, after = source[start : column - 1], source[column - 1 : start + _WIDTH]
     lead, tail = "…" if start else "", "…" if start + _WIDTH < len(source) else ""
@@ -45,7 +45,7 @@ def _window(source: str, column: int) -> tuple[str, int]:
 
 
 def _columns(text: str) -> int:
-    """Columns a terminal uses: East Asian wide characters take two, combining marks none."""
+    """Return the columns that a terminal uses: East Asian wide characters take two, combining marks none."""
     if text.isascii():
         return len(text)
     import unicodedata
@@ -55,14 +55,14 @@ def _columns(text: str) -> int:
 
 
 def _visible(text: str) -> str:
-    """The text without anything a terminal would obey."""
+    """Escape characters that a terminal would interpret."""
     if text.isprintable():
         return text
     return "".join(" " if char == _TAB else char if char.isprintable() else ascii(char)[1:-1] for char in text)
 
 
 def to_json(diagnostics: Sequence[Diagnostic]) -> list[dict[str, Any]]:
-    """JSON values; line and column are null where the mistake is on the command line."""
+    """Return JSON values; line and column are null for mistakes on the command line."""
     return [
         {
             "file": found.file,
@@ -78,7 +78,7 @@ def to_json(diagnostics: Sequence[Diagnostic]) -> list[dict[str, Any]]:
 
 
 def to_sarif(diagnostics: Sequence[Diagnostic], version: str) -> dict[str, Any]:
-    """A SARIF 2.1.0 log with one run; `version` is cloudgpu's."""
+    """Return a SARIF 2.1.0 log with one run; `version` is cloudgpu's."""
     codes = sorted({found.code for found in diagnostics})
     driver = {
         "name": "cloudgpu",
@@ -87,7 +87,7 @@ def to_sarif(diagnostics: Sequence[Diagnostic], version: str) -> dict[str, Any]:
     }
     run = {
         "tool": {"driver": driver},
-        # Columns are counted in Unicode characters, as Python and YAML do, not in UTF-16 units, SARIF's default.
+        # Columns count Unicode characters, as in Python and YAML; SARIF's default is UTF-16 units.
         "columnKind": "unicodeCodePoints",
         "results": [_result(found, codes.index(found.code)) for found in diagnostics],
     }
@@ -114,6 +114,6 @@ def _result(found: Diagnostic, rule: int) -> dict[str, Any]:
 
 
 def _uri(file: str) -> str:
-    """Relative paths stay relative: code scanning matches them with the repository's files."""
+    """Return a file URI; relative paths stay relative, as code scanning matches them with the repository's files."""
     path = PurePath(file)
     return path.as_uri() if path.is_absolute() else url_quote(path.as_posix(), errors="surrogateescape")

@@ -1,4 +1,4 @@
-"""The text of a job file: read with a limit, never hanging on a FIFO, never guessing an encoding."""
+"""Text of a job file: size-limited, UTF-8 only, and safe to read from a FIFO."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from pathlib import Path
 from ..diagnostics import Diagnostic, Severity, SpecError
 
 MAX_BYTES = 1_000_000
-"""Far above any job file; said before anything is parsed."""
+"""Maximum size in bytes, far above any job file; checked before parsing."""
 
 _LINE_BREAK = re.compile(r"\r\n|\n|\r")
-# What no editor shows: control characters, line breaks only YAML 1.1 knows, overrides of the writing direction, half
-# surrogate pairs, a byte order mark in the middle.
+# Characters that editors do not show: control characters, YAML 1.1 line breaks, direction overrides, lone surrogates, a
+# byte order mark in the middle.
 UNSEEN = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ufeff\ufffe\uffff\ud800-\udfff]")
 _ENCODINGS = {b"\xff\xfe": "UTF-16", b"\xfe\xff": "UTF-16", b"\x00\x00\xfe\xff": "UTF-32"}
 
 
 class Source:
-    """A named text, which turns positions in it into diagnostics."""
+    """Named text that creates diagnostics for positions in it."""
 
     def __init__(self, name: str, text: str) -> None:
-        """Raises SpecError if the text holds characters that nobody can see."""
+        """Raises SpecError if the text has invisible characters."""
         self.name = name
         self.text = text.removeprefix("\ufeff")
         self._lines: list[str] | None = None
@@ -36,7 +36,7 @@ class Source:
     def at(
         self, line: int, column: int, code: str, message: str, hint: str = "", *, warning: bool = False
     ) -> Diagnostic:
-        """Return a diagnostic at this place, with the line's text but for values of environment variables."""
+        """Return a diagnostic at this place, with the line's text; values of environment variables are masked."""
         from .masking import masked_lines
 
         text = self.line(line)
@@ -47,7 +47,7 @@ class Source:
         return Diagnostic(self.name, line, column, code, message, hint, severity, shown, masked=shown != text)
 
     def line(self, number: int) -> str:
-        """The text of a line, counted from 1; "" beyond the end."""
+        """Return the text of a line, counted from 1; "" beyond the end."""
         if self._lines is None:
             self._lines = _LINE_BREAK.split(self.text)
         return self._lines[number - 1] if 1 <= number <= len(self._lines) else ""
@@ -66,12 +66,12 @@ _YAML_HINT = "a job file is YAML in UTF-8"
 
 
 def read_source(path: str | os.PathLike[str]) -> Source:
-    """The text of a file; raises SpecError if it is no readable text file."""
+    """Read a text file. Raises SpecError if that fails."""
     return decode(_read(path), os.fspath(path))
 
 
 def decode(data: bytes, name: str) -> Source:
-    """Bytes as text; raises SpecError if they are too many, or no UTF-8."""
+    """Decode bytes. Raises SpecError if they are too large or not UTF-8."""
     if len(data) > MAX_BYTES:
         raise refused(name, "file-too-large", f"this is larger than {MAX_BYTES:,} bytes", "ship data with `code:`")
     for mark, encoding in _ENCODINGS.items():
@@ -90,14 +90,14 @@ def decode(data: bytes, name: str) -> Source:
 
 
 def refused(name: str, code: str, message: str, hint: str = "") -> SpecError:
-    """The error for a file as a whole."""
+    """Return the error for a file as a whole."""
     return SpecError([Diagnostic(name, 1, 1, code, message, hint)])
 
 
 def _read(path: str | os.PathLike[str]) -> bytes:
     name = os.fspath(path)
     try:
-        # O_NONBLOCK: opening a FIFO nobody writes to would wait for ever.
+        # O_NONBLOCK: opening a FIFO without a writer would block forever.
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except FileNotFoundError:
         raise _missing(name) from None
@@ -131,6 +131,6 @@ def _missing(name: str) -> SpecError:
 
 
 def _line_and_column(before: str) -> tuple[int, int]:
-    """The place, from 1, that follows this text."""
+    """Return the position, from 1, after this text."""
     lines = _LINE_BREAK.split(before)
     return len(lines), len(lines[-1]) + 1

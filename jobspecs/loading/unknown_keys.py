@@ -1,4 +1,4 @@
-"""Unknown keys of a job file: what was meant, and where it belongs."""
+"""Hints for unknown keys of a job file: the intended key and its place."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ..diagnostics import Loc
 from ..models import JobSpec
 from ..suggest import closest, looks_like, odd_character, one_of
 
-# What the same thing is called elsewhere -> what to write here. Keys as `_plain()` makes them.
+# Names of the same keys in other tools -> what to write here. Keys in the form of `_plain()`.
 _OTHER_NAMES = {
     "acceleratorcount": "resources.accelerator: NAME:COUNT",
     "acceleratortype": "resources.accelerator",
@@ -58,16 +58,16 @@ _OTHER_NAMES = {
 
 
 class Meaning(NamedTuple):
-    """What an unknown key was meant to be."""
+    """Likely meaning of an unknown key."""
 
     hint: str
     """Sentence for the user."""
     path: tuple[str, ...] = ()
-    """Of the key that was meant; () if that is not certain."""
+    """Path of the intended key; () if that is not certain."""
 
 
 def meaning(loc: Loc, present: Container[str]) -> Meaning:
-    """What to write instead of the unknown key at the end of `loc`, beside the keys that are `present` there."""
+    """Return the likely meaning of the unknown key at the end of `loc`; `present` keys there are not suggested."""
     key, parent = str(loc[-1]), _pattern(loc[:-1])
     known = list(_model_at(loc[:-1]).model_fields)
     near = closest(key, [name for name in known if name not in present])
@@ -93,7 +93,7 @@ def _plain(key: str) -> str:
 
 
 def _model_at(loc: Loc) -> type[BaseModel]:
-    """The model which describes the mapping at a place; names of roles and indices of lists stand between."""
+    """Return the model of the mapping at a place; role names and list indices in between are skipped."""
     model: type[BaseModel] = JobSpec
     for step in loc:
         field = model.model_fields.get(str(step))
@@ -103,14 +103,14 @@ def _model_at(loc: Loc) -> type[BaseModel]:
 
 
 def _pattern(loc: Loc) -> tuple[str, ...]:
-    """The place with ROLE for the name of a role, and without indices, as `_homes()` has it."""
+    """Return the place with ROLE for a role's name and without indices, as in `_homes()`."""
     names = [str(step) for step in loc if not isinstance(step, int)]
     return tuple("ROLE" if names[0] == "roles" and place == 1 else name for place, name in enumerate(names))
 
 
 @cache
 def _homes() -> dict[str, list[tuple[str, ...]]]:
-    """Every key of the job file -> the places where it may stand."""
+    """Return every key of the job file with the places where it is allowed."""
     homes: dict[str, list[tuple[str, ...]]] = {}
     for path in _paths(JobSpec, ()):
         homes.setdefault(path[-1], []).append(path)
@@ -126,7 +126,7 @@ def _paths(model: type[BaseModel], prefix: tuple[str, ...]) -> Iterator[tuple[st
 
 
 def _models_in(annotation: object) -> Iterator[type[BaseModel]]:  # any type
-    """The models within a type such as `tuple[Model, ...] | None`."""
+    """Yield the models within a type such as `tuple[Model, ...] | None`."""
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         yield annotation
     for argument in get_args(annotation):

@@ -1,12 +1,12 @@
-"""YAML text to values with positions.
+"""Read YAML text into values with positions.
 
-The job file's fields, not YAML's guesses, give a scalar its meaning: every scalar arrives as the text that was written
-(`no`, `1.10`, `0123`), quoted or not; only a plain empty value, `null` and `~` are None. So this reads the parser's
-events and never constructs objects by tag. The parser is libyaml's; PyYAML's own, some fifty times slower, is used
-where PyYAML was built without libyaml.
+The job file's fields, not YAML's implicit types, give a scalar its meaning: every scalar arrives as the text that was
+written (`no`, `1.10`, `0123`), quoted or not; only a plain empty value, `null` and `~` are None. Therefore this reads
+the parser's events and never constructs objects by tag. The parser is libyaml's; PyYAML's own, about fifty times
+slower, is used if PyYAML was built without libyaml.
 
-What YAML can do and a job file needs not is refused by name: tags, merge keys, keys that are no text, several
-documents, cycles, and whatever would expand to more than MAX_VALUES values.
+YAML features that job files do not need are refused by name: tags, merge keys, keys that are not text, multiple
+documents, cycles, and documents that expand to more than MAX_VALUES values.
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ else:
         from yaml import Loader as _Parser
 
 MAX_VALUES = 50_000
-"""Keys and values of a document, aliases expanded."""
+"""Maximum keys and values of a document, aliases expanded."""
 MAX_DEPTH = 32
 
 _NULLS = frozenset(("", "~", "null", "Null", "NULL"))
 _EXAMPLE = "a job file begins like this: name: my-job"
 
-# What libyaml says -> what a person can do about it.
+# libyaml's message -> hint for the user.
 _SYNTAX_HINTS = {
     "mapping values are not allowed": 'put quotes around a text that contains ": "',
     "could not find expected ':'": "write `key: value`, with a space after the colon",
@@ -60,7 +60,7 @@ _SYNTAX_HINTS = {
 
 
 class Document:
-    """A mapping read from YAML, where everything in it stands, and the mistakes that could be read over."""
+    """Mapping read from YAML, with the positions of its values and the recoverable mistakes."""
 
     def __init__(self, source: Source, value: dict[str, object], marks: _Marks, diagnostics: list[Diagnostic]) -> None:
         self.source = source
@@ -69,7 +69,8 @@ class Document:
         self._marks = marks
 
     def position(self, loc: Loc, *, of_key: bool = False) -> tuple[int, int]:
-        """Line and column, from 1, of a value or of its key; of the nearest thing around it if it is not there."""
+        """Return line and column, from 1, of a value or its key; if it does not exist, of the nearest enclosing
+        value."""
         marks: _Marks = self._marks
         key_mark = mark = marks.start
         for step in loc:
@@ -84,7 +85,7 @@ class Document:
 
 
 class _Marks:
-    """The positions inside one mapping or list: key or index -> (of the key, of the value, inside the value)."""
+    """Positions in one mapping or list: key or index -> (position of the key, of the value, marks inside the value)."""
 
     __slots__ = ("children", "start")
 
@@ -94,7 +95,7 @@ class _Marks:
 
 
 class _Frame:
-    """A mapping or list that is still open."""
+    """Mapping or list that is still open."""
 
     __slots__ = ("anchor", "before", "is_key", "key", "key_mark", "marks", "value")
 
@@ -103,16 +104,16 @@ class _Frame:
         self.marks = _Marks(start)
         self.anchor = anchor
         self.before = before
-        """Values read before this one: the difference at its end is its size."""
+        """Number of values read before this one, to compute its size at its end."""
         self.is_key = False
-        """This collection stands where a key should: it is read over."""
+        """True if this collection is used as a key; its content is skipped."""
         self.key: str | None = None
         self.key_mark: Mark | None = None
-        """Set: the next value belongs to `key`; if that is None, to nothing, for the key was refused."""
+        """If set, the next value belongs to `key`; if `key` is None, the key was refused and the value is dropped."""
 
 
 def read_yaml(source: Source, example: str = _EXAMPLE) -> Document:
-    """The document of a text; raises SpecError if there is none that can be looked into, `example` being the hint."""
+    """Parse a text into a document. Raises SpecError if it is unusable; `example` is then the hint."""
     reader = _Reader(source, example)
     try:
         reader.read()
@@ -127,7 +128,7 @@ def read_yaml(source: Source, example: str = _EXAMPLE) -> Document:
 
 
 class _Reader:
-    """Events in, values out, on an explicit stack."""
+    """Builds values from events with an explicit stack."""
 
     def __init__(self, source: Source, example: str) -> None:
         self.source = source
@@ -135,7 +136,7 @@ class _Reader:
         self.diagnostics: list[Diagnostic] = []
         self.root: Any = None
         self.incomplete = False
-        """Something could not be made a value: looking at the rest would only find consequences."""
+        """True after a mistake that would only cause follow-up mistakes; reading ends with an error."""
         self._stack: list[_Frame] = []
         self._anchors: dict[str, tuple[Any, _Marks | None, int]] = {}
         self._count = 0
@@ -215,7 +216,7 @@ class _Reader:
         self._add(value, mark, marks)
 
     def _add(self, value: object, mark: Mark, inside: _Marks | None) -> None:  # text, None, dict or list
-        """Put a finished value into the open mapping (as key or value) or list."""
+        """Add a finished value to the open mapping (as key or value) or list."""
         if self._count > MAX_VALUES:
             self._stop(mark, "too-many-values", f"there are more than {MAX_VALUES:,} values, aliases expanded")
         frame = self._stack[-1]
@@ -270,7 +271,7 @@ def _syntax_error(source: Source, error: YAMLError) -> Diagnostic:
     begin: Mark | None = getattr(error, "context_mark", None)
     mark: Mark | None = getattr(error, "problem_mark", None) or begin
     if begin is not None and problem == "found unexpected end of stream":
-        mark = begin  # where the quotes were opened
+        mark = begin  # the position of the opening quote
     line, column = (mark.line + 1, mark.column + 1) if mark else (1, 1)
     text = source.line(line)
     if "\t" in text[: column + 1] and not text[: column - 1].strip():

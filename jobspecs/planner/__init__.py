@@ -1,1 +1,1 @@
-"""The planner: offers of clouds and of this machine, their prices and order."""
+"""Planner: offers of clouds and of this machine, with prices and order."""

@@ -1,4 +1,4 @@
-"""Offers of one cloud: every market, region and zone in which all roles of a job can run together."""
+"""Plan offers of one cloud: every market, region and zone in which all roles of a job can run together."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ from .ranking import Ranked, rank
 from .search import Choice, best_ways
 
 MOST_WAYS = 16
-"""How many ways to combine several roles are offered in one place and market: the first in the order of offers."""
+"""Maximum combinations of several roles offered per place and market, best first."""
 
 Way = tuple[Option, ...]
 """One option for each role."""
 
 
 class _Priced(NamedTuple):
-    """A way in a region and market, ready to be offered in any of its zones."""
+    """Way with its price in a region and market; its offers differ only by zone."""
 
     way: Way
     roles: tuple[RoleOffer, ...]
@@ -40,7 +40,7 @@ class _Priced(NamedTuple):
 
 
 class CloudPlanner:
-    """Plans one job on one cloud with tables. `order` is the cloud's place in the user's list."""
+    """Planner of one job on one cloud with tables. `order` is the cloud's index in the user's list."""
 
     def __init__(self, spec: JobSpec, cloud: str, order: int, today: str) -> None:
         self._spec = spec
@@ -54,7 +54,7 @@ class CloudPlanner:
         self._quotes: dict[tuple[Option, str, str], Quote] = {}
 
     def plan(self) -> tuple[list[Ranked], list[Refusal]]:
-        """Offers (not yet in order) and refusals."""
+        """Return unsorted offers, and refusals."""
         found = options_for(self._spec, self._cloud, self._today)
         self._refusals += found.refusals
         regions = self._regions()
@@ -71,7 +71,8 @@ class CloudPlanner:
         return offers, self._refusals
 
     def _regions(self) -> list[str] | None:
-        """The regions asked for that the cloud has, in the user's order; None: any. The others are refused."""
+        """Return the requested regions that the cloud has, in the user's order; None: any. Records refusals for the
+        others."""
         asked, zones = self._spec.resources.region, self._spec.resources.zone
         regions = None if asked is None else [name for name in asked if self._may("region-known", region=name)]
         if zones is None:
@@ -81,15 +82,15 @@ class CloudPlanner:
         return [region for region in found if regions is None or region in regions]
 
     def _may(self, rule: str, **field: str) -> bool:
-        """Whether a rule on one name holds; the refusal is kept."""
+        """Return whether a rule on one name holds; record the refusal if not."""
         refusal = refusal_by(rule, Ask(self._cloud, self._today, **field))  # type: ignore[arg-type]
         if refusal is not None:
             self._refuse(refusal, field)
         return refusal is None
 
     def _refuse(self, refusal: Refusal, field: dict[str, str]) -> None:
-        """Keep a refusal that is about one entry of `region`, `zone` or `market`, at its key; a region that only a zone
-        implies is at the zone's key."""
+        """Record a refusal about one entry of `region`, `zone` or `market` at its key; a region implied by a zone has
+        the zone's key."""
         ((name, value),) = field.items()
         entries = getattr(self._spec.resources, name) or []
         key: Loc = ("resources", name, entries.index(value)) if value in entries else ("resources", "zone")
@@ -103,7 +104,7 @@ class CloudPlanner:
         return [option for option in options if market in option.machine.markets and option.places]
 
     def _refuse_places(self, roles: Sequence[Sequence[Option]], regions: list[str] | None) -> None:
-        """Say of each place asked for by name what is not offered there, and what it costs elsewhere."""
+        """Record what is not offered in each requested place, and the lowest price elsewhere."""
         places: list[dict[str, str]] = [{"region": region} for region in regions or ()]
         places += [{"zone": zone} for zone in self._spec.resources.zone or () if zone in catalog.zones(self._cloud)]
         for place, options in product(places, roles):
@@ -113,14 +114,14 @@ class CloudPlanner:
                 self._refuse(refusal if lowest is None else _elsewhere(refusal, lowest), place)
 
     def _refuse_market_in(self, roles: Sequence[Sequence[Option]], place: dict[str, str], market: str) -> None:
-        """Say which roles have machines in a place asked for, but none that is sold on the market."""
+        """Record which roles have machines in a requested place, but none on the market."""
         for options in roles:
             for meant, refusal in _explain(options, {**place, "market": market}):
                 if any(first_refusal(option.ask._replace(**place)) is None for option in meant):  # type: ignore[arg-type]
                     self._refuse(refusal, {"market": market})
 
     def _refuse_apart(self, roles: Sequence[Sequence[Option]], regions: list[str], market: str) -> None:
-        """Say that no zone of these regions, or no region at all, has machines for every role."""
+        """Record that no single zone of these regions, or no region at all, has machines for every role."""
         names = [
             listing(list(map(str, role.accelerator))) or role.machine_type or "no GPU" for role in self._roles.values()
         ]
@@ -138,7 +139,7 @@ class CloudPlanner:
         )
 
     def _lowest(self, roles: Sequence[Sequence[Option]], regions: Iterable[str]) -> Decimal | None:
-        """The lowest known price of the whole job in these regions, were every role placed for itself."""
+        """Return the lowest known price of the whole job in these regions, ignoring that roles must share a zone."""
         found = []
         for region, market in product(regions, self._spec.resources.market):
             there = [[option for option in options if region in option.places] for options in roles]
@@ -182,7 +183,7 @@ class CloudPlanner:
     def _in_region(
         self, roles: Sequence[Sequence[Option]], region: str, market: str
     ) -> Iterator[tuple[str | None, _Priced]]:
-        """Every way in every zone of the region where all roles can run; zone None: the provider chooses it."""
+        """Yield every way in every zone of the region where all roles can run; zone None: the provider chooses it."""
         seen: dict[tuple[Way, ...], list[_Priced]] = {}
         once: dict[Way, _Priced] = {}
         for zone in self._zones(roles, region):
@@ -191,7 +192,7 @@ class CloudPlanner:
                 seen[there] = list(self._ways(there, region, market))
             for priced in seen[there]:
                 if zone is not None and self._spec.resources.zone is None and not _knows(priced.way, region, zone):
-                    continue  # nothing is known of any of its zones: it is offered in the region as such
+                    continue  # no zone is known for it: it is offered in the region as a whole
                 if self._zoned:
                     yield zone, priced
                 else:
@@ -200,7 +201,7 @@ class CloudPlanner:
             yield None, priced
 
     def _zones(self, roles: Sequence[Sequence[Option]], region: str) -> list[str | None]:
-        """The zones to look at; None among them: where no zone is known."""
+        """Return the zones to try; None among them means unknown zones."""
         known = {zone for options in roles for option in options for zone in option.zones.get(region, ())}
         unknown = any(not option.zones.get(region) for options in roles for option in options)
         if self._spec.resources.zone is None:
@@ -215,16 +216,16 @@ class CloudPlanner:
     # --- machines and prices ---------------------------------------------------------------------------------------
 
     def _ways(self, roles: tuple[Way, ...], region: str, market: str) -> Iterator[_Priced]:
-        """Return the cheapest option of each kind; with several roles, their best combinations."""
+        """Yield the cheapest option of each kind; with several roles, their best combinations."""
         choices = [self._cheapest(options, region, market) for options in roles]
         ways = product(*choices) if len(choices) == 1 else self._combined(choices, region, market)
         for way in ways:
             yield self._priced(way, region, market)
 
     def _combined(self, roles: Sequence[Sequence[Option]], region: str, market: str) -> Iterable[Way]:
-        """The first ways in the order of offers, then the first that the limits allow, and the cheapest.
+        """Return the first ways in the order of offers, then the first ones within the limits, and the cheapest one.
 
-        Those beyond limits.price are refused later, with their price.
+        Ways above limits.price are refused later, with their price.
         """
         choices = [
             [Choice(one.preference, self._quote(one, region, market).key(nodes), one) for one in role]
@@ -239,7 +240,8 @@ class CloudPlanner:
         return dict.fromkeys(ways)
 
     def _most_for_machines(self, region: str) -> Decimal | None:
-        """Return the highest price within the job's limits, where limits.cost needs a known price; None: no limit."""
+        """Return the maximum price of the machines within the job's limits (limits.cost only needs a known price);
+        None: no limit."""
         limits = self._spec.limits
         if limits.price is None:
             return None if limits.cost is None else Decimal("Infinity")
@@ -255,7 +257,7 @@ class CloudPlanner:
         return [option for _, option in best.values()]
 
     def _cost_key(self, option: Option, region: str, market: str) -> tuple[object, ...]:
-        """Unknown prices after known ones; among those the smaller machine first."""
+        """Return the sort key: known prices before unknown ones; equal prices by machine size."""
         machine = option.machine
         price = self._quote(option, region, market).key()
         return (price, machine.vcpus or 0, machine.memory_gb or 0.0, machine.name)
@@ -275,12 +277,12 @@ class CloudPlanner:
         return _Priced(way, roles, total, notes_on(way, total, market, self._spec, self._today))
 
     def _total(self, way: Way, region: str, market: str) -> Total:
-        """Of every machine, GPU and disk; unknown if one of them is."""
+        """Return the price of every machine, GPU and disk; unknown if a part is."""
         machines = [self._quote(option, region, market) for option in way]
         return total_price(machines, self._nodes, *self._disk(region))
 
     def _disk(self, region: str) -> tuple[float, Price | None]:
-        """The GB that a machine's disk is billed as, and the price of one for an hour."""
+        """Return the billed GB of a machine's disk, and the price per GB-hour."""
         disk_gb = catalog.billed_disk_gb(self._cloud, self._spec.resources.disk)
         return disk_gb, catalog.disk_price(self._cloud, region)
 
@@ -302,7 +304,7 @@ class CloudPlanner:
 
 
 def _explain(options: Sequence[Option], fields: dict[str, str]) -> Iterator[tuple[list[Option], Refusal]]:
-    """Why a preference cannot have these fields too, with its options; nothing if one of the asks it stands for can."""
+    """Yield a preference's options and refusals with these fields added; nothing if one of its asks is possible."""
     for preference in dict.fromkeys(option.preference for option in options):
         meant = [option for option in options if option.preference == preference]
         asks = dict.fromkeys(option.ask for option in meant)
@@ -330,12 +332,12 @@ def _role_offer(name: str, nodes: int, option: Option, price: Price | None) -> R
 
 
 def _knows(way: Way, region: str, zone: str) -> bool:
-    """Whether the tables name the zone for any of the options."""
+    """Return whether the tables list the zone for any of the options."""
     return any(zone in option.zones.get(region, ()) for option in way)
 
 
 def _runs_in(option: Option, region: str, zone: str | None) -> bool:
-    """Whether the option can run in the zone; where its zones are not known, the tables do not speak against it."""
+    """Return whether the option can run in the zone; True if its zones are unknown."""
     zones = option.zones.get(region)
     if not zones:
         return True

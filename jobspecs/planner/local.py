@@ -1,4 +1,4 @@
-"""Plans for the machine at hand: its CPUs, and its GPUs as the driver names them."""
+"""Plan offers on this machine, with its CPUs, and its GPUs as the driver names them."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ from .search import in_order
 
 MARKET = "on-demand"
 MAX_WAYS = 16
-"""How many ways to share the GPUs among the roles are offered: the first in the order of offers."""
+"""Maximum ways offered to share the GPUs among the roles, best first."""
 _MEMORY_TOLERANCE = 0.15
-"""Drivers count in GiB and keep a part for themselves: an 80 GB GPU reports 79.2 GiB or 85.0 GB."""
+"""Relative tolerance: drivers count in GiB and reserve a part; an 80 GB GPU reports 79.2 GiB or 85.0 GB."""
 _SHARE = Decimal("0.000001")
 
 
@@ -40,13 +40,13 @@ class _Choice(NamedTuple):
 Way = tuple[_Choice, ...]
 """One choice for each role."""
 Left = tuple[int, ...]
-"""GPUs of each kind that are not handed out yet."""
+"""Number of free GPUs of each kind."""
 
 
 def plan_local(
     spec: JobSpec, cloud: str, order: int, machine: LocalMachine | None
 ) -> tuple[list[Ranked], list[Refusal]]:
-    """Plan offers on this machine; refuse with its GPUs if it lacks those asked for, or if they are unknown."""
+    """Return offers on this machine; refusals if it lacks the requested GPUs or market, or was not inspected."""
     asks = [Ask(cloud, "", market=market) for market in spec.resources.market]
     refusals = [refusal for ask in asks if (refusal := refusal_by("market-supported", ask))]
     if MARKET not in spec.resources.market:
@@ -75,11 +75,11 @@ def plan_local(
 
 
 def _choices(role: Role, have: Counter[str], memory: dict[str, float]) -> Iterator[_Choice]:
-    """For each preference and kind of GPU the fewest that are enough, as the cheapest of a cloud would be."""
+    """Yield the smallest sufficient GPU count for each preference and kind of GPU."""
     if not role.accelerator:
         yield _Choice(0, None, 0)
     for preference, request in enumerate(role.accelerator):
-        # A part of a GPU cannot be handed out here: `1/8` is not met by a whole one, `1/2..2` is.
+        # GPUs are not split here: `1/8` is not met by a whole GPU, `1/2..2` is.
         least = -(-request.count.least.numerator // request.count.least.denominator)
         if Fraction(least) not in request.count:
             continue
@@ -96,11 +96,11 @@ def _is_asked(request: AcceleratorRequest, name: str, memory_gb: float) -> bool:
 
 
 def _ways(choices: Sequence[Sequence[_Choice]], nodes: Sequence[int], have: Counter[str]) -> Iterator[Way]:
-    """Yield a choice for each role, in the order of offers, where the GPUs of all nodes of all roles are there."""
+    """Yield ways in the order of offers for which the machine has enough GPUs for all nodes of all roles."""
     kinds = list(have)
 
     def take(left: Left, choice: _Choice, role: int) -> Left | None:
-        """Return the GPUs of each kind that remain; None: too few."""
+        """Return the remaining GPUs of each kind; None if there are too few."""
         rest = tuple(
             count - choice.gpus * nodes[role] if kind == choice.accelerator else count
             for kind, count in zip(kinds, left, strict=True)
@@ -133,7 +133,7 @@ def _ways(choices: Sequence[Sequence[_Choice]], nodes: Sequence[int], have: Coun
 
 
 def _fits(way: Way, nodes: Sequence[int], have: Counter[str]) -> bool:
-    """Return whether the machine has the GPUs; each is used once."""
+    """Return whether the machine has the GPUs, each used once."""
     wanted: Counter[str] = Counter()
     for choice, count in zip(way, nodes, strict=True):
         if choice.accelerator is not None:
@@ -189,7 +189,7 @@ def _lacking(spec: JobSpec, cloud: str, have: Counter[str]) -> Refusal:
 
 
 def _meanings(roles: Iterable[Role], have: Counter[str]) -> Iterator[str]:
-    """Say what a short name means where this machine has the same model with another memory."""
+    """Yield the meaning of a short name if this machine has the same model with another memory size."""
     for name in (request.name for role in roles for request in role.accelerator if request.name is not None):
         found = catalog.find_accelerator(name)
         if found is not None and found.name != name and not have.keys().isdisjoint(siblings(found.name)):
@@ -197,7 +197,8 @@ def _meanings(roles: Iterable[Role], have: Counter[str]) -> Iterator[str]:
 
 
 def accelerator_of(gpu: LocalGpu) -> str:
-    """The canonical name of a GPU by its driver's name and memory (`NVIDIA A100-SXM4-80GB`); unknown: the driver's."""
+    """Return a GPU's canonical name by its driver's name and memory (`NVIDIA A100-SXM4-80GB`); else the driver's
+    name."""
     found = catalog.find_accelerator(gpu.name) or catalog.find_accelerator(gpu.name.removeprefix("NVIDIA "))
     if found is None or not _like(found, gpu):
         words = set(gpu.name.upper().replace("-", " ").split())

@@ -1,4 +1,4 @@
-"""What the user should know of an offer beyond its price: reservations, queues, ends of support, old prices."""
+"""Notes on offers: reservations, queues, ends of support, old prices."""
 
 from __future__ import annotations
 
@@ -11,13 +11,14 @@ from .options import Option
 from .prices import Total
 
 OLD_DAYS = {"spot": 2, "on-demand": 180}
-"""A machine's price older than that is called old: Spot prices change daily, list prices hardly within a year."""
+"""Age in days above which a machine's price counts as old: Spot prices change daily, list prices rarely within a
+year."""
 OLD_NOTES = {
     "spot": "Spot prices change daily: this one may have",
     "on-demand": "the price has figures of more than half a year ago",
 }
 FLEX_START_MAX_S = 7 * 86_400
-"""Compute Engine and Vertex AI end a Flex-start machine after seven days."""
+"""Maximum lifetime in seconds of a Flex-start machine on Compute Engine and Vertex AI."""
 
 _MARKET_NOTES = {
     "reservation": "needs a reservation of yours; its price is what you agreed upon",
@@ -26,7 +27,7 @@ _MARKET_NOTES = {
 
 
 def notes_on(way: Sequence[Option], total: Total, market: str, spec: JobSpec, today: str) -> tuple[str, ...]:
-    """The notes on an offer, each once. They name no region or zone, so that offers alike have the same notes."""
+    """Return the notes on an offer, each once. They name no region or zone, so that similar offers share them."""
     found = [
         *_on_market(market, spec),
         *_on_machines(way, spec),

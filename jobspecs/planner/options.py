@@ -1,4 +1,4 @@
-"""What could run each role on a cloud, before any place or market is looked at."""
+"""Machine options for each role on a cloud, independent of place and market."""
 
 from __future__ import annotations
 
@@ -22,40 +22,40 @@ NO_GPUS = Fraction(0)
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Option:
-    """A machine type with so many of its accelerator, as one of a role's preferences.
+    """Machine type with a number of GPUs, for one of a role's preferences.
 
-    Compared by identity: options are keys of many look-ups, and the hash of a rational number is slow.
+    Compared by identity: options are keys of many lookups, and hashing a Fraction is slow.
     """
 
     preference: int
-    """Place in the role's `accelerator` list; 0 without one."""
+    """Index in the role's `accelerator` list; 0 without one."""
     gpus: Fraction
     machine: MachineType
     ask: Ask
-    """What it answers: refusals of places and markets speak of that."""
+    """Request that it meets; refusals of places and markets refer to it."""
     places: Mapping[str, tuple[str, ...]]
-    """region -> zones in which it is offered; no zones: none are known, or the provider chooses."""
+    """Region -> zones in which it is offered; no zones: unknown, or chosen by the provider."""
     zones: Mapping[str, tuple[str, ...]]
-    """region -> zones in which it can run: Vertex AI takes no zone, but runs on Compute Engine's machines."""
+    """Region -> zones in which it can run: Vertex AI takes no zone, but runs on Compute Engine's machines."""
     attached: bool
-    """Whether its GPUs are attached to it, so that limits on its size hold."""
+    """True if its GPUs are attached, so that limits on the machine's size apply."""
 
     @property
     def kind(self) -> tuple[int, str | None, int, int]:
-        """Options of one kind differ by the machine around the GPUs only; the cheapest of them is enough."""
+        """Options of one kind differ only in the machine around the GPUs; the cheapest one is enough."""
         return (self.preference, self.machine.accelerator, self.gpus.numerator, self.gpus.denominator)
 
 
 class Roles(NamedTuple):
-    """The options of every role of a job on one cloud, and why others are not among them."""
+    """Options of every role of a job on one cloud, and refusals."""
 
     options: list[list[Option]]
-    """One list a role; an empty one means that the cloud cannot run the job."""
+    """One list per role; an empty one means that the cloud cannot run the job."""
     refusals: list[Refusal]
 
 
 def options_for(spec: JobSpec, cloud: str, today: str) -> Roles:
-    """What could run each role on the cloud, by the rules on accelerators, machine types and counts."""
+    """Return the options of each role on the cloud, by the rules on accelerators, machine types and counts."""
     options: list[list[Option]] = []
     refusals: list[Refusal] = []
     for name, role in spec.effective_roles().items():
@@ -66,7 +66,8 @@ def options_for(spec: JobSpec, cloud: str, today: str) -> Roles:
 
 
 def _within(refusal: Refusal, where: Loc, role: Role) -> Refusal:
-    """The refusal with its key within what this role asks for; without an accelerator that is its machine type."""
+    """Return the refusal with its key inside the role's mapping; without an accelerator, the key is its machine
+    type."""
     _, field, *index = refusal.key
     if field == "accelerator" and not role.accelerator:
         field, index = "machine_type", []
@@ -86,7 +87,7 @@ def _role_options(role: Role, cloud: str, today: str, refusals: list[Refusal]) -
 
 
 def _without_request(role: Role, cloud: str, today: str, refusals: list[Refusal]) -> Iterator[Option]:
-    """No accelerator asked for: a machine without; or the machine type named, with what is built into it."""
+    """Yield machines for a role without accelerators: those without GPUs, or the named type with its built-in ones."""
     ask = Ask(cloud, today, machine_type=role.machine_type)
     machine = built_in(cloud, role.machine_type) if role.machine_type else None
     if machine is not None:
@@ -102,7 +103,7 @@ def _options(preference: int, ask: Ask, refusals: list[Refusal]) -> Iterator[Opt
     for machine in fitting(ask):
         counts = [count for count in machine.counts if ask.gpus is not None and count in ask.gpus]
         for count in counts or [NO_GPUS]:
-            # A machine of any size takes attached GPUs: where the user leaves it open, one worth having is chosen.
+            # Attached GPUs fit machines of any size; unless the user names one, a sensible size is chosen.
             if ask.machine_type or not is_attached(ask.cloud, machine.name) or is_sensible(machine, count):
                 yield _option(preference, count, machine, ask)
 
@@ -115,10 +116,10 @@ def _option(preference: int, gpus: Fraction, machine: MachineType, ask: Ask) -> 
 
 
 def _by_memory(preference: int, request: AcceleratorRequest, ask: Ask, refusals: list[Refusal]) -> Iterator[Option]:
-    """Every GPU whose memory (the part asked for, with a part of one) is in the range.
+    """Yield options for every GPU whose memory (or requested fraction of it) is in the range.
 
-    A program that names no GPU is taken to be written for CUDA on x86-64, as nearly all are: GPUs of other vendors and
-    machines with an arm64 processor are to be asked for by name.
+    A program that names no GPU is assumed to need CUDA on x86-64, as nearly all do: GPUs of other vendors and arm64
+    machines must be requested by name.
     """
     found = False
     unplaced: list[Refusal] = []
@@ -127,7 +128,7 @@ def _by_memory(preference: int, request: AcceleratorRequest, ask: Ask, refusals:
             continue
         named = ask._replace(accelerator=accelerator.name, gpus=request.count)
         if not any(_has_memory(request, accelerator, machine) for machine in fitting(named)):
-            continue  # the job does not name this one: why it cannot be is no answer
+            continue  # the job does not name this GPU, so its refusal would not help
         for option in _options(preference, named, unplaced):
             if _has_memory(request, accelerator, option.machine, option.gpus):
                 found = True
@@ -144,14 +145,14 @@ def _by_memory(preference: int, request: AcceleratorRequest, ask: Ask, refusals:
 
 
 def _at(preference: int, key: Loc = ("resources", "accelerator")) -> Loc:
-    """The path of one entry of the role's list of accelerators, or another key as it is."""
+    """Return the key of one entry of the role's accelerator list; other keys are returned unchanged."""
     return (*key, preference) if key[-1] == "accelerator" else key
 
 
 def _has_memory(
     request: AcceleratorRequest, accelerator: Accelerator, machine: MachineType, gpus: Fraction | None = None
 ) -> bool:
-    """Return whether the GPUs of an x86-64 machine, in a count asked for, have memory within the range."""
+    """Return whether the GPUs of an x86-64 machine, in a requested count, have memory within the range."""
     counts = [count for count in machine.counts if count in request.count] if gpus is None else [gpus]
     parts = {min(count, Fraction(1)) for count in counts}
     return (
@@ -162,7 +163,7 @@ def _has_memory(
 
 
 def _memories(ask: Ask) -> str:
-    """The memory sizes of the cloud's living NVIDIA GPUs."""
+    """Return a sentence with the memory sizes of the cloud's available NVIDIA GPUs."""
     names = {
         machine.accelerator
         for group in catalog.machine_types(ask.cloud).values()
@@ -174,10 +175,11 @@ def _memories(ask: Ask) -> str:
 
 
 def _smallest(options: Sequence[Option]) -> list[Option]:
-    """Without those which another of their kind undercuts everywhere: same places, as many markets, a smaller machine.
+    """Drop options dominated by another of their kind: same places, at least the same markets, a smaller machine.
 
-    Within a machine series the smaller machine is the cheaper one, so this changes no plan; it spares looking up some
-    thousand prices. GPUs that answer several preferences (`L4`, then any GPU with 24 GB) answer the first of them only.
+    Within a machine series the smaller machine is cheaper, so plans do not change; this saves some thousand price
+    lookups.
+    GPUs that meet several preferences (`L4`, then any GPU with 24 GB) are kept for the first only.
     """
     kept: list[Option] = []
     answered: dict[tuple[object, ...], int] = {}

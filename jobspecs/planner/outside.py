@@ -1,4 +1,4 @@
-"""Plans for the targets of other packages, which find their offers themselves."""
+"""Plans for targets of other packages, which bring their own planner."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ from .ranking import Ranked, rank
 def plan_outside(
     spec: JobSpec, target: TargetInfo, order: int, today: datetime.date
 ) -> tuple[list[Ranked], list[Refusal]]:
-    """Rank the offers of the target's own planner among all; `order` is its place in the user's list."""
+    """Return ranked offers and refusals of the target's own planner; `order` is the target's index in the user's
+    list."""
     markets: list[str] = list(spec.resources.market)
     asks = [Ask(target.name, "", market=market) for market in markets]
     refusals = [refusal for ask in asks if (refusal := refusal_by("market-supported", ask))]
@@ -40,7 +41,7 @@ def plan_outside(
 
 
 def _preferences(spec: JobSpec, offer: Offer) -> list[int]:
-    """Return the place in each role's `accelerator` list that the offer meets; 0 where the list names none such."""
+    """Return the index in each role's `accelerator` list that the offer meets; 0 if none does."""
     asked = [role.accelerator for role in spec.effective_roles().values()]
     found = []
     for requests, role in zip(asked, offer.roles, strict=True):

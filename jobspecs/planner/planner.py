@@ -1,7 +1,7 @@
-"""The planner: every way to run a job, in the user's order of preference, then by price; and why others cannot be.
+"""Planner: all ways to run a job in order of preference, then price, and the reasons against other ways.
 
-Pure: no network, no clock, no SDK. What exists comes from the tables (catalog.py), what is allowed from the rules
-(compatibility.py); docs/planning.md tells the user what is decided here.
+Pure: no network, no clock, no SDK. Facts come from the tables (jobspecs.catalog), restrictions from the rules
+(jobspecs.rules); docs/planning.md describes the decisions for users.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ _CENT = Decimal("0.01")
 def plan(
     spec: JobSpec, *, machine: LocalMachine | None, today: datetime.date, clouds: Sequence[str] | None = None
 ) -> Plan:
-    """All offers for the job on these clouds (omitted: those the job names, or else every one) and all refusals.
+    """Return all offers and refusals on these clouds (default: those the job names, else all).
 
-    `machine` is what the target `local` has, None if nobody looked. `today` decides what is retired and which prices
-    are called old. Raises ValueError for a cloud there is not.
+    `machine` describes the target `local`; None if it was not inspected. `today` decides what is retired and which
+    prices are old. Raises ValueError for an unknown cloud.
     """
     day = today.isoformat()
     ranked: list[Ranked] = []
@@ -61,11 +61,11 @@ def plan(
 
 
 def _cap(ranked: list[Ranked], cap: Decimal | None) -> tuple[list[Ranked], list[Refusal]]:
-    """The offers whose whole price is known and within the cap; the others as refusals with their prices."""
+    """Split into offers with a known price within the cap, and refusals of the others with their prices."""
     if cap is None:
         return ranked, []
     within = [one for one in ranked if one.offer.price is not None and one.offer.price <= cap]
-    # Of one way in many places, the cheapest place speaks for all.
+    # A way in several places gets one refusal, with the cheapest place.
     beyond: dict[str, list[Offer]] = {}
     for one in ranked:
         if one.offer.price is None or one.offer.price > cap:
@@ -89,7 +89,7 @@ def _above(name: str, offers: list[Offer], cap: Decimal) -> Refusal:
 
 
 def _unknown(name: str, offers: Sequence[Offer], cap: Decimal) -> Refusal:
-    """A way of which no place has a known price."""
+    """Return the refusal of a way without a known price in any place."""
     cloud, market = offers[0].cloud, offers[0].market
     least = min((offer.price_from for offer in offers if offer.price_from is not None), default=None)
     price = "its price is unknown" if least is None else f"its price is unknown, from {least:.4f} USD/h"
@@ -100,7 +100,7 @@ def _unknown(name: str, offers: Sequence[Offer], cap: Decimal) -> Refusal:
 
 
 def subject(offer: Offer) -> str:
-    """`gcp 2 × g2-standard-4 + L4:1, spot`: an offer without its place."""
+    """Return an offer without its place: `gcp 2 × g2-standard-4 + L4:1, spot`."""
     parts = []
     for role in offer.roles:
         several = f"{role.nodes} × " if role.nodes > 1 else ""
@@ -110,5 +110,5 @@ def subject(offer: Offer) -> str:
 
 
 def grouped(refusals: Sequence[Refusal]) -> tuple[Refusal, ...]:
-    """Each way and reason once, in the order found."""
+    """Return each refusal once, ignoring its key, in the order found."""
     return tuple({refusal._replace(key=()): refusal for refusal in reversed(refusals)}.values())[::-1]

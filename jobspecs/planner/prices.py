@@ -1,4 +1,4 @@
-"""The price of a whole job per hour: machines with their GPUs, and disks."""
+"""Price per hour of a whole job: machines with their GPUs, and disks."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ class Quote(NamedTuple):
     """Price per hour of a machine in the tables, GPUs included."""
 
     price: Price | None
-    """None: unknown. Where only on-demand's is known, Spot costs at most that (`upper_bound`)."""
+    """None: unknown. For Spot with only an on-demand price, that price as `upper_bound`."""
     least: Price | None = None
-    """Lower bound, where `price` is unknown."""
+    """Lower bound if `price` is unknown."""
 
     def key(self, nodes: int = 1) -> PriceKey:
         """Return the sort key of this number of machines."""
@@ -31,26 +31,27 @@ class Total(NamedTuple):
     """US dollars per hour of all machines and disks of a job."""
 
     price: Decimal | None
-    """None: a part of it is unknown. Never 0 for that."""
+    """None if a part of it is unknown; never 0 in its place."""
     disks: Decimal | None
-    """Of all disks."""
+    """Price of all disks; None: unknown."""
     date: str | None
-    """The oldest date among the machines' prices, of which a disk's is a small addition; None with an unknown price."""
+    """Oldest date among the machines' prices; None if the price is unknown. Dates of disk prices are ignored, as disks
+    are a small share."""
     machines: tuple[Price, ...]
-    """Their prices, as far as they are known."""
+    """Known prices of the machines."""
     bound: bool
-    """The disks' price is an upper bound."""
+    """True if the disks' price is an upper bound."""
     at_most: bool = False
-    """`price` is an upper bound, for a machine's is."""
+    """True if `price` is an upper bound, because a machine's price is."""
     least: Decimal | None = None
-    """Lower bound of the total, where `price` is unknown; None: unknown as well."""
+    """Lower bound of the total if `price` is unknown; None: unknown."""
 
 
 def quote(machine: MachineType, gpus: Fraction, region: str, market: str) -> Quote:
-    """Return what the tables know of the price of one machine with its GPUs.
+    """Return the price of one machine with its GPUs, or its bounds.
 
-    A Spot machine costs at most what it costs on demand: that is the maximum price where a launch names none (EC2), or
-    -1 (Azure), and Compute Engine's Spot prices are discounts on it.
+    A Spot machine costs at most its on-demand price: that is the default maximum price (EC2) or the meaning of -1
+    (Azure), and Compute Engine's Spot prices are discounts on it.
     """
     price = _listed(machine.cloud, machine, gpus, region, market)
     if price is None and market == "spot" and market in machine.markets:
@@ -67,7 +68,7 @@ def _listed(cloud: str, machine: MachineType, gpus: Fraction, region: str, marke
 
 
 def total_price(machines: Sequence[Quote], nodes: Sequence[int], disk_gb: float, disk: Price | None) -> Total:
-    """The sum over the roles: a machine's price times its nodes, and a disk for each node; to 0.000001 dollars."""
+    """Return the sum over the roles, to 0.000001 dollars: each machine's price times its nodes, and a disk per node."""
     disks = disks_price(sum(nodes), disk_gb, disk)
     known = tuple(machine.price for machine in machines if machine.price is not None)
     bound = disk is not None and disk.upper_bound
@@ -85,5 +86,5 @@ def _times(machine: Price | None, nodes: int) -> Decimal | None:
 
 
 def disks_price(nodes: int, disk_gb: float, disk: Price | None) -> Decimal | None:
-    """Return what a disk for each node costs; None: unknown."""
+    """Return the price of one disk per node; None: unknown."""
     return None if disk is None else (disk.amount * Decimal(str(disk_gb)) * nodes).quantize(_MICRO)

@@ -1,7 +1,8 @@
-"""Search for the best ways to run several roles: in the user's order, within a price, without trying every combination.
+"""Search for the best ways to run several roles: in order of preference, within a price, without a full enumeration.
 
-The number of combinations grows with the power of the number of roles. Each search here asks first whether a beginning
-can still become a way at all, which is answered exactly from each role's least costs; so it follows no dead end.
+The number of combinations grows exponentially with the number of roles. Each search first checks whether a partial way
+can be completed, which is decided exactly from the lowest price of each role's preferences; it never follows a dead
+end.
 """
 
 from __future__ import annotations
@@ -17,15 +18,15 @@ from .ranking import KNOWN, PriceKey
 T = TypeVar("T")
 
 CanEnd = Callable[[tuple[int, ...], int], bool]
-"""(preferences of the first roles, worst) -> whether the other roles have preferences up to `worst` that make it a way
-whose worst preference is `worst`."""
+"""(preferences of the first roles, worst) -> whether the other roles can complete it to a way whose worst preference is
+exactly `worst`."""
 
 
 class Choice(NamedTuple, Generic[T]):
-    """One option of a role."""
+    """Option of a role."""
 
     preference: int
-    """Place in the role's list."""
+    """Index in the role's list."""
     price: PriceKey
     """Price of all nodes of the role."""
     item: T
@@ -52,7 +53,7 @@ def in_order(roles: Sequence[Sequence[int]], can_end: CanEnd) -> Iterator[tuple[
 def best_ways(roles: Sequence[Sequence[Choice[T]]], count: int, most: Decimal | None = None) -> list[tuple[T, ...]]:
     """Return the first `count` ways in the order of offers.
 
-    With `most` only those whose price is known and at most that. Those with the same preferences are ordered by price.
+    With `most`, only those with a known price of at most `most`. Ways with the same preferences are ordered by price.
     """
     allowed = [[one for one in role if most is None or one.price[0] == KNOWN] for role in roles]
     grouped = [_by_preference(role) for role in allowed]
@@ -76,14 +77,14 @@ def _by_preference(choices: Sequence[Choice[T]]) -> dict[int, list[Choice[T]]]:
 
 
 def _within(lowest: Sequence[Mapping[int, Decimal]], most: Decimal | None) -> CanEnd:
-    """Return a check whether a beginning can become a way that costs at most `most` (None: no limit).
+    """Return a predicate: can a partial way be completed at a price of at most `most` (None: no limit)?
 
-    `lowest`: least price of each preference, by role.
+    `lowest`: lowest price of each preference, by role.
     """
 
     @cache
     def rest(role: int, worst: int, reached: bool) -> Decimal | None:
-        """Return the least price of the roles from this one on; None: none of them can have the worst preference."""
+        """Return the lowest price of the roles from this one on; None if no role can have the worst preference."""
         if role == len(lowest):
             return Decimal(0) if reached else None
         sums = []
@@ -102,7 +103,7 @@ def _within(lowest: Sequence[Mapping[int, Decimal]], most: Decimal | None) -> Ca
 
 
 def _cheapest_first(groups: Sequence[Sequence[Choice[T]]], count: int, most: Decimal | None) -> list[tuple[T, ...]]:
-    """Return the cheapest ways to take one of each group; a way is among them only if its beginning is."""
+    """Return the cheapest ways to take one choice of each group, built by extending the cheapest partial ways."""
     sums: list[tuple[PriceKey, tuple[T, ...]]] = [((KNOWN, Decimal(0)), ())]
     for group in groups:
         longer = (

@@ -1,1 +1,1 @@
-"""The compatibility rules: what cannot be, by which rule, and what would be allowed instead."""
+"""Compatibility rules: impossible requests, the rule that forbids them, and allowed alternatives."""

@@ -1,4 +1,4 @@
-"""Hints for accelerators that no table has: a count in another notation, a vendor's name, a variant."""
+"""Hints for unknown accelerator names: a count in another notation, a vendor prefix, a variant."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _VARIANT = re.compile(r"(?i)[-_ ](?:sxm\d?|pcie|hbm\d\w?|nvl|mega)\b.*$")
 
 
 def accelerator_hint(text: str) -> str:
-    """Return the hint for `A100 x8`, `8xH100`, `NVIDIA_TESLA_L4` or `A100-SXM4`; "" if that is no known accelerator."""
+    """Return the hint for `A100 x8`, `8xH100`, `NVIDIA_TESLA_L4` or `A100-SXM4`; "" if no known accelerator matches."""
     for pattern, name, count in ((_COUNT_AFTER, 1, 2), (_COUNT_BEFORE, 2, 1)):
         found = pattern.fullmatch(text.strip())
         if found is not None and catalog.find_accelerator(found[name]) is not None:

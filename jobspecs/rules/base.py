@@ -1,4 +1,4 @@
-"""What a compatibility rule is: a named check of what one role asks for of one cloud."""
+"""Building blocks of compatibility rules: Ask (one role's request of one cloud), Rule and Verdict."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ if TYPE_CHECKING:
 
 
 class Ask(NamedTuple):
-    """What one role asks for of one cloud; None: left open by the user, or not looked at yet."""
+    """Request of one role to one cloud; None: left open by the user, or not decided yet."""
 
     cloud: str
     today: str
-    """YYYY-MM-DD: what ends on or before this day is gone."""
+    """YYYY-MM-DD; anything that ends on or before this day is gone."""
     accelerator: str | None = None
-    """Canonical name, or what the user wrote."""
+    """Canonical name, or the user's text."""
     gpus: CountRange | None = None
     """GPUs per machine; None without accelerator."""
     machine_type: str | None = None
@@ -30,7 +30,7 @@ class Ask(NamedTuple):
     market: str | None = None
 
     def __str__(self) -> str:
-        """`gcp n1-standard-4 + V100-16GB:3 in us-central1-a, spot`."""
+        """Return text such as `gcp n1-standard-4 + V100-16GB:3 in us-central1-a, spot`."""
         gpus = f"{self.accelerator}:{self.gpus}" if self.accelerator else ""
         what = " + ".join(filter(None, (self.machine_type, gpus)))
         place = self.zone or self.region
@@ -39,25 +39,25 @@ class Ask(NamedTuple):
 
 
 class Verdict(NamedTuple):
-    """Why something cannot be, and what would be allowed ("": nothing is known that would)."""
+    """Reason why a request is impossible, and an allowed alternative ("" if none is known)."""
 
     message: str
     allowed: str = ""
     key: Loc = ()
-    """Path of the key that it is about, where that is another one than the rule's."""
+    """Path of the key at fault, if it differs from the rule's key."""
 
 
 class Rule(NamedTuple):
-    """A check that applies to asks in which every field of `needs` is set; its docstring names its source."""
+    """Check of requests in which every field of `needs` is set; the check's docstring names its source."""
 
     name: str
     needs: tuple[str, ...]
     check: Callable[[Ask], Verdict | None]
     key: str = "accelerator"
-    """The key of `resources`, or of a role, that it is about."""
+    """Key of `resources`, or of a role, that it is about."""
 
     def refuse(self, ask: Ask) -> Refusal | None:
-        """The refusal if the rule applies to the ask and forbids it."""
+        """Return the refusal if the rule applies to the request and forbids it, else None."""
         if any(getattr(ask, field) is None for field in self.needs):
             return None
         verdict = self.check(ask)
@@ -65,24 +65,24 @@ class Rule(NamedTuple):
 
 
 def refusal(rule: str, cloud: str, subject: str, verdict: Verdict, key: Loc) -> Refusal:
-    """The verdict of a rule as the plan shows it."""
-    from ..plan import Refusal  # here, for `validate` mostly finds nothing to refuse, and starts sooner without it
+    """Return a rule's verdict as a Refusal."""
+    from ..plan import Refusal  # imported late: `validate` rarely has refusals, and starts faster without it
 
     return Refusal(rule, cloud, subject, verdict.message, verdict.allowed, key=verdict.key or key)
 
 
 def exactly(count: Fraction) -> CountRange:
-    """A range of one count."""
+    """Return a range of one count."""
     return CountRange(count, count)
 
 
 def listing(names: list[str], most: int = 8) -> str:
-    """`a, b or c`; a long list is cut: `a, b … (12 in all)`."""
+    """Return `a, b or c`; a long list is shortened: `a, b … (12 in all)`."""
     if len(names) > most:
         return ", ".join(names[:most]) + f" … ({len(names)} in all)"
     return " or ".join(filter(None, (", ".join(names[:-1]), *names[-1:])))
 
 
 def refresh_command(cloud: str) -> str:
-    """Return the command that asks the provider for what the shipped tables lack."""
+    """Return the text on the command that queries the provider for what the tables lack."""
     return f"`cloudgpu catalog refresh --cloud {catalog.host_cloud(cloud)}` asks the provider"

@@ -1,9 +1,9 @@
-"""Compatibility: which asks cannot be, by which rule, and what would be allowed instead.
+"""Compatibility of requests: which are impossible, by which rule, and what is allowed instead.
 
-Every rule of the planner stands in one of the lists here: RULES look at what one role asks of one cloud, TARGET_RULES
-at whether a target honours the job's fields, JOB_RULES name what only the whole job shows (the planner applies those).
-A name that exists nowhere is a mistake in the file (check_names(); `validate` exits with 3); a combination that cannot
-be is a refusal (of the planner; exit code 4 if no offer is left).
+All rules of the planner are listed here: RULES check one role's request to one cloud, TARGET_RULES check whether a
+target honours the job's fields, and JOB_RULES describe checks of the whole job (made by the planner). A name that
+exists nowhere is a mistake in the file (check_names(); `validate` exits with 3); an impossible combination is a refusal
+(by the planner; exit code 4 if no offer is left).
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ RULES = (
     Rule("offered-in-region", ("region",), places.offered_in_region, "region"),
     Rule("offered-in-zone", ("zone",), places.offered_in_zone, "zone"),
 )
-"""In the order in which they explain: the first one broken is the reason given, a later one is closer to an offer."""
+"""In order of explanation: the first rule broken is the reason given; a later rule means closer to an offer."""
 
 JOB_RULES = {
     "accelerator-memory": "some accelerator of the cloud has memory within the range asked for",
@@ -73,12 +73,12 @@ _BY_NAME = {rule.name: rule for rule in RULES}
 
 
 def refusal_by(rule: str, ask: Ask) -> Refusal | None:
-    """What one rule says of the ask, whatever the others do."""
+    """Return the refusal by one rule, independent of the others; None if it allows the request."""
     return _BY_NAME[rule].refuse(ask)
 
 
 def first_refusal(ask: Ask) -> Refusal | None:
-    """The first rule that forbids the ask, of those whose fields it has."""
+    """Return the refusal by the first rule that forbids the request; None if all rules allow it."""
     for rule in RULES:
         refusal = rule.refuse(ask)
         if refusal is not None:
@@ -87,5 +87,5 @@ def first_refusal(ask: Ask) -> Refusal | None:
 
 
 def all_refusals(ask: Ask) -> list[Refusal]:
-    """Every rule that forbids the ask."""
+    """Return the refusals by every rule that forbids the request."""
     return [refusal for rule in RULES if (refusal := rule.refuse(ask)) is not None]

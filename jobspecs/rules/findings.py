@@ -1,7 +1,7 @@
-"""Turn the refusals of a job that nothing can run into problems: one for each cause, at the key that it is about.
+"""Turn the refusals of a job that nothing can run into problems: one per cause, at the key at fault.
 
-The planner refuses a job once for every cloud. Clouds that refuse a key for the same reason are one problem; where the
-reasons differ, those of the clouds that come closest to an offer are reported. This machine is reported by itself.
+The planner refuses a job once per cloud. Clouds that refuse a key for the same reason are merged into one problem; if
+the reasons differ, those of the clouds closest to an offer are reported. This machine is reported separately.
 """
 
 from __future__ import annotations
@@ -17,14 +17,15 @@ from .base import listing
 from .compatibility import RULES, TARGET_RULES
 
 _ORDER = {name: place for place, name in enumerate((*(r.name for r in TARGET_RULES), *(r.name for r in RULES)))}
-"""Rule -> how close a cloud that it refuses comes to an offer; rules on the whole job, which are not here, are last."""
+"""Rule -> how close a refused cloud is to an offer (higher is closer); rules on the whole job, absent here, are
+closest."""
 _NAMES = {"machine-type-known", "region-known", "zone-known"}
-"""Rules by which a cloud lacks a name of the job file."""
+"""Rules broken by a cloud that lacks a name of the job file."""
 _CLOUD = "{cloud}"
 
 
 def problems_of(spec: JobSpec, refusals: Sequence[Refusal]) -> list[Problem]:
-    """Return what keeps the job from every cloud, in the order of the refusals."""
+    """Return the problems that rule out every cloud, in the order of the refusals."""
     by_key: dict[tuple[Loc, bool], list[Refusal]] = {}
     for refusal in _meant(spec, refusals):
         by_key.setdefault((refusal.key, _is_here(refusal.cloud)), []).append(refusal)
@@ -40,9 +41,9 @@ def problems_of(spec: JobSpec, refusals: Sequence[Refusal]) -> list[Problem]:
 
 
 def _meant(spec: JobSpec, refusals: Sequence[Refusal]) -> list[Refusal]:
-    """The refusals of the clouds that the job can mean, and of those by price the cheapest way's.
+    """Return the refusals of plausible clouds, and of those by price only the cheapest way's.
 
-    A job that names no cloud does not mean one that lacks its region or machine type, nor this machine's few GPUs.
+    If the job names no cloud, clouds that lack its region or machine type are implausible, as is this machine.
     """
     strangers = {refusal.cloud for refusal in refusals if refusal.rule in _NAMES or _is_here(refusal.cloud)}
     meant = [refusal for refusal in refusals if refusal.cloud not in strangers]
@@ -61,12 +62,12 @@ def _closeness(refusal: Refusal) -> int:
 
 
 def _template(refusal: Refusal) -> str:
-    """Content of a refusal without its cloud."""
+    """Return the content of a refusal with a placeholder for its cloud."""
     return re.sub(rf"\b{re.escape(refusal.cloud or '')}\b", _CLOUD, f"{refusal.subject}: {refusal.message}")
 
 
 def _problem(key: Loc, alike: Sequence[Refusal]) -> Problem:
-    """One problem of refusals that differ by their cloud only, and by what each allows."""
+    """Return one problem for refusals that differ only in their cloud and in their allowed alternatives."""
     first = alike[0]
     clouds = list(dict.fromkeys(refusal.cloud or "" for refusal in alike))
     message = f"{first.subject}: {first.message}"

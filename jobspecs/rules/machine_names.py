@@ -1,4 +1,4 @@
-"""Names of machine types that no table has: what may be meant, and whether asking the provider can help."""
+"""Hints for unknown machine type names: similar names, and whether refreshing the tables can help."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _ONLY = "the tables list machine types with accelerators, and Compute Engine's N
 
 
 def machine_type_hint(name: str, clouds: Sequence[str]) -> str:
-    """Return what to write instead of a name that the tables of these clouds lack, or how to have it looked up."""
+    """Return what to write instead of a name that these clouds' tables lack, or how to refresh the tables."""
     lower = name.lower()
     if any(re.fullmatch(info(cloud).custom or _NONE, lower) for cloud in clouds):
         return "custom machine types are not supported; write a predefined one, such as n1-standard-8"
@@ -29,7 +29,7 @@ def machine_type_hint(name: str, clouds: Sequence[str]) -> str:
 
 
 def spelt_otherwise(name: str, clouds: Sequence[str]) -> str | None:
-    """Return the machine type whose name differs by case, separators or `Standard_` only; None: there is none."""
+    """Return the machine type whose name differs only by case, separators or `Standard_`; None if there is none."""
     return next((known for known in _names(clouds) if _fold(known) == _fold(name)), None)
 
 
@@ -38,5 +38,5 @@ def _names(clouds: Sequence[str]) -> list[str]:
 
 
 def _fold(name: str) -> str:
-    """Return the form in which spellings are compared: `Standard_NC4as_T4_v3` is also written NC4as T4 v3."""
+    """Normalize a name for comparison: `Standard_NC4as_T4_v3` equals `NC4as T4 v3`."""
     return catalog.fold(name).removeprefix("standard")

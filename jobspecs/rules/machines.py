@@ -1,7 +1,7 @@
-"""Rules on accelerators and machine types: what exists, what is gone, and which counts a machine type may carry.
+"""Rules on accelerators and machine types: existence, retirement, and GPU counts per machine type.
 
-Each rule says why something cannot be and what would be allowed. Their figures come from the tables (see SOURCES.md
-there); the docstrings name the providers' rule behind each.
+Each rule returns the reason of a refusal and an allowed alternative. Figures come from the tables (see SOURCES.md
+there); the docstrings name the providers' rules.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from .machine_names import machine_type_hint
 
 @cache
 def carriers(cloud: str, accelerator: str | None) -> tuple[MachineType, ...]:
-    """Every machine type of the cloud that has carried this accelerator (None: any without one), gone ones included."""
+    """Return all machine types of the cloud with this accelerator (None: those without one), including retired ones."""
     return _by_accelerator(cloud).get(accelerator, ())
 
 
@@ -34,18 +34,18 @@ def _by_accelerator(cloud: str) -> dict[str | None, tuple[MachineType, ...]]:
 
 
 def candidates(ask: Ask) -> list[MachineType]:
-    """The machine types meant by the ask which can be had on its day, whatever their counts."""
+    """Return the available machine types that match the request, with any GPU count."""
     return [m for m in _meant(ask) if not m.is_gone(ask.today)]
 
 
 def fitting(ask: Ask) -> tuple[MachineType, ...]:
-    """The candidates that carry a count asked for."""
+    """Return the candidates with a requested GPU count."""
     return _fitting(ask._replace(region=None, zone=None, market=None))
 
 
 @lru_cache(maxsize=1024)
 def _fitting(ask: Ask) -> tuple[MachineType, ...]:
-    """Several rules ask this of the same machines, and comparing rational numbers is slow."""
+    """Return the candidates; cached, as several rules ask for the same ones and comparing Fractions is slow."""
     return tuple(m for m in candidates(ask) if ask.gpus is None or any(count in ask.gpus for count in m.counts))
 
 
@@ -57,7 +57,7 @@ def _meant(ask: Ask) -> list[MachineType]:
 
 
 def accelerator_known(ask: Ask) -> Verdict | None:
-    """The accelerator's name or alias is in the accelerator table."""
+    """Require an accelerator name or alias from the accelerator table."""
     name = ask.accelerator or ""
     if catalog.find_accelerator(name) is not None:
         return None
@@ -65,13 +65,13 @@ def accelerator_known(ask: Ask) -> Verdict | None:
 
 
 def accelerator_names() -> list[str]:
-    """What may be written for an accelerator: canonical names, then aliases."""
+    """Return the valid names of accelerators: canonical names, then aliases."""
     found = catalog.accelerators()
     return [*found, *(alias for accelerator in found.values() for alias in accelerator.aliases)]
 
 
 def accelerator_offered(ask: Ask) -> Verdict | None:
-    """Some machine type of the cloud carries the accelerator (providers' lists of machine types)."""
+    """Require a machine type of the cloud with the accelerator (providers' lists of machine types)."""
     if carriers(ask.cloud, ask.accelerator):
         return None
     allowed = [_where_alive(ask), _on_siblings(ask)]
@@ -79,7 +79,7 @@ def accelerator_offered(ask: Ask) -> Verdict | None:
 
 
 def accelerator_retired(ask: Ask) -> Verdict | None:
-    """Some machine type that carries the accelerator can still be had (providers' retirement notices)."""
+    """Require a machine type with the accelerator that is still available (providers' retirement notices)."""
     machines = carriers(ask.cloud, ask.accelerator)
     if not machines or not all(m.is_gone(ask.today) for m in machines):
         return None
@@ -87,7 +87,7 @@ def accelerator_retired(ask: Ask) -> Verdict | None:
 
 
 def machine_type_known(ask: Ask) -> Verdict | None:
-    """The machine type is in the cloud's table."""
+    """Require a machine type from the cloud's table."""
     name = ask.machine_type or ""
     if name in catalog.machine_types(ask.cloud):
         return None
@@ -97,7 +97,7 @@ def machine_type_known(ask: Ask) -> Verdict | None:
 
 
 def machine_type_retired(ask: Ask) -> Verdict | None:
-    """The machine type can still be had (providers' retirement notices; absence from their APIs)."""
+    """Require a machine type that is still available (providers' retirement notices; absence from their APIs)."""
     machines = catalog.machine_types(ask.cloud).get(ask.machine_type or "", ())
     if not machines or not all(m.is_gone(ask.today) for m in machines):
         return None
@@ -107,7 +107,7 @@ def machine_type_retired(ask: Ask) -> Verdict | None:
 
 
 def accelerator_on_machine_type(ask: Ask) -> Verdict | None:
-    """The machine type carries the accelerator: most have theirs built in, N1 takes the older ones only."""
+    """Require a machine type that can have the accelerator: most have built-in GPUs, N1 takes the older ones only."""
     group = catalog.machine_types(ask.cloud).get(ask.machine_type or "", ())
     if not group or any(m.accelerator == ask.accelerator and not m.is_gone(ask.today) for m in group):
         return None
@@ -117,7 +117,7 @@ def accelerator_on_machine_type(ask: Ask) -> Verdict | None:
 
 
 def count_on_machine_type(ask: Ask) -> Verdict | None:
-    """The machine type may carry that many GPUs; Compute Engine and Vertex AI have separate tables of counts."""
+    """Require a GPU count allowed on the machine type; Compute Engine and Vertex AI have separate tables of counts."""
     machines = candidates(ask)
     if not machines or fitting(ask):
         return None
@@ -128,7 +128,7 @@ def count_on_machine_type(ask: Ask) -> Verdict | None:
 
 
 def count_offered(ask: Ask) -> Verdict | None:
-    """Some machine type of the cloud carries that many of the accelerator; a part of a GPU is a count of its own."""
+    """Require a machine type of the cloud with this GPU count; fractions of a GPU are separate counts."""
     if ask.machine_type is not None:
         return None
     machines = candidates(ask)
@@ -139,7 +139,8 @@ def count_offered(ask: Ask) -> Verdict | None:
 
 
 def vcpus_and_memory(ask: Ask) -> Verdict | None:
-    """On N1, each count of GPUs limits the machine's vCPUs and memory, in some zones more than in others (GPU docs)."""
+    """Require a size of N1 within the GPU count's limits on vCPUs and memory, which are lower in some zones (GPU
+    docs)."""
     machine = next(iter(candidates(ask)), None)
     if machine is None or ask.gpus is None or not is_attached(ask.cloud, machine.name):
         return None
@@ -162,7 +163,7 @@ def vcpus_and_memory(ask: Ask) -> Verdict | None:
 
 
 def within_limits(machine: MachineType, count: Fraction, zone: str | None) -> bool:
-    """Whether an N1 machine's size is within the limits for so many GPUs in the zone; True where there are none."""
+    """Return whether an N1 machine's size is within the limits for `count` GPUs in the zone; True without limits."""
     limits = catalog.n1_limits(machine.accelerator or "", count, zone)
     if limits is None or machine.vcpus is None or machine.memory_gb is None:
         return True
@@ -173,18 +174,19 @@ def within_limits(machine: MachineType, count: Fraction, zone: str | None) -> bo
 
 
 def is_attached(cloud: str, machine_type: str) -> bool:
-    """Whether the machine type is sold without GPUs too, so that GPUs are attached to it (N1)."""
+    """Return whether the machine type is also sold without GPUs, so that GPUs are attached to it (N1)."""
     return catalog.find_machine_type(cloud, machine_type, None) is not None
 
 
 def built_in(cloud: str, machine_type: str) -> MachineType | None:
-    """The machine type with its built-in GPUs; None: it has none, or a choice of them."""
+    """Return the machine type with its built-in GPUs; None if it has none, or a choice of them."""
     group = catalog.machine_types(cloud).get(machine_type, ())
     return group[0] if len(group) == 1 and group[0].accelerator and len(group[0].counts) == 1 else None
 
 
 def cpu_machines(ask: Ask) -> Verdict | None:
-    """A job without accelerator needs a machine type without; the tables have Compute Engine's and Vertex AI's only."""
+    """Require a cloud with CPU-only machine types for a job without accelerator; only Compute Engine's and Vertex AI's
+    are in the tables."""
     if ask.accelerator is not None or ask.machine_type is not None or carriers(ask.cloud, None):
         return None
     have = [cloud for cloud in catalog.CLOUDS if carriers(cloud, None)]
@@ -194,7 +196,7 @@ def cpu_machines(ask: Ask) -> Verdict | None:
     )
 
 
-# --- what would be allowed --------------------------------------------------------------------------------------------
+# --- allowed alternatives ---------------------------------------------------------------------------------------------
 
 
 def _on_this(ask: Ask, machines: Iterable[MachineType]) -> str:
@@ -207,7 +209,7 @@ def _on_others(ask: Ask) -> str:
 
 
 def _on_siblings(ask: Ask) -> str:
-    """`A100-80GB:1 is on …`: the same model with another memory, that many of which the cloud has."""
+    """Return `A100-80GB:1 is on …`: the same model with another memory size, if the cloud has the count."""
     found = []
     for other in siblings(ask.accelerator or ""):
         machines = fitting(ask._replace(accelerator=other, machine_type=None))
@@ -216,13 +218,13 @@ def _on_siblings(ask: Ask) -> str:
 
 
 def siblings(accelerator: str) -> list[str]:
-    """Return the other accelerators of the same model, which differ by their memory: `A100-80GB` of `A100-40GB`."""
+    """Return the other accelerators of the same model, which differ in memory: `A100-80GB` for `A100-40GB`."""
     models = {name: found[1] for name in catalog.accelerators() if (found := _MODEL.match(name))}
     return [name for name, model in models.items() if name != accelerator and model == models.get(accelerator)]
 
 
 _MODEL = re.compile(r"(\w+)-(?:\w+-)?\d+GB$")
-"""A canonical name that ends with the memory: `A100-40GB`, `H100-NVL-94GB`."""
+"""Matches canonical names that end with the memory size: `A100-40GB`, `H100-NVL-94GB`."""
 
 
 def _counts(machines: Iterable[MachineType]) -> str:
@@ -253,11 +255,10 @@ def _instead(ask: Ask) -> str:
 
 
 def closest_living(ask: Ask) -> tuple[MachineType, Fraction] | None:
-    """What to take for something gone: the cheapest living machine of the cloud whose GPUs are no worse.
+    """Return the best replacement for a retired GPU: the cheapest available machine of the cloud with no worse GPUs.
 
-    No worse: of the same vendor, with no less memory, no fewer FP16 TFLOPS (where its are known), and at least as many.
-    Deprecated ones, those to be had by reservation only, and arm64 hosts come last. The price is the lowest of all
-    regions; unknown ones come last.
+    No worse means the same vendor, at least the memory, FP16 TFLOPS (if known) and number of GPUs. Deprecated machines,
+    reservation-only ones, and arm64 hosts come last. The price is the lowest of all regions; unknown prices come last.
     """
     gone = catalog.find_accelerator(ask.accelerator or "")
     if gone is None:
@@ -283,7 +284,7 @@ def _no_worse(other: Accelerator, gone: Accelerator) -> bool:
 
 
 def _closeness(machine: MachineType, count: Fraction) -> tuple[bool, bool, bool, float, str]:
-    priced = catalog.host_cloud(machine.cloud)  # Vertex's fee is unknown, but the order is the same
+    priced = catalog.host_cloud(machine.cloud)  # Vertex AI's fee is unknown, but does not change the order
     prices = (
         catalog.price(priced, machine.name, machine.accelerator, count, region, "on-demand")
         for region in catalog.places(machine.cloud, machine.name, machine.accelerator)
@@ -295,8 +296,8 @@ def _closeness(machine: MachineType, count: Fraction) -> tuple[bool, bool, bool,
 
 LEAST_VCPUS_PER_GPU = 4
 LEAST_MEMORY_GB_PER_GPU = 15
-"""Where GPUs are attached to a machine of any size, a chosen one has at least this much for each GPU (or in all,
-without any): n1-standard-4's share, enough to keep a GPU fed with data by a few loader processes."""
+"""Minimum size per GPU (or in total, without GPUs) for choosing a machine to which GPUs are attached: the share of
+n1-standard-4, enough for a few loader processes to keep a GPU busy."""
 
 
 def _roomy(machine: MachineType, count: Fraction) -> bool:
@@ -304,7 +305,7 @@ def _roomy(machine: MachineType, count: Fraction) -> bool:
 
 
 def is_sensible(machine: MachineType, count: Fraction) -> bool:
-    """Whether an attached-GPU machine is big enough to be chosen for so many GPUs (0: for none)."""
+    """Return whether an attached-GPU machine is big enough to be chosen for `count` GPUs (0: without any)."""
     gpus = max(count, Fraction(1))
     return (machine.vcpus or 0) >= LEAST_VCPUS_PER_GPU * gpus and (
         machine.memory_gb or 0

@@ -1,4 +1,4 @@
-"""Names in a job file that exist on none of the clouds it asks for: mistakes, each at its place in the document."""
+"""Check names in a job file that exist on none of the requested clouds; each is a mistake with its place."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from .stores import check_variables
 
 
 class _Kind(NamedTuple):
-    """A kind of name of which each cloud has its own."""
+    """Kind of name with separate values on each cloud."""
 
     code: str
     what: str
     names: Callable[[str], Collection[str]]
-    """cloud -> the names there."""
+    """Function from cloud to its names."""
 
 
 _MACHINE_TYPES = _Kind("unknown-machine-type", "machine type", catalog.machine_types)
@@ -34,14 +34,14 @@ _ZONES = _Kind("unknown-zone", "zone", catalog.zones)
 
 
 def check_names(spec: JobSpec) -> list[Problem]:
-    """What is wrong on EVERY cloud the job asks for; what is wrong on some of them only is the planner's to refuse.
+    """Return problems with names, such as those unknown on EVERY requested cloud; the planner refuses the others.
 
-    Accelerators and machine types which are retired wherever they were are warnings: the name is right, and the
-    planner says since when they are gone and what to take instead.
+    Accelerators and machine types that are retired everywhere are warnings: the name is valid, and the planner reports
+    the date of retirement and a replacement.
     """
     asked = [cloud for cloud in spec.resources.cloud or catalog.CLOUDS if cloud in catalog.CLOUDS]
     problems = [*_accelerators(spec, asked), *_repeated(spec), *check_variables(spec)]
-    if asked:  # a job for `local` alone: the planner refuses fields which that target cannot honour
+    if asked:  # a job for `local` only: the planner refuses fields that the target cannot honour
         problems += _machine_types(spec, asked)
         problems += _unknown(_REGIONS, _listed("region", spec.resources.region), asked)
         problems += _zones(spec, asked)
@@ -67,7 +67,7 @@ def _with_odd_character(hint: str, name: str) -> str:
 
 
 def _repeated(spec: JobSpec) -> Iterator[Problem]:
-    """Yield accelerators that stand in a list by two names."""
+    """Yield accelerators that are in a list under two names."""
     for loc, requests in _accelerator_lists(spec):
         seen: dict[tuple[str, CountRange], AcceleratorRequest] = {}
         for index, request in enumerate(requests if len(requests) > 1 else ()):
@@ -108,7 +108,10 @@ def _gone(loc: Loc, code: str, name: str, clouds: Sequence[str]) -> Problem:
 
 
 def _zones(spec: JobSpec, asked: Sequence[str]) -> Iterator[Problem]:
-    """Where no cloud lets a job choose its zone, the planner says so (rule `zone-choice`): no name is right there."""
+    """Yield zones that are unknown or outside of the requested regions.
+
+    If no cloud lets a job choose its zone, the planner reports that (rule `zone-choice`).
+    """
     clouds = [cloud for cloud in asked if info(cloud).zones]
     if not clouds:
         return
@@ -129,7 +132,7 @@ def _listed(field: str, values: Sequence[str] | None) -> list[tuple[Loc, str]]:
 
 
 def _unknown(kind: _Kind, named: Sequence[tuple[Loc, str]], clouds: Sequence[str]) -> Iterator[Problem]:
-    """The names that no cloud asked for has: with where they exist, or else with what may have been meant."""
+    """Yield the names that no requested cloud has, with the clouds that have them, or else with similar names."""
     for loc, name in named:
         if any(name in kind.names(cloud) for cloud in clouds):
             continue
@@ -143,7 +146,7 @@ def _unknown(kind: _Kind, named: Sequence[tuple[Loc, str]], clouds: Sequence[str
 
 
 def _hint(kind: _Kind, name: str, clouds: Sequence[str]) -> str:
-    """Return what may be meant by a name that no cloud has."""
+    """Return a hint on similar names."""
     if kind is _MACHINE_TYPES:
         return machine_type_hint(name, clouds)
     options = sorted({option for cloud in clouds for option in kind.names(cloud)})

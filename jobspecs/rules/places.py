@@ -1,4 +1,4 @@
-"""Rules on places and markets: regions, zones, what is offered where, and how it is sold."""
+"""Rules on places and markets: regions, zones, availability, and sale."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .machines import fitting
 
 
 def place_known(ask: Ask) -> Verdict | None:
-    """The tables name a region for a machine type that fits; a few sizes are on no list of their provider's regions."""
+    """Require a known region for a matching machine type; a few sizes are in no region list of their provider."""
     machines = _sold(ask)
     if not machines or any(map(where, machines)):
         return None
@@ -23,7 +23,7 @@ def place_known(ask: Ask) -> Verdict | None:
 
 
 def region_known(ask: Ask) -> Verdict | None:
-    """The region is one in which the cloud offers anything of the tables."""
+    """Require a region in which the cloud offers something from the tables."""
     region = ask.region or ""
     if region in catalog.regions(ask.cloud):
         return None
@@ -39,7 +39,8 @@ def clouds_with_region(region: str) -> list[str]:
 
 
 def zone_known(ask: Ask) -> Verdict | None:
-    """The zone is in the cloud's table (Compute Engine's zones; AWS's AZ ids, for AZ names differ between accounts)."""
+    """Require a zone from the cloud's table (Compute Engine's zones; AWS's AZ ids, as AZ names differ between
+    accounts)."""
     zone = ask.zone or ""
     if zone in catalog.zones(ask.cloud):
         return None
@@ -49,7 +50,7 @@ def zone_known(ask: Ask) -> Verdict | None:
 
 
 def zone_hint(zone: str) -> str:
-    """Return the hint for an availability zone by its name in an account, such as us-east-1a; "" for other text."""
+    """Return the hint for an availability zone by its account-specific name, such as us-east-1a; "" for other text."""
     cloud = next((one for one in catalog.CLOUDS if info(one).zone_ids and zone[:-1] in catalog.regions(one)), None)
     if cloud is None:
         return ""
@@ -59,7 +60,7 @@ def zone_hint(zone: str) -> str:
 
 @cache
 def zone_regions(cloud: str) -> Mapping[str, str]:
-    """zone -> its region, for every zone of the cloud's tables."""
+    """Return a mapping of zone to region, for every zone in the cloud's tables."""
     return {
         zone: region
         for group in catalog.machine_types(cloud).values()
@@ -71,7 +72,7 @@ def zone_regions(cloud: str) -> Mapping[str, str]:
 
 
 def zone_in_region(ask: Ask) -> Verdict | None:
-    """The zone belongs to the region."""
+    """Require a zone of the region."""
     region = zone_regions(ask.cloud).get(ask.zone or "")
     if region is None or region == ask.region:
         return None
@@ -79,7 +80,7 @@ def zone_in_region(ask: Ask) -> Verdict | None:
 
 
 def offered_in_region(ask: Ask) -> Verdict | None:
-    """A machine type that fits is offered in the region (providers' lists of regions by machine type)."""
+    """Require a matching machine type in the region (providers' lists of regions by machine type)."""
     machines = _sold(ask)
     if not machines or any(ask.region in where(m) for m in machines):
         return None
@@ -87,7 +88,8 @@ def offered_in_region(ask: Ask) -> Verdict | None:
 
 
 def offered_in_zone(ask: Ask) -> Verdict | None:
-    """A machine type that fits is offered in the zone; where the tables know its region only, no zone is refused."""
+    """Require a matching machine type in the zone; if only its region is known, all zones of the region are
+    accepted."""
     machines = _sold(ask)
     home = zone_regions(ask.cloud).get(ask.zone or "", "")
     for machine in machines:
@@ -99,7 +101,7 @@ def offered_in_zone(ask: Ask) -> Verdict | None:
 
 
 def _sold(ask: Ask) -> list[MachineType]:
-    """The machine types that fit and, if the ask names a market, are sold there."""
+    """Return the matching machine types that are sold on the requested market, if there is one."""
     return [machine for machine in fitting(ask) if ask.market is None or ask.market in machine.markets]
 
 
@@ -108,12 +110,12 @@ def _not_offered(place: str | None, kind: str, have: set[str]) -> Verdict:
 
 
 def where(machine: MachineType) -> Mapping[str, tuple[str, ...]]:
-    """region -> zones in which the machine type is offered; no zones: the provider places by region."""
+    """Return a mapping of region to zones that offer the machine type; no zones if the provider chooses the zone."""
     return catalog.places(machine.cloud, machine.name, machine.accelerator)
 
 
 def market_supported(ask: Ask) -> Verdict | None:
-    """cloudgpu can buy on that market of the target (table of targets)."""
+    """Require a market on which cloudgpu can buy from the target (table of targets)."""
     target = info(ask.cloud)
     if ask.market in target.markets:
         return None
@@ -123,7 +125,7 @@ def market_supported(ask: Ask) -> Verdict | None:
 
 
 def market_sold(ask: Ask) -> Verdict | None:
-    """The machine type is sold on that market: some are sold by Spot, Flex-start or reservation only."""
+    """Require a machine type that is sold on the market: some are sold by Spot, Flex-start or reservation only."""
     machines = fitting(ask)
     if not machines or any(ask.market in m.markets for m in machines):
         return None

@@ -1,7 +1,7 @@
-"""Rules on the stores that a job file names.
+"""Rules on the object stores and paths in a job file.
 
-Variables in a URL are not expanded. Machines of a cloud reach its own store only, where they have a role; this machine
-uses the credentials of the submitter.
+Variables in URLs are not expanded. A cloud's machines reach only its own store, by their role; this machine uses the
+submitter's credentials.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ from ..targets import info
 
 _VARIABLE = r"\$(?:\{\w*\}?|[A-Za-z_]\w*)"
 _OWN_CONTAINERS = re.compile(r"az://\$(?:web|root|logs)(?=[@/]|$)")
-"""Containers of Azure whose names begin with $."""
+"""Azure containers whose names begin with $."""
 
 
 def reaches(cloud: str, where: str | None) -> bool:
-    """Return whether machines of the cloud can use a URL or path; None, a folder of this computer, is a path."""
+    """Return whether the cloud's machines can use a URL or path; None (a folder of this computer) counts as a path."""
     scheme = where.partition("://")[0] if where and "://" in where else "file"
     return scheme in info(cloud).schemes
 
 
 def check_variables(spec: JobSpec) -> Iterator[Problem]:
-    """Yield the URLs and paths of stores that hold `$NAME` or `${NAME}`."""
+    """Yield a problem for each store URL or path that contains `$NAME` or `${NAME}`."""
     for loc, where in _stores(spec):
         found = re.search(_VARIABLE, _OWN_CONTAINERS.sub("", where)) if "$" in where else None
         if found is not None:
@@ -36,7 +36,7 @@ def check_variables(spec: JobSpec) -> Iterator[Problem]:
 
 
 def unreachable(spec: JobSpec) -> list[Problem]:
-    """Return the stores that machines of no cloud which the job names can reach."""
+    """Return the stores that no requested cloud's machines can reach."""
     clouds = spec.resources.cloud or ()
     problems = []
     wanted: list[tuple[Loc, list[str | None]]] = []
@@ -52,7 +52,7 @@ def unreachable(spec: JobSpec) -> list[Problem]:
 
 
 def _stores(spec: JobSpec) -> Iterator[tuple[Loc, str]]:
-    """Yield every URL or path of a store and its place."""
+    """Yield every URL or path of a store with its place."""
     yield from _urls(("job_dir",), spec.job_dir)
     for path, urls in spec.inputs.items():
         yield from _urls(("inputs", path), urls)

@@ -1,4 +1,4 @@
-"""Rules on what a target honours: a field of the job file that it cannot honour is refused, never ignored."""
+"""Rules on targets: a field of the job file that a target cannot honour is refused, never ignored."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ if TYPE_CHECKING:
 
 
 def role_key(spec: JobSpec, role: str) -> Loc:
-    """Return the path of the mapping that holds what the role asks for."""
+    """Return the path of the mapping that holds the role's request."""
     return ("resources",) if spec.roles is None else ("roles", role)
 
 
 class TargetRule(NamedTuple):
-    """A check of a whole job against what the table of targets says of one; its docstring says what it reads there."""
+    """Check of a whole job against the table of targets; its docstring names the column."""
 
     name: str
     check: Callable[[JobSpec, TargetInfo], Verdict | None]
     key: Loc
-    """Path of the key of the job file that it is about."""
+    """Path of the job file's key that it is about."""
 
     def refuse(self, spec: JobSpec, target: TargetInfo) -> Refusal | None:
         verdict = self.check(spec, target)
@@ -38,7 +38,7 @@ class TargetRule(NamedTuple):
 
 
 def several_nodes(spec: JobSpec, target: TargetInfo) -> Verdict | None:
-    """Column multi_node: several machines that work as one."""
+    """Require column multi_node for several machines that work as one."""
     nodes = sum(role.nodes for role in spec.effective_roles().values())
     if target.multi_node or nodes == 1:
         return None
@@ -47,7 +47,7 @@ def several_nodes(spec: JobSpec, target: TargetInfo) -> Verdict | None:
 
 
 def fewer_nodes(spec: JobSpec, target: TargetInfo) -> Verdict | None:
-    """Column replaces_nodes: when one of several machines is lost the others go on, with fewer if need be."""
+    """Require column replaces_nodes for a range of nodes: after a loss, the others continue with fewer machines."""
     if target.replaces_nodes or spec.least_nodes is None:
         return None
     nodes = spec.resources.nodes
@@ -58,14 +58,14 @@ def fewer_nodes(spec: JobSpec, target: TargetInfo) -> Verdict | None:
 
 
 def several_roles(spec: JobSpec, target: TargetInfo) -> Verdict | None:
-    """Column roles: roles with machine types of their own."""
+    """Require column roles for roles with different machine types."""
     if target.roles or spec.roles is None:
         return None
     return Verdict(f"{target.name} runs one role only", "leave out `roles:`" + _others("roles"))
 
 
 def container_image(spec: JobSpec, target: TargetInfo) -> Verdict | None:
-    """Column image: the program runs in a container image of the user's."""
+    """Require column image for a container image of the user."""
     images: list[tuple[Loc, str | None]] = [(("image",), spec.image)]
     images += [(("roles", name, "image"), role.image) for name, role in (spec.roles or {}).items()]
     key, asked = next(((key, image) for key, image in images if image), ((), None))
@@ -75,7 +75,7 @@ def container_image(spec: JobSpec, target: TargetInfo) -> Verdict | None:
 
 
 def idle_gpus(spec: JobSpec, target: TargetInfo) -> Verdict | None:
-    """Column gpu_idle: a job whose GPUs do nothing is stopped. NVIDIA's driver alone is asked."""
+    """Require column gpu_idle for stopping a job with idle GPUs, and NVIDIA GPUs: only their driver is queried."""
     if spec.limits.gpu_idle is None:
         return None
     leave_out = "leave out `limits.gpu_idle`"
@@ -94,7 +94,7 @@ def idle_gpus(spec: JobSpec, target: TargetInfo) -> Verdict | None:
 
 
 def _accelerators(role: Role, target: TargetInfo) -> list[str | None]:
-    """What each machine of a role may carry; None: any that has memory enough."""
+    """Return the accelerators that a role's machines may have; None among them: any GPU with enough memory."""
     if role.accelerator or role.machine_type is None:
         return [request.name for request in role.accelerator]
     machine = built_in(target.name, role.machine_type)
@@ -102,7 +102,7 @@ def _accelerators(role: Role, target: TargetInfo) -> list[str | None]:
 
 
 def own_group(spec: JobSpec, target: TargetInfo) -> Verdict | None:
-    """Column groups: the job's machines are a group of its own, all of one type, which is kept at its size."""
+    """Require column groups for a dedicated group of the job: machines of one type, kept at its size."""
     if spec.recover == "supervisor":
         return None
     if not target.groups:
@@ -122,7 +122,7 @@ def own_group(spec: JobSpec, target: TargetInfo) -> Verdict | None:
 
 
 def priority(spec: JobSpec, target: TargetInfo) -> Verdict | None:
-    """Column priority: jobs wait in a queue that honours their priority; 0 is what every job has."""
+    """Require column priority (a queue that honours it) for a priority other than the default 0."""
     if target.priority or spec.priority == 0:
         return None
     return Verdict(
@@ -132,7 +132,7 @@ def priority(spec: JobSpec, target: TargetInfo) -> Verdict | None:
 
 
 def launcher(spec: JobSpec, target: TargetInfo) -> Verdict | None:
-    """Column launchers: who starts the program's processes; `auto` chooses among those."""
+    """Require a launcher of column launchers; `auto` chooses among them."""
     if spec.launcher == "auto" or spec.launcher in target.launchers:
         return None
     return Verdict(
@@ -142,7 +142,7 @@ def launcher(spec: JobSpec, target: TargetInfo) -> Verdict | None:
 
 
 def parts_of_gpus(spec: JobSpec, target: TargetInfo) -> Verdict | None:
-    """Column fractional: parts of a GPU."""
+    """Require column fractional for fractions of a GPU."""
     roles = {name: role for name, role in spec.effective_roles().items() if role.accelerator}
     requests = [request for role in roles.values() for request in role.accelerator]
     if target.fractional or not requests or any(_may_be_whole(request.count.most) for request in requests):
@@ -156,7 +156,7 @@ def _may_be_whole(most: Fraction | None) -> bool:
 
 
 def zone(spec: JobSpec, target: TargetInfo) -> Verdict | None:
-    """Column zones: the caller chooses the zone; otherwise the provider places machines within the region."""
+    """Require column zones for a choice of zone; otherwise the provider chooses it within the region."""
     if target.zones or spec.resources.zone is None:
         return None
     return Verdict(f"{target.name} does not let a job choose its zone", "leave out `zone:`" + _others("zones"))
@@ -166,7 +166,7 @@ _PLACE_FIELDS = ("region", "machine_type", "disk")
 
 
 def this_machine_only(spec: JobSpec, target: TargetInfo) -> Verdict | None:
-    """A target without machine types is the machine at hand: it has no region, no type, no disk to add."""
+    """Refuse regions, machine types and disks on a target without machine types: it is a given machine."""
     if target.machines in {"tables", "own"}:
         return None
     defaults, asked = Resources(), spec.resources
@@ -195,7 +195,7 @@ TARGET_RULES = (
 
 
 def target_refusals(spec: JobSpec, target: str) -> Iterator[Refusal]:
-    """Every field of the job that the target cannot honour."""
+    """Yield a refusal for each rule that forbids the job on the target."""
     for rule in TARGET_RULES:
         refused = rule.refuse(spec, info(target))
         if refused is not None:
@@ -203,6 +203,6 @@ def target_refusals(spec: JobSpec, target: str) -> Iterator[Refusal]:
 
 
 def _others(capability: str) -> str:
-    """`, or one of aws, gcp`: targets that can."""
+    """Return the alternative targets with the capability: `, or the target aws or gcp`."""
     names: list[str] = [name for name in CLOUDS if getattr(info(name), capability)]
     return f", or the target {listing(names)}" if names else ""

@@ -1,1 +1,1 @@
-"""A job that exists: find it, follow it, show it."""
+"""Find, follow and show existing jobs."""

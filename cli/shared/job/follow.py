@@ -1,4 +1,4 @@
-"""Following a job: its log on stdout, what happens to it on stderr, until it has ended. Shared by submit and logs."""
+"""Follow a job until it ends: its log on stdout, its events on stderr. Shared by `submit` and `logs`."""
 
 from __future__ import annotations
 
@@ -26,17 +26,18 @@ if TYPE_CHECKING:
 
 _POLL_LOCAL_S = 0.1
 _POLL_REMOTE_S = 1.0  # a listing of an object store costs money and tens of milliseconds
-_WATCH_S = 3.0  # between two looks whether a supervisor lives
-_QUIET_EVENTS = frozenset({"submitted", "launched", "ended"})  # what the follower of a job sees anyway
+_WATCH_S = 3.0  # between two checks that a supervisor runs
+_QUIET_EVENTS = frozenset({"submitted", "launched", "ended"})  # the log's reader sees these anyway
 _NODE_END = re.compile(r"(failed|preempted|again|stopped|error): |.* again in place .*\(generation \d+\)$")
-"""Lines of an agent whose program has ended, or starts again: runtime/agent/agent.py, runtime/agent/node_program.py."""
+"""Matches the agent's lines on the end or restart of its program: runtime/agent/agent.py,
+runtime/agent/node_program.py."""
 _READ_LINES = 50_000
-_WRITE_LINES = 500  # between two looks for Ctrl-C
-_NAP_S = 0.05  # Ctrl-C is noticed after so long at most
+_WRITE_LINES = 500  # between two checks for Ctrl-C
+_NAP_S = 0.05  # maximum delay until Ctrl-C is noticed
 
 
 class Followed(Protocol):
-    """A job whose log is printed: one of the store (control.jobs.Job), or one known by its folder only."""
+    """Job whose log is printed: from the store (control.jobs.Job), or known by its folder only (JobAtUrl)."""
 
     @property
     def id(self) -> str: ...
@@ -58,7 +59,7 @@ class Followed(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class LogFilter:
-    """Which lines of a job's log."""
+    """Selection of log lines; None selects all."""
 
     attempt: int | None = None
     node: str | None = None
@@ -67,7 +68,7 @@ class LogFilter:
 
 
 class LineFormat:
-    """Log lines as text: alone, or behind the machine and rank they are from where there are several."""
+    """Formatter of log lines; prefixes them with machine and rank if the job has several."""
 
     def __init__(self, job: Followed, *, timestamps: bool = False) -> None:
         roles = job.offer.roles
@@ -82,9 +83,9 @@ class LineFormat:
         )
 
     def __call__(self, line: LogLine) -> str:
-        """Return the text to print next; a partial line (a prompt, a very long one) ends when another source writes.
+        """Return the text to print next. A partial line (a prompt, a very long line) ends when another source writes.
 
-        Programs may not move the cursor or clear the screen: their lines are not alone on it.
+        Sequences that move the cursor or clear the screen are removed, as several programs share the screen.
         """
         source = (line.attempt, line.node, line.rank, line.stream)
         text = self._filters[source](line.text, partial=line.partial)
@@ -94,7 +95,7 @@ class LineFormat:
         return f"{start}{text}" if line.partial else f"{start}{text}\n"
 
     def close(self) -> str:
-        """What ends a line that is open."""
+        """Return the newline that ends an open partial line, or ""."""
         was_open, self._open = self._open is not None, None
         return "\n" if was_open else ""
 
@@ -111,10 +112,9 @@ class LineFormat:
 
 
 class Interrupts:
-    """Ctrl-C as a flag that is looked at between two steps, so that nothing is printed by half.
+    """Ctrl-C as a flag that is checked between two steps, so that no output is cut (context manager).
 
-    While it is held, a second Ctrl-C before the flag was looked at raises KeyboardInterrupt: the way out of a job dir
-    that does not answer.
+    A second Ctrl-C before the flag is checked raises KeyboardInterrupt, to escape from a job dir that does not respond.
     """
 
     def __init__(self) -> None:
@@ -128,7 +128,7 @@ class Interrupts:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        signal.signal(signal.SIGINT, self._before)  # type: ignore[arg-type]  # what signal() itself returned
+        signal.signal(signal.SIGINT, self._before)  # type: ignore[arg-type]  # the value that signal() returned
 
     def _note(self, _number: int, _frame: FrameType | None) -> None:
         if self.pending:
@@ -142,7 +142,7 @@ class Interrupts:
 
 
 class Follower:
-    """Prints what is new of a job's log, and of its events where they are wanted."""
+    """Printer of new log lines of a job and, optionally, its events."""
 
     def __init__(
         self,
@@ -153,7 +153,7 @@ class Follower:
         events: bool = False,
         keep_alive: Callable[[], object] = lambda: None,
     ) -> None:
-        """`keep_alive` is called every few seconds: see jobref.watch()."""
+        """Create a follower. `keep_alive` is called every few seconds; see job_argument.watch()."""
         self.job = job
         self._keep_alive_by = keep_alive
         self._form = form
@@ -164,30 +164,30 @@ class Follower:
         self._unread = False
         self._event = 0 if events else None
         self._heard: set[int | None] = set()
-        """Attempts that have printed lines: that they run needs no event."""
+        """Attempts with printed lines; their "running" event is not printed."""
         self.said_reason = ""
-        """Why the newest attempt has ended, once that was printed."""
+        """Reason of the newest attempt's end, once it has been printed."""
         nodes = sum(role.nodes for role in job.offer.roles)
         self._is_end_repeated = events and nodes == 1
-        """The agent's line on how its program ended is followed by an event that says the same."""
+        """True if the agent's line on its program's end would repeat the event that follows it."""
         self._poll = _POLL_REMOTE_S if local_folder(job.job_dir) is None else _POLL_LOCAL_S
         self._looked = -_WATCH_S
         self._progress = ProgressLine()
 
     def print_all(self) -> None:
-        """Print what there is by now."""
+        """Print all log lines that exist now."""
         while self._read():
             self._print_lines(None)
         click.echo(self._form.close(), nl=False)
 
     def follow(self, interrupts: Interrupts) -> bool:
-        """Go on until the job has ended and all is printed (True), or Ctrl-C is pressed (False).
+        """Print until the job has ended and all is printed (returns True), or Ctrl-C is pressed (returns False).
 
-        Raises JobDirError if the rest of the log of a job that has ended cannot be read.
+        Raises JobDirError if the rest of an ended job's log cannot be read.
         """
         with self._progress:
             while not interrupts.take():
-                ended = self.job.refresh().done  # looked at first: what is written until the end is read below
+                ended = self.job.refresh().done  # before reading, so that no last lines are missed
                 self._print_events()
                 more = self._read() if ended else self._read_if_it_can_be()
                 self._print_lines(interrupts)
@@ -200,7 +200,7 @@ class Follower:
         return False
 
     def _read(self) -> bool:
-        """Get more lines, unless some are left; whether there are any."""
+        """Read more lines unless some are buffered; return whether any are buffered."""
         if not self._lines:
             chosen = self._chosen
             lines, self._cursor = self._reader.read(
@@ -210,7 +210,7 @@ class Follower:
         return bool(self._lines)
 
     def _read_if_it_can_be(self) -> bool:
-        """Of a job that goes on: a job dir that does not answer has no lines for now, which is said once."""
+        """Read more lines of a running job. If the job dir does not respond, report it once and return False."""
         from ....protocol.jobdir import JobDirError
 
         try:
@@ -222,7 +222,7 @@ class Follower:
         return more
 
     def _print_lines(self, interrupts: Interrupts | None) -> None:
-        """Print what was read; Ctrl-C leaves the rest for later."""
+        """Print the buffered lines; after Ctrl-C the rest stays buffered."""
         while self._lines and not (interrupts is not None and interrupts.pending):
             self._progress.clear()
             batch = [self._lines.popleft() for _ in range(min(_WRITE_LINES, len(self._lines)))]
@@ -239,7 +239,7 @@ class Follower:
             self._event = event.seq
             is_summary = self.job.done and event.kind == "state" and event.message.startswith(self.job.state)
             is_known = event.kind == "state" and event.message == "running" and event.attempt in self._heard
-            if is_summary or is_known or event.kind in _QUIET_EVENTS:  # the summary at the end says it
+            if is_summary or is_known or event.kind in _QUIET_EVENTS:  # the summary at the end repeats it
                 continue
             text = event.message
             if event.kind == "outcome":
@@ -254,7 +254,7 @@ class Follower:
         click.echo(f"{style('cloudgpu', 'note', err=True)}: {clean(text)}", err=True)
 
     def _wait(self, interrupts: Interrupts) -> None:
-        """Let some time pass, less if Ctrl-C is pressed."""
+        """Sleep until the next poll, or until Ctrl-C is pressed."""
         if self.job.state != "running":
             self._progress(f"{self.job.id} {self.job.state}, submitted {ago(self.job.created)}")
         until = time.monotonic() + self._poll

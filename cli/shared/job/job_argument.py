@@ -1,4 +1,4 @@
-"""The JOB argument of commands: an id, the unique beginning of one, or a name."""
+"""JOB argument of commands: an id, a unique prefix of an id, or a name."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 _F = TypeVar("_F", bound=Callable[..., Any])
 
 _SEARCHED = 1_000
-"""Newest jobs among which a name is looked for."""
+"""Maximum number of jobs, newest first, that are searched for a name."""
 
 NO_JOBS = "no jobs; `cloudgpu submit FILE` makes one"
 
@@ -30,23 +30,23 @@ OUTCOMES: dict[str, Exit] = {
     "cancelled": Exit.STOPPED,
     "stopped": Exit.STOPPED,
 }
-"""Final state of a job -> exit code of the command that waited for it."""
+"""Exit code of a command that waited for a job, by the job's final state."""
 
 
 def job_argument(*, required: bool = True) -> Callable[[_F], _F]:
-    """Decorator: the JOB argument, completed by the shell."""
+    """Return a decorator that adds the JOB argument, with shell completion."""
     return click.argument("job", metavar="JOB" if required else "[JOB]", required=required, shell_complete=_complete)
 
 
 def jobs_argument() -> Callable[[_F], _F]:
-    """Decorator: one or more JOB arguments."""
+    """Return a decorator that adds one or more JOB arguments."""
     return click.argument("jobs", metavar="JOB...", nargs=-1, required=True, shell_complete=_complete)
 
 
 def find_job(ref: str, *, newest: bool = False) -> Job:
-    """The job of this reference; which one is said on stderr where that was not its whole id. Raises NoSuchJobError.
+    """Return the job; print its id on stderr if `ref` is not the whole id. Raises NoSuchJobError, CommandError.
 
-    `newest`: of several jobs of the same name, take the newest. Commands that change a job insist on one.
+    `newest`: of several jobs with that name, take the newest. Commands that change a job require a unique reference.
     """
     from ....control.errors import NoSuchJobError
     from ....control.jobs import get_job, list_jobs
@@ -76,9 +76,9 @@ def _with_suggestion(error: NoSuchJobError, ref: str, jobs: Sequence[Job]) -> Ex
 
 
 def watch(job: Job, *, only_looking: bool = False) -> Job:
-    """Ensure that a supervisor advances the job: one that died is replaced. Raises ControlError if it cannot be.
+    """Ensure that a supervisor advances the job; starts a new one if none runs. Raises ControlError if that fails.
 
-    only_looking: that is a warning
+    only_looking: print a warning instead of raising
     """
     if not job.done:
         from ....control.errors import ControlError
@@ -101,6 +101,6 @@ def _complete(_ctx: click.Context, _parameter: click.Parameter, incomplete: str)
 
     try:
         jobs = list_jobs()
-    except ControlError:  # while the user types is no time for messages: without the store nothing is completed
+    except ControlError:  # no messages while the user types: without the store, nothing is completed
         return []
     return [CompletionItem(job.id, help=job.state) for job in jobs if job.id.startswith(incomplete)]

@@ -1,4 +1,4 @@
-"""A job that is known by its folder only: its log can be read from wherever the folder can, without the store."""
+"""Job known by its folder's URL only: its log can be followed without the store."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ if TYPE_CHECKING:
     from ....protocol.logs import LogReader
 
 LINGER_S = 60.0
-"""Whether a job that failed is tried once more, its supervisor knows: so long another attempt is waited for."""
+"""Seconds to wait for another attempt after a failure: only the supervisor knows whether the job is retried."""
 
 
 _DIGITS = 9
-"""Most digits of an incarnation; a folder with more is not a node's."""
+"""Maximum digits of an incarnation; a folder with more is not a node's."""
 
 
 _COUNT = re.compile(r"\d{1,6}(/\d{1,6}|\.\d{1,6})?", re.ASCII)
-"""GPUs of a node, as an offer has them."""
+"""Matches the GPU count of a node in an offer."""
 
 
 class JobAtUrl:
-    """Looks like a job of the store, as far as following its log goes. Raises CommandError, JobDirError."""
+    """Job read from its folder, with the interface that Follower needs. Raises CommandError, JobDirError."""
 
     def __init__(self, url: str, clock: Callable[[], float] = time.monotonic) -> None:
         from ....protocol.attempt_signal import WatchMark
@@ -49,10 +49,10 @@ class JobAtUrl:
         self.created = time.time()
         self._numbers: list[int] = []
         self._results: dict[str, str] = {}
-        """Of the newest attempt's nodes: how each has ended."""
+        """Outcome of each ended node of the newest attempt."""
         self._ended_at: float | None = None
         self.moved_to = ""
-        """URL of the job's folder in another cloud, if its newest attempt is there."""
+        """URL of the job's folder in another cloud, if its newest attempt runs there."""
         self._moved_at = 0.0
         self.refresh()
         described = AttemptRecord.read(self._dir, attempt_key(max(self._numbers, default=1)))
@@ -66,8 +66,9 @@ class JobAtUrl:
 
     @property
     def done(self) -> bool:
-        """Every node of the newest attempt has ended: well, or so long ago that nothing more is to be expected. Or it
-        is elsewhere, and has machines there, or has not come back for so long."""
+        """True if no more output is expected: all nodes of the newest attempt succeeded, or the last one ended more
+        than LINGER_S ago. If the attempt moved elsewhere: if its nodes started there, or LINGER_S have passed since the
+        move."""
         if self.moved_to:
             return self._clock() - self._moved_at > LINGER_S or self._has_begun_there()
         if self._ended_at is None:
@@ -77,11 +78,11 @@ class JobAtUrl:
 
     @property
     def results(self) -> dict[str, str]:
-        """Node -> outcome, of the newest attempt."""
+        """Mapping of node to outcome, for the newest attempt."""
         return dict(self._results)
 
     def refresh(self) -> JobAtUrl:
-        """Look again who has ended."""
+        """Poll the newest attempt and the results of its nodes."""
         from ....protocol.jobdir import node_key
         from ....protocol.logs import attempt_numbers
 
@@ -109,15 +110,16 @@ class JobAtUrl:
         return LogReader(self._dir)
 
     def mark_watched(self) -> None:
-        """Have the machines report often for a while; to be called every few seconds."""
+        """Make the machines report more often for a while; call it every few seconds."""
         if self._numbers and not self.moved_to:
             self._watch_mark.renew(self._dir, self._numbers[-1])
 
-    def events(self, after: int = 0) -> Sequence[Event]:  # noqa: ARG002 - they are in the store only
+    def events(self, after: int = 0) -> Sequence[Event]:  # noqa: ARG002 - events are in the store only
         return ()
 
     def _outcome(self, key: str) -> str | None:
-        """Return how a node ended, or None. What it says so in may be no result: it has ended all the same."""
+        """Return a node's outcome, or None while it runs. An unreadable result counts as "error", as the node has
+        ended."""
         from ....protocol.jobdir import RecordError, Result
 
         try:
@@ -134,7 +136,8 @@ class JobAtUrl:
         return "" if there == self.job_dir else there
 
     def _has_begun_there(self) -> bool:
-        """As far as it can be seen from here: whoever may not look there shall hear of it at once."""
+        """Return whether nodes exist in the other folder; True without access to it, so that the user is informed at
+        once."""
         from ....protocol.jobdir import JobDir, JobDirError
 
         try:
@@ -143,7 +146,7 @@ class JobAtUrl:
             return True
 
     def _newest_incarnations(self, attempt: int) -> Sequence[str]:
-        """Of each of the attempt's places: `worker-0.2` has replaced `worker-0.1`."""
+        """Return the newest incarnation of each node of the attempt: `worker-0.2` has replaced `worker-0.1`."""
         newest: dict[str, int] = {}
         for name in self._dir.folders(f"attempts/{attempt:04d}/nodes"):
             place, _, incarnation = name.rpartition(".")
@@ -153,7 +156,7 @@ class JobAtUrl:
 
 
 def _offer(described: AttemptRecord) -> Offer:
-    """Raises RecordError if the attempt names none."""
+    """Return the attempt's offer. Raises RecordError if it has no valid one."""
     from ....jobspecs.plan import Offer
     from ....protocol.jobdir import RecordError
 

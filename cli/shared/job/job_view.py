@@ -1,4 +1,4 @@
-"""What is known of a job at one moment, gathered once: the tables and JSON of `status` and `cost` are made of it."""
+"""Snapshot of a job, from which `status` and `cost` build their tables and JSON."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class NodeView:
-    """One machine of an attempt, as it describes itself in the job dir."""
+    """Machine of an attempt, as its records in the job dir describe it."""
 
     node: str
     rank: int
     heartbeat: Heartbeat | None
     result: Result | None
     is_readable: bool = True
-    """Its newest records could be read."""
+    """False if its newest records could not be read."""
 
     @property
     def phase(self) -> str:
-        """How it ended, or setup | running | stopping; "pending" before its first sign of life, "unknown" if that
-        cannot be read."""
+        """Outcome of the node, or setup | running | stopping; "pending" before the first heartbeat, "unknown" if its
+        records cannot be read."""
         if self.result is not None:
             return self.result.outcome
         if not self.is_readable:
@@ -39,7 +39,7 @@ class NodeView:
 
     @property
     def step(self) -> int | None:
-        """Steps done; None: the program says nothing of it."""
+        """Steps done; None if the program does not report them."""
         known = self.result or self.heartbeat
         progress = None if known is None else known.progress
         return None if progress is None else progress.get("step")
@@ -47,24 +47,24 @@ class NodeView:
 
 @dataclass(frozen=True, slots=True)
 class JobView:
-    """A job with its attempts, its cost so far and how far it has come."""
+    """Job with its attempts, its cost so far and its progress."""
 
     job: Job
     attempts: list[Attempt]
     cost: Decimal | None
-    """US dollars up to now; None: unknown, for a price is."""
+    """US dollars so far; None if a price is unknown."""
     nodes: list[NodeView]
-    """Of the newest attempt."""
+    """Nodes of the newest attempt."""
     now: float
 
     @property
     def step(self) -> int | None:
-        """Steps done, as far as the program counts them."""
+        """Steps done, if the program counts them."""
         known = [step for attempt in self.attempts if (step := self.step_of(attempt)) is not None]
         return max(known, default=None)
 
     def step_of(self, attempt: Attempt) -> int | None:
-        """Steps done by the end of an attempt, or by now."""
+        """Return the steps done by the end of an attempt, or so far."""
         if attempt.progress:
             return attempt.progress.step
         if attempt.number != self.attempts[-1].number:
@@ -74,14 +74,15 @@ class JobView:
 
     @property
     def lasted(self) -> float:
-        """Seconds from submit to the end, or to now."""
+        """Seconds from submission to the end, or to now."""
         return (self.now if self.job.ended is None else self.job.ended) - self.job.created
 
 
 def view(job: Job, *, machines: bool = True) -> JobView:
-    """Look at a job; without `machines` its job dir is not read, and the progress is what the supervisor last read.
+    """Return a snapshot of the job. Without `machines` its job dir is not read, and the progress is the supervisor's
+    last.
 
-    Likewise where the job dir cannot be read, which is said: what else is known of the job, and of others, is shown.
+    An unreadable job dir is a warning; the snapshot then has no nodes.
     """
     from ....control.accounting.cost import total
     from ....protocol.jobdir import JobDirError
@@ -97,7 +98,7 @@ def view(job: Job, *, machines: bool = True) -> JobView:
 
 
 def node_views(job: Job, attempt: Attempt) -> list[NodeView]:
-    """The machines of an attempt in rank order. Raises JobDirError."""
+    """Return the machines of an attempt in rank order. Raises JobDirError."""
     from ....control.reconcile.node_replacement import every_node
 
     job_dir = job.open_dir(attempt)
@@ -118,13 +119,13 @@ def _node_view(job_dir: JobDir, attempt: int, node: str, rank: int) -> NodeView:
 
 
 def job_json(job: Job) -> dict[str, Any]:
-    """A job as every command prints it for scripts; times as in the rest of the JSON output."""
+    """Return a job as all commands print it for scripts; times as in the rest of the JSON output."""
     times = {"created": iso(job.created), "ended": iso(job.ended), "next_try": iso(job.next_try)}
     return {**job.to_json(), **times}
 
 
 def attempt_seconds(attempt: Attempt, now: float) -> float | None:
-    """Paid time; None: no machine was asked for."""
+    """Return the paid seconds; None if no machine was requested."""
     if attempt.launched is None:
         return None
     return (now if attempt.ended is None else attempt.ended) - attempt.launched

@@ -1,4 +1,4 @@
-"""The report of a job: what became of its time and money."""
+"""Report of a job for people and scripts: how its time and money were used."""
 
 from __future__ import annotations
 
@@ -24,14 +24,15 @@ _HEADS = (
 
 
 def summary(job: Job, *, said: str = "") -> str:
-    """Return how the job ended, then its report, for the end of `submit`. `said`: a reason that was printed before."""
+    """Return how the job ended, then its report, for the end of `submit`. `said`: a reason that was already printed."""
     reason = f": {clean(job.reason)}" if job.reason and job.reason != said else ""
     tone = STATE_TONES[job.state]
     return "\n".join([f"{job.id} {style(job.state, tone, err=True)}{reason}", *report_lines(job.report())])
 
 
 def report_lines(report: Report) -> list[str]:
-    """A sentence on time, one on steps where the program counts them, one on money; a line an attempt if several."""
+    """Return lines on time, steps (if the program counts them) and money, and a table of attempts if there are
+    several."""
     attempts = f"{len(report.attempts)} attempt{'s' * (len(report.attempts) != 1)}"
     interrupted = f", {report.interruptions} interrupted" if report.interruptions else ""
     cost = "cost unknown" if report.cost is None else money(report.cost)
@@ -50,16 +51,16 @@ def report_lines(report: Report) -> list[str]:
 
 
 def report_json(report: Report) -> dict[str, Any]:
-    """For scripts; docs/cli.md describes it."""
+    """Return the report for scripts; docs/cli.md describes it."""
     lost = _lost_through_interruptions(report)
     each = lost / report.interruptions if report.interruptions else None
     return {**report.to_json(), "lost_seconds_per_interruption": each}
 
 
 def _lost_through_interruptions(report: Report) -> float:
-    """Paid seconds that an undisturbed job would have spared: start-up, saving and redone work of interrupted attempts.
+    """Return the paid seconds that interruptions cost: start-up, saving and redone work of interrupted attempts.
 
-    The attempt that reached the end would have had its own in any case.
+    The attempt that reached the end is not counted: an undisturbed job has the same overhead.
     """
     from ....control.accounting.report import INTERRUPTED
 

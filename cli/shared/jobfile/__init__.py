@@ -1,1 +1,1 @@
-"""The job file of a command, its flags, and the plan made from it."""
+"""Job file of a command, its flags, and its plan."""

@@ -1,7 +1,7 @@
-"""Commands that also take the flags of `gcloud ai-platform jobs submit training`.
+"""Commands that also accept the flags of `gcloud ai-platform jobs submit training`.
 
-The table of flags and what they mean is jobspecs/dialects/gcloud_flags.py; --region and --job-dir, which both have, are
-ours (specfile.FLAGS), and reach an AI Platform file as gcloud's.
+jobspecs/dialects/gcloud_flags.py defines the flags. --region and --job-dir, which both programs have, are cloudgpu's
+(job_file_options.FLAGS); for an AI Platform file they are passed on as gcloud's.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _TITLE = "Flags of `gcloud ai-platform jobs submit training`"
 
 
 class GcloudCommand(ProgramArgsCommand):
-    """Its help has two lists of options: who does not come from gcloud need not read the second."""
+    """Command whose help lists gcloud's flags in a separate section."""
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         groups: dict[str, list[tuple[str, str]]] = {"Options": [], _TITLE: []}
@@ -35,15 +35,16 @@ class GcloudCommand(ProgramArgsCommand):
 
 
 def gcloud_options(*own: str) -> Callable[[_F], _F]:
-    """Return a decorator that adds the flags of gcloud that are not ours; gcloud_flags.take() collects what is given.
+    """Return a decorator that adds gcloud's flags which cloudgpu lacks; gcloud_flags.take() collects their values.
 
-    `own` names further flags that the command has itself.
+    `own` names further flags that the command defines itself.
     """
     return click_options(skip=[*own, *(flag.flag for flag in FLAGS)])
 
 
 def take_flags(ctx: click.Context, parameters: dict[str, object], *, has_file: bool) -> dict[str, str]:
-    """Return the flags of gcloud among a command's parameters; raises UsageError where nothing describes a job."""
+    """Return gcloud's flags among a command's parameters. Raises UsageError if neither a file nor flags describe a
+    job."""
     flags = take(parameters)
     if not has_file and not flags:
         raise click.UsageError("give a FILE, or the flags of gcloud ai-platform jobs submit training", ctx)

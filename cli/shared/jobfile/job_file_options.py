@@ -1,6 +1,6 @@
-"""The job file of a command, and the flags that change it: every flag becomes one override of the loader.
+"""Job file of a command and the flags that change it: each flag becomes one override of the loader.
 
-A flag wins over the file. `--region us-east1` is `--set resources.region=us-east1`; a flag given twice makes a list, in
+A flag wins over the file. `--region us-east1` is `--set resources.region=us-east1`; a repeated flag makes a list, in
 order of preference. FILE - is standard input.
 """
 
@@ -35,11 +35,11 @@ STDIN_NAME = "<stdin>"
 class _Flag(NamedTuple):
     flag: str
     key: str
-    """Of the job file."""
+    """Key of the job file."""
     metavar: str
     help: str
     many: bool = False
-    """May be given several times: a list in order of preference."""
+    """True if it may be repeated, for a list in order of preference."""
 
 
 FLAGS = (
@@ -56,7 +56,7 @@ FLAGS = (
 
 
 def spec_options(function: _F) -> _F:
-    """Decorator: the flags that change a job file. What is given is read by `overrides(ctx)`."""
+    """Add the flags that change a job file (decorator). `overrides(ctx)` reads their values."""
     for flag in reversed(FLAGS):
         function = click.option(
             flag.flag,
@@ -86,7 +86,7 @@ def spec_options(function: _F) -> _F:
 
 @dataclass(slots=True)
 class _Given:
-    """What of these flags is on a command line."""
+    """Values of these flags on a command line."""
 
     values: dict[str, str | list[str]] = field(default_factory=dict)
     env: dict[str, str] = field(default_factory=dict)
@@ -111,7 +111,7 @@ def _note_env(ctx: click.Context, parameter: click.Parameter, values: tuple[str,
     for value in values:
         name, equals, text = value.partition("=")
         if not equals or not name:
-            raise click.BadParameter("expected NAME=VALUE", ctx, parameter)  # without it: it may be a secret
+            raise click.BadParameter("expected NAME=VALUE", ctx, parameter)  # without the value: it may be a secret
         _given(ctx).env[name] = text
 
 
@@ -120,7 +120,7 @@ def _note_set(ctx: click.Context, _parameter: click.Parameter, values: tuple[str
 
 
 def overrides(ctx: click.Context) -> list[str | Override]:
-    """What this command line changes in the job file: --set last. `-- ARGS` replace those of the file."""
+    """Return the overrides of this command line, --set last. `-- ARGS` replaces the file's args."""
     from ....jobspecs.loading.overrides import Override
 
     given, args = _given(ctx), program_args(ctx)
@@ -144,9 +144,9 @@ def load_spec(
     *,
     needs_program: bool = True,
 ) -> LoadedSpec:
-    """The job of a file in any dialect, with these overrides and flags of gcloud; raises SpecError.
+    """Load the job of a file in any dialect, with overrides and gcloud flags. Raises SpecError.
 
-    Without a file gcloud's flags alone describe the job; `job` is its name there. `needs_program` as in load_source().
+    Without a file, gcloud's flags alone describe the job, and `job` is its name. `needs_program`: see load_source().
     """
     import datetime
 
@@ -168,17 +168,17 @@ def load_spec(
 
 
 def read(file: str | Path) -> Source:
-    """Of a file, or of standard input."""
+    """Read a file, or standard input for `-`."""
     from ....jobspecs.loading.source import MAX_BYTES, decode, read_source
 
     if str(file) != STDIN:
         return read_source(file)
-    stdin = getattr(sys.stdin, "buffer", None)  # None: closed
+    stdin = getattr(sys.stdin, "buffer", None)  # None if stdin is closed
     return decode(stdin.read(MAX_BYTES + 1) if stdin else b"", STDIN_NAME)
 
 
 def say_remarks(loaded: LoadedSpec) -> None:
-    """On stderr: what is doubtful in the file, and what was made of a foreign one."""
+    """Print on stderr the file's warnings and the notes on its conversion."""
     for problem in loaded.warnings:
         warning(f"{problem.place}: {problem.message}")
     for note in loaded.notes:
@@ -186,7 +186,7 @@ def say_remarks(loaded: LoadedSpec) -> None:
 
 
 def say_outside_end(plan: Plan) -> None:
-    """Say on stderr how to have machines of the best offer ended that hang, where nothing does it yet."""
+    """Print on stderr how to have hung machines of the best offer terminated, if nothing does that yet."""
     from ....control.submit.external_termination import advice
 
     said = None if plan.best is None else advice(plan.best)
@@ -195,7 +195,7 @@ def say_outside_end(plan: Plan) -> None:
 
 
 def say_tables() -> None:
-    """On stderr, after planning: which tables were not those that come with cloudgpu, and how old they are."""
+    """Print on stderr which refreshed tables the planning used, and their dates."""
     from ....jobspecs.catalog import table_overrides
 
     by_day: dict[str, list[str]] = {}
@@ -206,7 +206,7 @@ def say_tables() -> None:
 
 
 def plan_spec(loaded: LoadedSpec) -> Plan:
-    """The plan of a job file on this day and, as far as it may run locally, this machine."""
+    """Plan a job file for today and, if it may run locally, for this machine."""
     import datetime
 
     from ....jobspecs.planner.planner import plan
@@ -222,7 +222,7 @@ def plan_spec(loaded: LoadedSpec) -> Plan:
 
 
 def refuse_unreachable(loaded: LoadedSpec) -> None:
-    """Raise CommandError if machines of no cloud that the job names reach its job dir or an input."""
+    """Raise CommandError if no requested cloud's machines can reach the job dir or an input."""
     from ....jobspecs.rules.stores import unreachable
 
     found = [loaded.diagnose(problem) for problem in unreachable(loaded.spec)]
@@ -232,8 +232,8 @@ def refuse_unreachable(loaded: LoadedSpec) -> None:
 
 
 def take_stacks(loaded: LoadedSpec, plan: Plan) -> tuple[LoadedSpec, Plan]:
-    """What the infra stacks that are known here make of it: a job that names no job_dir gets one in a stack's bucket,
-    which is said; with `recover: fleet` places without a stack are refused."""
+    """Apply the infra stacks known here. A job without job_dir gets one in a stack's bucket, with a note on stderr;
+    with `recover: fleet`, places without a stack are refused."""
     from ....control.submit.default_job_dir import with_job_dir
     from ....control.submit.job_group_offers import with_groups
 
@@ -241,4 +241,4 @@ def take_stacks(loaded: LoadedSpec, plan: Plan) -> tuple[LoadedSpec, Plan]:
     found, said = with_job_dir(loaded, plan)
     if said:
         remark(f"note: {said}")
-    return found, with_groups(found.spec, plan)  # the bucket is one stack's, others' machines do not reach it
+    return found, with_groups(found.spec, plan)  # the bucket belongs to one stack; machines of others cannot reach it

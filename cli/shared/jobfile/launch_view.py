@@ -1,4 +1,4 @@
-"""Which launcher a job with `launcher: auto` gets on an offer, told before anything is paid for."""
+"""Show which launcher a job with `launcher: auto` gets on an offer, before anything is paid for."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ if TYPE_CHECKING:
 
 
 def say_launcher(loaded: LoadedSpec, offer: Offer) -> None:
-    """One line on standard error, if there is a choice: the machines choose by the same rule, from the shipped code."""
+    """Print the launcher on stderr, if there is a choice. The machines choose by the same rule, from the shipped
+    code."""
     spec = loaded.spec
     alone = offer.nodes == 1 and all(role.count <= 1 for role in offer.roles)
     if spec.launcher != "auto" or alone:

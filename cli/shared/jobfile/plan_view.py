@@ -1,4 +1,5 @@
-"""A Plan as text of at most 100 columns: the offers, what was refused and why, what would be created."""
+"""A Plan as text of at most 100 columns: offers, refusals with reasons, and the resources that `submit` would
+create."""
 
 from __future__ import annotations
 
@@ -32,11 +33,11 @@ _HEADS = (
     Column("price of", spare=3),
 )
 Places = tuple["Offer", ...]
-"""Offers that differ only by their zone: one row of the table."""
+"""Offers that differ only by their zone, shown as one table row."""
 
 
 def plan_text(plan: Plan, spec: JobSpec, *, show_all: bool = False) -> str:
-    """The whole plan: offers, cheaper ways refused, other refusals, what `submit` would create, limits."""
+    """Return the whole plan: offers, cheaper refused ones, other refusals, what `submit` would create, limits."""
     parts = [offers_text(plan, show_all=show_all), refusals_text(plan, show_all=show_all)]
     if plan.best is not None:
         parts.append(creation_text(plan.best, spec))
@@ -44,12 +45,12 @@ def plan_text(plan: Plan, spec: JobSpec, *, show_all: bool = False) -> str:
 
 
 def plan_json(plan: Plan, spec: JobSpec) -> dict[str, Any]:
-    """The plan for scripts; docs/planning.md describes the keys, which are only ever added to."""
+    """Return the plan for scripts. docs/planning.md describes the keys; they are only ever added to."""
     return {"name": spec.name, **plan.to_json()}
 
 
 def offers_text(plan: Plan, *, show_all: bool = False) -> str:
-    """The table of offers and the remarks on them; "" if there is none."""
+    """Return the table of offers and the notes on them; "" without offers."""
     rows = one_row_per_region(plan.offers)
     if not rows:
         return ""
@@ -66,7 +67,7 @@ def offers_text(plan: Plan, *, show_all: bool = False) -> str:
 
 
 def refusals_text(plan: Plan, *, show_all: bool = False) -> str:
-    """Why the ways that look cheaper than the best offer were refused, with their prices; then the other refusals."""
+    """Return the refused options cheaper than the best offer, with prices and reasons; then the other refusals."""
     best = None if plan.best is None else plan.best.price
     cheaper = [r for r in plan.refusals if r.price is not None and (best is None or r.price < best)]
     cheaper.sort(key=lambda refusal: refusal.price or Decimal(0))
@@ -74,7 +75,7 @@ def refusals_text(plan: Plan, *, show_all: bool = False) -> str:
     sections = []
     for title, refusals in (("Cheaper, but refused", cheaper), ("Refused", others)):
         if plan.best is None and title.startswith("Cheaper"):
-            title = "Refused, with known prices"  # noqa: PLW2901 - there is no offer to be cheaper than
+            title = "Refused, with known prices"  # noqa: PLW2901 - without an offer, "cheaper" has no meaning
         if refusals:
             sections.append("\n".join([style(f"{title}:", "title"), *_refusal_lines(refusals, show_all=show_all)]))
     return "\n\n".join(sections)
@@ -85,7 +86,7 @@ def _by_rule_and_price(refusal: Refusal) -> tuple[str, bool, Decimal]:
 
 
 def offer_text(offer: Offer) -> str:
-    """`gcp us-central1-a spot: 2 × g2-standard-4 + L4:1, 0.56 USD/h`; what is paid for already has no price."""
+    """Return an offer as `gcp us-central1-a spot: 2 × g2-standard-4 + L4:1, 0.56 USD/h`; a price of 0 is left out."""
     machines = ", ".join(
         (f"{role.nodes} × " if role.nodes > 1 else "")
         + (role.role if info(offer.cloud).is_here else role.machine_type)
@@ -101,7 +102,7 @@ def offer_text(offer: Offer) -> str:
 
 
 def creation_text(offer: Offer, spec: JobSpec) -> str:
-    """What submitting would create for this offer, or use of a cluster, and where it ends at the latest."""
+    """Return what submitting would create (or use, on a cluster) for this offer, and the job's limits."""
     stays = info(offer.cloud).is_standing
     lines = [style("It would use:" if stays else "It would create:", "title")]
     lines += [f"  {_machines(role, offer)}" for role in offer.roles]
@@ -126,7 +127,7 @@ def _job_dir(offer: Offer, spec: JobSpec) -> str:
 
 
 def one_row_per_region(offers: Sequence[Offer]) -> list[Places]:
-    """Offers that differ only by their zone, together; the planner ranks them side by side."""
+    """Group consecutive offers that differ only by their zone; the planner ranks them next to each other."""
     return [tuple(group) for _, group in groupby(offers, key=_all_but_zone)]
 
 
@@ -135,7 +136,7 @@ def _all_but_zone(offer: Offer) -> Offer:
 
 
 def _lines(number: int, row: Places) -> list[list[str]]:
-    """One line; with several roles, a line for what they share and one for each of them."""
+    """Return one table line; with several roles, a line for the shared cells and one per role."""
     offer = row[0]
     shared = [str(number), offer.cloud, _places(row)]
     price = [offer.market, offer_price_text(offer), offer.price_date or "-"]
@@ -151,7 +152,7 @@ def _machine(role: RoleOffer) -> list[str]:
 
 
 def _places(row: Places) -> str:
-    """`us-central1 a,b,f`; `us-east-1 az1,az4`; the region alone where the provider chooses the zone."""
+    """Return `us-central1 a,b,f` or `us-east-1 az1,az4`; the region alone if the provider chooses the zone."""
     if info(row[0].cloud).is_here:
         return "this machine"
     zones = [offer.zone.rpartition("-")[2] for offer in row if offer.zone]
@@ -159,17 +160,17 @@ def _places(row: Places) -> str:
 
 
 def accelerator_text(role: RoleOffer) -> str:
-    """`L4:1`, as the job file writes it; `-` without one."""
+    """Return `L4:1`, as in the job file; `-` without an accelerator."""
     return f"{role.accelerator}:{role.count}" if role.accelerator else "-"
 
 
 def price_text(price: Decimal | None) -> str:
-    """US dollars to four places, `unknown` where there is no figure: it is never shown as 0."""
+    """Return US dollars to four places; `unknown` if there is no figure, never 0."""
     return UNKNOWN if price is None else f"{price:,.4f}"
 
 
 def offer_price_text(offer: Offer) -> str:
-    """`0.7068`; `≤ 1.0060` where that is an upper bound, `from 0.7068` where it is a lower one."""
+    """Return `0.7068`; `≤ 1.0060` for an upper bound, `from 0.7068` for a lower one."""
     if offer.price_from is not None:
         return f"from {price_text(offer.price_from)}"
     return f"≤ {price_text(offer.price)}" if offer.price_at_most else price_text(offer.price)
@@ -184,7 +185,8 @@ def _refusal_lines(refusals: Sequence[Refusal], *, show_all: bool) -> list[str]:
 
 
 def refusal_text(refusal: Refusal) -> str:
-    """`gcp g2-standard-4 + L4:3: what is wrong; what would be allowed [rule]`, the price first where it is known."""
+    """Return `0.5000 USD/h  gcp g2-standard-4 + L4:3: what is wrong; what is allowed [rule]`; the price only if
+    known."""
     price = "" if refusal.price is None else f"{price_text(refusal.price)} USD/h  "
     allowed = f"; {refusal.allowed}" if refusal.allowed else ""
     return clean(f"{price}{refusal.subject}: {refusal.message}{allowed} [{refusal.rule}]")
@@ -232,7 +234,7 @@ def _count(number: int, what: str) -> str:
 
 
 def _numbers(numbers: Iterable[int]) -> str:
-    """`1-3, 7` of 1, 2, 3, 7."""
+    """Return 1, 2, 3, 7 as `1-3, 7`."""
     runs: list[list[int]] = []
     for number in numbers:
         if runs and runs[-1][-1] == number - 1:

@@ -1,4 +1,4 @@
-"""`-- ARGS`: words of a command line that are the program's, not cloudgpu's."""
+"""`-- ARGS`: words of a command line that belong to the program, not to cloudgpu."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ _KEY = "cloudgpu.program_args"
 
 
 class ProgramArgsCommand(click.Command):
-    """Takes what follows `--` away before click sees it: an argument list cannot be mistaken for a second FILE."""
+    """Command that removes the words after `--` before click parses them, so that none is taken for a second FILE."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         if "--" in args:
@@ -22,6 +22,6 @@ class ProgramArgsCommand(click.Command):
 
 
 def program_args(ctx: click.Context) -> list[str] | None:
-    """The words after `--`; None: there is no `--`, which is not the same as no words after it."""
+    """Return the words after `--`; None without `--`, [] for no words after it."""
     found: list[str] | None = ctx.meta.get(_KEY)
     return found
