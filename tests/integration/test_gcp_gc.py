@@ -1,5 +1,5 @@
-"""`cloudgpu gc` on Compute Engine: one leaked thing of each kind is found without local state, and removed; nobody
-else's is."""
+"""`cloudgpu gc` on Compute Engine: finds and removes one leak of each kind without local state, and keeps the resources
+of other owners."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ IMAGE = "projects/ubuntu-os-cloud/global/images/family/ubuntu-2404-lts-amd64"
 
 
 class Project:
-    """The stand-in, as a test holds it, and as Google's client reaches it."""
+    """The stand-in's project: control API and Google's clients."""
 
     def __init__(self, url: str) -> None:
         self.control = GceControl(url)
@@ -56,7 +56,7 @@ class Project:
         return {key: value for key, value in values.items() if value}
 
     def make_instance(self, zone: str = ZONE, *, with_disk: bool = True, **changes: Any) -> str:
-        """One T4; `with_disk`: its disk is labelled too, and goes with it."""
+        """Make an instance with a T4 and a labelled disk; `with_disk`: the disk is deleted with the instance."""
         self._count += 1
         name, labels = f"cloudgpu-leak-{self._count}", to_labels(self.labels(**changes))
         instance = {
@@ -80,7 +80,7 @@ class Project:
         return name
 
     def make_disk(self, zone: str = ZONE, **changes: Any) -> None:
-        """What is left of a machine whose disk did not go with it."""
+        """Make an instance and delete it, so that its disk stays behind."""
         name = self.make_instance(zone, with_disk=False, **changes)
         self._do("InstancesClient", "delete_unary", zone=zone, instance=name)
 
@@ -101,7 +101,7 @@ class Project:
         return {(kind, name) for kind, name in found if name.startswith("cloudgpu-")}
 
     def _do(self, client: str, method: str, **arguments: Any) -> None:
-        """And wait until it is done."""
+        """Call the method and wait until its operation is done."""
         operation = getattr(self.client(client), method)(project=self._id, timeout=180, **arguments)
         until = time.monotonic() + 180
         while operation.status != compute_v1.Operation.Status.DONE:
@@ -169,7 +169,7 @@ def test_a_leak_of_each_kind_is_found_and_removed(project: Project, kind: str) -
     remove(left)
     assert found() == []
     assert project.left() == set()
-    remove(left)  # what is gone already does no harm
+    remove(left)  # removing it again is a no-op
 
 
 @pytest.mark.parametrize("kind", ["instance", "disk"])
@@ -228,7 +228,7 @@ def test_only_the_regions_asked_for_are_looked_at(project: Project) -> None:
     project.make_instance("europe-west4-b")
     project.make_rule()
     project.make_rule(token="b" * 32)
-    assert {left.token[0] for left in found(REGION)} == {"b"}  # the other one's machines are elsewhere
+    assert {left.token[0] for left in found(REGION)} == {"b"}  # the other launch's machine is in another region
     [left] = [left for left in found("europe-west4") if left.token == TOKEN]
     assert (kinds(left), left.regions) == ({"instance", "disk", "firewall rule"}, ["europe-west4"])
     refused = run_gc(regions=("us-central11",))

@@ -1,5 +1,4 @@
-"""Launches on Compute Engine whose machines are a group of their own, over the wire: what is made, what goes wrong, and
-that nothing of it is left."""
+"""Grouped launches on Compute Engine, over the wire: the resources they create, failures, and complete cleanup."""
 
 from __future__ import annotations
 
@@ -68,7 +67,7 @@ def stack(gce: GceControl) -> Infrastructure:
 
 
 def another() -> GcpProvisioner:
-    """A provisioner that has seen nothing yet, as that of another process."""
+    """Return a provisioner without cached state, like that of another process."""
     return GcpProvisioner(FastClock())
 
 
@@ -97,7 +96,7 @@ def request(nodes: int = 2, machine_type: str = T4, accelerator: str = "T4", **c
 
 
 def unanswered() -> Allocation:
-    """As the supervisor knows a launch whose answer nobody has."""
+    """Return what the supervisor knows about a launch whose answer was lost."""
     return Allocation("gcp", "digits-abc", 1, TOKEN, {}, region=REGION, owner=OWNER.name)
 
 
@@ -239,7 +238,7 @@ def image_of(asked: LaunchRequest) -> str:
 
 
 def whole(value: Any) -> Any:
-    """64-bit numbers are text on the wire; a URL may begin with a host or not."""
+    """Normalize wire values: parse 64-bit numbers, which are sent as text, and strip the host of URLs."""
     if isinstance(value, dict):
         return {key: whole(one) for key, one in value.items()}
     if isinstance(value, list):
@@ -250,7 +249,7 @@ def whole(value: Any) -> Any:
 
 
 def flat(policy: Any) -> dict[str, Any]:
-    """Pulumi has `maxSurgeFixed` where the API has `maxSurge.fixed`."""
+    """Rename the API's `maxSurge.fixed` to Pulumi's `maxSurgeFixed`."""
     found: dict[str, Any] = {}
     for key, value in policy.items():
         found |= {f"{key}Fixed": value["fixed"]} if isinstance(value, dict) else {key: value}
@@ -307,7 +306,7 @@ def test_a_call_whose_answer_is_lost_makes_nothing_twice(gce: GceControl, stack:
 def test_where_no_list_of_all_regions_can_be_had_that_of_the_region_does(
     gce: GceControl, stack: Infrastructure, grouped: bool
 ) -> None:
-    """One zone of the world that cannot be listed makes every aggregated list fail."""
+    """One zone that cannot be listed makes every aggregated list fail."""
     gce.fail("*.aggregatedList", error("backendError", 503, "us-moon1-a cannot be listed"), times=None)
     asked = request(machine_type=A100, accelerator="A100-40GB", grouped=grouped)
     allocation = another().launch(asked)
@@ -328,7 +327,7 @@ def test_a_launch_whose_answer_nobody_has_is_ended(gce: GceControl, stack: Infra
 
 
 def test_a_group_of_no_machines_is_found_and_removed(gce: GceControl, stack: Infrastructure) -> None:
-    """As machines leave it that have done their work."""
+    """A group becomes empty when its machines finish and leave it."""
     allocation = another().launch(request())
     running(gce, 2)
     empty(gce)
@@ -374,7 +373,7 @@ def test_a_stack_of_another_project_is_no_stack(
 def test_a_zone_without_room_ends_the_order_and_says_where_there_is_some(
     gce: GceControl, stack: Infrastructure
 ) -> None:
-    """The supervisor then goes on to another place."""
+    """The supervisor then tries another place."""
     gce.set_capacity(T4, ZONE, "spot", 1)
     allocation = another().launch(request())
     states = look_until(allocation, lambda seen: all(state.phase == "gone" for state in seen))
@@ -398,7 +397,7 @@ def test_a_zone_without_room_is_no_reason_where_there_are_others(gce: GceControl
 
 
 def test_a_quota_that_is_used_up_is_told(gce: GceControl, stack: Infrastructure) -> None:
-    """It is taken by somebody else after it was looked at."""
+    """Other machines use up the quota after it was checked."""
     allocation = another().launch(request())
     running(gce, 2)
     gce.set_quota(REGION, "PREEMPTIBLE_NVIDIA_T4_GPUS", 1)
@@ -445,7 +444,7 @@ def test_flex_start_is_refused(gce: GceControl, stack: Infrastructure) -> None:
 def test_gc_finds_what_is_left_of_a_group_and_removes_it(
     gce: GceControl, stack: Infrastructure, parts: set[str]
 ) -> None:
-    """Not only machines: an empty group makes new ones when somebody sets its size, a template stays for ever."""
+    """An empty group would create machines if it were resized, and a template stays until it is deleted."""
     another().launch(request())
     running(gce, 2)
     empty(gce)

@@ -1,4 +1,4 @@
-"""The target gcp over the wire: Google's SDK against the stand-in of tests/standins/gcp, with faults."""
+"""Target gcp over the wire: Google's SDK against the stand-in in tests/standins/gcp, with injected faults."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ TOKEN = "0123456789abcdef0123456789abcdef"
 ZONE = "us-central1-a"
 T4 = "n1-standard-4"
 KEPT = "cloudgpu-closed-default"
-"""The rule that is shared by all launches and stays."""
+"""The firewall rule that all launches share, and which stays."""
 
 
 @pytest.fixture(scope="module")
@@ -51,7 +51,7 @@ def provisioner(gce: GceControl) -> GcpProvisioner:
 
 
 def another(clock: FastClock | None = None) -> GcpProvisioner:
-    """A provisioner that has seen nothing yet, as that of another process."""
+    """Return a provisioner without cached state, like that of another process."""
     return GcpProvisioner(clock or FastClock())
 
 
@@ -87,7 +87,7 @@ def request(*nodes: NodeRequest, **changes: Any) -> LaunchRequest:
 
 
 def left(gce: GceControl) -> dict[str, list[str]]:
-    """What there is of ours, but for what is meant to stay."""
+    """Return the names of cloudgpu's resources by kind, except the shared firewall rule."""
     found = {
         kind: [str(one["name"]) for one in gce.resources(kind) if one["name"] != KEPT]
         for kind in ("instances", "disks", "firewalls")
@@ -100,7 +100,7 @@ def name_of(machine: str) -> str:
 
 
 def look(allocation: Allocation) -> NodeState:
-    """At the only node, by somebody who has seen nothing yet."""
+    """Observe the only node with a provisioner that has no cached state."""
     [state] = another().observe(allocation)
     return state
 
@@ -176,7 +176,7 @@ def test_the_network_is_ours_if_there_is_one_or_the_one_that_is_named(
 
 
 def known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, project: str = PROJECT) -> Infrastructure:
-    """As `cloudgpu infra up` writes it down."""
+    """Save the outputs of an infra stack, as `cloudgpu infra up` does."""
     monkeypatch.setenv("CLOUDGPU_HOME", str(tmp_path / "home"))
     region = f"https://www.googleapis.com/compute/v1/projects/{project}/regions/us-central1"
     found = Infrastructure(
@@ -194,7 +194,7 @@ def known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, project: str = PROJEC
 
 
 def used(gce: GceControl) -> list[tuple[str, str]]:
-    """Subnetwork and service account of each machine."""
+    """Return the subnetwork and the service account of each machine."""
     return [
         (one["networkInterfaces"][0]["subnetwork"].rpartition("/")[2], one["serviceAccounts"][0]["email"])
         for one in gce.resources("instances")
@@ -250,7 +250,7 @@ def test_a_machine_whose_request_id_is_forgotten_is_known_by_its_name(
     gce: GceControl, provisioner: GcpProvisioner
 ) -> None:
     provisioner.launch(request())
-    # An owner's label that was changed: no look finds it; and no operation is told.
+    # The owner label differs, so no list finds the machine; and listing operations fails.
     gce.fail("globalOperations.aggregatedList|zoneOperations.list", error("internalError", 500), times=None)
     assert refused(another(), request(owner=Owner("somebody-else"))).error_class == "transient"
     gce.heal()
@@ -261,7 +261,8 @@ def test_a_machine_whose_request_id_is_forgotten_is_known_by_its_name(
 def test_what_no_listing_shows_is_ended_by_the_operation_that_made_it(
     gce: GceControl, provisioner: GcpProvisioner
 ) -> None:
-    """Nobody knows the machine, and no listing shows it: it is still being made when the launch is ended."""
+    """The launch's answer was lost and lists do not show the machine, which is still being created when the launch is
+    terminated."""
     gce.set_times(operation=1.5)
     gce.fail("instances.insert", LOSE, times=None)
     gce.set_times(lag=1.0)
@@ -282,7 +283,7 @@ def test_a_machine_type_that_is_not_sold_in_a_zone(provisioner: GcpProvisioner) 
 
 
 def test_a_quota_that_compute_engine_finds_too_small_itself(gce: GceControl, provisioner: GcpProvisioner) -> None:
-    """The quotas are not told to this account; the insert is refused."""
+    """The account may not read quotas, so only the insert is refused."""
     gce.set_quota("us-central1", "NVIDIA_T4_GPUS", 1)
     gce.fail("regions.get", error("forbidden", 403, "Required 'compute.regions.get' permission"), times=None)
     refusal = refused(provisioner, request(*pair()))
@@ -369,7 +370,7 @@ def test_a_machine_in_the_queue_is_launched_and_bills_nothing(gce: GceControl, p
 def test_placement_that_takes_longer_than_a_launch_waits_makes_one_machine(
     gce: GceControl, provisioner: GcpProvisioner, market: str
 ) -> None:
-    """The first answer is lost, and the operation takes minutes: the next launch finds it by its request id."""
+    """The first answer is lost and the operation takes minutes: the next launch finds it by its request id."""
     gce.set_times(operation=600.0)
     gce.fail("instances.insert", LOSE)
     asked = request(node(machine_type="g2-standard-4", accelerator="L4"), market=market)
@@ -431,7 +432,7 @@ def test_a_zone_that_cannot_be_reached_keeps_jobs_of_other_regions_from_nothing(
 def test_where_no_list_of_all_zones_can_be_had_those_of_the_region_do(
     gce: GceControl, provisioner: GcpProvisioner
 ) -> None:
-    """One zone of the world that cannot be listed makes every aggregated list fail."""
+    """One zone that cannot be listed makes every aggregated list fail."""
     gce.fail("*.aggregatedList", error("backendError", 503, "us-moon1-a cannot be listed"), times=None)
     here = provisioner.launch(request(*pair(), zone=None))
     assert [state.phase for state in another().observe(here)] == ["running", "running"]
