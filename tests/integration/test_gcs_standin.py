@@ -1,4 +1,4 @@
-"""The stand-in for Cloud Storage, through the clients of others: Google's own (JSON API), and obstore (XML API)."""
+"""The Cloud Storage stand-in, tested with clients of other projects: Google's own (JSON API) and obstore (XML API)."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class World:
         self.hasty = GCSStore(BUCKET, **plain, retry_config={"max_retries": 0})
 
     def ask(self, method: str, path: str, **more: Any) -> requests.Response:
-        """With the same credentials, by hand."""
+        """Send a hand-written request with the same credentials."""
         if not self.credentials.valid:
             self.credentials.refresh(google.auth.transport.requests.Request())  # type: ignore[no-untyped-call]
         headers = {"Authorization": f"Bearer {self.credentials.token}", **more.pop("headers", {})}
@@ -69,7 +69,7 @@ class TestBothSeeTheSame:
     def test_what_one_writes_the_other_reads(self, world: World, name: str) -> None:
         blob(world, name).upload_from_string(b"one\r\n\r\n--two\n")
         assert [one.name for one in world.client.list_blobs(BUCKET)] == [name]
-        if name not in ("a//b", "ends/"):  # obstore makes other names of these
+        if name not in ("a//b", "ends/"):  # obstore normalizes these names
             assert bytes(obstore.get(world.xml, name).bytes()) == b"one\r\n\r\n--two\n"
 
     def test_generations_and_checksums(self, world: World) -> None:
@@ -141,7 +141,7 @@ class TestConditions:
 class TestChecksums:
     @pytest.mark.parametrize("kind", ["md5", "crc32c"])
     def test_content_that_is_not_what_was_said_is_refused(self, world: World, kind: str) -> None:
-        claimed = {"md5": "1B2M2Y8AsgTpgAmY7PhCfg==", "crc32c": "AAAAAA=="}[kind]  # of nothing
+        claimed = {"md5": "1B2M2Y8AsgTpgAmY7PhCfg==", "crc32c": "AAAAAA=="}[kind]  # checksums of empty content
         by_xml = world.ask("PUT", f"/{BUCKET}/a", data=b"1", headers={"x-goog-hash": f"{kind}={claimed}"})
         assert (by_xml.status_code, "<Code>BadDigest</Code>" in by_xml.text) == (400, True)
         path = f"/upload/storage/v1/b/{BUCKET}/o?uploadType=media&name=a"
@@ -169,7 +169,7 @@ class TestResumable:
         assert blob(world, "large").download_as_bytes() == content
 
     def test_whoever_comes_first_has_it(self, world: World) -> None:
-        """The condition is of the moment in which the object appears."""
+        """The condition is checked when the object is completed, not when the upload begins."""
         path = f"/upload/storage/v1/b/{BUCKET}/o?uploadType=resumable&name=a&ifGenerationMatch=0"
         begun = world.ask("POST", path, json={})
         blob(world, "a").upload_from_string(b"first")
@@ -186,7 +186,7 @@ class TestResumable:
         asked = world.ask("PUT", where, headers={"Content-Range": "bytes */*"})
         assert (asked.status_code, asked.headers["Range"]) == (308, f"bytes=0-{quantum - 1}")
         odd = world.ask("PUT", where, data=b"x", headers={"Content-Range": f"bytes {quantum}-{quantum}/*"})
-        assert odd.status_code == 400  # neither the last, nor a multiple of 256 KiB
+        assert odd.status_code == 400  # neither the last chunk nor a multiple of 256 KiB
 
 
 class TestMultipart:
@@ -250,7 +250,7 @@ class TestRefusals:
         with pytest.raises(exceptions.Forbidden, match=r"storage\.objects\.create"):
             blob(world, "others/a").upload_from_string(b"1")
         with pytest.raises(PermissionDeniedError, match=r"storage\.objects\.delete"):
-            obstore.put(world.xml, "jobs/a", b"2")  # to replace is to delete
+            obstore.put(world.xml, "jobs/a", b"2")  # replacing requires the permission to delete
         with pytest.raises(GenericError, match=r"storage\.objects\.list"):
             obstore.list(world.xml, "jobs").collect()
 

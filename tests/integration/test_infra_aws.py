@@ -1,6 +1,6 @@
-"""Stacks on AWS, from nothing to nothing: the Automation API, an engine, a provider, the cloud's stand-in.
+"""Stacks on AWS, from creation to teardown: Automation API, engine, provider and the cloud's stand-in.
 
-The engine is a double of Pulumi's, and Pulumi's own where it is on PATH; the provider is a stand-in on both.
+The engine is a double of Pulumi's, and also Pulumi's own where that is on PATH; the provider is a stand-in for both.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ FLEET = FleetSpec(
     size=2,
 )
 BY_HAND = {"ec2:TerminateInstances", "autoscaling:TerminateInstanceInAutoScalingGroup"}
-"""What these tests ask themselves."""
+"""Actions that only these tests call."""
 
 
 class Desk:
@@ -72,7 +72,7 @@ class Desk:
 
     @functools.cached_property
     def profile(self) -> str:
-        """ARN of what machines have of fleets without an infra stack."""
+        """ARN of the instance profile for machines of fleets without an infra stack."""
         iam: Any = boto3.client("iam")
         iam.create_role(RoleName="machines", AssumeRolePolicyDocument="{}")
         made = iam.create_instance_profile(InstanceProfileName="machines")["InstanceProfile"]
@@ -91,7 +91,7 @@ class Desk:
             return Infrastructure.from_json(stack.up(lambda: infra_program(settings))["cloudgpu"])
 
     def settings(self, fleet: FleetSpec = FLEET) -> FleetSettings:
-        """In the default VPC."""
+        """Return the settings of a fleet in the default VPC."""
         subnets = self.ec2.describe_subnets()["Subnets"]
         stands = Infrastructure(
             *("aws", REGION, "infra", OWNER),
@@ -122,7 +122,7 @@ class Desk:
             assert not stack.down(keep_protected=False).resources
 
     def machines(self) -> list[dict[str, Any]]:
-        """Those that are not gone."""
+        """Return the machines that are neither terminated nor shutting down."""
         listed = [one for found in self.ec2.describe_instances()["Reservations"] for one in found["Instances"]]
         return [one for one in listed if one["State"]["Name"] not in ("terminated", "shutting-down")]
 
@@ -130,7 +130,7 @@ class Desk:
         return {str(one["InstanceId"]) for one in self.machines()}
 
     def left(self) -> dict[str, list[str]]:
-        """What there is that a new account does not have."""
+        """Return the names of resources that a new account does not have, by kind."""
         iam: Any = boto3.client("iam")
         found = {
             "machines": sorted(self.ids()),
@@ -156,7 +156,8 @@ class Desk:
         return {kind: names for kind, names in found.items() if names}
 
     def undocumented(self) -> set[str]:
-        """What was asked of EC2, Auto Scaling and IAM, and is in no statement of docs/aws-permissions.md."""
+        """Return the EC2, Auto Scaling and IAM actions that were called but are not allowed in
+        docs/aws-permissions.md."""
         section = (Path(cloudgpu.__file__).parent / "docs" / "aws-permissions.md").read_text()
         told = section.partition("## Whoever brings stacks up")[2].partition("```json")[2].partition("```")[0]
         listed = [one["Action"] for one in json.loads(told)["Statement"]]
@@ -241,7 +242,7 @@ def test_what_stands_before_any_job_from_nothing_to_nothing(desk: Desk) -> None:
     assert any(one.protected for one in left.resources)
     assert desk.left() == {"buckets": [bucket]}
 
-    s3.delete_bucket_policy(Bucket=bucket)  # which keeps out whoever comes without TLS, as this test does
+    s3.delete_bucket_policy(Bucket=bucket)  # it refuses requests without TLS, which this test sends
     s3.put_object(Bucket=bucket, Key="jobs/digits/checkpoints/1/manifest.json", Body=b"{}")
     assert desk.infra_up(replace(INFRA, protect=False)).job_dir == told.job_dir, "the bucket was kept: it is used again"
     desk.down(INFRA.stack)
@@ -249,10 +250,10 @@ def test_what_stands_before_any_job_from_nothing_to_nothing(desk: Desk) -> None:
 
 
 def launch_in(desk: Desk, stands: Infrastructure) -> None:
-    """A job's machine, from asking for it to its end, in what the stack has made; and without a right on roles."""
+    """Launch and terminate a job's machine in the stack's network, without any IAM call."""
     infra_outputs.save(stands)
     desk.aws.control.forget()
-    zone = "use1-az1"  # not every zone has the type
+    zone = "use1-az1"  # not every zone offers the type
     request = LaunchRequest(
         job_id="digits-abc",
         attempt=1,
@@ -308,16 +309,16 @@ def test_a_fleet_from_nothing_to_nothing(desk: Desk) -> None:
         assert changes(stack, lambda: fleet_program(desk.settings())) == ["same"]
     assert desk.ids() == first, "a preview touches nothing"
 
-    # By hand: the group makes it anew, and the stack is as it was.
+    # A machine is terminated by hand: the group replaces it, and the stack does not change.
     gone = first.pop()
     desk.ec2.terminate_instances(InstanceIds=[gone])
-    desk.groups()  # Auto Scaling looks
+    desk.groups()  # makes the stand-in's Auto Scaling check its machines
     wait(lambda: len(desk.ids()) == 2)
     now = desk.ids()
     assert first < now and gone not in now
     assert desk.up() == told and desk.ids() == now, "an `up` without changes touches nothing"
 
-    # One leaves by itself: the group is smaller until the next `up`.
+    # A machine leaves by itself: the group stays smaller until the next `up`.
     desk.scaling.terminate_instance_in_auto_scaling_group(InstanceId=now.pop(), ShouldDecrementDesiredCapacity=True)
     assert desk.groups()[0]["DesiredCapacity"] == 1 and desk.ids() == now
     desk.up(FLEET.model_copy(update={"size": 3}))
@@ -326,7 +327,7 @@ def test_a_fleet_from_nothing_to_nothing(desk: Desk) -> None:
     desk.up(FLEET.model_copy(update={"size": 1}))
     wait(lambda: len(desk.ids()) == 1)
 
-    # Another template: all are replaced.
+    # A changed template replaces all machines.
     before = desk.ids()
     changed = desk.up(FLEET.model_copy(update={"size": 2, "disk_gb": 200.0}))
     assert (changed.template, changed.group, changed.template_version) == (told.template, told.group, "2")
@@ -355,7 +356,7 @@ def test_a_failure_in_the_middle_is_taken_up_where_it_was(desk: Desk) -> None:
 
 
 def test_spot_machines_that_talk_to_each_other(desk: Desk) -> None:
-    """Elastic Fabric Adapters, a placement group, rules for peers, a part on demand."""
+    """The fleet has Elastic Fabric Adapters, a placement group, rules for peers and an on-demand part."""
     peers = FLEET.model_copy(
         update={
             "machine_type": "p4d.24xlarge",

@@ -1,4 +1,4 @@
-"""The components for AWS as a Pulumi plugin: what programs in TypeScript or Go see of them, over gRPC."""
+"""AWS components as a Pulumi plugin: how programs in TypeScript or Go use them, over gRPC."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_the_schema_is_that_of_the_components(
 
 
 def test_a_fleet_is_constructed_for_a_program_in_another_language() -> None:
-    """Numbers are floats there; what other resources will say comes as it is known."""
+    """Such a program sends numbers as floats, and reads outputs of the component once they are known."""
     inputs = {
         "machineType": "g6.xlarge",
         "size": 2.0,

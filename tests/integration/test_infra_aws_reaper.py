@@ -1,4 +1,4 @@
-"""The reaper's function over the wire, as the account's administrator and with nothing but the role it is given."""
+"""The reaper's function over the wire, as the account's administrator and with only its own role."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def aws(server: Aws, monkeypatch: pytest.MonkeyPatch) -> Iterator[Aws]:
 
 @pytest.fixture
 def with_the_role_only(aws: Aws, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """From then on whoever calls has the function's policy."""
+    """Return a function that restricts all later calls to the reaper's policy."""
     iam: Any = boto3.client("iam")
     iam.create_user(UserName="reaper")
     document = json.dumps(reaper_policy("arn:aws:logs:us-east-1:1:log-group:reaper", "aws"))

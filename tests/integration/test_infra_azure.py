@@ -1,6 +1,6 @@
-"""Stacks on Azure, from nothing to nothing: the Automation API, an engine, a provider, Resource Manager's stand-in.
+"""Stacks on Azure, from creation to teardown: Automation API, engine, provider and Resource Manager's stand-in.
 
-The engine is a double of Pulumi's, and Pulumi's own where it is on PATH; the provider is a stand-in on both.
+The engine is a double of Pulumi's, and also Pulumi's own where that is on PATH; the provider is a stand-in for both.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ class Desk:
             assert not stack.down(keep_protected=False).resources
 
     def machines(self) -> list[Told]:
-        """Those that are there."""
+        """Return the machines that exist."""
         return [one for one in self.azure.instances() if one.status in ("creating", "running", "failed")]
 
     def names(self) -> set[str]:
@@ -121,7 +121,7 @@ def settings(desk: Desk) -> FleetSettings:
 
 
 def standing(desk: Desk) -> FleetSettings:
-    """Of a fleet where a subnet and an identity are, as a stack would have made them."""
+    """Return the settings of a fleet, with a subnet and an identity created as a stack would create them."""
     group = f"/subscriptions/{SUBSCRIPTION}/resourceGroups/standing"
     network = f"{group}/providers/Microsoft.Network/virtualNetworks/cloudgpu"
     role = f"{group}/providers/Microsoft.ManagedIdentity/userAssignedIdentities/cloudgpu"
@@ -270,7 +270,7 @@ def test_a_fleet_from_nothing_to_nothing(desk: Desk, settings: FleetSettings) ->
     desk.fleet_up(settings)
     assert len(desk.machines()) == 2
 
-    # By hand: the next up makes it anew.
+    # A machine is deleted by hand: the next `up` replaces it.
     gone = min(desk.names())
     desk.provider.cloud.delete(
         told.group.replace("virtualMachineScaleSets/big", f"virtualMachines/{gone}"), "2024-07-01"
@@ -279,14 +279,14 @@ def test_a_fleet_from_nothing_to_nothing(desk: Desk, settings: FleetSettings) ->
     desk.fleet_up(settings)
     assert len(desk.machines()) == 2 and gone not in desk.names()
 
-    # Another template: new machines first, then the old ones go.
+    # A changed template: new machines are created before the old ones are deleted.
     old = desk.names()
     changed = replace(settings, fleet=FLEET.model_copy(update={"disk_gb": 200.0}))
     assert desk.fleet_up(changed).template_hash != told.template_hash
     assert len(desk.machines()) == 2 and not old & desk.names()
     assert {one["properties"]["diskSizeGB"] for one in desk.azure.resources("Microsoft.Compute/disks")} == {200}
 
-    # Azure replaces one that does not answer.
+    # Azure replaces a machine that does not respond.
     ill = min(desk.names())
     desk.azure.sicken(ill)
     wait(lambda: len([one for one in desk.machines() if one.status == "running"]) == 2 and ill not in desk.names())
@@ -305,7 +305,7 @@ def test_a_spot_machine_that_was_taken_is_got_again_and_those_on_demand_stay(
     taken = next(one.name for one in desk.machines() if one.market == "spot")
     desk.azure.evict(taken, 0.0)
     wait(lambda: len(desk.machines()) == 3 and taken not in desk.names())
-    # What Azure does not change in a scale set: another one takes its place.
+    # Azure cannot change the market of a scale set, so another scale set takes its place.
     desk.fleet_up(replace(settings, fleet=mixed.model_copy(update={"market": "on-demand", "on_demand": 0})))
     assert [one.market for one in desk.machines()] == ["on-demand"] * 3
     desk.down(settings.stack)
@@ -324,7 +324,7 @@ except common.Hopeless as error:
 
 
 def leave(desk: Desk, machine: Told, folder: Path) -> str:
-    """What comes of its asking to leave its scale set, with nothing but the bootstrap's files."""
+    """Return what a machine prints that asks to leave its scale set, with only the bootstrap's files."""
     [identity] = desk.azure.resources("Microsoft.ManagedIdentity/userAssignedIdentities")
     record = BootRecord(
         *("az://c@a/x", "", 0, "", "", "agent/a", "a", REGION),

@@ -1,4 +1,4 @@
-"""The components for Azure as a Pulumi plugin: what programs in other languages see of them, over gRPC."""
+"""Azure components as a Pulumi plugin: how programs in other languages use them, over gRPC."""
 
 from __future__ import annotations
 

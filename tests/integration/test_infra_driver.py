@@ -1,6 +1,7 @@
-"""Stacks are worked on by the unmodified Automation API, and whatever is killed, the same again goes on from there.
+"""Stacks are driven through the unmodified Automation API, and a command that was killed can be repeated.
 
-The engine is a double of Pulumi's, and Pulumi's own where it is on PATH; the provider keeps a shelf in this process.
+The engine is a double of Pulumi's, and also Pulumi's own where that is on PATH; the provider keeps its resources in
+this process.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ def desk(engine_kind: str, tmp_path: Path) -> Iterator[Desk]:
 
 
 def until_it_stops(process: subprocess.Popen[str]) -> None:
-    """Until it says that it was told to."""
+    """Read stderr until the process reports that it is stopping."""
     assert process.stderr is not None
     assert any("stopping: what is under way is finished first" in line for line in process.stderr)
 
@@ -48,7 +49,7 @@ def test_from_nothing_to_nothing(desk: Desk) -> None:
     assert desk.sizes == [5, 5, 5]
     assert [one["name"] for one in desk.run("down", "--keep").value["resources"]] == ["toy-0"]
     assert desk.sizes == [5]
-    assert desk.run("down").code == 6  # it is protected
+    assert desk.run("down").code == 6  # one resource is protected
     desk.up("--count", "1", "--size", "5")
     assert desk.run("down").value["resources"] == []
     assert (desk.sizes, desk.locks) == ([], [])
@@ -78,7 +79,7 @@ def test_what_fails_is_told_in_one_message_and_the_same_again_goes_on(desk: Desk
     assert said.startswith("error: toy-1 (toy:index:Toy): ")
     assert "no more toys" in said
     assert "create toy-1" in desk.up()["changes"]
-    assert (desk.sizes, desk.shelf.made) == ([1, 1], 2)  # what was made before was not made again
+    assert (desk.sizes, desk.shelf.made) == ([1, 1], 2)  # the first toy is not created twice
 
 
 def test_a_name_that_is_taken_comes_with_how_that_may_be(desk: Desk) -> None:
@@ -170,7 +171,7 @@ def test_somebody_elses_lock_is_respected(desk: Desk) -> None:
 def test_a_lock_of_this_host_that_no_engine_of_ours_took_is_somebody_elses(desk: Desk) -> None:
     desk.up()
     lock = desk.lock_as(hostname=socket.gethostname(), pid=2**22 - 1)
-    assert desk.run("up", "--size", "2").code in ({6} if desk.is_double else {0, 6})  # Pulumi's own may break it
+    assert desk.run("up", "--size", "2").code in ({6} if desk.is_double else {0, 6})  # Pulumi's own engine may break it
     assert not desk.is_double or lock.exists()
 
 

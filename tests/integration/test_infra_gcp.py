@@ -1,6 +1,6 @@
-"""Stacks on Google Cloud, from nothing to nothing: the Automation API, an engine, a provider, the cloud's stand-in.
+"""Stacks on Google Cloud, from creation to teardown: Automation API, engine, provider and the cloud's stand-in.
 
-The engine is a double of Pulumi's, and Pulumi's own where it is on PATH; the provider is a stand-in on both.
+The engine is a double of Pulumi's, and also Pulumi's own where that is on PATH; the provider is a stand-in for both.
 """
 
 from __future__ import annotations
