@@ -214,14 +214,14 @@ def test_a_fleet_from_nothing_to_nothing(desk: Desk) -> None:
     up(FLEET)
     wait(lambda: len(desk.machines()) == 2)
 
-    # By hand: the group makes it anew.
+    # A machine is deleted by hand: the group replaces it.
     gone = desk.running()[0]
     ids = {one["id"] for one in desk.machines()}
     zone = next(one["zone"] for one in desk.machines() if one["name"] == gone).rpartition("/")[2]
     desk.provider.cloud.ordered("DELETE", desk.provider.cloud.compute(f"zones/{zone}", "instances", gone))
     wait(lambda: len(desk.running()) == 2 and {one["id"] for one in desk.machines()} != ids)
 
-    # Another template: all are replaced, by as many at once as there are zones; the old template goes.
+    # A changed template replaces all machines, as many at once as there are zones, and deletes the old template.
     before = set(desk.running())
     changed = FLEET.model_copy(update={"disk_gb": 200.0})
     assert up(changed).template != told.template
@@ -229,7 +229,7 @@ def test_a_fleet_from_nothing_to_nothing(desk: Desk) -> None:
     assert {one["disks"][0]["diskSizeGb"] for one in desk.machines()} == {"200"}
     assert len(desk.gce.resources("instanceTemplates")) == 1
 
-    # One leaves by itself: the group is smaller until the next up.
+    # A machine leaves by itself: the group stays smaller until the next `up`.
     leaver = next(one for one in desk.machines())
     path = told.group[told.group.index("/projects/") :]
     body = {"instances": [leaver["selfLink"]]}
@@ -278,7 +278,8 @@ def test_a_zone_without_room_and_a_failure_in_the_middle(desk: Desk) -> None:
 
 
 def test_a_cluster_component_of_peers_with_a_way_out(desk: Desk) -> None:
-    """What the programs do not make: Cloud NAT, who may act as the machines; and what only peers have."""
+    """cloudgpu's own stacks create neither Cloud NAT nor the right to act as the machines; only peers have a placement
+    policy and a rule for each other."""
     role: MachineRoleArgs = {"project": PROJECT, "account_id": "cloudgpu-ann", "bucket": "of-big", "users": [ANN]}
 
     def program(size: int) -> None:

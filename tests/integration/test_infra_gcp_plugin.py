@@ -1,4 +1,4 @@
-"""The components for Google Cloud as a Pulumi plugin: what programs in other languages see of them, over gRPC."""
+"""Google Cloud components as a Pulumi plugin: how programs in other languages use them, over gRPC."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_the_schema_is_that_of_the_components(
 
 
 def test_a_cluster_is_constructed_for_a_program_in_another_language() -> None:
-    """Numbers are floats there."""
+    """Such a program sends numbers as floats."""
     inputs = {
         "project": "p-1",
         "region": "us-central1",

@@ -1,4 +1,4 @@
-"""The workflow of OrphanReaper, carried out step by step against Compute Engine's stand-in, with the rights it has."""
+"""OrphanReaper's workflow, executed step by step against Compute Engine's stand-in, with only its own permissions."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def gcp(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Gcp]:
 
 
 class Project:
-    """Calls as an account."""
+    """Client of the stand-in for one account."""
 
     def __init__(self, gcp: Gcp, folder: Path, email: str) -> None:
         self._url = gcp.url
@@ -45,7 +45,7 @@ class Project:
         self._session = AuthorizedSession(credentials)  # type: ignore[no-untyped-call]
 
     def send(self, method: str, url: str, told: Mapping[str, Any]) -> Any:
-        """As Workflows sends it, with Google's hosts in the stand-in."""
+        """Send a request as Workflows does, to the stand-in instead of Google's hosts."""
         path = urlsplit(url)
         assert path.scheme == "https" and path.netloc in ("compute.googleapis.com", "www.googleapis.com")
         assert told["auth"] == {"type": "OAuth2"}
@@ -58,14 +58,16 @@ class Project:
         return answer.json()
 
     def reap(self, without: str = "") -> Ran:
-        """With the rights that the stand-in was told of, and those of services that it has not."""
+        """Run the workflow. The stand-in enforces its own services' permissions; `without` withholds one of another
+        service."""
         own = {permission for right in rights(without=without) for permission in right["permissions"]}
         environ = {"GOOGLE_CLOUD_PROJECT_ID": PROJECT}
         return run(WORKFLOW.read_text(), self.send, environ=environ, now=NOW, may_log=LOG in own)
 
 
 def rights(*, without: str = "") -> list[dict[str, Any]]:
-    """What the reaper's roles give it: the condition is of names of machines and of groups."""
+    """Return the reaper's permissions; those with a condition hold for cloudgpu's machines and groups, known by their
+    names."""
     return [
         {
             "permissions": [one for one in right.permissions if one != without],
@@ -76,7 +78,7 @@ def rights(*, without: str = "") -> list[dict[str, Any]]:
 
 
 def properties(expires: str | None, zone: str = "") -> dict[str, Any]:
-    """Of a machine; in a template kinds have no zone."""
+    """Return the properties of a machine or, without a zone, of an instance template."""
     where = f"zones/{zone}/" if zone else ""
     return {
         "machineType": f"{where}machineTypes/n1-standard-4" if zone else "n1-standard-4",

@@ -1,4 +1,4 @@
-"""Inputs and outputs of a real node: there before the setup, copied after the program, whatever became of it."""
+"""Inputs and outputs of a real node: inputs exist before the setup, and outputs are copied however the program ends."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`cloudgpu logs s3://…`: the log of a job from anywhere that can read its folder; no store knows the job."""
+"""`cloudgpu logs s3://…`: reads a job's log from its folder alone, without a store that knows the job."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ OFFER = {
 
 @pytest.fixture
 def remote(world: World, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[World]:
-    """A job dir in S3, and a computer whose store is empty."""
+    """Put the job dir in S3, and use a computer whose store is empty."""
     with s3.running() as store:
         for name, value in store.environment.items():
             monkeypatch.setenv(name, value)

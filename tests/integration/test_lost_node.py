@@ -1,4 +1,5 @@
-"""One of several nodes is lost: it alone is replaced, or, with `nodes: 1..2`, the others go on without it meanwhile."""
+"""Loss of one of several nodes: only that node is replaced; with `nodes: 1..2` the others continue without it
+meanwhile."""
 
 from __future__ import annotations
 
@@ -29,7 +30,7 @@ __all__ = ["home"]
 WAIT_S = 300.0
 STEPS = 100
 UNDISTURBED = "undisturbed"
-"""A file: from now on nothing happens to the training any more, see ddp.py."""
+"""File name: once the file exists, nothing interrupts the training any more; see ddp.py."""
 
 
 def start(folder: Path, nodes: str, step_s: float, more: str = "") -> Job:
@@ -63,12 +64,12 @@ def saved(job: Job) -> int:
 
 
 def lose(job: Job, node: str) -> None:
-    """As when a machine loses power."""
+    """Kill the node's processes, as a power failure would."""
     (attempt,) = job.attempts()
     processes = marked(f"{attempt.token}/{node}")
     assert len(processes) > 1
     for process in processes:
-        with contextlib.suppress(ProcessLookupError):  # its parent's end was its own
+        with contextlib.suppress(ProcessLookupError):  # it ended with its parent
             os.kill(process, signal.SIGKILL)
 
 
@@ -80,14 +81,14 @@ def finish(job: Job) -> str:
 
 
 def worlds(job: Job) -> list[tuple[int, int]]:
-    """(number of ranks, first step) of every process that began to train, in the order of time."""
+    """Return (number of ranks, first step) of every process that began to train, in order of time."""
     found, _ = job.logs().read()
     return beginnings([line.text for line in found])
 
 
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """The weights of a training of which no node was lost."""
+    """Return the checksum of the weights of a training that lost no node."""
     folder = tmp_path_factory.mktemp("undisturbed")
     (folder / UNDISTURBED).touch()
     with pytest.MonkeyPatch.context() as patch, state_directory(folder / "home", patch):

@@ -1,4 +1,4 @@
-"""Checkpoints from one cloud's store to another's, over the wire: what arrives is what was saved, or is not there."""
+"""Migration of checkpoints between the stores of two clouds, over the wire: they arrive complete or not at all."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def moved(source: str, target: str, keep_going: Callable[[], bool] = lambda: Tru
 
 
 def test_from_each_to_the_next(s3: S3, gcs: GcsControl, azurite: Azurite) -> None:
-    """Round and back: two ranks' shards of several parts, and an output as large."""
+    """Copy around all stores and back: shards of two ranks in several parts, and an output of the same size."""
     JobDir(S3.url).put(JOB_KEY, b'{"job_id": "a-1"}')
     JobDir(S3.url).put("outputs/model.bin", content(0, 9, SIZE))
     names = [save(S3.url, step) for step in (10, 20)]
