@@ -53,7 +53,7 @@ from . import test_vertex_provisioner as vertex_tests
 
 @dataclass(frozen=True)
 class Cloud:
-    """One target over the wire."""
+    """A target with its stand-in."""
 
     name: str
     control: Control

@@ -136,7 +136,7 @@ def test_what_is_all_damaged_is_no_reason_to_begin_anew(s3: S3, gcs: GcsControl)
     JobDir(S3.url).put(JOB_KEY, JobRecord(job_id="a-1", name="a", run="true").to_bytes())
     names = save(S3.url, 10), save(S3.url, 20)
     s3.fail("GET", data_file(1), garble=True)
-    for _ in range(2):  # found so, then marked so
+    for _ in range(2):  # found damaged first, then already marked as damaged
         with pytest.raises(AllDamagedError) as caught:
             moved(S3.url, PLACES["gs"])
     assert all(f"{name}: {data_file(1)} differs" in str(caught.value) for name in names)

@@ -1,6 +1,6 @@
-"""Pulumi's stand-ins held to their word: programs by the unmodified Automation API, the AWS provider on AWS's stand-in.
+"""Pulumi's stand-ins, tested by programs under the unmodified Automation API; the AWS provider calls AWS's stand-in.
 
-With the real `pulumi` where it is on PATH, else with the double of its engine (tests/standins/pulumi/engines.py).
+The engine is the real `pulumi` where it is on PATH, else its double (tests/standins/pulumi/engines.py).
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def provider(cloud: Aws, engine: Engine) -> Provider:
 
 @dataclass
 class Cluster:
-    """A program with a size, and what else a test changes of it."""
+    """Pulumi program of a cluster, with the inputs that tests change."""
 
     size: int = 2
     user_data: str = "#!/bin/sh\n"
@@ -118,7 +118,7 @@ def _machines() -> list[str]:
 
 
 def _left() -> dict[str, int]:
-    """What there is besides what an account begins with."""
+    """Return the number of resources of each kind that a new account does not have."""
     ec2: Any = boto3.client("ec2")
     mine = [{"Name": "is-default", "Values": ["false"]}]
     counts = {
@@ -154,7 +154,7 @@ def test_the_whole_life_of_a_stack(provider: Provider) -> None:
     result = stack.up()
     assert _changes(result) == {"same": 6, "update": 1, "delete": 2}
     assert result.outputs["version"].value == 2
-    assert set(_machines()) < set(before)  # "$Latest" is looked at once
+    assert set(_machines()) < set(before)  # "$Latest" is resolved once
 
     assert _changes(stack.destroy()) == {"delete": 7}
     assert _left() == {}
@@ -199,7 +199,7 @@ def test_a_failure_in_the_middle_keeps_what_is_done_and_the_next_up_goes_on(prov
     assert any("InsufficientInstanceCapacity" in text for text in seen.diagnostics)
     assert len(_machines()) == 1
     changes = _changes(stack.up())
-    assert set(changes) == {"same", "create"} and sum(changes.values()) == 8  # the rule may not have been come to
+    assert set(changes) == {"same", "create"} and sum(changes.values()) == 8  # the rule may not have been reached
     assert len(_machines()) == 2
     assert [update.result for update in stack.history()] == ["succeeded", "failed"]
     stack.destroy()
@@ -207,7 +207,7 @@ def test_a_failure_in_the_middle_keeps_what_is_done_and_the_next_up_goes_on(prov
 
 
 class _Seen:
-    """Events of an update."""
+    """Collects the events of an update."""
 
     def __init__(self) -> None:
         self.steps: list[tuple[str, str, str]] = []
@@ -238,7 +238,7 @@ def test_a_machine_that_was_ended_by_hand_is_made_again_after_a_refresh(provider
     stack = _stack(Cluster(size=2))
     gone = stack.up().outputs["machines"].value[0]
     boto3.client("ec2").terminate_instances(InstanceIds=[gone])
-    assert _changes(stack.up()) == {"same": 8}  # nobody asked the cloud
+    assert _changes(stack.up()) == {"same": 8}  # the cloud's state was not read
     assert _changes(stack.refresh()) == {"same": 7, "delete": 1}
     assert _changes(stack.up()) == {"same": 7, "create": 1}
     assert len(_machines()) == 2
@@ -260,9 +260,9 @@ def test_kill_9_in_the_middle_leaves_a_lock_and_what_was_begun(provider: Provide
     held = json.loads(lock.read_bytes())
     assert set(held) == {"pid", "username", "hostname", "timestamp"}
     assert not Path(f"/proc/{held['pid']}").exists()
-    assert _left() == {"gateways": 1}  # it is there, and nobody knows it
+    assert _left() == {"gateways": 1}  # it exists, but no state contains it
 
-    if engine.is_double:  # newer versions of the real one remove the lock of a process that is gone
+    if engine.is_double:  # newer versions of the real engine remove the lock of a process that has ended
         with pytest.raises(ConcurrentUpdateError, match=rf"created by .*\(pid {held['pid']}\)"):
             stack.up()
     stack.cancel()
@@ -322,7 +322,7 @@ def test_what_is_protected_is_not_deleted(provider: Provider) -> None:
         stack.destroy(parallel=1)
     assert _left()["groups"] == 1
     stack.destroy(exclude_protected=True)
-    assert _left() == {"vpcs": 1, "groups": 1}  # what it needs stays as well
+    assert _left() == {"vpcs": 1, "groups": 1}  # its VPC stays as well
     unprotect = ["pulumi", "state", "unprotect", "--all", "--yes", "--stack", "dev"]
     subprocess.run(unprotect, cwd=stack.workspace.work_dir, check=True)
     assert _changes(stack.destroy()) == {"delete": 3}
@@ -418,7 +418,7 @@ def test_a_program_that_breaks_changes_nothing_more(provider: Provider) -> None:
 
 
 class _Vpc(Kind[dict[str, Props]]):
-    """One that needs no cloud: half made if its range is 10.9.0.0/16."""
+    """Kind without a cloud. Its creation fails halfway if the range is 10.9.0.0/16."""
 
     type = "aws:ec2/vpc:Vpc"
     inputs = frozenset({"cidrBlock", "tags"})
@@ -487,7 +487,7 @@ def test_what_is_half_made_is_kept_and_finished_by_the_next_up(toys: Provider) -
 
 
 class _AfterSlow(_Vpc):
-    """Fails while a slow one is being made."""
+    """Fails while a `_Slow` is being created."""
 
     under_way = threading.Event()
 
@@ -499,7 +499,7 @@ class _AfterSlow(_Vpc):
 class _Slow(_Subnet):
     def create(self, name: str, inputs: Props) -> Made:
         _AfterSlow.under_way.set()
-        time.sleep(3.0)  # longer than the program lives on
+        time.sleep(3.0)  # longer than the program runs
         return super().create(name, inputs)
 
 

@@ -1,4 +1,4 @@
-"""A program that dies is started again on the machines it has: agents and real programs, no control side."""
+"""A program that dies is restarted on its machines: agents and real programs, without a supervisor."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from cloudgpu.tests.standins.agents import World, until, world
 
 __all__ = ["world"]
 
-# Counts its starts; what it does at which is said by its arguments, the last for all that follow.
+# Each argument says what one start does; the last one also holds for all later starts.
 PROGRAM = """
 import json, os, signal, sys, time
 rank, generation = os.environ["CLOUDGPU_RANK"], int(os.environ["CLOUDGPU_GENERATION"])
@@ -53,7 +53,7 @@ def start(world: World, *acts: str, nodes: int = 1, gpus: int = 0, **more: Any) 
 
 
 def finish(world: World) -> list[str]:
-    """The nodes' outcomes."""
+    """Return the nodes' outcomes once all agents have ended."""
     assert [agent.wait(120) for agent in world.agents] == [0] * len(world.agents), world.agent_log()
     assert world.processes() == []
     return [world.result(index).outcome for index in range(len(world.agents))]
@@ -88,7 +88,7 @@ if os.environ["CLOUDGPU_GENERATION"] != "3":
 
 
 def test_each_start_learns_what_the_job_has_met_before(world: World) -> None:
-    """Also of starts that never saved: in earlier attempts, and of this program on the same machines."""
+    """Starts that never saved count too, in earlier attempts and of this program on the same machines."""
     earlier = {"markets": {"spot": [5000.0, 4], "on-demand": [70.0, 1]}, "cost": 3.0}
     world.job(["python", "main.py"], code={"main.py": REPORTS}, failures_left=2, earlier=earlier)
     world.start(0)
@@ -210,7 +210,7 @@ def test_a_node_that_is_ordered_to_end_keeps_its_peers_from_starting_without_it(
     assert world.result(0).outcome == "preempted"
     assert [record.kind for record in generations(world)] == ["closed"]
     for process in world.processes():
-        with contextlib.suppress(psutil.Error):  # of the first node, which ends
+        with contextlib.suppress(psutil.Error):  # a process of the first node, which is ending
             if process.environ().get("CLOUDGPU_RANK") == "1" and "main.py" in process.cmdline():
                 process.kill()
     until(lambda: world.has_result(1))
@@ -219,7 +219,7 @@ def test_a_node_that_is_ordered_to_end_keeps_its_peers_from_starting_without_it(
 
 
 def test_a_node_that_hears_of_a_restart_late_takes_part_in_it(world: World) -> None:
-    """It has succeeded meanwhile: the others need it once more."""
+    """It has succeeded meanwhile, but the others need it again."""
     start(world, "1=kill", "all=0", nodes=2, launcher="torchrun", failures_left=1)
     assert finish(world) == ["succeeded"] * 2
     ports = {world.dir.get(node_key(1, "worker-0.1", name)) for name in ("address.json", "address-0002.json")}
@@ -227,11 +227,11 @@ def test_a_node_that_hears_of_a_restart_late_takes_part_in_it(world: World) -> N
     assert world.dir.exists(attempt_key(1))
 
 
-# --- nodes that come back, are lost, or are replaced (test_node_replacement.py and test_lost_node.py test the decision)
+# --- nodes that return, are lost or are replaced (test_node_replacement.py and test_lost_node.py test the decision)
 
 
 def members(world: World, number: int, *names: str, **more: Any) -> None:
-    """The supervisor's word."""
+    """Write the record with which a supervisor sets the members of a generation."""
     records = [NodeRecord(name, "worker", rank, rank, 0) for rank, name in enumerate(names)]
     record = Generation(
         number,
@@ -251,7 +251,7 @@ def members(world: World, number: int, *names: str, **more: Any) -> None:
 
 
 def replacement(world: World, index: int) -> None:
-    """An agent in a lost one's place: the next incarnation."""
+    """Start an agent in place of a lost one: the next incarnation."""
     world.start(index, "--node", f"worker-{index}.2", home=world.folder / "homes" / f"{index}.2", machine=f"{index}.2")
 
 
@@ -270,7 +270,7 @@ def test_a_machine_that_was_restarted_begins_a_generation_with_all(world: World,
 
 
 def test_those_that_are_left_wait_for_the_word_and_go_on(world: World) -> None:
-    """Their program died of the loss, and no failure is allowed."""
+    """Their program failed because of the loss, and no failure is allowed."""
     start(world, "0=await-3", "0=0", nodes=2, launcher="torchrun", heals=True)
     until(lambda: len(world.texts()) == 2)
     world.lose_power(1)
@@ -301,7 +301,7 @@ def test_a_new_machine_waits_until_it_is_named(world: World, launcher: str) -> N
     until(lambda: "ready to take a lost node's place" in world.texts("agent"))
     members(world, 2, "worker-0.1", "worker-1.2")
     assert world.agents[2].wait(180) == 0
-    if launcher == "none":  # the others' business is their own
+    if launcher == "none":  # nodes are independent: the first one is not affected
         assert not world.has_result(0)
         world.stop(5)
     assert world.agents[0].wait(180) == 0
@@ -319,7 +319,7 @@ def test_one_that_is_left_out_ends(world: World) -> None:
 
 
 def test_a_program_may_save_before_others_join(world: World) -> None:
-    """It is told as by a notice, and killed when it does not end."""
+    """The program is asked to save as by a notice, and killed if it does not end."""
     start(world, "all=sleep", "all=0", nodes=1, launcher="torchrun", heals=True)
     until(lambda: len(world.texts()) == 1)
     begun = time.monotonic()
@@ -329,7 +329,7 @@ def test_a_program_may_save_before_others_join(world: World) -> None:
 
 
 def test_those_that_are_left_wait_for_one_that_is_leaving(world: World) -> None:
-    """It was told that its machine goes, still saves, and lives as long."""
+    """Its machine is about to be taken; it still saves, and its heartbeats continue until then."""
     slow = (
         "import os, signal, time\n"
         "def save(*_):\n while not os.path.exists('saved'): time.sleep(0.1)\n raise SystemExit(75)\n"
@@ -372,7 +372,8 @@ def test_nobody_waits_for_a_word_on_one_that_has_come_back(world: World) -> None
 
 
 def test_where_nodes_are_on_their_own_each_keeps_its_rank(world: World) -> None:
-    """One is lost, and the others are told so; one of those dies by itself, which counts, and goes on as the same."""
+    """One node is lost, and the others get a new list of members. Then another node's program dies, which counts as a
+    failure, and restarts with its old rank."""
     run = "echo $CLOUDGPU_GENERATION: rank $CLOUDGPU_RANK; [ $CLOUDGPU_GENERATION = 1 ] && exec sleep 300; true"
     world.job(run, nodes=3, launcher="none", heals=True, failures_left=1)
     for index in range(3):
@@ -382,7 +383,7 @@ def test_where_nodes_are_on_their_own_each_keeps_its_rank(world: World) -> None:
     assert world.agents[1].wait(180) == 0
     assert "no member" in world.result(1).reason
     for process in world.processes():
-        with contextlib.suppress(psutil.Error):  # of the second node, which ends
+        with contextlib.suppress(psutil.Error):  # a process of the second node, which is ending
             if process.environ().get("CLOUDGPU_MACHINE", "").endswith("/2") and process.name() == "sleep":
                 process.kill()
     assert world.agents[2].wait(180) == 0

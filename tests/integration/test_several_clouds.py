@@ -1,5 +1,5 @@
-"""One job file for three clouds, each with its own store, from end to end: what one has not, or takes away, is had in
-another, and the job goes on from its checkpoint. Whoever looks at it need not know where it has been."""
+"""One job file for three clouds with separate stores, end to end. When a cloud has no capacity or preempts the job,
+another one continues it from its checkpoint. Commands work without knowing where the job has been."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def jobs(tmp_path: Path, agents: Path) -> Iterator[SeveralClouds]:
 
 
 def logging(steps: int) -> str:
-    """The program that counts, and logs each step."""
+    """Return the counting program, changed to log each step."""
     return counting(steps, lingers=True).replace("total.value += step\n", "total.value += step; ckpt.log(done=step)\n")
 
 
@@ -54,7 +54,7 @@ def dry_at_amazon(jobs: SeveralClouds) -> None:
 
 
 def cli(*arguments: str) -> tuple[str, str]:
-    """What it prints: to stdout, to stderr."""
+    """Run a command; return its stdout and stderr."""
     command = [sys.executable, "-m", "cloudgpu", *arguments]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stderr

@@ -1,4 +1,4 @@
-"""Ordinary PyTorch programs under `run`, killed at random moments: they end as if nothing had been, or are refused.
+"""Ordinary PyTorch programs under `run`, killed at random moments: they end as if undisturbed, or are refused.
 
 The programs are in unmodified/programs. In the long mode all of them run, with two or three kills and two seeds.
 """

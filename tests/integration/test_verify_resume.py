@@ -1,6 +1,6 @@
-"""verify-resume on real programs: one that resumes exactly, and others each with one mistake.
+"""verify-resume on real programs: one that resumes exactly, and others with one mistake each.
 
-All but those of the long mode need no torch: what is killed, resumed and compared is the same.
+Only the tests of the long mode need torch; the others kill, resume and compare in the same way.
 """
 
 from __future__ import annotations
@@ -120,7 +120,7 @@ def test_what_is_not_saved_is_named(tmp_path: Path, kind: str, cause: str) -> No
 
 
 def test_files_and_variables_that_differ_are_a_verdict_of_their_own(tmp_path: Path) -> None:
-    """The checkpoint is right, but the program forgets its history and writes rows twice."""
+    """The checkpoint is right, but the program loses its history and writes rows twice."""
     code, found = verify(tmp_path, "delivers", "--at", "6")
     assert (code, found["outcome"]) == (7, "not-all-saved"), found
     assert "file result.json" in found["text"] and "variable __main__.history" in found["text"]

@@ -1,4 +1,5 @@
-"""`cloudgpu gc` on Vertex AI: custom jobs of ours are found without local state, in all regions, and ended."""
+"""`cloudgpu gc` on Vertex AI: custom jobs tagged by cloudgpu are found in all regions without local state, and
+ended."""
 
 from __future__ import annotations
 
@@ -30,7 +31,7 @@ TOKEN = "0123456789abcdef" * 2
 
 
 class Vertex:
-    """The stand-in, as a test holds it."""
+    """The stand-in and its control API."""
 
     def __init__(self, gcp: Gcp) -> None:
         self.gcp, self.control = gcp, VertexControl(gcp.control)
@@ -41,7 +42,7 @@ class Vertex:
     def leak(
         self, token: str = TOKEN, *, owner: str | None = None, expires: float | None = None, region: str = REGION
     ) -> None:
-        """A job of a launch that no store knows of."""
+        """Launch a job that no store knows."""
         nodes = tuple(
             NodeRequest(f"worker-{rank}.1", "worker", rank, rank, "n1-standard-8", "T4", Fraction(1)) for rank in (0, 1)
         )

@@ -1,4 +1,5 @@
-"""The target vertex over both wires: Google's client against the stand-in of tests/standins/vertex, with faults."""
+"""Target vertex over REST and gRPC: Google's client against the stand-in in tests/standins/vertex, with injected
+faults."""
 
 from __future__ import annotations
 
@@ -30,11 +31,11 @@ TYPE = "n1-standard-8"
 CREATE, GET, LIST, CANCEL = (f"{JOBS}.{verb}" for verb in ("create", "get", "list", "cancel"))
 GPUS = "aiplatform.googleapis.com/custom_model_training_nvidia_t4_gpus"
 NOT_YET_S = 1_000.0
-"""Lists are as late: longer than anybody looks."""
+"""Seconds by which lists lag: longer than any search lasts."""
 
 
 class LateClock(FastClock):
-    """Epoch time, so many seconds later."""
+    """Clock whose epoch time is `later` seconds ahead."""
 
     later = 0.0
 
@@ -43,7 +44,7 @@ class LateClock(FastClock):
 
 
 class Vertex:
-    """The stand-in, as a test holds it."""
+    """The stand-in and its control API."""
 
     def __init__(self, gcp: Gcp) -> None:
         self.gcp, self.control = gcp, VertexControl(gcp.control)
@@ -61,7 +62,7 @@ class Vertex:
         self.gcp.control.fail(action, fault, times=times, where=where)
 
     def show_in(self, seconds: float) -> None:
-        """Lists have all that there is now after so long, and not before."""
+        """Make lists show everything that exists now in `seconds` from now, and not before."""
         newest = max(job.created for job in self.jobs())
         self.control.set_lag(time.monotonic() - newest + seconds)
 
@@ -96,7 +97,7 @@ def provisioner(vertex: Vertex) -> VertexProvisioner:
 
 
 def another(clock: FastClock | None = None) -> VertexProvisioner:
-    """A provisioner that has seen nothing yet, as that of another process."""
+    """Return a provisioner without cached state, like that of another process."""
     return VertexProvisioner(clock or FastClock())
 
 
@@ -126,12 +127,12 @@ def request(*nodes: NodeRequest, **changes: Any) -> LaunchRequest:
 
 
 def state_of(allocation: Allocation, phase: str, provisioner: VertexProvisioner) -> NodeState:
-    """The first node's state, when it is in this phase at last."""
+    """Return the first node's state once all nodes are in this phase."""
     seen: list[NodeState] = []
 
     def look() -> bool:
         seen[:] = provisioner.observe(allocation)
-        provisioner._clients.clock.sleep(4.0)  # looks are shared for three seconds
+        provisioner._clients.clock.sleep(4.0)  # polls are cached for three seconds
         return all(state.phase == phase for state in seen)
 
     until(look)
@@ -185,7 +186,7 @@ def test_what_has_ended_is_told_though_lists_leave_it_out(vertex: Vertex, provis
 def test_a_quota_that_can_never_hold_the_job_is_told_before_it_is_created(
     vertex: Vertex, provisioner: VertexProvisioner
 ) -> None:
-    """Else it would be refused without a link, or wait in the queue."""
+    """Otherwise it would be refused without a link, or wait in the queue."""
     quota = "CustomModelTrainingT4GPUsPerProjectPerRegion"
     control = CatalogControl(vertex.gcp.url)
     control.set_cloud_quota(VERTEX, quota, ({}, 1))
@@ -258,7 +259,7 @@ def test_a_second_job_whose_place_is_taken_is_no_loss_while_the_first_may_yet_be
 
 
 def test_after_a_job_that_ran_no_other_is_waited_for(vertex: Vertex) -> None:
-    """A supervisor that was killed may have created another one: it would find its place taken, and end."""
+    """A supervisor that was killed may have created another job, which would find its place taken and end."""
     allocation = another().launch(request(repeated=True))
     [job] = vertex.jobs()
     until(lambda: vertex.jobs()[0].state == "RUNNING")
@@ -459,7 +460,7 @@ def test_a_job_that_was_created_while_the_server_hung_is_found(
     provisioner.terminate(allocation)
 
 
-# -- what is there
+# -- finding and ending jobs
 
 
 def test_everything_of_an_owner_is_found_in_all_regions(vertex: Vertex, provisioner: VertexProvisioner) -> None:

@@ -1,6 +1,7 @@
-"""The Vertex AI stand-in keeps its word, over both wires, to Google's client as it is: tests of the product rest on it.
+"""The Vertex AI stand-in over both wires, with Google's unmodified client: tests of the product rely on what is tested
+here.
 
-Every test but a few runs over REST and over gRPC: one state machine has to give the same to both.
+Almost every test runs over REST and over gRPC: one state machine must give the same to both.
 """
 
 from __future__ import annotations
@@ -70,7 +71,7 @@ def sh(text: str) -> tuple[str, str, str]:
 
 IDLE = sh("trap 'exit 0' TERM; while true; do sleep 0.1; done")
 UNTIL_TOLD = "until [ -e told ]; do sleep 0.1; done"
-"""What a container does until Vertex.tell()."""
+"""Shell command with which a container waits for Vertex.tell()."""
 
 
 class Vertex:
@@ -92,18 +93,18 @@ class Vertex:
         return [job.display_name for job in self.client.list_custom_jobs(request=request, timeout=180)]
 
     def wait(self, job: Any, *states: str) -> Any:
-        """Until it is in one of these."""
+        """Wait until the job is in one of the states, by default one that ends it."""
         return wait_for(lambda: found if (found := self.get(job)).state.name[10:] in (states or ENDED) else None)
 
     def told(self, job: Any) -> ToldJob:
         return next(one for one in self.control.jobs() if one.name == job.name)
 
     def consoles(self, job: Any) -> list[str]:
-        """What its containers have printed."""
+        """Return the output of its containers."""
         return [one.console for one in self.told(job).containers]
 
     def tell(self, job: Any) -> None:
-        """Its containers, which run, to go on."""
+        """Let its running containers continue."""
         for one in self.told(job).containers:
             Path(one.root, "told").touch()
 
@@ -136,14 +137,14 @@ def custom_job(
 
 
 def refusal(call: Callable[[], Any]) -> tuple[int, str]:
-    """HTTP's status, which is the same over both wires, and the message."""
+    """Return the HTTP status, which is the same over both wires, and the message."""
     with pytest.raises(GoogleAPICallError) as caught:
         call()
     return int(caught.value.code or 0), str(caught.value)
 
 
 def runs(pid: int) -> bool:
-    """A zombie is what is left of a process whose parent does not ask how it ended."""
+    """Return whether the process runs. A zombie has ended, and its parent has not waited for it."""
     return psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
 
 
@@ -350,7 +351,7 @@ def test_quota(vertex: Vertex) -> None:
     first = vertex.create(*IDLE)
     vertex.wait(first, "RUNNING")
     second = vertex.create()
-    spot = vertex.create(strategy="SPOT")  # has quotas of its own
+    spot = vertex.create(strategy="SPOT")  # Spot has separate quotas
     assert vertex.wait(spot).state.name == "JOB_STATE_SUCCEEDED"
     assert vertex.get(second).state.name == "JOB_STATE_QUEUED"
     vertex.client.cancel_custom_job(name=first.name, timeout=180)
@@ -523,7 +524,7 @@ def test_an_error_has_the_same_status_and_reason_over_both_wires(
         vertex.create()
     assert (caught.value.code, caught.value.reason) == (status, reason)
     assert [call.fault for call in vertex.gcp.calls(CREATE)] == [fault.kind]
-    vertex.create()  # it happened once
+    vertex.create()  # the fault is injected once
 
 
 @pytest.mark.parametrize(("fault", "done"), [(RESET, 0), (LOSE, 1)], ids=["reset", "lose"])
