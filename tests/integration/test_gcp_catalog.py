@@ -121,7 +121,7 @@ def test_all_tables_are_refreshed_and_planned_with(gcp: CatalogControl) -> None:
     assert cloudgpu("catalog", "show").stdout.count("refreshed") == len(TABLES)
 
 
-def test_what_google_says_is_what_the_shipped_tables_say(gcp: CatalogControl) -> None:
+def test_a_refresh_reproduces_the_shipped_tables(gcp: CatalogControl) -> None:
     """The stand-in serves the machine types and places of the shipped tables, so a refresh must reproduce them."""
     assert refresh()[0] == 0
     volatile = {"source", "date"}
@@ -136,7 +136,7 @@ def test_what_google_says_is_what_the_shipped_tables_say(gcp: CatalogControl) ->
     assert [key for key in known if known[key] and found[key] != known[key]] == []
 
 
-def test_a_price_is_the_sum_of_its_parts_as_the_shipped_table_has_it(gcp: CatalogControl) -> None:
+def test_a_computed_price_equals_the_shipped_price(gcp: CatalogControl) -> None:
     """The components of these types have public prices: their sum must equal the price in the shipped table."""
     refresh(HERE)
     for sku, markets in {
@@ -148,7 +148,7 @@ def test_a_price_is_the_sum_of_its_parts_as_the_shipped_table_has_it(gcp: Catalo
         assert [Decimal(one) for one in price(sku)][:markets] == published, sku
 
 
-def test_other_ways_to_buy_are_not_taken_for_the_price(gcp: CatalogControl) -> None:
+def test_prices_of_other_purchase_options_are_ignored(gcp: CatalogControl) -> None:
     """The price list also has DWS, calendar mode, commitments, sole tenancy and workstations for the same GPUs, cheaper
     or dearer. It labels the A4's Spot price OnDemand, and has no host price for the H200, whose price is therefore
     unknown."""
@@ -170,7 +170,7 @@ def test_a_part_of_a_gpu_costs_a_part(gcp: CatalogControl) -> None:
     assert Decimal(price("g4-standard-6")[0]) == round(eighth, 6)
 
 
-def test_two_prices_for_one_thing_make_it_unknown_and_are_told(gcp: CatalogControl) -> None:
+def test_two_prices_for_one_sku_make_it_unknown_and_are_reported(gcp: CatalogControl) -> None:
     gcp.add_sku("Nvidia L4 GPU running in Iowa", HERE, "0.1")
     code, states, said = refresh(HERE)
     assert (code, states["prices_gcp"]) == (0, "refreshed")
@@ -243,7 +243,7 @@ def test_ends_of_support_that_google_announces_are_taken_over(gcp: CatalogContro
     assert found["n1-standard-8", "P100"]["status"] == "retired"  # has already ended, whatever the API reports
 
 
-def test_what_a_zone_does_not_have_is_not_offered_there(gcp: CatalogControl) -> None:
+def test_types_missing_in_a_zone_are_not_offered_there(gcp: CatalogControl) -> None:
     gcp.describe("machineTypes", "a2-ultragpu-8g", ["us-central1-a", "us-central1-c"], None)
     gcp.describe("acceleratorTypes", "nvidia-tesla-t4", ["us-central1-a", "us-central1-b"], None)
     refresh(HERE)
@@ -402,7 +402,7 @@ def refused(
     return caught.value
 
 
-def test_what_fits_is_let_through_and_what_does_not_is_refused_with_the_numbers(gcp: CatalogControl) -> None:
+def test_a_launch_above_the_quota_is_refused_with_the_numbers(gcp: CatalogControl) -> None:
     gcp.set_quota(HERE, "NVIDIA_T4_GPUS", 3)
     run(gcp, T4)
     check(T4, T4)
@@ -500,7 +500,7 @@ def test_vertex_ai_s_quotas_are_its_own(gcp: CatalogControl) -> None:
     ],
 )
 @pytest.mark.parametrize("fault", [error("forbidden", 403, "no"), HTML], ids=["refused", "broken"])
-def test_what_is_not_told_stops_nothing_and_is_said_once(
+def test_an_unreadable_quota_blocks_no_launch_and_is_logged_once(
     gcp: CatalogControl, method: str, nodes: list[NodeRequest], fault: object, caplog: pytest.LogCaptureFixture
 ) -> None:
     gcp.fail(method, fault, times=None)  # type: ignore[arg-type]  # a Fault

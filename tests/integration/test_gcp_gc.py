@@ -173,7 +173,7 @@ def test_a_leak_of_each_kind_is_found_and_removed(project: Project, kind: str) -
 
 
 @pytest.mark.parametrize("kind", ["instance", "disk"])
-def test_what_has_lost_its_token_is_removed_by_its_name(project: Project, kind: str) -> None:
+def test_a_resource_without_a_token_is_removed_by_its_name(project: Project, kind: str) -> None:
     LEAKS[kind](project)
     [left] = found()
     one = next(thing for thing in left.things if thing.kind == kind)
@@ -212,7 +212,7 @@ def test_prices_ages_and_expiries_are_shown(project: Project) -> None:
     assert all(len(line) <= 100 for line in shown.splitlines())
 
 
-def test_what_belongs_to_others_goes_only_once_it_has_expired_and_only_when_asked_for(project: Project) -> None:
+def test_resources_of_other_owners_are_removed_only_when_expired_and_with_others(project: Project) -> None:
     project.make_disk(owner="cloudgpu-somebody", expires=time.time() - 60, token="a" * 32)
     project.make_rule(owner="cloudgpu-somebody", expires=time.time() + 3_600, token="b" * 32)
     project.make_disk(owner="cloudgpu-somebody", token="c" * 32)
@@ -257,7 +257,7 @@ def test_lost_answers_and_5xx_do_no_harm(project: Project, fault: Any) -> None:
     assert project.left() == set()
 
 
-def test_what_may_not_be_listed_is_an_error_and_not_taken_for_nothing(project: Project) -> None:
+def test_a_denied_list_is_an_error(project: Project) -> None:
     project.make_disk()
     project.control.fail("disks.aggregatedList", error("forbidden", 403, "Required 'compute.disks.list'"), times=None)
     with pytest.raises(ProvisionError, match=r"compute\.disks\.list") as refused:

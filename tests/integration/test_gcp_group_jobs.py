@@ -65,7 +65,7 @@ def begins(log: list[str]) -> list[str]:
 
 
 @in_long_mode
-def test_a_machine_that_is_lost_is_made_anew_while_nobody_looks(jobs: GcpJobs) -> None:
+def test_a_lost_machine_is_recreated_without_a_supervisor(jobs: GcpJobs) -> None:
     """The group recreates it under the same name, and the job resumes from the checkpoint in the same attempt."""
     job = jobs.submit(counting_together(60, lingers=True), python=sys.executable, text=TWO)
     url = hurry(jobs, job)

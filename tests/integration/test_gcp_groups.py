@@ -206,13 +206,13 @@ def test_machines_and_group_are_those_that_the_component_makes(
         == (asked.nodes[0].machine_type == A100)
     )
     assert {one["key"] for one in made["metadata"]["items"]} == {one["key"] for one in wanted["metadata"]["items"]}
-    told = only(registered, GROUP).inputs
-    assert told["targetSize"] == group["targetSize"] == len(asked.nodes)
-    assert told["distributionPolicyTargetShape"] == group["distributionPolicy"]["targetShape"]
+    inputs = only(registered, GROUP).inputs
+    assert inputs["targetSize"] == group["targetSize"] == len(asked.nodes)
+    assert inputs["distributionPolicyTargetShape"] == group["distributionPolicy"]["targetShape"]
     zones = [one["zone"].rpartition("/")[2] for one in group["distributionPolicy"].get("zones", [])]
-    assert (told.get("distributionPolicyZones") or []) == zones == ([asked.zone] if asked.zone else [])
-    assert told["instanceLifecyclePolicy"] == group["instanceLifecyclePolicy"]
-    assert flat(told["updatePolicy"]) == flat(group["updatePolicy"])
+    assert (inputs.get("distributionPolicyZones") or []) == zones == ([asked.zone] if asked.zone else [])
+    assert inputs["instanceLifecyclePolicy"] == group["instanceLifecyclePolicy"]
+    assert flat(inputs["updatePolicy"]) == flat(group["updatePolicy"])
     another().terminate(unanswered())
     assert left(gce) == {}
 
@@ -270,7 +270,7 @@ def test_a_reservation_is_used_where_it_has_room(gce: GceControl, stack: Infrast
 # --- again, and after the end -----------------------------------------------------------------------------------------
 
 
-def test_who_asks_again_gets_the_same_group(gce: GceControl, stack: Infrastructure) -> None:
+def test_a_repeated_launch_gets_the_same_group(gce: GceControl, stack: Infrastructure) -> None:
     first = another().launch(request())
     assert another().launch(request()) == first
     assert len(gce.calls("regionInstanceGroupManagers.insert")) == 1
@@ -278,7 +278,7 @@ def test_who_asks_again_gets_the_same_group(gce: GceControl, stack: Infrastructu
     another().terminate(first)
 
 
-def test_what_was_ended_does_not_come_to_life_again(gce: GceControl, stack: Infrastructure) -> None:
+def test_a_terminated_launch_is_not_launched_again(gce: GceControl, stack: Infrastructure) -> None:
     allocation = another().launch(request())
     another().terminate(allocation)
     again = another().launch(request())
@@ -303,7 +303,7 @@ def test_a_call_whose_answer_is_lost_makes_nothing_twice(gce: GceControl, stack:
 
 
 @pytest.mark.parametrize("grouped", [True, False], ids=["a group", "machines"])
-def test_where_no_list_of_all_regions_can_be_had_that_of_the_region_does(
+def test_a_failing_aggregated_list_is_replaced_by_the_regions_list(
     gce: GceControl, stack: Infrastructure, grouped: bool
 ) -> None:
     """One zone that cannot be listed makes every aggregated list fail."""
@@ -318,7 +318,7 @@ def test_where_no_list_of_all_regions_can_be_had_that_of_the_region_does(
 
 
 @pytest.mark.parametrize("known", [True, False], ids=["its region is known", "by its token only"])
-def test_a_launch_whose_answer_nobody_has_is_ended(gce: GceControl, stack: Infrastructure, known: bool) -> None:
+def test_a_launch_whose_answer_was_lost_is_terminated(gce: GceControl, stack: Infrastructure, known: bool) -> None:
     gce.set_times(operation=0.3, stopping=0.3, lag=0.5)
     another().launch(request())
     allocation = unanswered() if known else dataclasses.replace(unanswered(), region="", owner="")
@@ -396,7 +396,7 @@ def test_a_zone_without_room_is_no_reason_where_there_are_others(gce: GceControl
     another().terminate(unanswered())
 
 
-def test_a_quota_that_is_used_up_is_told(gce: GceControl, stack: Infrastructure) -> None:
+def test_an_exhausted_quota_is_reported(gce: GceControl, stack: Infrastructure) -> None:
     """Other machines use up the quota after it was checked."""
     allocation = another().launch(request())
     running(gce, 2)

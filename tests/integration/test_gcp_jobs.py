@@ -95,7 +95,7 @@ def test_a_host_that_fails_is_replaced_by_compute_engine(jobs: GcpJobs) -> None:
 
 
 @in_long_mode
-def test_a_machine_that_somebody_deletes_is_replaced(jobs: GcpJobs) -> None:
+def test_a_machine_deleted_by_hand_is_replaced(jobs: GcpJobs) -> None:
     job = jobs.submit(counting(60, lingers=True), text=SPOT + OFTEN)
     jobs.wait_for(lambda: jobs.is_saved(job), job)
     machine = jobs.instances(job)[0]

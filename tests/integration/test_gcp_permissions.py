@@ -315,7 +315,7 @@ STEPS: dict[str, tuple[Callable[[World], list[str]], str]] = {
 }
 UNTESTED = {"aiplatform.customJobs.delete", "storage.multipartUploads.abort"}
 """Needed only for cleanup after failures. Nothing fails without them: the leftovers are informative or cost little."""
-TOLD_IN_LOG = {"quota"}
+WARN_ONLY = {"quota"}
 """Steps that continue without the permission and log a warning."""
 PREPARED = {"terminate", "terminate a group", "end where a zone cannot be listed", "gc"}
 
@@ -357,7 +357,7 @@ def test_with_the_roles_everything_works(world: World, step: str, caplog: pytest
         assert len(found) == 1 and "no reservation of" in found[0]
         return
     assert found == []
-    assert step not in TOLD_IN_LOG or warnings(caplog) == []
+    assert step not in WARN_ONLY or warnings(caplog) == []
     if step in PREPARED:
         assert world.left() == []
 
@@ -369,11 +369,11 @@ def test_without_a_permission_its_step_names_it(
     world: World, step: str, permission: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     found = run(world, step, permission)
-    found += warnings(caplog) if step in TOLD_IN_LOG else []
+    found += warnings(caplog) if step in WARN_ONLY else []
     assert found, f"{step} works without {permission}: it is too much"
-    told = [one for one in found if permission in one]
-    assert told, found
-    assert "docs/gcp-permissions.md" in told[0]
+    naming = [one for one in found if permission in one]
+    assert naming, found
+    assert "docs/gcp-permissions.md" in naming[0]
     if step in {"launch", "launch a group"}:
         world.permit()
         assert terminate(world) == []
@@ -381,7 +381,7 @@ def test_without_a_permission_its_step_names_it(
 
 
 @pytest.mark.parametrize("step", ["launch", "launch a group", "vertex"])
-def test_nobody_gives_a_machine_an_account_without_being_allowed_to(world: World, step: str) -> None:
+def test_a_launch_needs_permission_to_use_the_machines_account(world: World, step: str) -> None:
     [complaint] = run(world, step, ACT_AS)
     assert ACT_AS in complaint and "docs/gcp-permissions.md" in complaint
 

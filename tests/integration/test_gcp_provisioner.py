@@ -258,7 +258,7 @@ def test_a_machine_whose_request_id_is_forgotten_is_known_by_its_name(
     assert len(gce.instances()) == 1 and look(allocation).phase == "running"
 
 
-def test_what_no_listing_shows_is_ended_by_the_operation_that_made_it(
+def test_a_machine_missing_in_lists_is_found_by_its_operation_and_deleted(
     gce: GceControl, provisioner: GcpProvisioner
 ) -> None:
     """The launch's answer was lost and lists do not show the machine, which is still being created when the launch is
@@ -315,7 +315,7 @@ def test_a_firewall_rule_alone_is_a_launch_too(gce: GceControl, provisioner: Gcp
     assert left(gce) == {}
 
 
-def test_what_somebody_took_off_a_machine_goes_too(gce: GceControl, provisioner: GcpProvisioner) -> None:
+def test_teardown_without_owner_and_region_leaves_nothing(gce: GceControl, provisioner: GcpProvisioner) -> None:
     from google.cloud import compute_v1
 
     from cloudgpu.provisioners.gcp.clients import Clients
@@ -429,7 +429,7 @@ def test_a_zone_that_cannot_be_reached_keeps_jobs_of_other_regions_from_nothing(
     assert left(gce) == {}
 
 
-def test_where_no_list_of_all_zones_can_be_had_those_of_the_region_do(
+def test_a_failing_aggregated_list_is_replaced_by_the_regions_lists(
     gce: GceControl, provisioner: GcpProvisioner
 ) -> None:
     """One zone that cannot be listed makes every aggregated list fail."""

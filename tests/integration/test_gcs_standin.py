@@ -66,7 +66,7 @@ def blob(world: World, name: str, **more: Any) -> Any:
 
 class TestBothSeeTheSame:
     @pytest.mark.parametrize("name", ["a", "a/b c/ü#?%&+=", "a//b", "ends/"])
-    def test_what_one_writes_the_other_reads(self, world: World, name: str) -> None:
+    def test_one_client_reads_what_the_other_has_written(self, world: World, name: str) -> None:
         blob(world, name).upload_from_string(b"one\r\n\r\n--two\n")
         assert [one.name for one in world.client.list_blobs(BUCKET)] == [name]
         if name not in ("a//b", "ends/"):  # obstore normalizes these names
@@ -82,7 +82,7 @@ class TestBothSeeTheSame:
         assert int(str(again["version"])) > int(str(made["version"]))
         assert blob(world, "a").download_as_bytes(raw_download=True) == b"content"  # the client compares checksums
 
-    def test_what_is_put_together_has_no_md5(self, world: World) -> None:
+    def test_a_multipart_object_has_no_md5(self, world: World) -> None:
         parts = [memoryview(os.urandom(6 * MB)), memoryview(os.urandom(6 * MB)), memoryview(b"end")]
         obstore.put(world.xml, "large", iter(parts), chunk_size=6 * MB)
         seen = world.json.get_blob("large")
@@ -140,7 +140,7 @@ class TestConditions:
 
 class TestChecksums:
     @pytest.mark.parametrize("kind", ["md5", "crc32c"])
-    def test_content_that_is_not_what_was_said_is_refused(self, world: World, kind: str) -> None:
+    def test_a_wrong_checksum_is_refused(self, world: World, kind: str) -> None:
         claimed = {"md5": "1B2M2Y8AsgTpgAmY7PhCfg==", "crc32c": "AAAAAA=="}[kind]  # checksums of empty content
         by_xml = world.ask("PUT", f"/{BUCKET}/a", data=b"1", headers={"x-goog-hash": f"{kind}={claimed}"})
         assert (by_xml.status_code, "<Code>BadDigest</Code>" in by_xml.text) == (400, True)
@@ -168,7 +168,7 @@ class TestResumable:
         self.upload(world, content)
         assert blob(world, "large").download_as_bytes() == content
 
-    def test_whoever_comes_first_has_it(self, world: World) -> None:
+    def test_the_condition_is_checked_at_completion(self, world: World) -> None:
         """The condition is checked when the object is completed, not when the upload begins."""
         path = f"/upload/storage/v1/b/{BUCKET}/o?uploadType=resumable&name=a&ifGenerationMatch=0"
         begun = world.ask("POST", path, json={})
@@ -178,7 +178,7 @@ class TestResumable:
         assert done.status_code == 412
         assert blob(world, "a").download_as_bytes() == b"first"
 
-    def test_how_much_is_there_can_be_asked(self, world: World) -> None:
+    def test_the_status_of_an_upload_can_be_queried(self, world: World) -> None:
         begun = world.ask("POST", f"/upload/storage/v1/b/{BUCKET}/o?uploadType=resumable&name=a", json={})
         where = begun.headers["Location"].removeprefix(world.gcp.url)
         quantum = 256 << 10
@@ -191,7 +191,7 @@ class TestResumable:
 
 class TestMultipart:
     @pytest.mark.parametrize(
-        ("parts", "told", "code"),
+        ("parts", "numbers", "code"),
         [
             ([b"small", b"end"], [1, 2], "EntityTooSmall"),
             ([bytes(5 * MB), b"end"], [2, 1], "InvalidPartOrder"),
@@ -199,8 +199,8 @@ class TestMultipart:
             ([bytes(5 * MB)], [], "InvalidPartOrder"),
         ],
     )
-    def test_what_does_not_fit_together_is_refused(
-        self, world: World, parts: list[bytes], told: list[int], code: str
+    def test_inconsistent_parts_are_refused(
+        self, world: World, parts: list[bytes], numbers: list[int], code: str
     ) -> None:
         begun = world.ask("POST", f"/{BUCKET}/large?uploads")
         identity = begun.text.partition("<UploadId>")[2].partition("<")[0]
@@ -209,7 +209,8 @@ class TestMultipart:
             sent = world.ask("PUT", f"/{BUCKET}/large?partNumber={number}&uploadId={identity}", data=part)
             tags[number] = sent.headers["ETag"]
         rows = "".join(
-            f"<Part><PartNumber>{number}</PartNumber><ETag>{tags.get(number, 'none')}</ETag></Part>" for number in told
+            f"<Part><PartNumber>{number}</PartNumber><ETag>{tags.get(number, 'none')}</ETag></Part>"
+            for number in numbers
         )
         body = f"<CompleteMultipartUpload>{rows}</CompleteMultipartUpload>"
         done = world.ask("POST", f"/{BUCKET}/large?uploadId={identity}", data=body.encode())
@@ -227,7 +228,7 @@ class TestMultipart:
 
 
 class TestRefusals:
-    def test_what_is_not_known_is_told_loudly(self, world: World) -> None:
+    def test_unknown_calls_are_not_implemented(self, world: World) -> None:
         for method, path in (
             ("POST", f"/storage/v1/b/{BUCKET}/unknown"),
             ("PUT", f"/{BUCKET}/a?acl"),

@@ -20,7 +20,7 @@ EITHER = (
 ZONES = [f"us-central1-{letter}" for letter in "abcf"]
 
 
-def test_what_compute_engine_has_taken_away_goes_on_at_vertex_ai(jobs: GcpJobs) -> None:
+def test_a_job_preempted_on_compute_engine_continues_on_vertex_ai(jobs: GcpJobs) -> None:
     """Vertex AI resumes from the checkpoint made on Compute Engine, and nothing is left on either."""
     vertex = VertexControl(jobs.control)
     job = jobs.submit(counting(60, lingers=True), text=EITHER)

@@ -105,7 +105,7 @@ def test_one_busy_gpu_of_the_job_keeps_it(
     assert job.state == "succeeded", job.reason
 
 
-def test_a_busy_gpu_of_somebody_else_does_not(
+def test_a_busy_gpu_of_another_job_does_not_keep_it(
     supervisor: Supervisor, nvidia_smi: Callable[[str], None], tmp_path: Path
 ) -> None:
     nvidia_smi(answer(0, 90))

@@ -109,7 +109,7 @@ def container(image: str) -> str:
     return podman("ps", "--quiet", "--filter", f"ancestor={image}").strip()
 
 
-def test_what_is_in_it(image: str) -> None:
+def test_contents(image: str) -> None:
     found = json.loads(podman("inspect", image))[0]
     assert found["User"] == "10001:10001"
     assert found["Config"]["StopSignal"] in {"SIGTERM", "15"}

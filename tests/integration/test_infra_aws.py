@@ -159,8 +159,8 @@ class Desk:
         """Return the EC2, Auto Scaling and IAM actions that were called but are not allowed in
         docs/aws-permissions.md."""
         section = (Path(cloudgpu.__file__).parent / "docs" / "aws-permissions.md").read_text()
-        told = section.partition("## Whoever brings stacks up")[2].partition("```json")[2].partition("```")[0]
-        listed = [one["Action"] for one in json.loads(told)["Statement"]]
+        policy = section.partition("## Whoever brings stacks up")[2].partition("```json")[2].partition("```")[0]
+        listed = [one["Action"] for one in json.loads(policy)["Statement"]]
         allowed = [action for one in listed for action in (one if isinstance(one, list) else [one])]
         calls = self.aws.control.calls()
         asked = {f"{one.service}:{one.action}" for one in calls if one.service in ("ec2", "autoscaling", "iam")}
@@ -207,32 +207,34 @@ def changes(stack: Stack, program: Callable[[], None]) -> list[str]:
 
 
 @pytest.mark.on_engine
-def test_what_stands_before_any_job_from_nothing_to_nothing(desk: Desk) -> None:
-    told = desk.infra_up()
+def test_infra_from_creation_to_teardown(desk: Desk) -> None:
+    outputs = desk.infra_up()
     assert desk.undocumented() == set()
     zones = {one["ZoneId"] for one in desk.ec2.describe_availability_zones()["AvailabilityZones"]}
-    assert set(told.subnets) == zones
-    subnets = desk.ec2.describe_subnets(SubnetIds=list(told.subnets.values()))["Subnets"]
-    assert all(one["VpcId"] == told.network and one["MapPublicIpOnLaunch"] for one in subnets)
-    groups = desk.ec2.describe_security_groups(Filters=[{"Name": "vpc-id", "Values": [told.network]}])
+    assert set(outputs.subnets) == zones
+    subnets = desk.ec2.describe_subnets(SubnetIds=list(outputs.subnets.values()))["Subnets"]
+    assert all(one["VpcId"] == outputs.network and one["MapPublicIpOnLaunch"] for one in subnets)
+    groups = desk.ec2.describe_security_groups(Filters=[{"Name": "vpc-id", "Values": [outputs.network]}])
     assert [
         (one["GroupName"], one["IpPermissions"], one["IpPermissionsEgress"]) for one in groups["SecurityGroups"]
     ] == [("default", [], [])]
     [table] = [
         one
-        for one in desk.ec2.describe_route_tables(Filters=[{"Name": "vpc-id", "Values": [told.network]}])["RouteTables"]
+        for one in desk.ec2.describe_route_tables(Filters=[{"Name": "vpc-id", "Values": [outputs.network]}])[
+            "RouteTables"
+        ]
         if any(association.get("SubnetId") for association in one["Associations"])
     ]
     assert len(table["Associations"]) == len(zones)
     assert any(one.get("GatewayId", "").startswith("igw-") for one in table["Routes"])
-    bucket = told.job_dir.removeprefix("s3://").removesuffix("/jobs")
+    bucket = outputs.job_dir.removeprefix("s3://").removesuffix("/jobs")
     s3: Any = boto3.client("s3")
     assert all(s3.get_public_access_block(Bucket=bucket)["PublicAccessBlockConfiguration"].values())
     assert s3.get_bucket_encryption(Bucket=bucket)["ServerSideEncryptionConfiguration"]["Rules"]
     assert "aws:SecureTransport" in s3.get_bucket_policy(Bucket=bucket)["Policy"]
-    assert told.machine_role.startswith(f"arn:aws:iam::123456789012:instance-profile/cloudgpu/{OWNER}/")
+    assert outputs.machine_role.startswith(f"arn:aws:iam::123456789012:instance-profile/cloudgpu/{OWNER}/")
 
-    launch_in(desk, told)
+    launch_in(desk, outputs)
     assert gc.find([REGION], Clients()).leftovers == [], "gc leaves alone what a stack has made"
 
     with desk.stack(INFRA.stack) as stack:
@@ -244,7 +246,9 @@ def test_what_stands_before_any_job_from_nothing_to_nothing(desk: Desk) -> None:
 
     s3.delete_bucket_policy(Bucket=bucket)  # it refuses requests without TLS, which this test sends
     s3.put_object(Bucket=bucket, Key="jobs/digits/checkpoints/1/manifest.json", Body=b"{}")
-    assert desk.infra_up(replace(INFRA, protect=False)).job_dir == told.job_dir, "the bucket was kept: it is used again"
+    assert desk.infra_up(replace(INFRA, protect=False)).job_dir == outputs.job_dir, (
+        "the bucket was kept: it is used again"
+    )
     desk.down(INFRA.stack)
     assert desk.left() == {}
 
@@ -284,10 +288,10 @@ def launch_in(desk: Desk, stands: Infrastructure) -> None:
 
 @pytest.mark.on_engine
 def test_a_fleet_from_nothing_to_nothing(desk: Desk) -> None:
-    told = desk.up()
-    assert (told.size, told.template_hash, told.template_version) == (2, FLEET.template_hash, "1")
+    outputs = desk.up()
+    assert (outputs.size, outputs.template_hash, outputs.template_version) == (2, FLEET.template_hash, "1")
     [group] = desk.groups()
-    assert group["AutoScalingGroupName"] == told.group and (group["MinSize"], group["MaxSize"]) == (0, 2)
+    assert group["AutoScalingGroupName"] == outputs.group and (group["MinSize"], group["MaxSize"]) == (0, 2)
     first = desk.ids()
     assert len(first) == 2
     for one in desk.machines():
@@ -298,7 +302,7 @@ def test_a_fleet_from_nothing_to_nothing(desk: Desk) -> None:
             "cloudgpu-fleet": "big",
             "cloudgpu-expires": "2000000000",
         }
-    [version] = desk.ec2.describe_launch_template_versions(LaunchTemplateId=told.template)["LaunchTemplateVersions"]
+    [version] = desk.ec2.describe_launch_template_versions(LaunchTemplateId=outputs.template)["LaunchTemplateVersions"]
     data = version["LaunchTemplateData"]
     assert data["MetadataOptions"]["HttpTokens"] == "required" and data["ImageId"] == desk.image
     assert data["InstanceInitiatedShutdownBehavior"] == "terminate"
@@ -316,7 +320,7 @@ def test_a_fleet_from_nothing_to_nothing(desk: Desk) -> None:
     wait(lambda: len(desk.ids()) == 2)
     now = desk.ids()
     assert first < now and gone not in now
-    assert desk.up() == told and desk.ids() == now, "an `up` without changes touches nothing"
+    assert desk.up() == outputs and desk.ids() == now, "an `up` without changes touches nothing"
 
     # A machine leaves by itself: the group stays smaller until the next `up`.
     desk.scaling.terminate_instance_in_auto_scaling_group(InstanceId=now.pop(), ShouldDecrementDesiredCapacity=True)
@@ -330,8 +334,8 @@ def test_a_fleet_from_nothing_to_nothing(desk: Desk) -> None:
     # A changed template replaces all machines.
     before = desk.ids()
     changed = desk.up(FLEET.model_copy(update={"size": 2, "disk_gb": 200.0}))
-    assert (changed.template, changed.group, changed.template_version) == (told.template, told.group, "2")
-    assert changed.template_hash != told.template_hash
+    assert (changed.template, changed.group, changed.template_version) == (outputs.template, outputs.group, "2")
+    assert changed.template_hash != outputs.template_hash
     wait(lambda: len(desk.ids()) == 2 and not before & desk.ids())
     assert desk.undocumented() <= BY_HAND
     [group] = desk.groups()
@@ -368,8 +372,8 @@ def test_spot_machines_that_talk_to_each_other(desk: Desk) -> None:
             "zones": ("use1-az1",),
         }
     )
-    told = desk.up(peers)
-    [version] = desk.ec2.describe_launch_template_versions(LaunchTemplateId=told.template)["LaunchTemplateVersions"]
+    outputs = desk.up(peers)
+    [version] = desk.ec2.describe_launch_template_versions(LaunchTemplateId=outputs.template)["LaunchTemplateVersions"]
     [interface] = version["LaunchTemplateData"]["NetworkInterfaces"]
     assert interface["InterfaceType"] == "efa"
     [placed] = desk.ec2.describe_placement_groups()["PlacementGroups"]

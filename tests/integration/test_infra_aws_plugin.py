@@ -81,7 +81,7 @@ def test_a_fleet_is_constructed_for_a_program_in_another_language() -> None:
     assert only(registered, "aws:ec2/launchTemplate:LaunchTemplate").inputs["imageId"] == "ami-1"
 
 
-def test_what_cannot_be_is_told() -> None:
+def test_invalid_inputs_are_reported() -> None:
     inputs = {
         "machineType": "p5.48xlarge",
         "size": 2.0,

@@ -128,8 +128,8 @@ def standing(desk: Desk) -> FleetSettings:
     inside = {"subnets": [{"name": "machines", "properties": {"addressPrefix": "10.0.0.0/18"}}]}
     cloud = desk.provider.cloud
     cloud.put(group, "2024-03-01", {"location": REGION})
-    told = {"location": REGION, "properties": {"addressSpace": {"addressPrefixes": ["10.0.0.0/16"]}, **inside}}
-    cloud.put(network, "2024-05-01", told)
+    network_body = {"location": REGION, "properties": {"addressSpace": {"addressPrefixes": ["10.0.0.0/16"]}, **inside}}
+    cloud.put(network, "2024-05-01", network_body)
     cloud.put(role, "2023-01-31", {"location": REGION})
     there = Infrastructure(
         "azure",
@@ -170,18 +170,18 @@ def changes(stack: Stack, program: Callable[[], None]) -> set[str]:
 
 
 @pytest.mark.on_engine
-def test_what_stands_before_any_job_from_nothing_to_nothing(desk: Desk) -> None:
-    told = desk.infra_up()
-    assert told.subnets[""] == f"{told.network}/subnets/machines"
+def test_infra_from_creation_to_teardown(desk: Desk) -> None:
+    outputs = desk.infra_up()
+    assert outputs.subnets[""] == f"{outputs.network}/subnets/machines"
     [account] = desk.azure.resources("Microsoft.Storage/storageAccounts")
-    assert told.job_dir == f"az://cloudgpu@{account['name']}/jobs"
+    assert outputs.job_dir == f"az://cloudgpu@{account['name']}/jobs"
     kept = {key: account["properties"][key] for key in ("minimumTlsVersion", "supportsHttpsTrafficOnly")}
     assert kept == {"minimumTlsVersion": "TLS1_2", "supportsHttpsTrafficOnly": True}
     open_to = {key: value for key, value in account["properties"].items() if key.startswith("allow")}
     assert set(open_to) == {"allowBlobPublicAccess", "allowSharedKeyAccess", "allowCrossTenantReplication"}
     assert not any(open_to.values())
     [identity] = desk.azure.resources("Microsoft.ManagedIdentity/userAssignedIdentities")
-    assert (told.machine_role, told.machine_role_id) == (identity["id"], identity["properties"]["clientId"])
+    assert (outputs.machine_role, outputs.machine_role_id) == (identity["id"], identity["properties"]["clientId"])
     given = [one["properties"] for one in desk.azure.resources(ROLES)]
     machines = [one for one in given if one["principalId"] == identity["properties"]["principalId"]]
     roles = {one["roleDefinitionId"].rpartition("/")[2]: one for one in machines}
@@ -210,7 +210,7 @@ def test_what_stands_before_any_job_from_nothing_to_nothing(desk: Desk) -> None:
     assert len(desk.azure.resources("Microsoft.Storage/storageAccounts/blobServices/containers")) == 1
 
     again = desk.infra_up(replace(INFRA, protect=False))
-    assert again.job_dir == told.job_dir, "the container that stayed is used again"
+    assert again.job_dir == outputs.job_dir, "the container that stayed is used again"
     desk.down(INFRA.stack)
     assert desk.left() == []
 
@@ -218,8 +218,8 @@ def test_what_stands_before_any_job_from_nothing_to_nothing(desk: Desk) -> None:
 def test_a_container_that_is_there_is_used_and_stays(desk: Desk) -> None:
     storage = desk.azure.add_storage("somebodys")
     adopting = replace(INFRA, bucket="storage/somebodys/data", adopt=True)
-    told = desk.infra_up(adopting)
-    assert told.job_dir == "az://data@somebodys/jobs"
+    outputs = desk.infra_up(adopting)
+    assert outputs.job_dir == "az://data@somebodys/jobs"
     assert len(desk.azure.resources("Microsoft.Storage/storageAccounts")) == 1
     scopes = {one["properties"]["scope"] for one in desk.azure.resources(ROLES)}
     assert f"{storage}/blobServices/default/containers/data" in scopes
@@ -244,9 +244,9 @@ def test_an_answer_that_was_lost_is_asked_for_again_and_nothing_is_made_twice(de
 @pytest.mark.on_engine
 def test_a_fleet_from_nothing_to_nothing(desk: Desk, settings: FleetSettings) -> None:
     before = set(desk.left())
-    told = desk.fleet_up(settings)
-    assert (told.size, told.template_hash) == (2, FLEET.template_hash)
-    assert told.group.endswith("/virtualMachineScaleSets/big")
+    outputs = desk.fleet_up(settings)
+    assert (outputs.size, outputs.template_hash) == (2, FLEET.template_hash)
+    assert outputs.group.endswith("/virtualMachineScaleSets/big")
     assert {one.zone for one in desk.machines()} == {"1", "2"}
     for one in desk.machines():
         assert one.status == "running" and one.open == []
@@ -273,7 +273,7 @@ def test_a_fleet_from_nothing_to_nothing(desk: Desk, settings: FleetSettings) ->
     # A machine is deleted by hand: the next `up` replaces it.
     gone = min(desk.names())
     desk.provider.cloud.delete(
-        told.group.replace("virtualMachineScaleSets/big", f"virtualMachines/{gone}"), "2024-07-01"
+        outputs.group.replace("virtualMachineScaleSets/big", f"virtualMachines/{gone}"), "2024-07-01"
     )
     assert len(desk.machines()) == 1
     desk.fleet_up(settings)
@@ -282,7 +282,7 @@ def test_a_fleet_from_nothing_to_nothing(desk: Desk, settings: FleetSettings) ->
     # A changed template: new machines are created before the old ones are deleted.
     old = desk.names()
     changed = replace(settings, fleet=FLEET.model_copy(update={"disk_gb": 200.0}))
-    assert desk.fleet_up(changed).template_hash != told.template_hash
+    assert desk.fleet_up(changed).template_hash != outputs.template_hash
     assert len(desk.machines()) == 2 and not old & desk.names()
     assert {one["properties"]["diskSizeGB"] for one in desk.azure.resources("Microsoft.Compute/disks")} == {200}
 
@@ -349,12 +349,12 @@ def test_a_machine_leaves_by_the_right_that_its_fleet_gave_it(
     (tmp_path / "machine").mkdir()
     with Azure(boot=True) as azure:
         desk = desk_of(azure, engine, tmp_path, monkeypatch)
-        told = desk.fleet_up(standing(desk))
+        outputs = desk.fleet_up(standing(desk))
         first, second = sorted(desk.machines(), key=lambda one: one.name)
         assert leave(desk, first, tmp_path / "machine") == "left"
         wait(lambda: desk.names() == {second.name})
-        assert desk.capacity(told.group) == 1, "it is not got again"
-        [right] = [one for one in desk.azure.resources(ROLES) if one["properties"]["scope"] == group_of(told.group)]
+        assert desk.capacity(outputs.group) == 1, "it is not got again"
+        [right] = [one for one in desk.azure.resources(ROLES) if one["properties"]["scope"] == group_of(outputs.group)]
         desk.provider.cloud.delete(right["id"], "2022-04-01")
         assert leave(desk, second, tmp_path / "machine").startswith("hopeless: this machine may not leave")
         assert desk.names() == {second.name}
@@ -365,7 +365,7 @@ def group_of(path: str) -> str:
 
 
 @pytest.mark.on_engine
-def test_where_there_is_no_room_it_is_said_and_nothing_that_runs_is_lost(desk: Desk, settings: FleetSettings) -> None:
+def test_no_capacity_is_an_error_and_keeps_running_machines(desk: Desk, settings: FleetSettings) -> None:
     one = FLEET.model_copy(update={"size": 1, "zones": ("1",)})
     desk.fleet_up(replace(settings, fleet=one))
     first = desk.names()

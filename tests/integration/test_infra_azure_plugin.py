@@ -64,7 +64,7 @@ def test_a_network_is_constructed_for_a_program_in_another_language() -> None:
     }
 
 
-def test_what_pulumi_package_add_needs_lies_beside_the_components() -> None:
+def test_the_files_that_pulumi_package_add_needs_exist() -> None:
     runtime = yaml.safe_load((FOLDER / "PulumiPlugin.yaml").read_text())["runtime"]
     assert runtime["name"] == "python"
     assert (FOLDER / "requirements.txt").read_text().splitlines()[-1] == "../..[infra-azure]"

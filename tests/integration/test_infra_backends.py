@@ -56,8 +56,10 @@ def s3(_folder: Path) -> Iterator[Place]:
         patch.undo()
         environ = {name: value for name, value in aws.environ.items() if name != "AWS_ENDPOINT_URL"}
         query = f"region=us-east-1&endpoint={aws.url}&s3ForcePathStyle=true"
-        told = {**environ, "AWS_ENDPOINT_URL": aws.url}
-        yield Place(f"s3://{BUCKET}/{FOLDER}?{query}", f"s3://{BUCKET}/{FOLDER}", told, f"s3://nobodys-bucket?{query}")
+        variables = {**environ, "AWS_ENDPOINT_URL": aws.url}
+        yield Place(
+            f"s3://{BUCKET}/{FOLDER}?{query}", f"s3://{BUCKET}/{FOLDER}", variables, f"s3://nobodys-bucket?{query}"
+        )
 
 
 @contextmanager
@@ -122,7 +124,7 @@ def team(
 
 
 @pytest.mark.on_engine
-def test_what_one_has_made_another_goes_on_with(team: Team) -> None:
+def test_a_colleague_continues_with_the_same_stack(team: Team) -> None:
     mine, hers = team.desk, team.desk.colleague()
     mine.up()
     assert team.bucket.exists(STATE)
@@ -138,7 +140,7 @@ def test_what_one_has_made_another_goes_on_with(team: Team) -> None:
 
 
 @pytest.mark.parametrize("team", LOCKED, indirect=True)
-def test_the_lock_of_ones_own_dead_engine_is_broken_and_nobody_elses(team: Team) -> None:
+def test_only_the_lock_of_ones_own_killed_engine_is_broken(team: Team) -> None:
     team.desk.kill_in_the_middle()
     [left] = team.locks
     if team.desk.is_double:  # Pulumi's own may break locks of this host, which the colleague shares
@@ -153,7 +155,7 @@ def test_the_lock_of_ones_own_dead_engine_is_broken_and_nobody_elses(team: Team)
 
 
 @pytest.mark.parametrize("team", LOCKED, indirect=True)
-def test_somebody_elses_lock_is_respected(team: Team) -> None:
+def test_the_lock_of_another_user_is_respected(team: Team) -> None:
     team.desk.up()
     lock = team.lock_as()
     refused = team.desk.run("up", "--size", "2")
@@ -166,7 +168,7 @@ def test_somebody_elses_lock_is_respected(team: Team) -> None:
     assert team.desk.run("up", "--size", "2").code in ({6} if team.desk.is_double else {0, 6})
 
 
-def test_a_bucket_that_is_not_there_is_told_of(team: Team) -> None:
+def test_a_missing_bucket_is_reported(team: Team) -> None:
     team.desk.environ["CLOUDGPU_INFRA_BACKEND"] = team.place.missing
     failed = team.desk.run("up")
     assert failed.code == 6

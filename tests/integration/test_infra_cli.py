@@ -116,8 +116,8 @@ def test_infra_from_nothing_to_nothing(desk: Desk) -> None:
     twice = ("--delete-bucket", "--yes-delete-bucket", bucket)
     desk.provider.control.fail("Delete", error("SERVICE_UNAVAILABLE"), where={"type": "*:Bucket"})
     assert desk.run("infra", "down", *PLACE, "--yes", *twice).code == 6
-    told_once = desk.run("infra", "down", *PLACE, "--yes")
-    assert (told_once.code, "every checkpoint" in told_once.err, desk.gcs.objects(bucket)) == (4, True, {})
+    once = desk.run("infra", "down", *PLACE, "--yes")
+    assert (once.code, "every checkpoint" in once.err, desk.gcs.objects(bucket)) == (4, True, {})
     desk.well("infra", "down", *PLACE, "--yes", *twice)
     with pytest.raises(AssertionError):
         desk.gcs.objects(bucket)
@@ -234,7 +234,7 @@ def test_a_bucket_that_exists_is_used_and_never_deleted(desk: Desk) -> None:
         (["cluster", "down", "big"], 2, "no cluster big"),
     ],
 )
-def test_what_is_wrong_on_the_command_line(desk: Desk, words: Sequence[str], code: int, said: str) -> None:
+def test_usage_errors(desk: Desk, words: Sequence[str], code: int, said: str) -> None:
     ended = desk.run(*words)
     assert (ended.code, said in ended.err) == (code, True), ended.err
     assert desk.networks() == ["default"]
@@ -271,7 +271,7 @@ def test_jobs_that_run_there_forbid_to_take_it_down(desk: Desk) -> None:
     desk.well("infra", "down", *PLACE, "--yes", "--while-jobs-run")
 
 
-def test_mistakes_of_a_cluster_file_are_told_where_they_are(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_errors_in_a_cluster_file_have_a_position(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
     text = "name: big\nresources: {acelerator: L4}\nheel: true\n"
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(text.encode())))
     for word, shown in ((file := desk.cluster_file(text), file), ("-", "<stdin>")):
@@ -346,7 +346,7 @@ def test_a_cluster_expires_and_can_be_extended(desk: Desk, monkeypatch: pytest.M
     assert made["expires"].endswith("Z")
     desk.until(lambda: len(_machines(desk)) == 2)
     machines, port = _machines(desk), f"cloudgpu-expires-{made['cluster']['expires']:.0f}"
-    assert (_ports(desk), _told(desk)) == ([port], made["cluster"]["expires"])
+    assert (_ports(desk), _expiry_on_machines(desk)) == ([port], made["cluster"]["expires"])
 
     for words, ports in ((["7h"], None), (["never"], ["cloudgpu-expires-never"])):
         later = desk.well("cluster", "extend", "big", *words, "--yes", "--json").json
@@ -355,7 +355,7 @@ def test_a_cluster_expires_and_can_be_extended(desk: Desk, monkeypatch: pytest.M
         assert _ports(desk) == (ports or [f"cloudgpu-expires-{expires:.0f}"])
         known = clusters.load("big")
         assert known is not None
-        assert known.expires == expires == _told(desk)
+        assert known.expires == expires == _expiry_on_machines(desk)
     assert "never" in desk.well("cluster", "status").out
     wrong = desk.run("cluster", "extend", "big", "7", "--yes")
     assert (wrong.code, "7d, or never" in wrong.err) == (2, True)
@@ -505,7 +505,7 @@ def _machines(desk: Desk) -> list[str]:
     return sorted(str(one["id"]) for one in desk.gce.resources("instances"))
 
 
-def _told(desk: Desk) -> float | None:
+def _expiry_on_machines(desk: Desk) -> float | None:
     """Return the expiry that the machines read."""
     known = clusters.load("big")
     assert known is not None

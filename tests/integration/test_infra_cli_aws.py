@@ -102,8 +102,8 @@ def test_a_job_on_a_cluster_from_nothing_to_nothing(desk: Desk, monkeypatch: pyt
         assert "aws:SecureTransport" in desk.s3.get_bucket_policy(Bucket=bucket)["Policy"]
 
         with desk.as_colleague():
-            told = desk.well("infra", "status", *PLACE, "--backend", desk.backend, "--json").json
-            assert told["infrastructure"] == known.to_json()
+            status = desk.well("infra", "status", *PLACE, "--backend", desk.backend, "--json").json
+            assert status["infrastructure"] == known.to_json()
 
         file = desk.file("cluster.yaml", CLUSTER)
         up = desk.well("cluster", "up", file, "--yes", "--json").json["cluster"]

@@ -80,8 +80,8 @@ def test_a_job_on_a_cluster_from_nothing_to_nothing(desk: Desk, monkeypatch: pyt
         desk.blobs.make_container(CONTAINER)  # Resource Manager created it, which Azurite does not know
 
         with desk.as_colleague():
-            told = desk.well("infra", "status", *PLACE, "--backend", desk.backend, "--json").json
-            assert told["infrastructure"] == known.to_json()
+            status = desk.well("infra", "status", *PLACE, "--backend", desk.backend, "--json").json
+            assert status["infrastructure"] == known.to_json()
 
         file = desk.file("cluster.yaml", CLUSTER)
         up = desk.well("cluster", "up", file, "--yes", "--json").json["cluster"]

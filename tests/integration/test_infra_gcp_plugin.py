@@ -79,8 +79,8 @@ def test_a_cluster_is_constructed_for_a_program_in_another_language() -> None:
     assert group.inputs["namedPorts"] == [{"name": "cloudgpu-expires-2000000000", "port": 1}]
 
 
-def test_pulumi_is_told_how_to_run_it() -> None:
-    told = yaml.safe_load((FOLDER / "PulumiPlugin.yaml").read_text())
-    assert told["runtime"]["name"] == "python"
+def test_the_plugin_files_name_the_runtime_and_the_package() -> None:
+    plugin_file = yaml.safe_load((FOLDER / "PulumiPlugin.yaml").read_text())
+    assert plugin_file["runtime"]["name"] == "python"
     requirement = (FOLDER / "requirements.txt").read_text().splitlines()[-1]
     assert (FOLDER / requirement.partition("[")[0] / "pyproject.toml").is_file()

@@ -44,12 +44,12 @@ class Project:
         credentials = service_account.Credentials.from_service_account_file(str(key), scopes=[ALL])  # type: ignore[no-untyped-call]
         self._session = AuthorizedSession(credentials)  # type: ignore[no-untyped-call]
 
-    def send(self, method: str, url: str, told: Mapping[str, Any]) -> Any:
+    def send(self, method: str, url: str, arguments: Mapping[str, Any]) -> Any:
         """Send a request as Workflows does, to the stand-in instead of Google's hosts."""
         path = urlsplit(url)
         assert path.scheme == "https" and path.netloc in ("compute.googleapis.com", "www.googleapis.com")
-        assert told["auth"] == {"type": "OAuth2"}
-        return self.call(method, path.path, told.get("body"), told.get("query"))
+        assert arguments["auth"] == {"type": "OAuth2"}
+        return self.call(method, path.path, arguments.get("body"), arguments.get("query"))
 
     def call(self, method: str, path: str, body: Any = None, query: Any = None) -> Any:
         answer = self._session.request(method, f"{self._url}{path}", json=body, params=query)  # type: ignore[no-untyped-call]
@@ -99,7 +99,7 @@ def wait(condition: Callable[[], object]) -> None:
         time.sleep(0.02)
 
 
-def test_what_has_expired_is_deleted_and_a_group_does_not_make_it_anew(gcp: Gcp, tmp_path: Path) -> None:
+def test_expired_machines_are_deleted_and_not_recreated_by_their_group(gcp: Gcp, tmp_path: Path) -> None:
     gce, submitter = GceControl(gcp.url), Project(gcp, tmp_path, SUBMITTER)
     base = f"/compute/v1/projects/{PROJECT}"
 
@@ -193,7 +193,7 @@ def test_without_any_one_of_its_rights_it_ends_nothing_and_says_so(gcp: Gcp, tmp
     assert len(gce.resources("instances")) == 1
 
 
-def test_without_the_right_to_write_logs_it_could_not_tell_what_it_could_not_end(gcp: Gcp, tmp_path: Path) -> None:
+def test_without_permission_to_write_logs_the_workflow_fails(gcp: Gcp, tmp_path: Path) -> None:
     submitter, past = Project(gcp, tmp_path, SUBMITTER), str(int(NOW) - 60)
     machine = {"name": "somebodys", **properties(past, ZONE)}
     submitter.call("POST", f"/compute/v1/projects/{PROJECT}/zones/{ZONE}/instances", machine)

@@ -143,7 +143,7 @@ def test_several_processes_are_refused(backend: str, tmp_path: Path) -> None:
         assert (rank.returncode, "2 train this model together" in output, "False" in output) == (3, True, True), output
 
 
-def test_missing_framework_is_told(tmp_path: Path) -> None:
+def test_a_missing_framework_is_named(tmp_path: Path) -> None:
     check_missing("keras", "keras>=3.8", tmp_path)
     check_missing("lightning", "lightning>=2.5", tmp_path)
     check_missing("transformers", "transformers[torch]>=5", tmp_path)

@@ -195,7 +195,7 @@ def test_unused_environments_are_removed(tmp_path: Path) -> None:
         ("", False),
     ],
 )
-def test_what_is_cached(tmp_path: Path, setup: str | list[str], is_cached: bool) -> None:
+def test_which_setups_are_cached(tmp_path: Path, setup: str | list[str], is_cached: bool) -> None:
     (tmp_path / "package").mkdir()
     (tmp_path / "requirements.txt").write_text("--index-url https://example.org/simple\nnumpy==2.0\n-r more.txt\n")
     (tmp_path / "more.txt").write_text("einops\n")

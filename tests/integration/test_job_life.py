@@ -118,7 +118,7 @@ def test_a_job_gets_the_variables_of_its_own_submit(
     assert b"pa55word" not in (home / "cloudgpu.db").read_bytes()
 
 
-def test_a_program_that_fails_is_retried_and_its_exit_code_told(home: Path, code: Path) -> None:
+def test_a_program_that_fails_is_retried_and_its_exit_code_reported(home: Path, code: Path) -> None:
     job = finish(submit_text("name: fails\nrun: exit 7\n", code))
     (attempt,) = job.attempts()  # the retry uses the same machine
     assert (job.state, job.exit_code, attempt.outcome) == ("failed", 7, "failed")
@@ -126,7 +126,7 @@ def test_a_program_that_fails_is_retried_and_its_exit_code_told(home: Path, code
     assert "7" in job.reason
 
 
-def test_a_program_that_dies_goes_on_in_place_and_is_seen_to_do_so(home: Path, code: Path) -> None:
+def test_a_program_that_dies_is_restarted_in_place_and_status_shows_it(home: Path, code: Path) -> None:
     (code / "main.sh").write_text("case $CLOUDGPU_GENERATION in 1) kill -9 $$ ;; 2) exit 75 ;; esac\n")
     job = finish(submit_text("name: dies\nrun: sh main.sh\n", code))
     (attempt,) = job.attempts()
@@ -203,7 +203,7 @@ def test_the_cost_limit_ends_a_job(home: Path, code: Path) -> None:
     assert job.cost is not None and 1.5 < job.cost <= (job.ended or 0) - job.created
 
 
-def test_what_cannot_be_submitted_leaves_nothing(home: Path, code: Path) -> None:
+def test_a_refused_submission_leaves_nothing(home: Path, code: Path) -> None:
     loaded = load_text("name: codeless\ncode: .\nrun: 'true'\n", base=code)
     with pytest.raises(SubmitError, match="nothing can run"):
         submit(loaded, Plan(()))
@@ -225,7 +225,7 @@ def test_what_cannot_be_submitted_leaves_nothing(home: Path, code: Path) -> None
     assert list_jobs() == []
 
 
-def test_a_job_nobody_advances_is_advanced_by_whoever_waits(home: Path, code: Path) -> None:
+def test_waiting_advances_a_job_without_a_supervisor(home: Path, code: Path) -> None:
     job = submit_text("name: alone\nrun: 'true'\n", code, supervise=False)
     assert not supervisor_lock.is_running()
     assert finish(job).state == "succeeded"
@@ -243,7 +243,7 @@ def test_a_state_directory_may_be_named_relative_to_the_working_directory(
     assert get_job(job.id).state == "succeeded"
 
 
-def test_many_that_want_a_supervisor_get_one(home: Path, code: Path) -> None:
+def test_concurrent_starts_give_one_supervisor(home: Path, code: Path) -> None:
     job = submit_text("name: many\nrun: 'true'\n", code, supervise=False)
     threads = [threading.Thread(target=ensure_supervisor) for _ in range(4)]
     for thread in threads:
@@ -315,7 +315,7 @@ def test_a_supervisor_whose_state_directory_is_deleted_ends(home: Path, after_s:
         assert errors.endswith("the state directory is gone: ending\n")
 
 
-def test_machines_no_job_knows_are_found_and_ended(home: Path, code: Path) -> None:
+def test_orphaned_machines_are_found_and_terminated(home: Path, code: Path) -> None:
     job = submit_text("name: known\nrun: exec sleep 1000\n", code)
     until_running(job)
     provisioner = get_provisioner("local")

@@ -300,9 +300,9 @@ def was_refused(cloud: Cloud, call: Call) -> bool:
     return refused
 
 
-def expect(condition: object, cloud: Cloud, call: Call, told: object = "") -> None:
+def expect(condition: object, cloud: Cloud, call: Call, detail: object = "") -> None:
     story = [f"{one.number} {one.service} {one.action} {one.status} {one.fault}" for one in cloud.calls()]
-    assert condition, f"{call.number} {call.service} {call.action}: {told}\n" + "\n".join(story)
+    assert condition, f"{call.number} {call.service} {call.action}: {detail}\n" + "\n".join(story)
 
 
 @pytest.mark.parametrize("nodes", [1, 2] if LONG else [2])
@@ -323,21 +323,21 @@ def test_nothing_is_forgotten_when_credentials_go_bad(cloud: Cloud, nodes: int, 
     """Until the next login nothing else can be done, whether that takes half a minute or a week."""
     for call in chosen(cloud, calls_of(cloud, nodes)):
         cloud.control.log_out(cloud.refusals, call.number)
-        told = None
+        raised = None
         try:
             cloud.another().launch(cloud.request(nodes))
         except ProvisionError as error:
-            told = error
+            raised = error
         if not was_refused(cloud, call):
             renew(cloud)
             continue
-        assert told is not None
-        expect(told.is_login, cloud, call, f"{told.error_class} {told}")
+        assert raised is not None
+        expect(raised.is_login, cloud, call, f"{raised.error_class} {raised}")
         with pytest.raises(ProvisionError) as later:
             cloud.another().terminate(cloud.unknown(nodes))
         expect(later.value.error_class in ("auth", "expired"), cloud, call, later.value)
         cloud.control.heal()
-        expect(told.may_have_created or not cloud.left(), cloud, call, f"{told}: {cloud.left()}")
+        expect(raised.may_have_created or not cloud.left(), cloud, call, f"{raised}: {cloud.left()}")
         if then == "repeated":
             made = cloud.another().launch(dataclasses.replace(cloud.request(nodes), repeated=True))
             expect(len(made.machines) == nodes, cloud, call)

@@ -176,7 +176,7 @@ def test_one_node_and_a_program_that_knows_no_mpi(world: World) -> None:
         ("os._exit(75)", "again", 75),  # sys.exit() would wait in MPI_Finalize for the others
     ],
 )
-def test_the_end_of_one_rank_is_told_as_it_was_and_ends_all(world: World, deed: str, outcome: str, code: int) -> None:
+def test_the_end_of_one_rank_is_reported_and_ends_all(world: World, deed: str, outcome: str, code: int) -> None:
     world.job([sys.executable, "main.py"], args=["1", deed], code={"main.py": STUCK}, nodes=2, launcher="mpi")
     start_all(world, 2)
     until(lambda: world.has_result(1), limit_s=180)
@@ -197,7 +197,7 @@ def test_a_kill_from_outside(world: World) -> None:
     assert results(world, 2)[0] == ("failed", -signal.SIGKILL)
 
 
-def test_a_notice_reaches_every_rank_and_75_is_told_by_every_node(world: World) -> None:
+def test_a_notice_reaches_every_rank_and_every_node_reports_75(world: World) -> None:
     world.job([sys.executable, "main.py"], code={"main.py": LISTENER}, nodes=2, gpus=2, launcher="mpi")
     start_all(world, 2)
     until(lambda: world.texts().count("ready") == 4, limit_s=180)

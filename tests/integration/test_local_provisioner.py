@@ -121,7 +121,7 @@ def test_the_registry_knows_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     assert list(tmp_path.iterdir()) == [], "looking makes nothing"
 
 
-def test_both_ends_name_the_marker_alike() -> None:
+def test_provisioner_and_agent_use_the_same_marker() -> None:
     assert MARKER == AGENTS_MARKER
 
 
@@ -190,7 +190,7 @@ def test_a_killed_agent_is_gone_and_so_is_its_program(world: World) -> None:
     assert world.processes() == []
 
 
-def test_what_an_agent_and_its_guard_leave_is_killed_on_sight(world: World) -> None:
+def test_observing_kills_processes_without_agent_and_guard(world: World) -> None:
     allocation = world.target.launch(world.request("echo up\nsleep 300\ntrue"))
     until(lambda: len(world.processes()) == 4)
     names = {pid: " ".join(psutil.Process(pid).cmdline()) for pid in world.processes()}
@@ -490,7 +490,7 @@ def test_a_silent_node_is_removed_alone_and_its_gpu_is_the_next_ones(world: Worl
     assert world.phases(allocation).count("gone") == 1, "what was removed stays so"
 
 
-def test_what_this_machine_has(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_inspect_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     machine = inspect_machine()
     assert machine.cpus == len(os.sched_getaffinity(0))
     assert 0 < machine.memory_gb <= psutil.virtual_memory().total / 1e9 + 0.1
@@ -500,7 +500,7 @@ def test_what_this_machine_has(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "free", "-1", "NaN", "Infinity", "1e40"])
-def test_a_price_that_is_none(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
+def test_an_invalid_price_is_refused(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
     monkeypatch.setenv("CLOUDGPU_LOCAL_PRICE", text)
     with pytest.raises(ProvisionError, match="CLOUDGPU_LOCAL_PRICE"):
         inspect_machine()

@@ -46,14 +46,14 @@ def start(folder: Path, nodes: str, step_s: float, more: str = "") -> Job:
     return submit(loaded, Plan((make_offer(nodes=loaded.spec.resources.nodes.most),)))
 
 
-def told(job: Job) -> list[str]:
+def messages(job: Job) -> list[str]:
     return [event.message for event in job.events()]
 
 
 def until(job: Job, met: Callable[[], bool], what: str) -> None:
     end = time.monotonic() + WAIT_S
     while not met():
-        assert time.monotonic() < end and not job.refresh().done, f"{what}: {told(job)}"
+        assert time.monotonic() < end and not job.refresh().done, f"{what}: {messages(job)}"
         time.sleep(0.1)
 
 
@@ -74,9 +74,9 @@ def lose(job: Job, node: str) -> None:
 
 
 def finish(job: Job) -> str:
-    assert job.wait(timeout_s=WAIT_S), told(job)
-    assert job.refresh().state == "succeeded", told(job)
-    assert len(job.attempts()) == 1, told(job)
+    assert job.wait(timeout_s=WAIT_S), messages(job)
+    assert job.refresh().state == "succeeded", messages(job)
+    assert len(job.attempts()) == 1, messages(job)
     return job.open_dir().get("outputs/weights.sha256").decode()
 
 
@@ -130,7 +130,7 @@ def test_with_a_range_of_nodes_those_that_are_left_go_on(tmp_path: Path, home: P
     until(job, lambda: len(worlds(job)) == 5, "the new one does not join")
     (tmp_path / UNDISTURBED).touch()
     finish(job)
-    assert [ranks for ranks, _ in worlds(job)] == [2, 2, 1, 2, 2], told(job)
+    assert [ranks for ranks, _ in worlds(job)] == [2, 2, 1, 2, 2], messages(job)
     steps = [step for _, step in worlds(job)]
     assert steps == sorted(steps), "nobody began before a step that had been saved"
     (attempt,) = job.attempts()

@@ -74,7 +74,7 @@ def writers(world: World) -> list[psutil.Process]:
     return found
 
 
-def test_what_a_killed_program_had_staged_is_there_before_the_result(world: World) -> None:
+def test_data_staged_by_a_killed_program_is_committed_before_the_result(world: World) -> None:
     train(world, "kill", 6)  # the sixth step was staged just now: its 64 MB are not written yet
     result = world.run()
     assert (result.outcome, result.exit_code) == ("failed", -9)

@@ -185,7 +185,7 @@ def test_gcp_a_quiet_poll_is_asked_again(watch: Watch) -> None:
         assert watch.lines == []
 
 
-def test_gcp_only_200_means_something(watch: Watch) -> None:
+def test_gcp_only_answers_with_status_200_count(watch: Watch) -> None:
     with GcpMetadata() as server:
         key = gcp.looks({"GCE_METADATA_HOST": server.host}, lambda _text: None)[2]
         assert key.look() == [], '{"error": ...} under 503: nothing yet'
@@ -273,7 +273,7 @@ def test_azure_events_of_other_machines_are_not_ours(watch: Watch) -> None:
         assert watch.lines == []
 
 
-def test_azure_what_a_machine_came_back_from_does_not_end_it(watch: Watch) -> None:
+def test_azure_a_reboot_in_the_past_is_ignored(watch: Watch) -> None:
     with AzureMetadata() as server:
         server.announce("Reboot", None)
         with watch.over(azure_events(server)):
@@ -321,7 +321,7 @@ def test_azure_a_reboot_of_this_machine_alone_is_not_waited_for(watch: Watch) ->
         (AzureMetadata, "GET", AZURE_EVENTS, {"Metadata": "true"}, 400),
     ],
 )
-def test_what_the_vendors_refuse(
+def test_invalid_requests_are_refused(
     server: Callable[[], MetadataServer], method: str, path: str, headers: dict[str, str], status: int
 ) -> None:
     with server() as standin:
@@ -356,7 +356,7 @@ _FAULTS = [301, 401, 403, 404, 429, 500, 503, "hang", "garbage", "huge", "reset"
 
 @pytest.mark.parametrize("fault", _FAULTS)
 @pytest.mark.parametrize("cloud", _LOOKS)
-def test_what_is_no_answer_is_an_error_that_is_dealt_with(cloud: str, fault: Any) -> None:
+def test_a_faulty_answer_is_an_error_and_the_next_query_works(cloud: str, fault: Any) -> None:
     make_server, make_look = _LOOKS[cloud]
     with make_server() as server:
         http = client(server, timeout_s=0.3)
@@ -372,7 +372,7 @@ def test_what_is_no_answer_is_an_error_that_is_dealt_with(cloud: str, fault: Any
         assert notice.cloud == cloud
 
 
-def test_nobody_there(watch: Watch) -> None:
+def test_no_metadata_server(watch: Watch) -> None:
     with AwsMetadata() as server:
         pass
     for _, make_look in _LOOKS.values():

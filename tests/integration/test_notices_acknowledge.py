@@ -84,7 +84,7 @@ def test_azure_the_named_node_acknowledges_though_it_is_not_the_first(tmp_path: 
         assert crowd.servers[0].started == []
 
 
-def test_azure_an_event_of_somebody_elses_machine_is_never_acknowledged(tmp_path: Path) -> None:
+def test_azure_an_event_that_names_a_foreign_machine_is_never_acknowledged(tmp_path: Path) -> None:
     with Crowd(tmp_path / "job").at_work() as crowd:
         crowd.announce("vm_0", "vm_1", "another-team")
         until(lambda: crowd.names() == 2)

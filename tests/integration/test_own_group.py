@@ -72,7 +72,7 @@ def test_a_killed_machine_is_replaced_and_all_leave_in_the_end(machines: Machine
     assert job.seen.place("worker-1").node == "worker-1.2"
 
 
-def test_who_has_ended_leaves_and_the_others_go_on(machines: Machines, tmp_path: Path) -> None:
+def test_a_finished_machine_leaves_and_the_others_continue(machines: Machines, tmp_path: Path) -> None:
     """Otherwise its idle time would be paid for; machines of other launches also end with their node."""
     machines.miss_early()
     going = tmp_path / "going"
@@ -105,14 +105,14 @@ def test_half_of_the_machines_do_not_wait_for_ever(machines: Machines) -> None:
     all_leave(machines, "a")
 
 
-def test_a_folder_that_is_gone_keeps_nobody(machines: Machines) -> None:
+def test_machines_leave_when_the_folder_is_deleted(machines: Machines) -> None:
     shutil.rmtree(machines.folder / "clusters" / "big")
     start(machines, "a")
     all_leave(machines, "a")
 
 
 @pytest.mark.parametrize("from_the_beginning", [True, False])
-def test_a_folder_that_cannot_be_used_keeps_nobody(
+def test_machines_leave_when_the_folder_is_unreachable(
     machines: Machines, tmp_path: Path, from_the_beginning: bool
 ) -> None:
     """Such a machine cannot work, and reports that to its bootstrap: here after seconds instead of half an hour."""

@@ -113,8 +113,8 @@ def _changes(result: Any) -> dict[str, int]:
 def _machines() -> list[str]:
     ec2: Any = boto3.client("ec2")
     alive = [{"Name": "instance-state-name", "Values": ["pending", "running"]}]
-    told = ec2.describe_instances(Filters=alive)["Reservations"]
-    return sorted(one["InstanceId"] for group in told for one in group["Instances"])
+    reservations = ec2.describe_instances(Filters=alive)["Reservations"]
+    return sorted(one["InstanceId"] for group in reservations for one in group["Instances"])
 
 
 def _left() -> dict[str, int]:
@@ -164,7 +164,7 @@ def test_the_whole_life_of_a_stack(provider: Provider) -> None:
         automation.select_stack("dev", "tests", program=cluster)
 
 
-def test_what_cannot_be_changed_is_replaced_with_all_that_needs_it(provider: Provider) -> None:
+def test_a_replaced_resource_replaces_its_dependents(provider: Provider) -> None:
     cluster = Cluster(size=1)
     stack = _stack(cluster)
     first = stack.up().outputs["machines"].value
@@ -178,7 +178,7 @@ def test_what_cannot_be_changed_is_replaced_with_all_that_needs_it(provider: Pro
     assert len(_machines()) == 1
 
 
-def test_what_has_a_name_of_the_programs_is_deleted_before_it_is_replaced(provider: Provider) -> None:
+def test_a_resource_with_an_explicit_name_is_deleted_before_replacement(provider: Provider) -> None:
     def program(description: str) -> Callable[[], None]:
         return lambda: pulumi_aws.ec2.SecurityGroup("group", name="mine", description=description) and None
 
@@ -217,17 +217,17 @@ class _Seen:
         self.failed = ""
 
     def __call__(self, event: automation.EngineEvent) -> None:
-        for kind, told in (
+        for kind, part in (
             ("before", event.resource_pre_event),
             ("after", event.res_outputs_event),
             ("failed", event.res_op_failed_event),
         ):
-            if told is not None:
-                name = told.metadata.urn.rpartition("::")[2]
-                self.steps.append((kind, told.metadata.op.value, name))
+            if part is not None:
+                name = part.metadata.urn.rpartition("::")[2]
+                self.steps.append((kind, part.metadata.op.value, name))
                 self.failed = name if kind == "failed" else self.failed
-                if told.metadata.new is not None:
-                    self.inputs.append(told.metadata.new.inputs)
+                if part.metadata.new is not None:
+                    self.inputs.append(part.metadata.new.inputs)
         if event.diagnostic_event is not None:
             self.diagnostics.append(event.diagnostic_event.message)
         if event.summary_event is not None:
@@ -309,7 +309,7 @@ def _until(holds: Callable[[], Any], seconds: float = 180.0) -> None:
         time.sleep(0.02)
 
 
-def test_what_is_protected_is_not_deleted(provider: Provider) -> None:
+def test_protected_resources_are_not_deleted(provider: Provider) -> None:
     def program() -> None:
         vpc = pulumi_aws.ec2.Vpc("net", cidr_block="10.0.0.0/16")
         kept = pulumi.ResourceOptions(protect=True)
@@ -340,8 +340,8 @@ def test_ignored_changes_stay_as_they_are(provider: Provider) -> None:
     stack.up()
     tags["Name"] = "as written later"
     assert _changes(stack.up()) == {"same": 2}
-    (told,) = boto3.client("ec2").describe_internet_gateways()["InternetGateways"]
-    assert told["Tags"] == [{"Key": "Name", "Value": "as written"}]
+    (gateway,) = boto3.client("ec2").describe_internet_gateways()["InternetGateways"]
+    assert gateway["Tags"] == [{"Key": "Name", "Value": "as written"}]
 
 
 @pytest.mark.parametrize(
@@ -361,7 +361,9 @@ def test_a_path_of_an_ignored_change_keeps_the_old_value(path: str, kept: dict[s
     assert ignoring(new, old, [path]) == kept
 
 
-def test_secrets_are_shown_to_nobody(provider: Provider, engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_secrets_are_encrypted_and_not_printed(
+    provider: Provider, engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def program() -> None:
         secret = pulumi.Config("tests").require_secret("word")
         pulumi_aws.ec2.LaunchTemplate("machine", name="machine", user_data=secret)
@@ -371,8 +373,8 @@ def test_secrets_are_shown_to_nobody(provider: Provider, engine: Engine, monkeyp
     stack.set_config("word", automation.ConfigValue(word, secret=True))
     result = stack.up(on_event=seen)
     assert (result.outputs["word"].value, result.outputs["word"].secret) == (word, True)
-    told = boto3.client("ec2").describe_launch_template_versions(LaunchTemplateName="machine")
-    assert told["LaunchTemplateVersions"][0]["LaunchTemplateData"]["UserData"] == word  # the cloud gets it
+    versions = boto3.client("ec2").describe_launch_template_versions(LaunchTemplateName="machine")
+    assert versions["LaunchTemplateVersions"][0]["LaunchTemplateData"]["UserData"] == word  # the cloud gets it
     assert word not in result.stdout
     assert word not in json.dumps(seen.inputs)
     written = [path.read_text() for path in engine.state.rglob("*") if path.is_file()]
@@ -392,7 +394,7 @@ def test_two_resources_cannot_have_one_name(provider: Provider) -> None:
         _stack(program).up()
 
 
-def test_what_is_not_modelled_is_refused(provider: Provider) -> None:
+def test_unmodelled_types_and_inputs_are_refused(provider: Provider) -> None:
     def a_type() -> None:
         pulumi_aws.sqs.Queue("queue")
 
@@ -456,7 +458,7 @@ def toys(engine: Engine) -> Provider:
     return made
 
 
-def test_what_goes_first_takes_along_what_needs_it(toys: Provider) -> None:
+def test_delete_before_replace_deletes_dependents_first(toys: Provider) -> None:
     def program(cidr: str) -> Callable[[], None]:
         def run() -> None:
             first = pulumi.ResourceOptions(delete_before_replace=True)
@@ -474,7 +476,7 @@ def test_what_goes_first_takes_along_what_needs_it(toys: Provider) -> None:
     assert toys.cloud == {}
 
 
-def test_what_is_half_made_is_kept_and_finished_by_the_next_up(toys: Provider) -> None:
+def test_a_partially_created_resource_is_finished_by_the_next_up(toys: Provider) -> None:
     stack = _stack(lambda: pulumi_aws.ec2.Vpc("net", cidr_block="10.9.0.0/16") and None)
     with pytest.raises(CommandError, match="it is not available yet"):
         stack.up()
@@ -503,7 +505,7 @@ class _Slow(_Subnet):
         return super().create(name, inputs)
 
 
-def test_what_was_begun_when_another_failed_is_in_the_state(engine: Engine) -> None:
+def test_a_creation_in_progress_when_another_fails_is_in_the_state(engine: Engine) -> None:
     slow = Provider("aws", cloud={}, kinds=[_AfterSlow, _Slow])
     engine.attach(slow)
 
@@ -519,7 +521,7 @@ def test_what_was_begun_when_another_failed_is_in_the_state(engine: Engine) -> N
     assert (made, list(slow.cloud), deployment.get("pending_operations") or []) == (["slow-0"], ["slow-0"], [])
 
 
-def test_an_answer_that_is_lost_leaves_something_that_no_state_knows(toys: Provider) -> None:
+def test_a_lost_answer_leaves_a_resource_outside_the_state(toys: Provider) -> None:
     toys.control.fail("Create", LOSE)
     stack = _stack(lambda: pulumi_aws.ec2.Vpc("net", cidr_block="10.0.0.0/16") and None)
     with pytest.raises(CommandError):

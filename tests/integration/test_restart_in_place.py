@@ -87,7 +87,7 @@ if os.environ["CLOUDGPU_GENERATION"] != "3":
 """
 
 
-def test_each_start_learns_what_the_job_has_met_before(world: World) -> None:
+def test_each_start_knows_earlier_interruptions_and_cost(world: World) -> None:
     """Starts that never saved count too, in earlier attempts and of this program on the same machines."""
     earlier = {"markets": {"spot": [5000.0, 4], "on-demand": [70.0, 1]}, "cost": 3.0}
     world.job(["python", "main.py"], code={"main.py": REPORTS}, failures_left=2, earlier=earlier)
@@ -102,7 +102,7 @@ def test_each_start_learns_what_the_job_has_met_before(world: World) -> None:
     assert [start["cost"] for start in starts] == [3.0, 4.5, 4.5]
 
 
-def test_the_timeline_tells_every_generation(world: World) -> None:
+def test_the_timeline_has_every_generation(world: World) -> None:
     start(world, "0=saved-kill", "0=saved-0", failures_left=1, setup="true")
     finish(world)
     timeline = world.result().timeline
@@ -153,9 +153,7 @@ def test_only_the_node_itself_where_nodes_are_on_their_own(world: World) -> None
         (["0=75"], 9, "again", 1),
     ],
 )
-def test_what_the_budget_of_failures_allows(
-    world: World, acts: list[str], left: int, outcome: str, starts: int
-) -> None:
+def test_the_budget_of_failures(world: World, acts: list[str], left: int, outcome: str, starts: int) -> None:
     start(world, *acts, failures_left=left)
     assert finish(world) == [outcome]
     assert len(world.texts()) == starts
@@ -193,7 +191,7 @@ def test_a_users_error_on_one_node_is_not_restarted_by_the_other(world: World) -
 
 
 @pytest.mark.parametrize(("order", "outcome"), [("stop", "stopped"), ("notice", "preempted")])
-def test_what_was_ordered_to_end_does_not_start_again(world: World, order: str, outcome: str) -> None:
+def test_a_stopped_or_preempted_program_is_not_restarted(world: World, order: str, outcome: str) -> None:
     start(world, "0=sleep", failures_left=9, interruptions_left=None)
     until(world.texts)
     getattr(world, order)(20)
@@ -218,7 +216,7 @@ def test_a_node_that_is_ordered_to_end_keeps_its_peers_from_starting_without_it(
     finish(world)
 
 
-def test_a_node_that_hears_of_a_restart_late_takes_part_in_it(world: World) -> None:
+def test_a_node_that_sees_a_restart_late_takes_part_in_it(world: World) -> None:
     """It has succeeded meanwhile, but the others need it again."""
     start(world, "1=kill", "all=0", nodes=2, launcher="torchrun", failures_left=1)
     assert finish(world) == ["succeeded"] * 2
@@ -269,7 +267,7 @@ def test_a_machine_that_was_restarted_begins_a_generation_with_all(world: World,
     assert world.texts().count("2: all=0") == nodes
 
 
-def test_those_that_are_left_wait_for_the_word_and_go_on(world: World) -> None:
+def test_remaining_nodes_wait_for_new_members_and_continue(world: World) -> None:
     """Their program failed because of the loss, and no failure is allowed."""
     start(world, "0=await-3", "0=0", nodes=2, launcher="torchrun", heals=True)
     until(lambda: len(world.texts()) == 2)
@@ -310,7 +308,7 @@ def test_a_new_machine_waits_until_it_is_named(world: World, launcher: str) -> N
     assert began == (["worker-1.2"] if launcher == "none" else ["worker-0.1", "worker-1.2"])
 
 
-def test_one_that_is_left_out_ends(world: World) -> None:
+def test_a_node_that_is_no_member_ends(world: World) -> None:
     start(world, "all=sleep", "all=0", nodes=2, launcher="torchrun", heals=True)
     until(lambda: len(world.texts()) == 2)
     members(world, 2, "worker-0.1")
@@ -328,7 +326,7 @@ def test_a_program_may_save_before_others_join(world: World) -> None:
     assert time.monotonic() - begun < 120, "SIGTERM ended it"
 
 
-def test_those_that_are_left_wait_for_one_that_is_leaving(world: World) -> None:
+def test_remaining_nodes_wait_for_one_that_is_leaving(world: World) -> None:
     """Its machine is about to be taken; it still saves, and its heartbeats continue until then."""
     slow = (
         "import os, signal, time\n"
@@ -355,7 +353,7 @@ def test_those_that_are_left_wait_for_one_that_is_leaving(world: World) -> None:
     assert world.result(1).outcome == "succeeded"
 
 
-def test_nobody_waits_for_a_word_on_one_that_has_come_back(world: World) -> None:
+def test_no_new_members_are_awaited_for_a_node_that_has_returned(world: World) -> None:
     waits = "echo up; until [ -e fail ]; do sleep 0.1; done; exit 3"
     world.job(f"[ $CLOUDGPU_RANK = 1 ] && exec sleep 300; {waits}", nodes=2, launcher="torchrun", heals=True)
     for index in range(2):
@@ -371,7 +369,7 @@ def test_nobody_waits_for_a_word_on_one_that_has_come_back(world: World) -> None
     finish(world)
 
 
-def test_where_nodes_are_on_their_own_each_keeps_its_rank(world: World) -> None:
+def test_independent_nodes_keep_their_ranks(world: World) -> None:
     """One node is lost, and the others get a new list of members. Then another node's program dies, which counts as a
     failure, and restarts with its old rank."""
     run = "echo $CLOUDGPU_GENERATION: rank $CLOUDGPU_RANK; [ $CLOUDGPU_GENERATION = 1 ] && exec sleep 300; true"
@@ -393,7 +391,7 @@ def test_where_nodes_are_on_their_own_each_keeps_its_rank(world: World) -> None:
     finish(world)
 
 
-def test_outputs_are_those_of_the_first_of_the_nodes_that_are_left(world: World) -> None:
+def test_outputs_are_those_of_the_first_remaining_node(world: World) -> None:
     run = "echo $CLOUDGPU_NODE > made; [ $CLOUDGPU_GENERATION = 2 ] || sleep 300"
     world.job(run, nodes=2, launcher="torchrun", heals=True, outputs=["made"], code={"x": ""})
     for index in range(2):

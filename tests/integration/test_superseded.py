@@ -51,7 +51,7 @@ def newest_commits(world: World) -> list[str]:
     return sorted(key.split("/")[1] for key in world.dir.list("checkpoints") if key.endswith("/COMMIT.json"))
 
 
-def of_the_first(world: World) -> list[psutil.Process]:
+def first_machine_processes(world: World) -> list[psutil.Process]:
     """Return all processes on the first attempt's machine, parents first."""
     found = []
     for process in sorted(world.processes(), key=lambda process: process.pid):
@@ -61,15 +61,15 @@ def of_the_first(world: World) -> list[psutil.Process]:
     return found
 
 
-def tell(processes: list[psutil.Process], number: signal.Signals) -> None:
+def send_to_all(processes: list[psutil.Process], number: signal.Signals) -> None:
     for process in processes:
         with contextlib.suppress(psutil.Error):
             process.send_signal(number)
 
 
-def trains(world: World) -> bool:
+def is_training(world: World) -> bool:
     """Return whether the first attempt's program runs."""
-    for process in of_the_first(world):
+    for process in first_machine_processes(world):
         with contextlib.suppress(psutil.Error):  # it has just ended
             if process.cmdline()[1:] == ["train.py"]:
                 return True
@@ -83,8 +83,8 @@ def test_a_zombie_changes_nothing_and_ends_itself(world: World) -> None:
     world.job([sys.executable, "train.py"], code={"train.py": TRAIN}, env={"GO": str(go)})
     zombie = world.start()
     until(lambda: "waits" in world.texts(), 180)
-    assert trains(world)
-    tell(of_the_first(world), signal.SIGSTOP)
+    assert is_training(world)
+    send_to_all(first_machine_processes(world), signal.SIGSTOP)
     world.attempt(2)
     successor = world.start(0, attempt=2, home=world.folder / "homes" / "second")
     assert successor.wait(180) == 0
@@ -92,8 +92,8 @@ def test_a_zombie_changes_nothing_and_ends_itself(world: World) -> None:
     before = newest_commits(world), world.dir.get("outputs/latest")
     assert before[1] == b"attempt 2"
     go.touch()
-    tell([one for one in of_the_first(world) if one.pid != zombie.pid], signal.SIGCONT)
-    until(lambda: not trains(world), 180)
+    send_to_all([one for one in first_machine_processes(world) if one.pid != zombie.pid], signal.SIGCONT)
+    until(lambda: not is_training(world), 180)
     zombie.send_signal(signal.SIGCONT)
     assert zombie.wait(180) == agent_module.SUPERSEDED
     assert world.processes() == []

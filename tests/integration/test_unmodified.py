@@ -34,5 +34,5 @@ def test_a_killed_program_delivers_the_same_or_is_refused(driver: Driver, progra
         assert verdict.outcome == "identical", verdict
 
 
-def test_what_is_expected_is_of_programs_that_are_there() -> None:
+def test_expectations_name_existing_programs() -> None:
     assert {*REFUSED, *TELLING} <= set(programs())

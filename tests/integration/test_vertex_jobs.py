@@ -40,7 +40,7 @@ def test_a_job_runs_in_a_container_and_leaves_nothing(tmp_path: Path, agents: Pa
         assert one.state in DONE, jobs.story(job)
 
 
-def test_no_capacity_is_told_late_and_the_job_runs_in_another_region(jobs: VertexJobs) -> None:
+def test_no_capacity_is_reported_late_and_the_job_runs_in_another_region(jobs: VertexJobs) -> None:
     jobs.vertex.set_pending(1.0)
     jobs.vertex.set_capacity(TYPE, REGION, "spot", 0)
     job = jobs.submit(counting(5), text=ANYWHERE)

@@ -147,7 +147,7 @@ def test_a_job_whose_answer_was_lost_is_found_in_a_list_that_is_late(leaks: Vert
 
 
 @pytest.mark.parametrize("fault", [LOSE, KILL_AFTER], ids=lambda fault: fault.kind)
-def test_of_two_jobs_one_is_ended(leaks: VertexLeaks, fault: Fault) -> None:
+def test_one_of_two_jobs_is_ended(leaks: VertexLeaks, fault: Fault) -> None:
     """Lists show the first one too late, so a second one is created: the older one continues."""
     leaks.twins = leaks.agents.busy = True
     leaks.jobs.vertex.set_lag(1_000.0)

@@ -173,7 +173,7 @@ def test_without_a_chief_the_first_worker_is_the_primary_replica(
     provisioner.terminate(allocation)
 
 
-def test_what_has_ended_is_told_though_lists_leave_it_out(vertex: Vertex, provisioner: VertexProvisioner) -> None:
+def test_an_ended_job_is_observed_though_lists_omit_it(vertex: Vertex, provisioner: VertexProvisioner) -> None:
     allocation = provisioner.launch(request())
     state_of(allocation, "running", provisioner)
     vertex.control.finish(vertex.jobs()[0].id)
@@ -183,7 +183,7 @@ def test_what_has_ended_is_told_though_lists_leave_it_out(vertex: Vertex, provis
 # -- never twice
 
 
-def test_a_quota_that_can_never_hold_the_job_is_told_before_it_is_created(
+def test_a_quota_that_is_too_small_for_the_job_is_reported_before_creation(
     vertex: Vertex, provisioner: VertexProvisioner
 ) -> None:
     """Otherwise it would be refused without a link, or wait in the queue."""
@@ -201,7 +201,7 @@ def test_a_quota_that_can_never_hold_the_job_is_told_before_it_is_created(
     assert another().launch(two).machines == allocation.machines, "it is there: nothing is asked for"
 
 
-def test_a_quota_that_is_not_told_stops_nothing(vertex: Vertex, caplog: pytest.LogCaptureFixture) -> None:
+def test_an_unreadable_quota_blocks_no_launch(vertex: Vertex, caplog: pytest.LogCaptureFixture) -> None:
     quotas._say_once.cache_clear()
     vertex.fail("projects.locations.services.quotaInfos.get", error("forbidden", 403, "PERMISSION_DENIED"), times=None)
     assert another().launch(request()).machines
@@ -272,8 +272,8 @@ def test_after_a_job_that_ran_no_other_is_waited_for(vertex: Vertex) -> None:
 
 
 def test_a_quota_of_nothing_is_no_throttling(vertex: Vertex, provisioner: VertexProvisioner) -> None:
-    told = "The following quotas are exceeded: CustomModelTrainingPreemptibleL4GPUsPerProjectPerRegion"
-    vertex.fail(CREATE, error("RESOURCE_EXHAUSTED", 429, told), times=None)
+    message = "The following quotas are exceeded: CustomModelTrainingPreemptibleL4GPUsPerProjectPerRegion"
+    vertex.fail(CREATE, error("RESOURCE_EXHAUSTED", 429, message), times=None)
     with pytest.raises(ProvisionError) as caught:
         provisioner.launch(request())
     assert (caught.value.error_class, caught.value.scope) == ("quota", "region")
@@ -349,7 +349,7 @@ def test_after_a_clear_refusal_nothing_is_waited_for(vertex: Vertex, provisioner
     assert len(vertex.calls(LIST)) == 1
 
 
-def test_after_what_cannot_be_asked_for_nothing_is_waited_for(vertex: Vertex, provisioner: VertexProvisioner) -> None:
+def test_after_an_invalid_request_nothing_is_waited_for(vertex: Vertex, provisioner: VertexProvisioner) -> None:
     with pytest.raises(ProvisionError):
         provisioner.launch(request(agent=None))
     assert not vertex.gcp.control.calls()

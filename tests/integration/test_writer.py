@@ -132,7 +132,7 @@ def test_both_slots_are_used_and_the_newest_content_survives_longest(tmp_path: P
         assert slots in ([0, 1, 0, 1], [1, 0, 1, 0])
 
 
-def test_where_there_is_room_for_one_slot_it_is_used_alone(tmp_path: Path) -> None:
+def test_without_memory_for_a_second_slot_one_is_used(tmp_path: Path) -> None:
     with training(tmp_path) as one:
         assert one.save(0).committed
         until(lambda: (one.client.poll(), all(place.ready for place in one.client._places))[1])
@@ -189,7 +189,7 @@ def test_a_later_complete_save_supersedes(tmp_path: Path) -> None:
         assert [name.step for name in one.store.names()] == [2]
 
 
-def test_a_zombie_cannot_commit_and_is_told(tmp_path: Path) -> None:
+def test_a_superseded_training_is_fenced(tmp_path: Path) -> None:
     with training(tmp_path) as zombie:
         zombie.store.claim(1)
         assert zombie.save(10).committed
@@ -288,7 +288,7 @@ for step in range(20, 23):
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
-def test_what_the_dead_said_is_heard_though_they_have_not_heard_all() -> None:
+def test_messages_of_a_peer_that_has_ended_are_received() -> None:
     """Linux reports ECONNRESET before data that is still unread, which may contain the last save."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with ours:
@@ -305,7 +305,7 @@ def test_what_the_dead_said_is_heard_though_they_have_not_heard_all() -> None:
             receive(ours)
 
 
-def test_what_a_dead_trainer_staged_is_committed(tmp_path: Path) -> None:
+def test_data_staged_by_a_killed_trainer_is_committed(tmp_path: Path) -> None:
     url = local_url(tmp_path)
     before = writers()
     process = start(url, 0, 1, 1, 30 * MB)
@@ -320,7 +320,7 @@ def test_what_a_dead_trainer_staged_is_committed(tmp_path: Path) -> None:
     until(lambda: writers() <= before)
 
 
-def test_what_all_dead_ranks_staged_is_committed(tmp_path: Path) -> None:
+def test_data_staged_by_killed_ranks_is_committed(tmp_path: Path) -> None:
     url = local_url(tmp_path)
     processes = [start(url, rank, 2, 3, 5 * MB, env={"LOCAL_WORLD_SIZE": "2"}) for rank in range(2)]
     store = open_store(url)
@@ -335,7 +335,7 @@ def test_what_all_dead_ranks_staged_is_committed(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("whose", ["node", "own"])
-def test_a_part_that_can_no_longer_come_is_not_waited_for(
+def test_a_part_that_was_never_staged_is_not_waited_for(
     whose: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The ranks share a machine; one has staged its part and is killed, the other never staged: the next start does not
@@ -380,9 +380,9 @@ def kill_rounds(folder: Path, rounds: int, choose: random.Random, env: dict[str,
         process.wait()
         reader.join()
         assert not any(line.startswith("failed") for line in lines), lines
-        told = [line.split() for line in lines]
-        staged = max([int(words[1]) for words in told if words[0] == "staged"], default=-1)
-        committed = max([int(words[1]) for words in told if words[0] == "committed"], default=committed)
+        reported = [line.split() for line in lines]
+        staged = max([int(words[1]) for words in reported if words[0] == "staged"], default=-1)
+        committed = max([int(words[1]) for words in reported if words[0] == "committed"], default=committed)
         assert finish_earlier(store, 0, 60)
         found = verified_steps(store)
         assert len(found) <= 4  # KEEP, and one that was committed just before a kill, without retention
@@ -406,7 +406,7 @@ def test_kills_at_random_moments(seed: int, tmp_path: Path) -> None:
 # The node's writer
 
 
-def test_the_nodes_writer_serves_all_ranks_and_ends_when_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_nodes_writer_serves_all_ranks_and_ends_on_sigterm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / ("long" * 40) / "writer"  # longer than a socket's address may be
     path.parent.mkdir()
     monkeypatch.setenv("CLOUDGPU_WRITER", str(path))
@@ -567,7 +567,7 @@ def test_a_writer_that_is_late_to_end_leaves_its_successor_alone(tmp_path: Path)
         assert not path.exists()
 
 
-def test_a_stranger_at_our_address_is_not_asked(tmp_path: Path) -> None:
+def test_a_writer_of_another_user_is_not_used(tmp_path: Path) -> None:
     """Any process can take an abstract address first; here it is one that never answers."""
     if os.getuid():
         pytest.skip("NOT TESTED: only root can be another user as well")

@@ -122,7 +122,7 @@ def test_two_ranks_on_a_disk_for_two_checkpoints(tmp_path: Path) -> None:
             rank.client.close()
 
 
-def test_what_a_killed_run_left_does_not_fill_the_disk(tmp_path: Path) -> None:
+def test_leftovers_of_killed_runs_do_not_fill_the_disk(tmp_path: Path) -> None:
     """There is room for one checkpoint, one save and little more; each run is killed during a save."""
     with mounted(tmp_path / "disk", "10m") as disk:
         url = local_url(disk.folder / "job")
@@ -275,7 +275,7 @@ def test_a_store_that_refuses_fails_the_save_with_its_reason(bucket: s3.S3) -> N
     one.client.close()
 
 
-def test_what_cannot_be_removed_stops_no_save(bucket: s3.S3) -> None:
+def test_leftovers_that_cannot_be_removed_block_no_save(bucket: s3.S3) -> None:
     """A leftover of another owner, for example: it takes room, but does no other harm."""
     left = Name(1, 1, "b" * 12)
     bucket.objects[f"job/checkpoints/{left}/rank-00000.bin"] = b"half"
@@ -292,7 +292,7 @@ def test_what_cannot_be_removed_stops_no_save(bucket: s3.S3) -> None:
     one.client.close()
 
 
-def test_a_store_that_answers_at_length_is_told_in_short(bucket: s3.S3) -> None:
+def test_a_long_error_of_the_store_is_shortened(bucket: s3.S3) -> None:
     """A proxy's HTML page, for example, is longer than a message to the trainer may be."""
     one = Training(bucket.url, size=MB)
     bucket.fail("PUT", status=403, code="x" * 300_000, times=1)
@@ -303,7 +303,7 @@ def test_a_store_that_answers_at_length_is_told_in_short(bucket: s3.S3) -> None:
     one.client.close()
 
 
-def test_what_a_dead_trainer_staged_is_tried_again(bucket: s3.S3) -> None:
+def test_data_staged_by_a_killed_trainer_is_retried(bucket: s3.S3) -> None:
     fault = bucket.fail("start", status=500, code="InternalError", times=6)  # more than the client retries
     process = start(bucket.url, 0, 1, 1, 9 * MB)
     assert process.stdout
@@ -316,7 +316,7 @@ def test_what_a_dead_trainer_staged_is_tried_again(bucket: s3.S3) -> None:
     assert verified_steps(store) == [0]
 
 
-def test_a_hung_store_holds_nobody_up(bucket: s3.S3) -> None:
+def test_a_hung_store_does_not_block_the_training(bucket: s3.S3) -> None:
     one = Training(bucket.url, size=9 * MB)
     assert one.save(1).committed
     fault = bucket.fail("part", hang=True)
