@@ -133,7 +133,7 @@ def look_until(allocation: Allocation, what: Callable[[list[NodeState]], bool]) 
     return seen
 
 
-# --- what is made -----------------------------------------------------------------------------------------------------
+# --- created resources ------------------------------------------------------------------------------------------------
 
 
 def test_a_group_is_made_watched_and_removed_with_all_that_was_made_for_it(
@@ -267,7 +267,7 @@ def test_a_reservation_is_used_where_it_has_room(gce: GceControl, stack: Infrast
     assert left(gce) == {}
 
 
-# --- again, and after the end -----------------------------------------------------------------------------------------
+# --- repeated launches, also after termination ------------------------------------------------------------------------
 
 
 def test_a_repeated_launch_gets_the_same_group(gce: GceControl, stack: Infrastructure) -> None:
@@ -350,7 +350,7 @@ def empty(gce: GceControl) -> None:
     wait_for(lambda: not gce.resources("instances"))
 
 
-# --- what is refused --------------------------------------------------------------------------------------------------
+# --- refusals ---------------------------------------------------------------------------------------------------------
 
 
 def test_without_a_stack_it_says_how_to_make_one(gce: GceControl) -> None:

@@ -105,7 +105,7 @@ def look(allocation: Allocation) -> NodeState:
     return state
 
 
-# --- what a machine is launched with ----------------------------------------------------------------------------------
+# --- properties of a machine ------------------------------------------------------------------------------------------
 
 
 def test_the_machine_is_as_asked_for_and_labelled_from_the_start(gce: GceControl, provisioner: GcpProvisioner) -> None:
@@ -243,7 +243,7 @@ def test_the_network_of_a_stack_is_found_where_nothing_is_written_down(
     assert used(gce) == [("cloudgpu-us-central1", MACHINE)]
 
 
-# --- again and again --------------------------------------------------------------------------------------------------
+# --- repeated launches ------------------------------------------------------------------------------------------------
 
 
 def test_a_machine_whose_request_id_is_forgotten_is_known_by_its_name(
@@ -273,7 +273,7 @@ def test_a_machine_missing_in_lists_is_found_by_its_operation_and_deleted(
     assert left(gce) == {}
 
 
-# --- what Compute Engine refuses --------------------------------------------------------------------------------------
+# --- refusals ---------------------------------------------------------------------------------------------------------
 
 
 def test_a_machine_type_that_is_not_sold_in_a_zone(provisioner: GcpProvisioner) -> None:
@@ -332,7 +332,7 @@ def test_teardown_without_owner_and_region_leaves_nothing(gce: GceControl, provi
     assert look(allocation).phase == "gone"
 
 
-# --- what happens to machines -----------------------------------------------------------------------------------------
+# --- states of machines -----------------------------------------------------------------------------------------------
 
 
 def test_a_machine_that_is_maintained_returns(gce: GceControl, provisioner: GcpProvisioner) -> None:
@@ -473,7 +473,7 @@ def test_why_a_machine_is_gone_is_asked_once(gce: GceControl, provisioner: GcpPr
     assert [call.action for call in gce.calls() if call.service == "compute"] == ["instances.aggregatedList"]
 
 
-# --- what is wrong with the account -----------------------------------------------------------------------------------
+# --- errors of the account --------------------------------------------------------------------------------------------
 
 
 def test_nothing_is_found_in_a_project_that_does_not_exist(gce: GceControl, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -24,7 +24,7 @@ from ..standins.faults import LOSE, error
 from ..standins.gcp import SUBMITTER, Gcp
 from ..standins.gcs import GcsControl
 
-storage: Any = importlib.import_module("google.cloud.storage")  # it has no types
+storage: Any = importlib.import_module("google.cloud.storage")  # it has no type hints
 BUCKET = "a-bucket"
 SCOPE = "https://www.googleapis.com/auth/devstorage.read_write"
 MB = 1 << 20

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import grpc
-import pulumi_aws  # its types are what is checked against
+import pulumi_aws  # the schema is checked against its types
 import pytest
 import yaml
 from pulumi.runtime.proto import provider_pb2

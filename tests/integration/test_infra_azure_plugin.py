@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pulumi_azure_native  # its types are what is checked against
+import pulumi_azure_native  # the schema is checked against its types
 import pytest
 import yaml
 from pulumi.runtime.proto import provider_pb2

@@ -363,7 +363,8 @@ def test_a_cluster_expires_and_can_be_extended(desk: Desk, monkeypatch: pytest.M
     desk.well("cluster", "up", file, "--yes")
     in_8_days = types.SimpleNamespace(time=lambda: time.time() + 8 * 86_400.0)
     monkeypatch.setattr(cluster_expiry, "time", in_8_days)
-    desk.provider.cloud.ordered("POST", f"{_group(desk)['selfLink'].partition('.com')[2]}/resize", size=0)  # the reaper
+    # as the reaper does
+    desk.provider.cloud.ordered("POST", f"{_group(desk)['selfLink'].partition('.com')[2]}/resize", size=0)
     over = desk.run("cluster", "scale", "big", "3", "--yes", "--json")
     assert (over.code, over.json["findings"][0]["code"]) == (4, "expired")
     assert "cloudgpu cluster extend big 7d" in over.err

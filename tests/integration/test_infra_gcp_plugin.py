@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pulumi_gcp  # its types are what is checked against
+import pulumi_gcp  # the schema is checked against its types
 import pytest
 import yaml
 from pulumi.runtime.proto import provider_pb2

@@ -285,7 +285,7 @@ def calls_of(cloud: Cloud, nodes: int) -> list[Call]:
 
 
 def chosen(cloud: Cloud, calls: list[Call]) -> list[Call]:
-    """The calls at which credentials go bad."""
+    """Return the calls at which credentials are rejected: all in the long mode, otherwise a few."""
     if LONG:
         return calls
     making = [call for call in calls if not any(fnmatchcase(call.action, look) for look in cloud.looks)]

@@ -139,7 +139,7 @@ def state_of(allocation: Allocation, phase: str, provisioner: VertexProvisioner)
     return seen[0]
 
 
-# -- all is well
+# -- launches
 
 
 def test_four_roles_are_four_pools(vertex: Vertex, provisioner: VertexProvisioner) -> None:
@@ -180,7 +180,7 @@ def test_an_ended_job_is_observed_though_lists_omit_it(vertex: Vertex, provision
     assert state_of(allocation, "gone", provisioner).detail == "SUCCEEDED"
 
 
-# -- never twice
+# -- one job for each launch
 
 
 def test_a_quota_that_is_too_small_for_the_job_is_reported_before_creation(
@@ -437,7 +437,7 @@ def test_machines_that_do_not_come_are_not_waited_for_without_end(vertex: Vertex
     assert not vertex.alive()
 
 
-# -- patience
+# -- timeouts
 
 
 def test_a_server_that_hangs_costs_a_timeout(

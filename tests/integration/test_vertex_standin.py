@@ -75,7 +75,7 @@ UNTIL_RELEASED = "until [ -e told ]; do sleep 0.1; done"
 
 
 class Vertex:
-    """Google's client, and the job that most tests make."""
+    """Google's client, and the job that most tests create."""
 
     def __init__(self, gcp: Gcp, wire: str, client: JobServiceClient) -> None:
         self.url, self.gcp, self.wire, self.client = gcp.url, gcp.control, wire, client
@@ -308,7 +308,7 @@ def test_a_container_that_cannot_be_made(vertex: Vertex) -> None:
     assert "No such file" in vertex.snapshot(job).containers[0].trouble[0]
 
 
-# -- capacity, quota, what is offered
+# -- capacity, quotas, machine types
 
 
 def test_no_capacity_makes_a_job_fail(vertex: Vertex) -> None:
@@ -387,7 +387,7 @@ def test_the_service_itself_fails(vertex: Vertex) -> None:
     assert vertex.wait(job).error.code == 13
 
 
-# -- what is refused
+# -- invalid requests
 
 T4 = {"machine_type": TYPE, "accelerator_type": "NVIDIA_TESLA_T4", "accelerator_count": 1}
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {

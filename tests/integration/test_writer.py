@@ -94,7 +94,7 @@ def other_writer(one: Training, pid: int) -> bool:
     return one.client._link is not None and writer_of(one) != pid
 
 
-# What is saved
+# Saves
 
 
 def test_saves_are_committed_verified_and_kept(tmp_path: Path) -> None:
@@ -213,7 +213,7 @@ def test_the_writer_gives_way_to_the_training(tmp_path: Path) -> None:
         assert os.getpriority(os.PRIO_PROCESS, writer_of(one)) == min(own + 10, 19)
 
 
-# Deaths
+# Killed processes
 
 
 def test_a_killed_writer_is_replaced_and_nothing_staged_is_lost(tmp_path: Path) -> None:
@@ -407,7 +407,7 @@ def test_kills_at_random_moments(seed: int, tmp_path: Path) -> None:
 
 
 def test_the_nodes_writer_serves_all_ranks_and_ends_on_sigterm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = tmp_path / ("long" * 40) / "writer"  # longer than a socket's address may be
+    path = tmp_path / ("long" * 40) / "writer"  # longer than a socket address may be
     path.parent.mkdir()
     monkeypatch.setenv("CLOUDGPU_WRITER", str(path))
     before = writers()
