@@ -1,7 +1,7 @@
 """A job on Compute Engine ends once and leaves nothing, whatever happens to its supervisor and its API calls.
 
-An undisturbed run records the mutating calls of a launch and of a teardown. Then the stand-in kills the caller (kill
--9) after each of these calls, loses every answer once, throttles each call twice, and answers with server errors.
+An undisturbed run records the mutating calls of a launch and of a teardown. Then the stand-in kills the caller with
+SIGKILL after each of these calls, loses every answer once, throttles each call twice, and answers with server errors.
 Operations are slow, and lists lag.
 
 With CLOUDGPU_LONG=1 (see tests/standins/leaks.py), kills fall before and after every call, including reads, and each

@@ -278,8 +278,8 @@ def test_a_zone_without_room_and_a_failure_in_the_middle(desk: Desk) -> None:
 
 
 def test_a_cluster_component_of_peers_with_a_way_out(desk: Desk) -> None:
-    """cloudgpu's own stacks create neither Cloud NAT nor the right to act as the machines; only peers have a placement
-    policy and a rule for each other."""
+    """The component also has what cloudgpu's own stacks lack: Cloud NAT, users who may act as the machines, and a
+    placement policy and a firewall rule for peers."""
     role: MachineRoleArgs = {"project": PROJECT, "account_id": "cloudgpu-ann", "bucket": "of-big", "users": [ANN]}
 
     def program(size: int) -> None:

@@ -58,8 +58,7 @@ class Project:
         return answer.json()
 
     def reap(self, without: str = "") -> Ran:
-        """Run the workflow. The stand-in enforces its own services' permissions; `without` withholds one of another
-        service."""
+        """Run the workflow. `without` withholds a permission of a service that the stand-in does not have."""
         own = {permission for right in rights(without=without) for permission in right["permissions"]}
         environ = {"GOOGLE_CLOUD_PROJECT_ID": PROJECT}
         return run(WORKFLOW.read_text(), self.send, environ=environ, now=NOW, may_log=LOG in own)

@@ -74,8 +74,8 @@ class World:
         )
 
     def together(self, run: str, nodes: int) -> str:
-        """Return a script that waits for all nodes at its end, because nodes do not begin a job that has ended on
-        another one."""
+        """Return a script that runs the commands and then waits for all nodes, because a node does not begin a job that
+        has already ended on another one."""
         (begun := self.folder / "begun").mkdir()
         come = shlex.quote(str(begun))
         return f"{run}; touch {come}/$CLOUDGPU_NODE; until [ $(ls {come} | wc -l) = {nodes} ]; do sleep 0.05; done"
@@ -268,7 +268,7 @@ def test_a_home_that_cannot_be_written(tmp_path: Path, world: World) -> None:
 
 
 def test_a_process_that_becomes_another_is_found_and_killed(tmp_path: Path) -> None:
-    """In an exec call a process shows no environment, which identifies the processes of a machine."""
+    """While a process calls exec, its environment, by which a machine's processes are identified, reads as empty."""
     program = tmp_path / "again"
     program.write_text(f"#!/bin/sh\nexec {program}\n")
     program.chmod(0o700)
