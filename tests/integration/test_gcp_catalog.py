@@ -137,7 +137,7 @@ def test_a_refresh_reproduces_the_shipped_tables(gcp: CatalogControl) -> None:
 
 
 def test_a_computed_price_equals_the_shipped_price(gcp: CatalogControl) -> None:
-    """The components of these types have public prices: their sum must equal the price in the shipped table."""
+    """Google publishes the component prices of these types: their sum must equal the price in the shipped table."""
     refresh(HERE)
     for sku, markets in {
         **dict.fromkeys(("n1-standard-4", "n1-highmem-96", "nvidia-tesla-t4"), 2),
@@ -150,8 +150,8 @@ def test_a_computed_price_equals_the_shipped_price(gcp: CatalogControl) -> None:
 
 def test_prices_of_other_purchase_options_are_ignored(gcp: CatalogControl) -> None:
     """The price list also has DWS, calendar mode, commitments, sole tenancy and workstations for the same GPUs, cheaper
-    or dearer. It labels the A4's Spot price OnDemand, and has no host price for the H200, whose price is therefore
-    unknown."""
+    or dearer. It labels the A4's Spot price OnDemand. It has no host price for the H200, so the price of the whole
+    machine is unknown."""
     refresh(HERE)
     assert price("nvidia-tesla-t4") == ("0.35", "0.175")
     assert price("a4-highgpu-8g")[1] == "39.6336"
@@ -514,8 +514,8 @@ def test_an_unreadable_quota_blocks_no_launch_and_is_logged_once(
 def test_a_server_that_hangs_costs_one_timeout_for_each_question(
     gcp: CatalogControl, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Each launch fetches a quota page at most once, although it checks GPU and vCPU, Spot and standard quotas on
-    it."""
+    """Each launch fetches the region's and the project's quotas at most once, although it checks GPU and vCPU, Spot and
+    standard quotas."""
     monkeypatch.setattr(rest, "_TIMEOUT_S", (1.0, 1.0))  # keeps the test short; the timeout itself is requests' own
     monkeypatch.setattr(rest, "_PATIENCE_S", 0.5)
     for method in ("regions.get", "projects.get"):

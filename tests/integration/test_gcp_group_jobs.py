@@ -66,7 +66,8 @@ def begins(log: list[str]) -> list[str]:
 
 @in_long_mode
 def test_a_lost_machine_is_recreated_without_a_supervisor(jobs: GcpJobs) -> None:
-    """The group recreates it under the same name, and the job resumes from the checkpoint in the same attempt."""
+    """The group recreates the machine under the same name, and the job resumes from the checkpoint in the same
+    attempt."""
     job = jobs.submit(counting_together(60, lingers=True), python=sys.executable, text=TWO)
     url = hurry(jobs, job)
     jobs.wait_for(lambda: jobs.is_saved(job), job, LIMIT_S)

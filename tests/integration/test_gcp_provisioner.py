@@ -493,7 +493,7 @@ def test_no_credentials(gce: GceControl, monkeypatch: pytest.MonkeyPatch, tmp_pa
 
 
 def test_throttling_is_no_denial(gce: GceControl, provisioner: GcpProvisioner) -> None:
-    """Compute Engine answers both with 403."""
+    """Compute Engine answers 403 to throttled calls as well as to denied ones."""
     for action in ("instances.aggregatedList", "networks.get", "firewalls.get", "instances.insert"):
         gce.fail(action, error("rateLimitExceeded", 403, "Rate Limit Exceeded"), times=2)
     assert look(provisioner.launch(request())).phase == "running"

@@ -104,7 +104,7 @@ class TestCheckpoints:
 
 class TestNode:
     def test_nothing_is_replaced_faster_than_the_service_allows(self, remote: World, gcp: Gcp) -> None:
-        """The service allows one change per object and second: writes of the growing log and of the heartbeat keep to
+        """The service allows one update per second of each object. The growing log and the heartbeat must keep to
         that."""
         remote.job("for i in $(seq 60); do echo line $i; sleep 0.1; done")
         remote.dir.list("")

@@ -1,6 +1,7 @@
 """Stacks on AWS, from creation to teardown: Automation API, engine, provider and the cloud's stand-in.
 
-The engine is a double of Pulumi's, and also Pulumi's own where that is on PATH; the provider is a stand-in for both.
+The tests run on a double of Pulumi's engine, and also on the real one where it is on PATH. The provider is a stand-in
+for both.
 """
 
 from __future__ import annotations
@@ -62,7 +63,7 @@ BY_HAND = {"ec2:TerminateInstances", "autoscaling:TerminateInstanceInAutoScaling
 
 
 class Desk:
-    """Stacks, and the account that they are in."""
+    """Brings stacks up and down, and inspects the account that they are in."""
 
     def __init__(self, aws: Aws, provider: Provider) -> None:
         self.aws, self.provider = aws, provider

@@ -50,7 +50,7 @@ def test_the_schema_is_that_of_the_components(
 
 
 def test_a_fleet_is_constructed_for_a_program_in_another_language() -> None:
-    """Such a program sends numbers as floats, and reads outputs of the component once they are known."""
+    """Programs in other languages send numbers as floats, and read outputs of the component once they are known."""
     inputs = {
         "machineType": "g6.xlarge",
         "size": 2.0,

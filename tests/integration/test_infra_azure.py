@@ -1,6 +1,7 @@
 """Stacks on Azure, from creation to teardown: Automation API, engine, provider and Resource Manager's stand-in.
 
-The engine is a double of Pulumi's, and also Pulumi's own where that is on PATH; the provider is a stand-in for both.
+The tests run on a double of Pulumi's engine, and also on the real one where it is on PATH. The provider is a stand-in
+for both.
 """
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ IMAGE = "microsoft-dsvm:ubuntu-hpc:2404:24.04.2026100101"
 
 
 class Desk:
-    """Stacks, and the subscription that they are in."""
+    """Brings stacks up and down, and inspects the subscription that they are in."""
 
     def __init__(self, control: AzureControl, provider: Provider) -> None:
         self.azure, self.provider = control, provider

@@ -1,7 +1,7 @@
 """Stacks that a team shares in a bucket of S3, Cloud Storage or Blob Storage, over the wire.
 
-The engine is a double of Pulumi's, and also Pulumi's own where that is on PATH. The buckets are in the clouds'
-stand-ins, and the provider keeps its resources in this process. A colleague is an empty state directory.
+The tests run on a double of Pulumi's engine, and also on the real one where it is on PATH. The buckets are in the
+clouds' stand-ins, and the provider keeps its resources in this process. A colleague is an empty state directory.
 """
 
 from __future__ import annotations

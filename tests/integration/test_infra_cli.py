@@ -1,6 +1,6 @@
 """`cloudgpu infra` and `cloudgpu cluster`, from the command line to the stand-in of Google Cloud.
 
-The engine is a double of Pulumi's, and also Pulumi's own where that is on PATH.
+The tests run on a double of Pulumi's engine, and also on the real one where it is on PATH.
 """
 
 from __future__ import annotations
@@ -430,7 +430,7 @@ def test_machines_of_a_spot_cluster_that_are_bought_on_demand_cost_what_they_cos
 
 @pytest.mark.on_engine
 def test_the_second_machine_of_a_cluster_reaches_the_first(desk: Desk) -> None:
-    """Machines that reach each other need another template than a single machine, and keep it when the cluster
+    """Machines that reach each other need a different template than a single machine, and keep it when the cluster
     shrinks."""
     desk.well("infra", "up", *PLACE, "--yes")
     alone = desk.cluster_file(CLUSTER.replace("nodes: 2", "nodes: 1"))

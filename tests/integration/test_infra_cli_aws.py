@@ -1,7 +1,7 @@
 """`cloudgpu infra` and `cloudgpu cluster` on AWS, from the command line to a job's end on a cluster's machine.
 
-The engine is a double of Pulumi's, and also Pulumi's own where that is on PATH. The cloud is AWS's stand-in, over TLS,
-because the stack's bucket refuses requests without it.
+The tests run on a double of Pulumi's engine, and also on the real one where it is on PATH. The cloud is AWS's stand-in,
+over TLS, because the stack's bucket refuses requests without it.
 """
 
 from __future__ import annotations
@@ -136,12 +136,13 @@ def test_a_job_on_a_cluster_from_nothing_to_nothing(desk: Desk, monkeypatch: pyt
 @pytest.mark.on_engine
 @pytest.mark.parametrize("desk", [False], indirect=True)
 def test_a_cluster_in_a_capacity_block_expires_with_it(desk: Desk) -> None:
-    """Its machines must save and leave before AWS terminates them, at a time that nothing on the machine announces."""
+    """The cluster's machines must save and leave before AWS terminates them, at a time that nothing on the machine
+    announces."""
     desk.well("infra", "up", *PLACE, "--yes")
     block = desk.aws.reserve("p5.4xlarge", "us-east-1b", 1, end_s=7_200)
 
     def left() -> float:
-        """Return the seconds until it expires, after checking that its machines read the same expiry."""
+        """Return the seconds until the cluster expires, after checking that its machines read the same expiry."""
         [known] = clusters.known()
         assert known.expires is not None
         assert Fleet(known.fleet_dir).view().settings.expires == known.expires

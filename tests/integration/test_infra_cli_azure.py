@@ -1,7 +1,7 @@
 """`cloudgpu infra` and `cloudgpu cluster` on Azure, from the command line to a job's end on a cluster's machine.
 
-The engine is a double of Pulumi's, and also Pulumi's own where that is on PATH. Resource Manager is a stand-in, and
-Blob Storage is Microsoft's own emulator.
+The tests run on a double of Pulumi's engine, and also on the real one where it is on PATH. Resource Manager is a
+stand-in, and Blob Storage is Microsoft's own emulator.
 """
 
 from __future__ import annotations

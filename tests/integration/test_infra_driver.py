@@ -1,7 +1,7 @@
 """Stacks are driven through the unmodified Automation API, and a command that was killed can be repeated.
 
-The engine is a double of Pulumi's, and also Pulumi's own where that is on PATH; the provider keeps its resources in
-this process.
+The tests run on a double of Pulumi's engine, and also on the real one where it is on PATH; the provider keeps its
+resources in this process.
 """
 
 from __future__ import annotations

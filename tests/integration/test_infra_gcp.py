@@ -1,6 +1,7 @@
 """Stacks on Google Cloud, from creation to teardown: Automation API, engine, provider and the cloud's stand-in.
 
-The engine is a double of Pulumi's, and also Pulumi's own where that is on PATH; the provider is a stand-in for both.
+The tests run on a double of Pulumi's engine, and also on the real one where it is on PATH. The provider is a stand-in
+for both.
 """
 
 from __future__ import annotations
@@ -57,7 +58,7 @@ IMAGE = "projects/deeplearning-platform-release/global/images/family/common-cu12
 
 
 class Desk:
-    """Stacks, and the cloud that they are in."""
+    """Brings stacks up and down, and inspects the cloud that they are in."""
 
     def __init__(self, gcp: Gcp, provider: Provider) -> None:
         self.gce, self.gcs, self.cloud = GceControl(gcp.url), GcsControl(gcp.url), gcp.control

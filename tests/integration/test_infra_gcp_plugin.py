@@ -43,7 +43,7 @@ def test_the_schema_is_that_of_the_components(
 
 
 def test_a_cluster_is_constructed_for_a_program_in_another_language() -> None:
-    """Such a program sends numbers as floats."""
+    """Programs in other languages send numbers as floats."""
     inputs = {
         "project": "p-1",
         "region": "us-central1",

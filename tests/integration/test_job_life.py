@@ -176,7 +176,7 @@ exit 75
 
 
 def test_a_machine_that_is_taken_kills_the_program(home: Path, code: Path) -> None:
-    """Only that machine's program is killed: the other machine continues, and a new machine joins it."""
+    """Only the program on the taken machine is killed: the other machine continues, and a new one joins it."""
     (code / "main.sh").write_text(
         f'touch {code}/started {code}/$CLOUDGPU_NODE; trap "" TERM; until [ -e {code}/worker-1.2 ]; do sleep 0.1; done'
     )

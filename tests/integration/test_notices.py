@@ -234,7 +234,7 @@ def test_gcp_a_container_of_vertex_ai_does_not_come_back(watch: Watch) -> None:
 
 
 def test_gcp_an_unknown_answer_about_restarts_is_no_answer(watch: Watch) -> None:
-    """Otherwise a machine that restarts would be given up, or one that does not restart would be waited for."""
+    """A failed query for automatic restart raises, or else a machine could be given up or waited for by mistake."""
     with GcpMetadata() as server:
         server.set("scheduling/automatic-restart", "Service Unavailable", 503)
         looks = gcp.looks({"GCE_METADATA_HOST": server.host}, watch.lines.append)

@@ -124,8 +124,8 @@ def test_azure_what_was_saved_for_another_event_does_not_count(tmp_path: Path) -
 
 
 def test_azure_machines_of_a_fleet_keep_the_time_until_they_are_taken(tmp_path: Path) -> None:
-    """They use it to release their nodes, so an eviction is not acknowledged. A reboot is, as usual; it comes later,
-    and so shows that the eviction was seen."""
+    """Machines of a fleet need the time before an eviction to release their nodes, so they do not acknowledge it. A
+    reboot is acknowledged as usual; here it comes later, and so shows that the eviction was seen."""
     with Crowd(tmp_path / "job", of_fleet=True).at_work() as crowd:
         crowd.announce("vm_0")
         until(lambda: any("preempt" in line for line in crowd.lines))

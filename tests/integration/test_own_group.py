@@ -73,7 +73,7 @@ def test_a_killed_machine_is_replaced_and_all_leave_in_the_end(machines: Machine
 
 
 def test_a_finished_machine_leaves_and_the_others_continue(machines: Machines, tmp_path: Path) -> None:
-    """Otherwise its idle time would be paid for; machines of other launches also end with their node."""
+    """A machine whose node has ended does not wait for the other nodes, because its idle time would be paid for."""
     machines.miss_early()
     going = tmp_path / "going"
     job = FleetJob(machines, f"[ $CLOUDGPU_RANK = 0 ] || while [ ! -e {going} ]; do sleep 0.1; done", 2)
@@ -115,7 +115,8 @@ def test_machines_leave_when_the_folder_is_deleted(machines: Machines) -> None:
 def test_machines_leave_when_the_folder_is_unreachable(
     machines: Machines, tmp_path: Path, from_the_beginning: bool
 ) -> None:
-    """Such a machine cannot work, and reports that to its bootstrap: here after seconds instead of half an hour."""
+    """Machines report an unusable folder to their bootstrap by their exit code: here after seconds, not half an
+    hour."""
     place = tmp_path / "clusters" / "big"
     program = "import cloudgpu.runtime.fleet.member as it, sys; it.UNREACHABLE_S = 3.0; sys.exit(it.main())"
     line = [sys.executable, "-c", program, "--fleet-dir", machines.url, "--member", "a", "--home", str(tmp_path / "a")]

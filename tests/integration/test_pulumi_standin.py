@@ -1,6 +1,7 @@
 """Pulumi's stand-ins, tested by programs under the unmodified Automation API; the AWS provider calls AWS's stand-in.
 
-The engine is the real `pulumi` where it is on PATH, else its double (tests/standins/pulumi/engines.py).
+The tests run on the double of Pulumi's engine, and also on the real one where it is on PATH
+(tests/standins/pulumi/engines.py).
 """
 
 from __future__ import annotations

@@ -217,7 +217,7 @@ def test_a_node_that_is_ordered_to_end_keeps_its_peers_from_starting_without_it(
 
 
 def test_a_node_that_sees_a_restart_late_takes_part_in_it(world: World) -> None:
-    """It has succeeded meanwhile, but the others need it again."""
+    """The late node has succeeded meanwhile, but its peers need it again."""
     start(world, "1=kill", "all=0", nodes=2, launcher="torchrun", failures_left=1)
     assert finish(world) == ["succeeded"] * 2
     ports = {world.dir.get(node_key(1, "worker-0.1", name)) for name in ("address.json", "address-0002.json")}
@@ -268,7 +268,7 @@ def test_a_machine_that_was_restarted_begins_a_generation_with_all(world: World,
 
 
 def test_remaining_nodes_wait_for_new_members_and_continue(world: World) -> None:
-    """Their program failed because of the loss, and no failure is allowed."""
+    """The program on the remaining node failed because of the loss, although no failure is allowed."""
     start(world, "0=await-3", "0=0", nodes=2, launcher="torchrun", heals=True)
     until(lambda: len(world.texts()) == 2)
     world.lose_power(1)
@@ -327,7 +327,7 @@ def test_a_program_may_save_before_others_join(world: World) -> None:
 
 
 def test_remaining_nodes_wait_for_one_that_is_leaving(world: World) -> None:
-    """Its machine is about to be taken; it still saves, and its heartbeats continue until then."""
+    """The leaving node's machine is about to be taken: its program still saves, and its heartbeats continue."""
     slow = (
         "import os, signal, time\n"
         "def save(*_):\n while not os.path.exists('saved'): time.sleep(0.1)\n raise SystemExit(75)\n"

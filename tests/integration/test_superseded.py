@@ -77,8 +77,8 @@ def is_training(world: World) -> bool:
 
 
 def test_a_zombie_changes_nothing_and_ends_itself(world: World) -> None:
-    """It is frozen between two writes, because a write in flight cannot be stopped. Its program wakes before the agent
-    that would end it: the program's writes are refused, and its first save ends it."""
+    """The first attempt is frozen between two writes, because a write in flight cannot be stopped. Its program wakes
+    before its agent, which would end it: the program's writes are refused, and its first save ends it."""
     go = world.folder / "go"
     world.job([sys.executable, "train.py"], code={"train.py": TRAIN}, env={"GO": str(go)})
     zombie = world.start()

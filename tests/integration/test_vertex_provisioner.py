@@ -186,7 +186,7 @@ def test_an_ended_job_is_observed_though_lists_omit_it(vertex: Vertex, provision
 def test_a_quota_that_is_too_small_for_the_job_is_reported_before_creation(
     vertex: Vertex, provisioner: VertexProvisioner
 ) -> None:
-    """Otherwise it would be refused without a link, or wait in the queue."""
+    """Without this check the job would be refused without a link, or wait in the queue."""
     quota = "CustomModelTrainingT4GPUsPerProjectPerRegion"
     control = CatalogControl(vertex.gcp.url)
     control.set_cloud_quota(VERTEX, quota, ({}, 1))

@@ -436,7 +436,7 @@ def test_the_nodes_writer_serves_all_ranks_and_ends_on_sigterm(tmp_path: Path, m
 
 
 def test_training_begins_when_the_node_writer_is_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Otherwise no writer would know what a program staged that dies at once, or hangs."""
+    """Training waits for the node's writer; otherwise data staged by a program that dies at once would be lost."""
     path = tmp_path / "writer"
     monkeypatch.setenv("CLOUDGPU_WRITER", str(path))
     code = """
@@ -628,7 +628,7 @@ def test_nonsense_does_not_end_the_nodes_writer(tmp_path: Path, monkeypatch: pyt
 
 
 def test_a_forked_worker_does_not_keep_the_writer(tmp_path: Path) -> None:
-    """It is forked by Python, which closes inherited descriptors, or without Python's knowledge."""
+    """One worker is forked by Python, which closes inherited descriptors, and one by libc, which does not."""
     before = writers()
     code = f"""
 import ctypes, os, time

@@ -62,7 +62,7 @@ def test_saving_goes_on_where_only_two_checkpoints_fit(
 
 
 def test_the_last_whole_checkpoint_is_never_given_up_for_room(tmp_path: Path) -> None:
-    """Two fit, and the newer one is silently damaged: the older one must stay."""
+    """Two checkpoints fit, and the newer one is silently damaged: the older one must stay."""
     with mounted(tmp_path / "disk", "7m") as disk:
         one = Training(local_url(disk.folder / "job"), size=3 * MB)
         assert one.save(1).committed
