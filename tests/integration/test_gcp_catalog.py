@@ -1,4 +1,4 @@
-"""`cloudgpu catalog refresh --cloud gcp`, and quotas before a launch: over the wire, with faults."""
+"""`cloudgpu catalog refresh --cloud gcp` and quota checks before a launch, over the wire, with injected faults."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ MADE_OF = {
     "projects.get": {"quotas_gcp"},
     "projects.locations.services.quotaInfos.get": {"quotas_gcp", "quotas_vertex"},
 }
-"""Method -> tables that cannot be made without it."""
+"""API method -> tables that cannot be refreshed without it."""
 FAMILY = "GPUS-PER-GPU-FAMILY-per-project-region"
 JOB = """\
 name: digits
@@ -71,7 +71,7 @@ def cloudgpu(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 def refresh(*regions: str) -> tuple[int, dict[str, str], str]:
-    """Exit code, table -> state, what was said."""
+    """Refresh the tables; return the exit code, each table's state and stderr."""
     where = [word for region in regions or REGIONS for word in ("--region", region)]
     done = cloudgpu("catalog", "refresh", "--cloud", "gcp", "--json", *where)
     outcomes = json.loads(done.stdout) if done.stdout else []
@@ -79,7 +79,7 @@ def refresh(*regions: str) -> tuple[int, dict[str, str], str]:
 
 
 def rows(table: str) -> list[dict[str, str]]:
-    """Of a refreshed table."""
+    """Return the rows of a refreshed table."""
     found = table_overrides.load(table_overrides.path_of(table))
     assert found is not None
     return read(found.text)
@@ -95,7 +95,7 @@ def read(text: str) -> list[dict[str, str]]:
 
 
 def price(sku: str, region: str = HERE) -> tuple[str, str]:
-    """On demand and Spot, as refreshed."""
+    """Return the refreshed on-demand and Spot prices."""
     found = [row for row in rows("prices_gcp") if (row["sku"], row["region"]) == (sku, region)]
     return (found[0]["on_demand_usd_h"], found[0]["spot_usd_h"]) if found else ("", "")
 
@@ -110,7 +110,7 @@ def test_all_tables_are_refreshed_and_planned_with(gcp: CatalogControl) -> None:
     assert (code, states) == (0, dict.fromkeys(TABLES, "refreshed")), said
     done = cloudgpu("plan", "job.yaml", "--json")
     offers = {offer["market"]: offer for offer in reversed(json.loads(done.stdout)["offers"])}
-    # 12 vCPUs, 170 GB, the GPU, 375 GiB of local SSD, by the stand-in's list
+    # 12 vCPUs, 170 GB of memory, the GPU and 375 GiB of local SSD at the stand-in's list prices
     spot = 12 * Decimal("0.0167") + 170 * Decimal("0.0022") + Decimal("1.5") + 375 * Decimal("0.048") / 730
     on_demand = 12 * Decimal("0.031611") + 170 * Decimal("0.004237") + Decimal("3.92808") + 375 * Decimal("0.08") / 730
     assert Decimal(offers["spot"]["roles"][0]["price_usd_h"]) == round(spot, 6)
@@ -121,8 +121,8 @@ def test_all_tables_are_refreshed_and_planned_with(gcp: CatalogControl) -> None:
     assert cloudgpu("catalog", "show").stdout.count("refreshed") == len(TABLES)
 
 
-def test_what_google_says_is_what_the_shipped_tables_say(gcp: CatalogControl) -> None:
-    """Machine types and places of the stand-in are the shipped ones: reading them back must give them again."""
+def test_a_refresh_reproduces_the_shipped_tables(gcp: CatalogControl) -> None:
+    """The stand-in serves the machine types and places of the shipped tables, so a refresh must reproduce them."""
     assert refresh()[0] == 0
     volatile = {"source", "date"}
     before, after = (
@@ -136,8 +136,8 @@ def test_what_google_says_is_what_the_shipped_tables_say(gcp: CatalogControl) ->
     assert [key for key in known if known[key] and found[key] != known[key]] == []
 
 
-def test_a_price_is_the_sum_of_its_parts_as_the_shipped_table_has_it(gcp: CatalogControl) -> None:
-    """Of these the parts are published: what was summed by somebody else must come out again."""
+def test_a_computed_price_equals_the_shipped_price(gcp: CatalogControl) -> None:
+    """Google publishes the component prices of these types: their sum must equal the price in the shipped table."""
     refresh(HERE)
     for sku, markets in {
         **dict.fromkeys(("n1-standard-4", "n1-highmem-96", "nvidia-tesla-t4"), 2),
@@ -148,16 +148,17 @@ def test_a_price_is_the_sum_of_its_parts_as_the_shipped_table_has_it(gcp: Catalo
         assert [Decimal(one) for one in price(sku)][:markets] == published, sku
 
 
-def test_other_ways_to_buy_are_not_taken_for_the_price(gcp: CatalogControl) -> None:
-    """The list has DWS, calendar mode, commitments, sole tenancy and workstations of the same GPUs, all cheaper or
-    dearer; Spot of the A4 is called OnDemand there; of the H200 no host is priced, so that nothing is known."""
+def test_prices_of_other_purchase_options_are_ignored(gcp: CatalogControl) -> None:
+    """The price list also has DWS, calendar mode, commitments, sole tenancy and workstations for the same GPUs, cheaper
+    or dearer. It labels the A4's Spot price OnDemand. It has no host price for the H200, so the price of the whole
+    machine is unknown."""
     refresh(HERE)
     assert price("nvidia-tesla-t4") == ("0.35", "0.175")
     assert price("a4-highgpu-8g")[1] == "39.6336"
     assert price("a3-ultragpu-8g") == ("", "")
     host = 208 * Decimal("0.026924") + 1872 * Decimal("0.002344") + 16 * 375 * Decimal("0.08") / 730
     assert Decimal(price("a3-megagpu-8g")[0]) == round(host + 8 * Decimal("10.344276"), 6)
-    # sold on demand nowhere, whatever the list says
+    # not sold on demand, although the list has a price
     assert price("a3-highgpu-1g")[0] == "" and price("a3-highgpu-1g")[1] != ""
 
 
@@ -169,7 +170,7 @@ def test_a_part_of_a_gpu_costs_a_part(gcp: CatalogControl) -> None:
     assert Decimal(price("g4-standard-6")[0]) == round(eighth, 6)
 
 
-def test_two_prices_for_one_thing_make_it_unknown_and_are_told(gcp: CatalogControl) -> None:
+def test_two_prices_for_one_sku_make_it_unknown_and_are_reported(gcp: CatalogControl) -> None:
     gcp.add_sku("Nvidia L4 GPU running in Iowa", HERE, "0.1")
     code, states, said = refresh(HERE)
     assert (code, states["prices_gcp"]) == (0, "refreshed")
@@ -209,7 +210,7 @@ def test_new_sizes_are_added_and_what_is_unlike_all_known_is_left_out(gcp: Catal
 
 
 def test_a_variant_of_a_known_size_is_sold_as_that_size_is(gcp: CatalogControl) -> None:
-    """Names of variants have a part more than their family's sizes: `a3-highgpu-8g-nolssd`."""
+    """Names of variants have one part more than their family's sizes: `a3-highgpu-8g-nolssd`."""
 
     def made(gpu: str, memory_gb: int) -> dict[str, object]:
         carried = {"guestAcceleratorType": gpu, "guestAcceleratorCount": 8}
@@ -239,10 +240,10 @@ def test_ends_of_support_that_google_announces_are_taken_over(gcp: CatalogContro
     )
     assert (a2["status"], a2["markets"]) == ("retired", "")
     assert found["n1-standard-8", ""]["status"] == "active"
-    assert found["n1-standard-8", "P100"]["status"] == "retired"  # ended already, whatever is said
+    assert found["n1-standard-8", "P100"]["status"] == "retired"  # has already ended, whatever the API reports
 
 
-def test_what_a_zone_does_not_have_is_not_offered_there(gcp: CatalogControl) -> None:
+def test_types_missing_in_a_zone_are_not_offered_there(gcp: CatalogControl) -> None:
     gcp.describe("machineTypes", "a2-ultragpu-8g", ["us-central1-a", "us-central1-c"], None)
     gcp.describe("acceleratorTypes", "nvidia-tesla-t4", ["us-central1-a", "us-central1-b"], None)
     refresh(HERE)
@@ -253,7 +254,7 @@ def test_what_a_zone_does_not_have_is_not_offered_there(gcp: CatalogControl) -> 
         == [zone for zone in known["n1+nvidia-tesla-t4"] if zone[-1] not in "ab"]
         != known["n1+nvidia-tesla-t4"]
     )
-    # In no zone are all sizes of the family: then those where there is any.
+    # No zone has all sizes of the family, so zones with any size are listed.
     assert found["a2-ultragpu"] == known["a2-ultragpu"]
 
 
@@ -360,7 +361,7 @@ def check(
 
 
 def run(control: CatalogControl, *nodes: NodeRequest, market: str = "on-demand") -> None:
-    """Have such machines, of somebody else's."""
+    """Start these machines without cloudgpu, so that they use quota."""
     import google.auth
     from google.cloud import compute_v1
 
@@ -401,7 +402,7 @@ def refused(
     return caught.value
 
 
-def test_what_fits_is_let_through_and_what_does_not_is_refused_with_the_numbers(gcp: CatalogControl) -> None:
+def test_a_launch_above_the_quota_is_refused_with_the_numbers(gcp: CatalogControl) -> None:
     gcp.set_quota(HERE, "NVIDIA_T4_GPUS", 3)
     run(gcp, T4)
     check(T4, T4)
@@ -419,12 +420,12 @@ def test_the_quota_of_all_regions_stops_the_cloud(gcp: CatalogControl) -> None:
     error_ = refused(T4, L4)
     assert (error_.scope, error_.code) == ("cloud", "GPUS_ALL_REGIONS")
     assert "all regions together: 2 GPUs more are needed" in str(error_)
-    check(T4, L4, market="spot")  # whether these count is written nowhere
+    check(T4, L4, market="spot")  # Google does not document whether Spot GPUs count
 
 
 def test_the_vcpus_of_n1_machines_count_too(gcp: CatalogControl) -> None:
     gcp.set_quota(HERE, "CPUS", 7)
-    check(T4, L4)  # G2 has no quota of vCPUs
+    check(T4, L4)  # G2 has no vCPU quota
     assert "8 vCPUs more are needed, but CPUS allows 7" in str(refused(T4, T4))
 
 
@@ -499,7 +500,7 @@ def test_vertex_ai_s_quotas_are_its_own(gcp: CatalogControl) -> None:
     ],
 )
 @pytest.mark.parametrize("fault", [error("forbidden", 403, "no"), HTML], ids=["refused", "broken"])
-def test_what_is_not_told_stops_nothing_and_is_said_once(
+def test_an_unreadable_quota_blocks_no_launch_and_is_logged_once(
     gcp: CatalogControl, method: str, nodes: list[NodeRequest], fault: object, caplog: pytest.LogCaptureFixture
 ) -> None:
     gcp.fail(method, fault, times=None)  # type: ignore[arg-type]  # a Fault
@@ -513,8 +514,9 @@ def test_what_is_not_told_stops_nothing_and_is_said_once(
 def test_a_server_that_hangs_costs_one_timeout_for_each_question(
     gcp: CatalogControl, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Of GPUs and of vCPUs, Spot and standard: each launch asks the region and the project once all the same."""
-    monkeypatch.setattr(rest, "_TIMEOUT_S", (1.0, 1.0))  # so that the test is quick: the wait itself is requests' own
+    """Each launch fetches the region's and the project's quotas at most once, although it checks GPU and vCPU, Spot and
+    standard quotas."""
+    monkeypatch.setattr(rest, "_TIMEOUT_S", (1.0, 1.0))  # keeps the test short; the timeout itself is requests' own
     monkeypatch.setattr(rest, "_PATIENCE_S", 0.5)
     for method in ("regions.get", "projects.get"):
         gcp.fail(method, HANG, times=None)

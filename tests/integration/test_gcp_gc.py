@@ -1,5 +1,5 @@
-"""`cloudgpu gc` on Compute Engine: one leaked thing of each kind is found without local state, and removed; nobody
-else's is."""
+"""`cloudgpu gc` on Compute Engine: finds and removes one leak of each kind without local state, and keeps the resources
+of other owners."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ IMAGE = "projects/ubuntu-os-cloud/global/images/family/ubuntu-2404-lts-amd64"
 
 
 class Project:
-    """The stand-in, as a test holds it, and as Google's client reaches it."""
+    """The stand-in's project: control API and Google's clients."""
 
     def __init__(self, url: str) -> None:
         self.control = GceControl(url)
@@ -56,7 +56,7 @@ class Project:
         return {key: value for key, value in values.items() if value}
 
     def make_instance(self, zone: str = ZONE, *, with_disk: bool = True, **changes: Any) -> str:
-        """One T4; `with_disk`: its disk is labelled too, and goes with it."""
+        """Make an instance with a T4 and a labelled disk; `with_disk`: the disk is deleted with the instance."""
         self._count += 1
         name, labels = f"cloudgpu-leak-{self._count}", to_labels(self.labels(**changes))
         instance = {
@@ -80,7 +80,7 @@ class Project:
         return name
 
     def make_disk(self, zone: str = ZONE, **changes: Any) -> None:
-        """What is left of a machine whose disk did not go with it."""
+        """Make an instance and delete it, so that its disk stays behind."""
         name = self.make_instance(zone, with_disk=False, **changes)
         self._do("InstancesClient", "delete_unary", zone=zone, instance=name)
 
@@ -101,7 +101,7 @@ class Project:
         return {(kind, name) for kind, name in found if name.startswith("cloudgpu-")}
 
     def _do(self, client: str, method: str, **arguments: Any) -> None:
-        """And wait until it is done."""
+        """Call the method and wait until its operation is done."""
         operation = getattr(self.client(client), method)(project=self._id, timeout=180, **arguments)
         until = time.monotonic() + 180
         while operation.status != compute_v1.Operation.Status.DONE:
@@ -169,11 +169,11 @@ def test_a_leak_of_each_kind_is_found_and_removed(project: Project, kind: str) -
     remove(left)
     assert found() == []
     assert project.left() == set()
-    remove(left)  # what is gone already does no harm
+    remove(left)  # removing it again is a no-op
 
 
 @pytest.mark.parametrize("kind", ["instance", "disk"])
-def test_what_has_lost_its_token_is_removed_by_its_name(project: Project, kind: str) -> None:
+def test_a_resource_without_a_token_is_removed_by_its_name(project: Project, kind: str) -> None:
     LEAKS[kind](project)
     [left] = found()
     one = next(thing for thing in left.things if thing.kind == kind)
@@ -212,7 +212,7 @@ def test_prices_ages_and_expiries_are_shown(project: Project) -> None:
     assert all(len(line) <= 100 for line in shown.splitlines())
 
 
-def test_what_belongs_to_others_goes_only_once_it_has_expired_and_only_when_asked_for(project: Project) -> None:
+def test_resources_of_other_owners_are_removed_only_when_expired_and_with_others(project: Project) -> None:
     project.make_disk(owner="cloudgpu-somebody", expires=time.time() - 60, token="a" * 32)
     project.make_rule(owner="cloudgpu-somebody", expires=time.time() + 3_600, token="b" * 32)
     project.make_disk(owner="cloudgpu-somebody", token="c" * 32)
@@ -228,7 +228,7 @@ def test_only_the_regions_asked_for_are_looked_at(project: Project) -> None:
     project.make_instance("europe-west4-b")
     project.make_rule()
     project.make_rule(token="b" * 32)
-    assert {left.token[0] for left in found(REGION)} == {"b"}  # the other one's machines are elsewhere
+    assert {left.token[0] for left in found(REGION)} == {"b"}  # the other launch's machine is in another region
     [left] = [left for left in found("europe-west4") if left.token == TOKEN]
     assert (kinds(left), left.regions) == ({"instance", "disk", "firewall rule"}, ["europe-west4"])
     refused = run_gc(regions=("us-central11",))
@@ -257,7 +257,7 @@ def test_lost_answers_and_5xx_do_no_harm(project: Project, fault: Any) -> None:
     assert project.left() == set()
 
 
-def test_what_may_not_be_listed_is_an_error_and_not_taken_for_nothing(project: Project) -> None:
+def test_a_denied_list_is_an_error(project: Project) -> None:
     project.make_disk()
     project.control.fail("disks.aggregatedList", error("forbidden", 403, "Required 'compute.disks.list'"), times=None)
     with pytest.raises(ProvisionError, match=r"compute\.disks\.list") as refused:

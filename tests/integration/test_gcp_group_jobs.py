@@ -1,5 +1,5 @@
-"""Jobs with `recover: fleet` on Compute Engine from end to end, over the wire: `cloudgpu submit`, a managed instance
-group, machines that really boot, and a supervisor that need not be there."""
+"""Jobs with `recover: fleet` on Compute Engine end to end, over the wire: `cloudgpu submit`, a managed instance group,
+machines that boot, and a supervisor that may be stopped."""
 
 from __future__ import annotations
 
@@ -28,7 +28,8 @@ pytestmark = pytest.mark.timeout(900)
 TYPE = "n1-standard-4"
 LIMIT_S = 400.0
 SILENT_S = 40.0
-"""The lost machine comes back under its name; the other one must not be missed, however busy this computer is."""
+"""Seconds without a heartbeat until a machine counts as lost. The lost machine returns under its name; the other one
+must not be declared lost when this computer is busy."""
 SPOT = f"""
 resources: {{cloud: gcp, machine_type: {TYPE}, accelerator: T4, region: {REGION}, market: spot}}
 recover: fleet
@@ -45,7 +46,7 @@ def jobs(tmp_path: Path, agents: Path) -> Iterator[GcpJobs]:
 
 
 def hurry(jobs: GcpJobs, job: Job) -> str:
-    """Machines look often; URL of the folder where they meet."""
+    """Make the machines poll their fleet folder often; return the folder's URL."""
     jobs.wait_for(lambda: job.attempts() and job.attempts()[-1].allocation, job, LIMIT_S)
     allocation = job.attempts()[-1].allocation
     assert allocation is not None
@@ -64,8 +65,9 @@ def begins(log: list[str]) -> list[str]:
 
 
 @in_long_mode
-def test_a_machine_that_is_lost_is_made_anew_while_nobody_looks(jobs: GcpJobs) -> None:
-    """By its group, under the same name; the job goes on from the checkpoint, in the same attempt."""
+def test_a_lost_machine_is_recreated_without_a_supervisor(jobs: GcpJobs) -> None:
+    """The group recreates the machine under the same name, and the job resumes from the checkpoint in the same
+    attempt."""
     job = jobs.submit(counting_together(60, lingers=True), python=sys.executable, text=TWO)
     url = hurry(jobs, job)
     jobs.wait_for(lambda: jobs.is_saved(job), job, LIMIT_S)
@@ -90,7 +92,7 @@ def test_a_machine_that_is_lost_is_made_anew_while_nobody_looks(jobs: GcpJobs) -
 
 @in_long_mode
 def test_a_zone_without_room_then_another(jobs: GcpJobs) -> None:
-    """The group of the first zone says so, and is gone before the next is made."""
+    """The group in the first zone reports no capacity, and is deleted before the next one is created."""
     for zone in (f"{REGION}-a", f"{REGION}-b", f"{REGION}-f"):
         jobs.control.set_capacity(TYPE, zone, "spot", 0)
     job = jobs.submit(counting(5), text=SPOT)

@@ -1,5 +1,5 @@
-"""Whatever happens to a supervisor and to its calls, a job with `recover: fleet` on Compute Engine ends, once, and
-nothing of its group is left. As test_gcp_leaks.py, which is of launches without one."""
+"""A job with `recover: fleet` on Compute Engine ends once and leaves nothing of its group, whatever happens to its
+supervisor and its API calls. test_gcp_leaks.py tests launches without a group."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from cloudgpu.tests.standins.long_mode import LONG
 pytestmark = pytest.mark.timeout(3_600)
 
 TYPE = "a2-highgpu-1g"
-"""Of which several are placed together, by a policy."""
+"""A placement policy puts several machines of this type close together."""
 NODES = 2
 SCENE = Scene(
     "gcp",
@@ -41,7 +41,7 @@ CHANGES = {f"{kind}.{verb}" for kind in OF_A_GROUP for verb in ("insert", "delet
 
 class GroupAgents(GcpAgents):
     def nodes(self) -> Iterator[tuple[str, int, str]]:
-        """Each machine of a group has one of the nodes, whichever it is, once there are enough."""
+        """Assign a node to each machine of a group, in any order, once the group has all its machines."""
         running: dict[tuple[str, int], int] = {}
         for one in self._jobs.control.instances(running=True):
             known = tags_of(one)
@@ -54,12 +54,12 @@ class GroupAgents(GcpAgents):
 
 class GroupLeaks(Leaks[GcpJobs]):
     def submit(self) -> Job:
-        """Each job has to make the network's rule, too, which stays."""
+        """Submit a job after deleting the network's shared firewall rule, so that each job has to create it."""
         self.jobs.control.remove("firewalls", f"cloudgpu-closed-{NETWORK}")
         return super().submit()
 
     def check_machines(self, job: Job) -> None:
-        """They are those of one group, each of which it has made once."""
+        """Check that the machines are those of one group, which created each of them once."""
         found = self.jobs.instances(job)
         assert all(one.gone is not None for one in found), self.jobs.story(job)
         assert len({one.name for one in found}) == len(found) <= NODES, self.jobs.story(job)
@@ -95,8 +95,8 @@ def test_every_call_goes_wrong(leaks: GroupLeaks, sweep: str) -> None:
 @pytest.mark.parametrize("fault", [LOSE, KILL_AFTER], ids=lambda fault: fault.kind)
 @pytest.mark.parametrize("action", sorted(one for one in CHANGES if "Group" in one))
 def test_a_group_in_a_project_that_is_slow(leaks: GroupLeaks, fault: Fault, action: str) -> None:
-    """While an operation runs, and no list shows the group's machines yet, whoever asks again gets that group, or ends
-    it whole."""
+    """While an operation runs and lists do not show the group's machines yet, a retry gets the same group or deletes
+    all of it."""
     leaks.jobs.control.set_times(operation=0.3, stopping=0.3, lag=0.5)
     try:
         job = leaks.submit()

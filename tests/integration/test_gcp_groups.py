@@ -1,5 +1,4 @@
-"""Launches on Compute Engine whose machines are a group of their own, over the wire: what is made, what goes wrong, and
-that nothing of it is left."""
+"""Grouped launches on Compute Engine, over the wire: the resources they create, failures, and complete cleanup."""
 
 from __future__ import annotations
 
@@ -68,7 +67,7 @@ def stack(gce: GceControl) -> Infrastructure:
 
 
 def another() -> GcpProvisioner:
-    """A provisioner that has seen nothing yet, as that of another process."""
+    """Return a provisioner without cached state, like that of another process."""
     return GcpProvisioner(FastClock())
 
 
@@ -97,7 +96,7 @@ def request(nodes: int = 2, machine_type: str = T4, accelerator: str = "T4", **c
 
 
 def unanswered() -> Allocation:
-    """As the supervisor knows a launch whose answer nobody has."""
+    """Return what the supervisor knows about a launch whose answer was lost."""
     return Allocation("gcp", "digits-abc", 1, TOKEN, {}, region=REGION, owner=OWNER.name)
 
 
@@ -134,7 +133,7 @@ def look_until(allocation: Allocation, what: Callable[[list[NodeState]], bool]) 
     return seen
 
 
-# --- what is made -----------------------------------------------------------------------------------------------------
+# --- created resources ------------------------------------------------------------------------------------------------
 
 
 def test_a_group_is_made_watched_and_removed_with_all_that_was_made_for_it(
@@ -207,13 +206,13 @@ def test_machines_and_group_are_those_that_the_component_makes(
         == (asked.nodes[0].machine_type == A100)
     )
     assert {one["key"] for one in made["metadata"]["items"]} == {one["key"] for one in wanted["metadata"]["items"]}
-    told = only(registered, GROUP).inputs
-    assert told["targetSize"] == group["targetSize"] == len(asked.nodes)
-    assert told["distributionPolicyTargetShape"] == group["distributionPolicy"]["targetShape"]
+    inputs = only(registered, GROUP).inputs
+    assert inputs["targetSize"] == group["targetSize"] == len(asked.nodes)
+    assert inputs["distributionPolicyTargetShape"] == group["distributionPolicy"]["targetShape"]
     zones = [one["zone"].rpartition("/")[2] for one in group["distributionPolicy"].get("zones", [])]
-    assert (told.get("distributionPolicyZones") or []) == zones == ([asked.zone] if asked.zone else [])
-    assert told["instanceLifecyclePolicy"] == group["instanceLifecyclePolicy"]
-    assert flat(told["updatePolicy"]) == flat(group["updatePolicy"])
+    assert (inputs.get("distributionPolicyZones") or []) == zones == ([asked.zone] if asked.zone else [])
+    assert inputs["instanceLifecyclePolicy"] == group["instanceLifecyclePolicy"]
+    assert flat(inputs["updatePolicy"]) == flat(group["updatePolicy"])
     another().terminate(unanswered())
     assert left(gce) == {}
 
@@ -239,7 +238,7 @@ def image_of(asked: LaunchRequest) -> str:
 
 
 def whole(value: Any) -> Any:
-    """64-bit numbers are text on the wire; a URL may begin with a host or not."""
+    """Normalize wire values: parse 64-bit numbers, which are sent as text, and strip the host of URLs."""
     if isinstance(value, dict):
         return {key: whole(one) for key, one in value.items()}
     if isinstance(value, list):
@@ -250,7 +249,7 @@ def whole(value: Any) -> Any:
 
 
 def flat(policy: Any) -> dict[str, Any]:
-    """Pulumi has `maxSurgeFixed` where the API has `maxSurge.fixed`."""
+    """Rename the API's `maxSurge.fixed` to Pulumi's `maxSurgeFixed`."""
     found: dict[str, Any] = {}
     for key, value in policy.items():
         found |= {f"{key}Fixed": value["fixed"]} if isinstance(value, dict) else {key: value}
@@ -268,10 +267,10 @@ def test_a_reservation_is_used_where_it_has_room(gce: GceControl, stack: Infrast
     assert left(gce) == {}
 
 
-# --- again, and after the end -----------------------------------------------------------------------------------------
+# --- repeated launches, also after termination ------------------------------------------------------------------------
 
 
-def test_who_asks_again_gets_the_same_group(gce: GceControl, stack: Infrastructure) -> None:
+def test_a_repeated_launch_gets_the_same_group(gce: GceControl, stack: Infrastructure) -> None:
     first = another().launch(request())
     assert another().launch(request()) == first
     assert len(gce.calls("regionInstanceGroupManagers.insert")) == 1
@@ -279,7 +278,7 @@ def test_who_asks_again_gets_the_same_group(gce: GceControl, stack: Infrastructu
     another().terminate(first)
 
 
-def test_what_was_ended_does_not_come_to_life_again(gce: GceControl, stack: Infrastructure) -> None:
+def test_a_terminated_launch_is_not_launched_again(gce: GceControl, stack: Infrastructure) -> None:
     allocation = another().launch(request())
     another().terminate(allocation)
     again = another().launch(request())
@@ -304,10 +303,10 @@ def test_a_call_whose_answer_is_lost_makes_nothing_twice(gce: GceControl, stack:
 
 
 @pytest.mark.parametrize("grouped", [True, False], ids=["a group", "machines"])
-def test_where_no_list_of_all_regions_can_be_had_that_of_the_region_does(
+def test_a_failing_aggregated_list_is_replaced_by_the_regions_list(
     gce: GceControl, stack: Infrastructure, grouped: bool
 ) -> None:
-    """One zone of the world that cannot be listed makes every aggregated list fail."""
+    """One zone that cannot be listed makes every aggregated list fail."""
     gce.fail("*.aggregatedList", error("backendError", 503, "us-moon1-a cannot be listed"), times=None)
     asked = request(machine_type=A100, accelerator="A100-40GB", grouped=grouped)
     allocation = another().launch(asked)
@@ -319,7 +318,7 @@ def test_where_no_list_of_all_regions_can_be_had_that_of_the_region_does(
 
 
 @pytest.mark.parametrize("known", [True, False], ids=["its region is known", "by its token only"])
-def test_a_launch_whose_answer_nobody_has_is_ended(gce: GceControl, stack: Infrastructure, known: bool) -> None:
+def test_a_launch_whose_answer_was_lost_is_terminated(gce: GceControl, stack: Infrastructure, known: bool) -> None:
     gce.set_times(operation=0.3, stopping=0.3, lag=0.5)
     another().launch(request())
     allocation = unanswered() if known else dataclasses.replace(unanswered(), region="", owner="")
@@ -328,7 +327,7 @@ def test_a_launch_whose_answer_nobody_has_is_ended(gce: GceControl, stack: Infra
 
 
 def test_a_group_of_no_machines_is_found_and_removed(gce: GceControl, stack: Infrastructure) -> None:
-    """As machines leave it that have done their work."""
+    """A group becomes empty when its machines finish and leave it."""
     allocation = another().launch(request())
     running(gce, 2)
     empty(gce)
@@ -351,7 +350,7 @@ def empty(gce: GceControl) -> None:
     wait_for(lambda: not gce.resources("instances"))
 
 
-# --- what is refused --------------------------------------------------------------------------------------------------
+# --- refusals ---------------------------------------------------------------------------------------------------------
 
 
 def test_without_a_stack_it_says_how_to_make_one(gce: GceControl) -> None:
@@ -374,7 +373,7 @@ def test_a_stack_of_another_project_is_no_stack(
 def test_a_zone_without_room_ends_the_order_and_says_where_there_is_some(
     gce: GceControl, stack: Infrastructure
 ) -> None:
-    """The supervisor then goes on to another place."""
+    """The supervisor then tries another place."""
     gce.set_capacity(T4, ZONE, "spot", 1)
     allocation = another().launch(request())
     states = look_until(allocation, lambda seen: all(state.phase == "gone" for state in seen))
@@ -397,8 +396,8 @@ def test_a_zone_without_room_is_no_reason_where_there_are_others(gce: GceControl
     another().terminate(unanswered())
 
 
-def test_a_quota_that_is_used_up_is_told(gce: GceControl, stack: Infrastructure) -> None:
-    """It is taken by somebody else after it was looked at."""
+def test_an_exhausted_quota_is_reported(gce: GceControl, stack: Infrastructure) -> None:
+    """Other machines use up the quota after it was checked."""
     allocation = another().launch(request())
     running(gce, 2)
     gce.set_quota(REGION, "PREEMPTIBLE_NVIDIA_T4_GPUS", 1)
@@ -445,7 +444,7 @@ def test_flex_start_is_refused(gce: GceControl, stack: Infrastructure) -> None:
 def test_gc_finds_what_is_left_of_a_group_and_removes_it(
     gce: GceControl, stack: Infrastructure, parts: set[str]
 ) -> None:
-    """Not only machines: an empty group makes new ones when somebody sets its size, a template stays for ever."""
+    """An empty group would create machines if it were resized, and a template stays until it is deleted."""
     another().launch(request())
     running(gce, 2)
     empty(gce)

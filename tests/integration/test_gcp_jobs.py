@@ -1,4 +1,4 @@
-"""Jobs on Compute Engine from end to end, over the wire: `cloudgpu submit`, a supervisor, machines that really boot."""
+"""Jobs on Compute Engine end to end, over the wire: `cloudgpu submit`, a supervisor, and machines that boot."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_a_job_runs_on_a_machine_and_leaves_nothing(jobs: GcpJobs) -> None:
 
 
 def test_no_capacity_then_a_preemption_then_resumed_elsewhere(jobs: GcpJobs) -> None:
-    """Both times the zone that has room is asked next, for Compute Engine names it."""
+    """Each time the zone with capacity is tried next, because Compute Engine's error names it."""
     for zone in ("us-central1-a", "us-central1-b", "us-central1-f"):
         jobs.control.set_capacity(TYPE, zone, "spot", 0)
     job = jobs.submit(counting(60, lingers=True), text=SPOT + OFTEN)
@@ -63,7 +63,7 @@ def test_no_capacity_then_a_preemption_then_resumed_elsewhere(jobs: GcpJobs) -> 
 
 
 def test_maintenance_is_survived_in_place(jobs: GcpJobs) -> None:
-    """Announced, saved before it, the host is away, the same machine goes on."""
+    """Maintenance is announced, the program saves a checkpoint, the host goes down, and the same machine continues."""
     job = jobs.submit(counting(60, lingers=True), text=ON_DEMAND + "checkpoint: {every: 1h, keep: 2}\n")
     machine = jobs.wait_for(lambda: jobs.instances(job, running=True), job)[0]
     jobs.wait_for(lambda: begins(jobs.log(job)), job)
@@ -95,7 +95,7 @@ def test_a_host_that_fails_is_replaced_by_compute_engine(jobs: GcpJobs) -> None:
 
 
 @in_long_mode
-def test_a_machine_that_somebody_deletes_is_replaced(jobs: GcpJobs) -> None:
+def test_a_machine_deleted_by_hand_is_replaced(jobs: GcpJobs) -> None:
     job = jobs.submit(counting(60, lingers=True), text=SPOT + OFTEN)
     jobs.wait_for(lambda: jobs.is_saved(job), job)
     machine = jobs.instances(job)[0]
@@ -108,7 +108,7 @@ def test_a_machine_that_somebody_deletes_is_replaced(jobs: GcpJobs) -> None:
 
 @in_long_mode
 def test_a_spot_machine_whose_host_fails_is_replaced_by_another(jobs: GcpJobs) -> None:
-    """It is stopped and does not come back, but is not gone: that it is silent tells."""
+    """The instance is stopped and not restarted, but still exists: only missing heartbeats show that it is lost."""
     job = jobs.submit(counting(60, lingers=True), text=SPOT + OFTEN)
     jobs.wait_for(lambda: jobs.is_saved(job), job)
     jobs.control.crash(jobs.instances(job)[0].name)

@@ -1,11 +1,11 @@
-"""Whatever happens to a supervisor and to its calls, a job on Compute Engine ends, once, and nothing of it is left.
+"""A job on Compute Engine ends once and leaves nothing, whatever happens to its supervisor and its API calls.
 
-kill -9 at every call of a launch and of a teardown that changes something, as an undisturbed run shows them: the
-stand-in kills whoever makes the call when it has done it. Then every answer is lost once, each call throttled twice,
-and answered with errors of the server; operations are slow, and lists late.
+An undisturbed run records the mutating calls of a launch and of a teardown. Then the stand-in kills the caller with
+SIGKILL after each of these calls, loses every answer once, throttles each call twice, and answers with server errors.
+Operations are slow, and lists lag.
 
-With CLOUDGPU_LONG=1: see tests/standins/leaks.py; kills fall before and after every call, also those that only look,
-and each fault hits one call at a time as well.
+With CLOUDGPU_LONG=1 (see tests/standins/leaks.py), kills fall before and after every call, including reads, and each
+fault also hits one call at a time.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ launcher: none
 )
 CHANGES = {"firewalls.insert", "instances.insert", "instances.delete", "firewalls.delete"}
 IMPORTS = ("google.cloud.compute_v1", "google.auth.transport.requests", "google.oauth2.credentials", "obstore")
-"""Taken over by each supervisor from the process it is a fork of."""
+"""Modules that each supervisor inherits, already imported, from the process it is forked from."""
 
 
 class GcpAgents(Agents):
@@ -57,13 +57,13 @@ class GcpAgents(Agents):
 
 class GcpLeaks(Leaks[GcpJobs]):
     def submit(self) -> Job:
-        """Each job has to make the network's rule, too, which stays."""
+        """Submit a job after deleting the network's shared firewall rule, so that each job has to create it."""
         self.jobs.control.remove("firewalls", "cloudgpu-closed-default")
         return super().submit()
 
     def check_machines(self, job: Job) -> None:
-        """Not two of a rank at the same time; nor two of a node, but where the launch was undone: that is said by its
-        attempt, and whoever was killed while undoing it has launched again."""
+        """Check that machines of one rank do not overlap in time, and that an attempt launches each node once. Attempts
+        that ended `refused` are exempt: a supervisor that was killed while undoing the launch launches again."""
         undone = {str(attempt.number) for attempt in job.attempts() if attempt.outcome == "refused"}
         ranks: dict[str, float] = {}
         nodes: list[tuple[str, str]] = []
@@ -114,7 +114,7 @@ def test_one_call_goes_wrong(leaks: GcpLeaks, sweep: str) -> None:
 
 @pytest.mark.parametrize("fault", [LOSE, KILL_AFTER], ids=lambda fault: fault.kind)
 def test_insertions_in_a_project_that_is_slow(leaks: GcpLeaks, fault: Fault) -> None:
-    """While an operation runs, and no list shows its instance yet, whoever asks again gets that instance."""
+    """While an operation runs and lists do not show its instance yet, a retry gets the same instance."""
     leaks.jobs.control.set_times(operation=0.3, stopping=0.3, lag=0.5)
     try:
         job = leaks.submit()
@@ -129,9 +129,10 @@ def test_insertions_in_a_project_that_is_slow(leaks: GcpLeaks, fault: Fault) -> 
     ("fault", "machine_type"), [(LOSE, "n1-standard-8"), (KILL_AFTER, "n1-standard-16")], ids=["lose", "kill-after"]
 )
 def test_a_refused_launch_leaves_nothing(leaks: GcpLeaks, fault: Fault, machine_type: str) -> None:
-    """A zone has room for one of two: what was started there is ended, whatever happens meanwhile.
+    """A zone has capacity for one of two machines: the one that started is deleted, even if that call's answer is lost
+    or the supervisor is killed.
 
-    Which zones are full is remembered by machine type: so each time it is another.
+    Full zones are remembered by machine type, so each case uses another type.
     """
     tight = ("us-central1-a", "us-central1-b", "us-central1-c")
     for zone in tight:

@@ -1,4 +1,4 @@
-"""Maintenance of one of several machines: the same machines go on together, in the same attempt."""
+"""Maintenance of one of several machines: all machines continue together, in the same attempt."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ TWO = (
 
 
 def test_two_nodes_wait_for_the_one_whose_host_is_maintained(jobs: GcpJobs) -> None:
-    """It costs one interruption, which is all that the job allows; no machine is replaced."""
+    """Maintenance costs one interruption, which is all that the job's retry policy allows, and replaces no machine."""
     job = jobs.submit(counting_together(60, lingers=True), python=sys.executable, text=TWO)
     jobs.wait_for(lambda: jobs.is_saved(job), job, limit_s=300.0)
     first, second = jobs.instances(job)

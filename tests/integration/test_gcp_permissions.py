@@ -1,7 +1,7 @@
-"""docs/gcp-permissions.md, enforced over the wire: its roles are enough, and no permission in them is too much.
+"""docs/gcp-permissions.md, enforced over the wire: its roles suffice, and every permission in them is needed.
 
-The roles are read from the page. Every permission belongs to the step that needs it; without it, that step complains,
-and names the permission.
+The roles are parsed from the page. Every permission belongs to the step that needs it: without the permission, that
+step fails and names it.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ ACT_AS = "iam.serviceAccounts.actAs"
 
 
 def roles() -> dict[str, set[str]]:
-    """Title -> permissions, as the page has them."""
+    """Return the roles of the page: title -> permissions."""
     blocks = re.findall(r"```yaml\n(.*?)```", PAGE.read_text(), re.DOTALL)
     found = [yaml.safe_load(block) for block in blocks]
     assert all(set(role) == {"title", "stage", "includedPermissions"} for role in found)
@@ -59,14 +59,14 @@ OURS = ("instances", "disks", "firewalls", "instanceTemplates", "resourcePolicie
 
 @dataclasses.dataclass
 class World:
-    """The project, and who may do what."""
+    """The stand-in's project and its IAM policy."""
 
     control: GceControl
     folder: Path
     environ: Callable[[str], dict[str, str]]
 
     def permit(self, without: str = "") -> None:
-        """The submitter has the page's roles, but for one permission; the machines have theirs."""
+        """Grant the submitter the page's roles except one permission, and the machines their roles."""
         in_bucket = {"permissions": sorted(JOBS - {without}), "where": f"projects/_/buckets/{BUCKET}*"}
         self.control.enforce(
             {
@@ -83,7 +83,7 @@ class World:
         )
 
     def left(self) -> list[str]:
-        """What there is of ours, but for the rule that stays."""
+        """Return the names of cloudgpu's resources, except the shared firewall rule, which stays."""
         return [
             str(one["name"])
             for kind in OURS
@@ -147,7 +147,7 @@ def complaints(found: list[str]) -> Iterator[None]:
 
 
 def launched() -> Allocation:
-    """As somebody knows it who was not there."""
+    """Return the allocation as a process knows it that did not make the launch."""
     return Allocation("gcp", "digits-k3v9x2ma", 1, TOKEN, {}, region=REGION, owner="cloudgpu-tester")
 
 
@@ -166,7 +166,7 @@ def launch_reserved(world: World) -> list[str]:
 
 
 def launch_group(world: World) -> list[str]:
-    """Of machines that are placed together."""
+    """Launch a group of machines that are placed together."""
     stand(world.control, f"gs://{BUCKET}/jobs", MACHINE)
     found: list[str] = []
     with complaints(found):
@@ -186,7 +186,7 @@ def observe(world: World) -> list[str]:
 
 
 def explain(world: World) -> list[str]:
-    """A machine that runs: asked for after it was launched."""
+    """Explain a running machine, right after its launch."""
     provisioner, found = GcpProvisioner(FastClock()), list[str]()
     with complaints(found):
         provisioner.explain(provisioner.launch(request()), "worker-0.1")
@@ -201,7 +201,7 @@ def terminate(world: World) -> list[str]:
 
 
 def end_where_a_zone_cannot_be_listed(world: World) -> list[str]:
-    """Lists of all zones fail then: the launch's region is asked."""
+    """Terminate while aggregated lists fail, so that the launch's region is listed instead."""
     broken = error("backendError", 503, "us-moon1-a cannot be listed")
     world.control.fail("*.aggregatedList", broken, times=None)
     try:
@@ -246,7 +246,7 @@ def run_on_vertex(world: World) -> list[str]:
         allocation = vertex.launch(vertex_request)
         vertex.observe(allocation)
         vertex.terminate(allocation)
-        vertex.observe(allocation)  # as a supervisor does before it says that all is gone
+        vertex.observe(allocation)  # as a supervisor does before it reports the machines gone
     return found
 
 
@@ -314,19 +314,20 @@ STEPS: dict[str, tuple[Callable[[World], list[str]], str]] = {
     ),
 }
 UNTESTED = {"aiplatform.customJobs.delete", "storage.multipartUploads.abort"}
-"""Needed after accidents only, and nothing fails without them: what is left tells or costs a little."""
-TOLD_IN_LOG = {"quota"}
-"""Steps that go on without."""
+"""Needed only for cleanup after failures. Nothing fails without them: the leftovers are informative or cost little."""
+WARN_ONLY = {"quota"}
+"""Steps that continue without the permission and log a warning."""
 PREPARED = {"terminate", "terminate a group", "end where a zone cannot be listed", "gc"}
 
 
 def prepare(world: World, step: str = "") -> None:
-    """Machines that run."""
+    """Launch machines for the step."""
     assert (launch_group if step == "terminate a group" else launch)(world) == []
 
 
 def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
-    """Ours: google-auth asks Google, in the background, about what a test's account may do."""
+    """Return cloudgpu's warnings. google-auth logs others, because it queries Google about the test's account in the
+    background."""
     return [
         record.message
         for record in caplog.records
@@ -337,7 +338,7 @@ def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
 def run(world: World, step: str, without: str = "") -> list[str]:
     if step in PREPARED:
         prepare(world, step)
-    world.control.set_times(operation=0.5)  # so that what is begun is waited for
+    world.control.set_times(operation=0.5)  # makes the step wait for its operations
     world.permit(without)
     return STEPS[step][0](world)
 
@@ -352,11 +353,11 @@ def test_every_permission_of_the_page_belongs_to_a_step() -> None:
 @pytest.mark.parametrize("step", STEPS)
 def test_with_the_roles_everything_works(world: World, step: str, caplog: pytest.LogCaptureFixture) -> None:
     found = run(world, step)
-    if step == "launch into a reservation":  # there is none, which it has been told
+    if step == "launch into a reservation":  # no reservation exists, and the error says so
         assert len(found) == 1 and "no reservation of" in found[0]
         return
     assert found == []
-    assert step not in TOLD_IN_LOG or warnings(caplog) == []
+    assert step not in WARN_ONLY or warnings(caplog) == []
     if step in PREPARED:
         assert world.left() == []
 
@@ -368,11 +369,11 @@ def test_without_a_permission_its_step_names_it(
     world: World, step: str, permission: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     found = run(world, step, permission)
-    found += warnings(caplog) if step in TOLD_IN_LOG else []
+    found += warnings(caplog) if step in WARN_ONLY else []
     assert found, f"{step} works without {permission}: it is too much"
-    told = [one for one in found if permission in one]
-    assert told, found
-    assert "docs/gcp-permissions.md" in told[0]
+    naming = [one for one in found if permission in one]
+    assert naming, found
+    assert "docs/gcp-permissions.md" in naming[0]
     if step in {"launch", "launch a group"}:
         world.permit()
         assert terminate(world) == []
@@ -380,7 +381,7 @@ def test_without_a_permission_its_step_names_it(
 
 
 @pytest.mark.parametrize("step", ["launch", "launch a group", "vertex"])
-def test_nobody_gives_a_machine_an_account_without_being_allowed_to(world: World, step: str) -> None:
+def test_a_launch_needs_permission_to_use_the_machines_account(world: World, step: str) -> None:
     [complaint] = run(world, step, ACT_AS)
     assert ACT_AS in complaint and "docs/gcp-permissions.md" in complaint
 

@@ -1,4 +1,4 @@
-"""The target gcp over the wire: Google's SDK against the stand-in of tests/standins/gcp, with faults."""
+"""Target gcp over the wire: Google's SDK against the stand-in in tests/standins/gcp, with injected faults."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ TOKEN = "0123456789abcdef0123456789abcdef"
 ZONE = "us-central1-a"
 T4 = "n1-standard-4"
 KEPT = "cloudgpu-closed-default"
-"""The rule that is shared by all launches and stays."""
+"""The firewall rule that all launches share, and which stays."""
 
 
 @pytest.fixture(scope="module")
@@ -51,7 +51,7 @@ def provisioner(gce: GceControl) -> GcpProvisioner:
 
 
 def another(clock: FastClock | None = None) -> GcpProvisioner:
-    """A provisioner that has seen nothing yet, as that of another process."""
+    """Return a provisioner without cached state, like that of another process."""
     return GcpProvisioner(clock or FastClock())
 
 
@@ -87,7 +87,7 @@ def request(*nodes: NodeRequest, **changes: Any) -> LaunchRequest:
 
 
 def left(gce: GceControl) -> dict[str, list[str]]:
-    """What there is of ours, but for what is meant to stay."""
+    """Return the names of cloudgpu's resources by kind, except the shared firewall rule."""
     found = {
         kind: [str(one["name"]) for one in gce.resources(kind) if one["name"] != KEPT]
         for kind in ("instances", "disks", "firewalls")
@@ -100,12 +100,12 @@ def name_of(machine: str) -> str:
 
 
 def look(allocation: Allocation) -> NodeState:
-    """At the only node, by somebody who has seen nothing yet."""
+    """Observe the only node with a provisioner that has no cached state."""
     [state] = another().observe(allocation)
     return state
 
 
-# --- what a machine is launched with ----------------------------------------------------------------------------------
+# --- properties of a machine ------------------------------------------------------------------------------------------
 
 
 def test_the_machine_is_as_asked_for_and_labelled_from_the_start(gce: GceControl, provisioner: GcpProvisioner) -> None:
@@ -176,7 +176,7 @@ def test_the_network_is_ours_if_there_is_one_or_the_one_that_is_named(
 
 
 def known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, project: str = PROJECT) -> Infrastructure:
-    """As `cloudgpu infra up` writes it down."""
+    """Save the outputs of an infra stack, as `cloudgpu infra up` does."""
     monkeypatch.setenv("CLOUDGPU_HOME", str(tmp_path / "home"))
     region = f"https://www.googleapis.com/compute/v1/projects/{project}/regions/us-central1"
     found = Infrastructure(
@@ -194,7 +194,7 @@ def known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, project: str = PROJEC
 
 
 def used(gce: GceControl) -> list[tuple[str, str]]:
-    """Subnetwork and service account of each machine."""
+    """Return the subnetwork and the service account of each machine."""
     return [
         (one["networkInterfaces"][0]["subnetwork"].rpartition("/")[2], one["serviceAccounts"][0]["email"])
         for one in gce.resources("instances")
@@ -243,14 +243,14 @@ def test_the_network_of_a_stack_is_found_where_nothing_is_written_down(
     assert used(gce) == [("cloudgpu-us-central1", MACHINE)]
 
 
-# --- again and again --------------------------------------------------------------------------------------------------
+# --- repeated launches ------------------------------------------------------------------------------------------------
 
 
 def test_a_machine_whose_request_id_is_forgotten_is_known_by_its_name(
     gce: GceControl, provisioner: GcpProvisioner
 ) -> None:
     provisioner.launch(request())
-    # An owner's label that was changed: no look finds it; and no operation is told.
+    # The owner label differs, so no list finds the machine; and listing operations fails.
     gce.fail("globalOperations.aggregatedList|zoneOperations.list", error("internalError", 500), times=None)
     assert refused(another(), request(owner=Owner("somebody-else"))).error_class == "transient"
     gce.heal()
@@ -258,10 +258,11 @@ def test_a_machine_whose_request_id_is_forgotten_is_known_by_its_name(
     assert len(gce.instances()) == 1 and look(allocation).phase == "running"
 
 
-def test_what_no_listing_shows_is_ended_by_the_operation_that_made_it(
+def test_a_machine_missing_in_lists_is_found_by_its_operation_and_deleted(
     gce: GceControl, provisioner: GcpProvisioner
 ) -> None:
-    """Nobody knows the machine, and no listing shows it: it is still being made when the launch is ended."""
+    """The launch's answer was lost and lists do not show the machine, which is still being created when the launch is
+    terminated."""
     gce.set_times(operation=1.5)
     gce.fail("instances.insert", LOSE, times=None)
     gce.set_times(lag=1.0)
@@ -272,7 +273,7 @@ def test_what_no_listing_shows_is_ended_by_the_operation_that_made_it(
     assert left(gce) == {}
 
 
-# --- what Compute Engine refuses --------------------------------------------------------------------------------------
+# --- refusals ---------------------------------------------------------------------------------------------------------
 
 
 def test_a_machine_type_that_is_not_sold_in_a_zone(provisioner: GcpProvisioner) -> None:
@@ -282,7 +283,7 @@ def test_a_machine_type_that_is_not_sold_in_a_zone(provisioner: GcpProvisioner) 
 
 
 def test_a_quota_that_compute_engine_finds_too_small_itself(gce: GceControl, provisioner: GcpProvisioner) -> None:
-    """The quotas are not told to this account; the insert is refused."""
+    """The account may not read quotas, so only the insert is refused."""
     gce.set_quota("us-central1", "NVIDIA_T4_GPUS", 1)
     gce.fail("regions.get", error("forbidden", 403, "Required 'compute.regions.get' permission"), times=None)
     refusal = refused(provisioner, request(*pair()))
@@ -314,7 +315,7 @@ def test_a_firewall_rule_alone_is_a_launch_too(gce: GceControl, provisioner: Gcp
     assert left(gce) == {}
 
 
-def test_what_somebody_took_off_a_machine_goes_too(gce: GceControl, provisioner: GcpProvisioner) -> None:
+def test_teardown_without_owner_and_region_leaves_nothing(gce: GceControl, provisioner: GcpProvisioner) -> None:
     from google.cloud import compute_v1
 
     from cloudgpu.provisioners.gcp.clients import Clients
@@ -331,7 +332,7 @@ def test_what_somebody_took_off_a_machine_goes_too(gce: GceControl, provisioner:
     assert look(allocation).phase == "gone"
 
 
-# --- what happens to machines -----------------------------------------------------------------------------------------
+# --- states of machines -----------------------------------------------------------------------------------------------
 
 
 def test_a_machine_that_is_maintained_returns(gce: GceControl, provisioner: GcpProvisioner) -> None:
@@ -369,7 +370,7 @@ def test_a_machine_in_the_queue_is_launched_and_bills_nothing(gce: GceControl, p
 def test_placement_that_takes_longer_than_a_launch_waits_makes_one_machine(
     gce: GceControl, provisioner: GcpProvisioner, market: str
 ) -> None:
-    """The first answer is lost, and the operation takes minutes: the next launch finds it by its request id."""
+    """The first answer is lost and the operation takes minutes: the next launch finds it by its request id."""
     gce.set_times(operation=600.0)
     gce.fail("instances.insert", LOSE)
     asked = request(node(machine_type="g2-standard-4", accelerator="L4"), market=market)
@@ -428,10 +429,10 @@ def test_a_zone_that_cannot_be_reached_keeps_jobs_of_other_regions_from_nothing(
     assert left(gce) == {}
 
 
-def test_where_no_list_of_all_zones_can_be_had_those_of_the_region_do(
+def test_a_failing_aggregated_list_is_replaced_by_the_regions_lists(
     gce: GceControl, provisioner: GcpProvisioner
 ) -> None:
-    """One zone of the world that cannot be listed makes every aggregated list fail."""
+    """One zone that cannot be listed makes every aggregated list fail."""
     gce.fail("*.aggregatedList", error("backendError", 503, "us-moon1-a cannot be listed"), times=None)
     here = provisioner.launch(request(*pair(), zone=None))
     assert [state.phase for state in another().observe(here)] == ["running", "running"]
@@ -472,7 +473,7 @@ def test_why_a_machine_is_gone_is_asked_once(gce: GceControl, provisioner: GcpPr
     assert [call.action for call in gce.calls() if call.service == "compute"] == ["instances.aggregatedList"]
 
 
-# --- what is wrong with the account -----------------------------------------------------------------------------------
+# --- errors of the account --------------------------------------------------------------------------------------------
 
 
 def test_nothing_is_found_in_a_project_that_does_not_exist(gce: GceControl, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -492,7 +493,7 @@ def test_no_credentials(gce: GceControl, monkeypatch: pytest.MonkeyPatch, tmp_pa
 
 
 def test_throttling_is_no_denial(gce: GceControl, provisioner: GcpProvisioner) -> None:
-    """Both are 403."""
+    """Compute Engine answers 403 to throttled calls as well as to denied ones."""
     for action in ("instances.aggregatedList", "networks.get", "firewalls.get", "instances.insert"):
         gce.fail(action, error("rateLimitExceeded", 403, "Rate Limit Exceeded"), times=2)
     assert look(provisioner.launch(request())).phase == "running"

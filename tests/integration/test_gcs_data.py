@@ -1,4 +1,4 @@
-"""What a job keeps in Cloud Storage: checkpoints, log, inputs, outputs; real writers and agents, over the wire."""
+"""A job's data in Cloud Storage: checkpoints, log, inputs and outputs, with real writers and agents, over the wire."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def gcp(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Gcp]:
 
 @pytest.fixture
 def remote(world: World, gcp: Gcp) -> World:
-    """Nodes whose job dir is in Cloud Storage."""
+    """Move the nodes' job dir to Cloud Storage."""
     world.dir = JobDir(URL)
     return world
 
@@ -75,7 +75,7 @@ class TestCheckpoints:
         one.client.close()
 
     def test_a_lost_acknowledgement_of_a_whole_upload(self, gcp: Gcp) -> None:
-        """Asked again, the service knows of no such upload: the save fails or not, the next one works."""
+        """A retry finds no such upload: this save may fail, but the next one works."""
         one = Training(URL, size=9 * MB)
         gcp.control.fail("multipartUploads.complete", LOSE, times=1)
         one.save(1)
@@ -104,7 +104,8 @@ class TestCheckpoints:
 
 class TestNode:
     def test_nothing_is_replaced_faster_than_the_service_allows(self, remote: World, gcp: Gcp) -> None:
-        """One change of an object a second: the log's, that grows, and the heartbeat's."""
+        """The service allows one update per second of each object. The growing log and the heartbeat must keep to
+        that."""
         remote.job("for i in $(seq 60); do echo line $i; sleep 0.1; done")
         remote.dir.list("")
         GcsControl(gcp.url).limit_updates(1.0)
@@ -114,7 +115,7 @@ class TestNode:
         assert lines == [f"line {number}" for number in range(1, 61)]
         calls = gcp.control.calls("objects.insert", name="*/log/*")
         assert len(calls) > 3
-        assert sum(call.status == 429 for call in calls) <= 2  # the last lines do not wait
+        assert sum(call.status == 429 for call in calls) <= 2  # the last lines are written without delay
 
     def test_inputs_and_outputs(self, remote: World) -> None:
         large = os.urandom(MB) * 33

@@ -1,4 +1,4 @@
-"""The stand-in for Cloud Storage, through the clients of others: Google's own (JSON API), and obstore (XML API)."""
+"""The Cloud Storage stand-in, tested with clients of other projects: Google's own (JSON API) and obstore (XML API)."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from ..standins.faults import LOSE, error
 from ..standins.gcp import SUBMITTER, Gcp
 from ..standins.gcs import GcsControl
 
-storage: Any = importlib.import_module("google.cloud.storage")  # it has no types
+storage: Any = importlib.import_module("google.cloud.storage")  # it has no type hints
 BUCKET = "a-bucket"
 SCOPE = "https://www.googleapis.com/auth/devstorage.read_write"
 MB = 1 << 20
@@ -45,7 +45,7 @@ class World:
         self.hasty = GCSStore(BUCKET, **plain, retry_config={"max_retries": 0})
 
     def ask(self, method: str, path: str, **more: Any) -> requests.Response:
-        """With the same credentials, by hand."""
+        """Send a hand-written request with the same credentials."""
         if not self.credentials.valid:
             self.credentials.refresh(google.auth.transport.requests.Request())  # type: ignore[no-untyped-call]
         headers = {"Authorization": f"Bearer {self.credentials.token}", **more.pop("headers", {})}
@@ -66,10 +66,10 @@ def blob(world: World, name: str, **more: Any) -> Any:
 
 class TestBothSeeTheSame:
     @pytest.mark.parametrize("name", ["a", "a/b c/ü#?%&+=", "a//b", "ends/"])
-    def test_what_one_writes_the_other_reads(self, world: World, name: str) -> None:
+    def test_one_client_reads_what_the_other_has_written(self, world: World, name: str) -> None:
         blob(world, name).upload_from_string(b"one\r\n\r\n--two\n")
         assert [one.name for one in world.client.list_blobs(BUCKET)] == [name]
-        if name not in ("a//b", "ends/"):  # obstore makes other names of these
+        if name not in ("a//b", "ends/"):  # obstore normalizes these names
             assert bytes(obstore.get(world.xml, name).bytes()) == b"one\r\n\r\n--two\n"
 
     def test_generations_and_checksums(self, world: World) -> None:
@@ -82,7 +82,7 @@ class TestBothSeeTheSame:
         assert int(str(again["version"])) > int(str(made["version"]))
         assert blob(world, "a").download_as_bytes(raw_download=True) == b"content"  # the client compares checksums
 
-    def test_what_is_put_together_has_no_md5(self, world: World) -> None:
+    def test_a_multipart_object_has_no_md5(self, world: World) -> None:
         parts = [memoryview(os.urandom(6 * MB)), memoryview(os.urandom(6 * MB)), memoryview(b"end")]
         obstore.put(world.xml, "large", iter(parts), chunk_size=6 * MB)
         seen = world.json.get_blob("large")
@@ -140,8 +140,8 @@ class TestConditions:
 
 class TestChecksums:
     @pytest.mark.parametrize("kind", ["md5", "crc32c"])
-    def test_content_that_is_not_what_was_said_is_refused(self, world: World, kind: str) -> None:
-        claimed = {"md5": "1B2M2Y8AsgTpgAmY7PhCfg==", "crc32c": "AAAAAA=="}[kind]  # of nothing
+    def test_a_wrong_checksum_is_refused(self, world: World, kind: str) -> None:
+        claimed = {"md5": "1B2M2Y8AsgTpgAmY7PhCfg==", "crc32c": "AAAAAA=="}[kind]  # checksums of empty content
         by_xml = world.ask("PUT", f"/{BUCKET}/a", data=b"1", headers={"x-goog-hash": f"{kind}={claimed}"})
         assert (by_xml.status_code, "<Code>BadDigest</Code>" in by_xml.text) == (400, True)
         path = f"/upload/storage/v1/b/{BUCKET}/o?uploadType=media&name=a"
@@ -168,8 +168,8 @@ class TestResumable:
         self.upload(world, content)
         assert blob(world, "large").download_as_bytes() == content
 
-    def test_whoever_comes_first_has_it(self, world: World) -> None:
-        """The condition is of the moment in which the object appears."""
+    def test_the_condition_is_checked_at_completion(self, world: World) -> None:
+        """The condition is checked when the object is completed, not when the upload begins."""
         path = f"/upload/storage/v1/b/{BUCKET}/o?uploadType=resumable&name=a&ifGenerationMatch=0"
         begun = world.ask("POST", path, json={})
         blob(world, "a").upload_from_string(b"first")
@@ -178,7 +178,7 @@ class TestResumable:
         assert done.status_code == 412
         assert blob(world, "a").download_as_bytes() == b"first"
 
-    def test_how_much_is_there_can_be_asked(self, world: World) -> None:
+    def test_the_status_of_an_upload_can_be_queried(self, world: World) -> None:
         begun = world.ask("POST", f"/upload/storage/v1/b/{BUCKET}/o?uploadType=resumable&name=a", json={})
         where = begun.headers["Location"].removeprefix(world.gcp.url)
         quantum = 256 << 10
@@ -186,12 +186,12 @@ class TestResumable:
         asked = world.ask("PUT", where, headers={"Content-Range": "bytes */*"})
         assert (asked.status_code, asked.headers["Range"]) == (308, f"bytes=0-{quantum - 1}")
         odd = world.ask("PUT", where, data=b"x", headers={"Content-Range": f"bytes {quantum}-{quantum}/*"})
-        assert odd.status_code == 400  # neither the last, nor a multiple of 256 KiB
+        assert odd.status_code == 400  # neither the last chunk nor a multiple of 256 KiB
 
 
 class TestMultipart:
     @pytest.mark.parametrize(
-        ("parts", "told", "code"),
+        ("parts", "numbers", "code"),
         [
             ([b"small", b"end"], [1, 2], "EntityTooSmall"),
             ([bytes(5 * MB), b"end"], [2, 1], "InvalidPartOrder"),
@@ -199,8 +199,8 @@ class TestMultipart:
             ([bytes(5 * MB)], [], "InvalidPartOrder"),
         ],
     )
-    def test_what_does_not_fit_together_is_refused(
-        self, world: World, parts: list[bytes], told: list[int], code: str
+    def test_inconsistent_parts_are_refused(
+        self, world: World, parts: list[bytes], numbers: list[int], code: str
     ) -> None:
         begun = world.ask("POST", f"/{BUCKET}/large?uploads")
         identity = begun.text.partition("<UploadId>")[2].partition("<")[0]
@@ -209,7 +209,8 @@ class TestMultipart:
             sent = world.ask("PUT", f"/{BUCKET}/large?partNumber={number}&uploadId={identity}", data=part)
             tags[number] = sent.headers["ETag"]
         rows = "".join(
-            f"<Part><PartNumber>{number}</PartNumber><ETag>{tags.get(number, 'none')}</ETag></Part>" for number in told
+            f"<Part><PartNumber>{number}</PartNumber><ETag>{tags.get(number, 'none')}</ETag></Part>"
+            for number in numbers
         )
         body = f"<CompleteMultipartUpload>{rows}</CompleteMultipartUpload>"
         done = world.ask("POST", f"/{BUCKET}/large?uploadId={identity}", data=body.encode())
@@ -227,7 +228,7 @@ class TestMultipart:
 
 
 class TestRefusals:
-    def test_what_is_not_known_is_told_loudly(self, world: World) -> None:
+    def test_unknown_calls_are_not_implemented(self, world: World) -> None:
         for method, path in (
             ("POST", f"/storage/v1/b/{BUCKET}/unknown"),
             ("PUT", f"/{BUCKET}/a?acl"),
@@ -250,7 +251,7 @@ class TestRefusals:
         with pytest.raises(exceptions.Forbidden, match=r"storage\.objects\.create"):
             blob(world, "others/a").upload_from_string(b"1")
         with pytest.raises(PermissionDeniedError, match=r"storage\.objects\.delete"):
-            obstore.put(world.xml, "jobs/a", b"2")  # to replace is to delete
+            obstore.put(world.xml, "jobs/a", b"2")  # replacing requires the permission to delete
         with pytest.raises(GenericError, match=r"storage\.objects\.list"):
             obstore.list(world.xml, "jobs").collect()
 

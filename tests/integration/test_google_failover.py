@@ -1,4 +1,4 @@
-"""From Compute Engine to Vertex AI: two targets with one bucket are two places of a job like any others."""
+"""Failover from Compute Engine to Vertex AI: two targets with one bucket are two places of a job like any others."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ EITHER = (
 ZONES = [f"us-central1-{letter}" for letter in "abcf"]
 
 
-def test_what_compute_engine_has_taken_away_goes_on_at_vertex_ai(jobs: GcpJobs) -> None:
-    """The checkpoint of the one is restored by the other, and nothing is left at either."""
+def test_a_job_preempted_on_compute_engine_continues_on_vertex_ai(jobs: GcpJobs) -> None:
+    """Vertex AI resumes from the checkpoint made on Compute Engine, and nothing is left on either."""
     vertex = VertexControl(jobs.control)
     job = jobs.submit(counting(60, lingers=True), text=EITHER)
     machine = jobs.wait_for(lambda: jobs.instances(job, running=True), job)[0]

@@ -1,4 +1,5 @@
-"""limits.gpu_idle on the target `local`, with stand-ins for NVIDIA's driver: agents, heartbeats, supervisor, end."""
+"""limits.gpu_idle on target `local`, with a stand-in for NVIDIA's driver: agents, heartbeats, supervisor, end of
+job."""
 
 from __future__ import annotations
 
@@ -26,7 +27,7 @@ pytestmark = pytest.mark.skipif(bool(find_gpus()), reason="this machine has GPUs
 
 @pytest.fixture
 def nvidia_smi(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
-    """A driver with two L4, and what its nvidia-smi, first in PATH, is to do."""
+    """Install a driver with two L4s; return a function that writes the nvidia-smi script, which is first in PATH."""
     install_driver(GPUS, monkeypatch)
     script = tmp_path / "bin" / "nvidia-smi"
     script.parent.mkdir()
@@ -45,7 +46,7 @@ def answer(*percents: int) -> str:
 
 @pytest.fixture
 def supervisor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Supervisor]:
-    """In this process, where the driver's stand-in is."""
+    """Run the supervisor in this process, where the driver's stand-in is installed."""
     monkeypatch.setenv("CLOUDGPU_HOME", str(tmp_path / "home"))
     store = Store.open(paths.database_url())
     supervisor = Supervisor(store)
@@ -70,7 +71,7 @@ def submit_job(folder: Path, run: str, *, nodes: int = 1) -> Job:
 def drive(
     supervisor: Supervisor, job: Job, until: Callable[[], object] = lambda: False, limit_s: float = WAIT_S
 ) -> None:
-    """Until the job has ended, or something holds."""
+    """Run the supervisor until the job has ended or `until` holds."""
     end = time.monotonic() + limit_s
     while not job.refresh().done and not until():
         assert time.monotonic() < end, [event.message for event in job.events()]
@@ -104,7 +105,7 @@ def test_one_busy_gpu_of_the_job_keeps_it(
     assert job.state == "succeeded", job.reason
 
 
-def test_a_busy_gpu_of_somebody_else_does_not(
+def test_a_busy_gpu_of_another_job_does_not_keep_it(
     supervisor: Supervisor, nvidia_smi: Callable[[str], None], tmp_path: Path
 ) -> None:
     nvidia_smi(answer(0, 90))

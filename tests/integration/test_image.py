@@ -1,6 +1,6 @@
-"""The image for real: built by podman on a base of Debian packages, run, killed, stopped, out of memory, resumed.
+"""The real image: built by podman on a base of Debian packages, run, killed, stopped, out of memory, resumed.
 
-`make image-test` and `.ci/run` make the base and run this; elsewhere it is skipped.
+`make image-test` and `.ci/run` build the base and run these tests; elsewhere they are skipped.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ def start(image: str, place: Path, *program: str, options: tuple[str, ...] = ())
     folders = ["--code", str(place / "code"), "--checkpoints", str(place / "checkpoints")]
     command = [sys.executable, "-m", "cloudgpu", "image", "run", "--engine=podman", *folders, *options]
     command += [image, "--", "train.py", *program]
-    # There, for podman leaves a file `oom` where it was called, when memory runs out.
+    # Run in `place`, because podman leaves a file `oom` in its working directory when memory runs out.
     return subprocess.Popen(command, cwd=place, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
@@ -109,7 +109,7 @@ def container(image: str) -> str:
     return podman("ps", "--quiet", "--filter", f"ancestor={image}").strip()
 
 
-def test_what_is_in_it(image: str) -> None:
+def test_contents(image: str) -> None:
     found = json.loads(podman("inspect", image))[0]
     assert found["User"] == "10001:10001"
     assert found["Config"]["StopSignal"] in {"SIGTERM", "15"}

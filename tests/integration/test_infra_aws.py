@@ -1,6 +1,7 @@
-"""Stacks on AWS, from nothing to nothing: the Automation API, an engine, a provider, the cloud's stand-in.
+"""Stacks on AWS, from creation to teardown: Automation API, engine, provider and the cloud's stand-in.
 
-The engine is a double of Pulumi's, and Pulumi's own where it is on PATH; the provider is a stand-in on both.
+The tests run on a double of Pulumi's engine, and also on the real one where it is on PATH. The provider is a stand-in
+for both.
 """
 
 from __future__ import annotations
@@ -58,11 +59,11 @@ FLEET = FleetSpec(
     size=2,
 )
 BY_HAND = {"ec2:TerminateInstances", "autoscaling:TerminateInstanceInAutoScalingGroup"}
-"""What these tests ask themselves."""
+"""Actions that only these tests call."""
 
 
 class Desk:
-    """Stacks, and the account that they are in."""
+    """Brings stacks up and down, and inspects the account that they are in."""
 
     def __init__(self, aws: Aws, provider: Provider) -> None:
         self.aws, self.provider = aws, provider
@@ -72,7 +73,7 @@ class Desk:
 
     @functools.cached_property
     def profile(self) -> str:
-        """ARN of what machines have of fleets without an infra stack."""
+        """ARN of the instance profile for machines of fleets without an infra stack."""
         iam: Any = boto3.client("iam")
         iam.create_role(RoleName="machines", AssumeRolePolicyDocument="{}")
         made = iam.create_instance_profile(InstanceProfileName="machines")["InstanceProfile"]
@@ -91,7 +92,7 @@ class Desk:
             return Infrastructure.from_json(stack.up(lambda: infra_program(settings))["cloudgpu"])
 
     def settings(self, fleet: FleetSpec = FLEET) -> FleetSettings:
-        """In the default VPC."""
+        """Return the settings of a fleet in the default VPC."""
         subnets = self.ec2.describe_subnets()["Subnets"]
         stands = Infrastructure(
             *("aws", REGION, "infra", OWNER),
@@ -122,7 +123,7 @@ class Desk:
             assert not stack.down(keep_protected=False).resources
 
     def machines(self) -> list[dict[str, Any]]:
-        """Those that are not gone."""
+        """Return the machines that are neither terminated nor shutting down."""
         listed = [one for found in self.ec2.describe_instances()["Reservations"] for one in found["Instances"]]
         return [one for one in listed if one["State"]["Name"] not in ("terminated", "shutting-down")]
 
@@ -130,7 +131,7 @@ class Desk:
         return {str(one["InstanceId"]) for one in self.machines()}
 
     def left(self) -> dict[str, list[str]]:
-        """What there is that a new account does not have."""
+        """Return the names of resources that a new account does not have, by kind."""
         iam: Any = boto3.client("iam")
         found = {
             "machines": sorted(self.ids()),
@@ -156,10 +157,11 @@ class Desk:
         return {kind: names for kind, names in found.items() if names}
 
     def undocumented(self) -> set[str]:
-        """What was asked of EC2, Auto Scaling and IAM, and is in no statement of docs/aws-permissions.md."""
+        """Return the EC2, Auto Scaling and IAM actions that were called but are not allowed in
+        docs/aws-permissions.md."""
         section = (Path(cloudgpu.__file__).parent / "docs" / "aws-permissions.md").read_text()
-        told = section.partition("## Whoever brings stacks up")[2].partition("```json")[2].partition("```")[0]
-        listed = [one["Action"] for one in json.loads(told)["Statement"]]
+        policy = section.partition("## Whoever brings stacks up")[2].partition("```json")[2].partition("```")[0]
+        listed = [one["Action"] for one in json.loads(policy)["Statement"]]
         allowed = [action for one in listed for action in (one if isinstance(one, list) else [one])]
         calls = self.aws.control.calls()
         asked = {f"{one.service}:{one.action}" for one in calls if one.service in ("ec2", "autoscaling", "iam")}
@@ -206,32 +208,34 @@ def changes(stack: Stack, program: Callable[[], None]) -> list[str]:
 
 
 @pytest.mark.on_engine
-def test_what_stands_before_any_job_from_nothing_to_nothing(desk: Desk) -> None:
-    told = desk.infra_up()
+def test_infra_from_creation_to_teardown(desk: Desk) -> None:
+    outputs = desk.infra_up()
     assert desk.undocumented() == set()
     zones = {one["ZoneId"] for one in desk.ec2.describe_availability_zones()["AvailabilityZones"]}
-    assert set(told.subnets) == zones
-    subnets = desk.ec2.describe_subnets(SubnetIds=list(told.subnets.values()))["Subnets"]
-    assert all(one["VpcId"] == told.network and one["MapPublicIpOnLaunch"] for one in subnets)
-    groups = desk.ec2.describe_security_groups(Filters=[{"Name": "vpc-id", "Values": [told.network]}])
+    assert set(outputs.subnets) == zones
+    subnets = desk.ec2.describe_subnets(SubnetIds=list(outputs.subnets.values()))["Subnets"]
+    assert all(one["VpcId"] == outputs.network and one["MapPublicIpOnLaunch"] for one in subnets)
+    groups = desk.ec2.describe_security_groups(Filters=[{"Name": "vpc-id", "Values": [outputs.network]}])
     assert [
         (one["GroupName"], one["IpPermissions"], one["IpPermissionsEgress"]) for one in groups["SecurityGroups"]
     ] == [("default", [], [])]
     [table] = [
         one
-        for one in desk.ec2.describe_route_tables(Filters=[{"Name": "vpc-id", "Values": [told.network]}])["RouteTables"]
+        for one in desk.ec2.describe_route_tables(Filters=[{"Name": "vpc-id", "Values": [outputs.network]}])[
+            "RouteTables"
+        ]
         if any(association.get("SubnetId") for association in one["Associations"])
     ]
     assert len(table["Associations"]) == len(zones)
     assert any(one.get("GatewayId", "").startswith("igw-") for one in table["Routes"])
-    bucket = told.job_dir.removeprefix("s3://").removesuffix("/jobs")
+    bucket = outputs.job_dir.removeprefix("s3://").removesuffix("/jobs")
     s3: Any = boto3.client("s3")
     assert all(s3.get_public_access_block(Bucket=bucket)["PublicAccessBlockConfiguration"].values())
     assert s3.get_bucket_encryption(Bucket=bucket)["ServerSideEncryptionConfiguration"]["Rules"]
     assert "aws:SecureTransport" in s3.get_bucket_policy(Bucket=bucket)["Policy"]
-    assert told.machine_role.startswith(f"arn:aws:iam::123456789012:instance-profile/cloudgpu/{OWNER}/")
+    assert outputs.machine_role.startswith(f"arn:aws:iam::123456789012:instance-profile/cloudgpu/{OWNER}/")
 
-    launch_in(desk, told)
+    launch_in(desk, outputs)
     assert gc.find([REGION], Clients()).leftovers == [], "gc leaves alone what a stack has made"
 
     with desk.stack(INFRA.stack) as stack:
@@ -241,18 +245,20 @@ def test_what_stands_before_any_job_from_nothing_to_nothing(desk: Desk) -> None:
     assert any(one.protected for one in left.resources)
     assert desk.left() == {"buckets": [bucket]}
 
-    s3.delete_bucket_policy(Bucket=bucket)  # which keeps out whoever comes without TLS, as this test does
+    s3.delete_bucket_policy(Bucket=bucket)  # it refuses requests without TLS, which this test sends
     s3.put_object(Bucket=bucket, Key="jobs/digits/checkpoints/1/manifest.json", Body=b"{}")
-    assert desk.infra_up(replace(INFRA, protect=False)).job_dir == told.job_dir, "the bucket was kept: it is used again"
+    assert desk.infra_up(replace(INFRA, protect=False)).job_dir == outputs.job_dir, (
+        "the bucket was kept: it is used again"
+    )
     desk.down(INFRA.stack)
     assert desk.left() == {}
 
 
 def launch_in(desk: Desk, stands: Infrastructure) -> None:
-    """A job's machine, from asking for it to its end, in what the stack has made; and without a right on roles."""
+    """Launch and terminate a job's machine in the stack's network, without any IAM call."""
     infra_outputs.save(stands)
     desk.aws.control.forget()
-    zone = "use1-az1"  # not every zone has the type
+    zone = "use1-az1"  # not every zone offers the type
     request = LaunchRequest(
         job_id="digits-abc",
         attempt=1,
@@ -283,10 +289,10 @@ def launch_in(desk: Desk, stands: Infrastructure) -> None:
 
 @pytest.mark.on_engine
 def test_a_fleet_from_nothing_to_nothing(desk: Desk) -> None:
-    told = desk.up()
-    assert (told.size, told.template_hash, told.template_version) == (2, FLEET.template_hash, "1")
+    outputs = desk.up()
+    assert (outputs.size, outputs.template_hash, outputs.template_version) == (2, FLEET.template_hash, "1")
     [group] = desk.groups()
-    assert group["AutoScalingGroupName"] == told.group and (group["MinSize"], group["MaxSize"]) == (0, 2)
+    assert group["AutoScalingGroupName"] == outputs.group and (group["MinSize"], group["MaxSize"]) == (0, 2)
     first = desk.ids()
     assert len(first) == 2
     for one in desk.machines():
@@ -297,7 +303,7 @@ def test_a_fleet_from_nothing_to_nothing(desk: Desk) -> None:
             "cloudgpu-fleet": "big",
             "cloudgpu-expires": "2000000000",
         }
-    [version] = desk.ec2.describe_launch_template_versions(LaunchTemplateId=told.template)["LaunchTemplateVersions"]
+    [version] = desk.ec2.describe_launch_template_versions(LaunchTemplateId=outputs.template)["LaunchTemplateVersions"]
     data = version["LaunchTemplateData"]
     assert data["MetadataOptions"]["HttpTokens"] == "required" and data["ImageId"] == desk.image
     assert data["InstanceInitiatedShutdownBehavior"] == "terminate"
@@ -308,16 +314,16 @@ def test_a_fleet_from_nothing_to_nothing(desk: Desk) -> None:
         assert changes(stack, lambda: fleet_program(desk.settings())) == ["same"]
     assert desk.ids() == first, "a preview touches nothing"
 
-    # By hand: the group makes it anew, and the stack is as it was.
+    # A machine is terminated by hand: the group replaces it, and the stack does not change.
     gone = first.pop()
     desk.ec2.terminate_instances(InstanceIds=[gone])
-    desk.groups()  # Auto Scaling looks
+    desk.groups()  # makes the stand-in's Auto Scaling check its machines
     wait(lambda: len(desk.ids()) == 2)
     now = desk.ids()
     assert first < now and gone not in now
-    assert desk.up() == told and desk.ids() == now, "an `up` without changes touches nothing"
+    assert desk.up() == outputs and desk.ids() == now, "an `up` without changes touches nothing"
 
-    # One leaves by itself: the group is smaller until the next `up`.
+    # A machine leaves by itself: the group stays smaller until the next `up`.
     desk.scaling.terminate_instance_in_auto_scaling_group(InstanceId=now.pop(), ShouldDecrementDesiredCapacity=True)
     assert desk.groups()[0]["DesiredCapacity"] == 1 and desk.ids() == now
     desk.up(FLEET.model_copy(update={"size": 3}))
@@ -326,11 +332,11 @@ def test_a_fleet_from_nothing_to_nothing(desk: Desk) -> None:
     desk.up(FLEET.model_copy(update={"size": 1}))
     wait(lambda: len(desk.ids()) == 1)
 
-    # Another template: all are replaced.
+    # A changed template replaces all machines.
     before = desk.ids()
     changed = desk.up(FLEET.model_copy(update={"size": 2, "disk_gb": 200.0}))
-    assert (changed.template, changed.group, changed.template_version) == (told.template, told.group, "2")
-    assert changed.template_hash != told.template_hash
+    assert (changed.template, changed.group, changed.template_version) == (outputs.template, outputs.group, "2")
+    assert changed.template_hash != outputs.template_hash
     wait(lambda: len(desk.ids()) == 2 and not before & desk.ids())
     assert desk.undocumented() <= BY_HAND
     [group] = desk.groups()
@@ -355,7 +361,7 @@ def test_a_failure_in_the_middle_is_taken_up_where_it_was(desk: Desk) -> None:
 
 
 def test_spot_machines_that_talk_to_each_other(desk: Desk) -> None:
-    """Elastic Fabric Adapters, a placement group, rules for peers, a part on demand."""
+    """The fleet has Elastic Fabric Adapters, a placement group, rules for peers and an on-demand part."""
     peers = FLEET.model_copy(
         update={
             "machine_type": "p4d.24xlarge",
@@ -367,8 +373,8 @@ def test_spot_machines_that_talk_to_each_other(desk: Desk) -> None:
             "zones": ("use1-az1",),
         }
     )
-    told = desk.up(peers)
-    [version] = desk.ec2.describe_launch_template_versions(LaunchTemplateId=told.template)["LaunchTemplateVersions"]
+    outputs = desk.up(peers)
+    [version] = desk.ec2.describe_launch_template_versions(LaunchTemplateId=outputs.template)["LaunchTemplateVersions"]
     [interface] = version["LaunchTemplateData"]["NetworkInterfaces"]
     assert interface["InterfaceType"] == "efa"
     [placed] = desk.ec2.describe_placement_groups()["PlacementGroups"]

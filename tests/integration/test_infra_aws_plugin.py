@@ -1,11 +1,11 @@
-"""The components for AWS as a Pulumi plugin: what programs in TypeScript or Go see of them, over gRPC."""
+"""AWS components as a Pulumi plugin: how programs in TypeScript or Go use them, over gRPC."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 import grpc
-import pulumi_aws  # its types are what is checked against
+import pulumi_aws  # the schema is checked against its types
 import pytest
 import yaml
 from pulumi.runtime.proto import provider_pb2
@@ -50,7 +50,7 @@ def test_the_schema_is_that_of_the_components(
 
 
 def test_a_fleet_is_constructed_for_a_program_in_another_language() -> None:
-    """Numbers are floats there; what other resources will say comes as it is known."""
+    """Programs in other languages send numbers as floats, and read outputs of the component once they are known."""
     inputs = {
         "machineType": "g6.xlarge",
         "size": 2.0,
@@ -81,7 +81,7 @@ def test_a_fleet_is_constructed_for_a_program_in_another_language() -> None:
     assert only(registered, "aws:ec2/launchTemplate:LaunchTemplate").inputs["imageId"] == "ami-1"
 
 
-def test_what_cannot_be_is_told() -> None:
+def test_invalid_inputs_are_reported() -> None:
     inputs = {
         "machineType": "p5.48xlarge",
         "size": 2.0,

@@ -1,4 +1,4 @@
-"""The reaper's function over the wire, as the account's administrator and with nothing but the role it is given."""
+"""The reaper's function over the wire, as the account's administrator and with only its own role."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def aws(server: Aws, monkeypatch: pytest.MonkeyPatch) -> Iterator[Aws]:
 
 @pytest.fixture
 def with_the_role_only(aws: Aws, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """From then on whoever calls has the function's policy."""
+    """Return a function that restricts all later calls to the reaper's policy."""
     iam: Any = boto3.client("iam")
     iam.create_user(UserName="reaper")
     document = json.dumps(reaper_policy("arn:aws:logs:us-east-1:1:log-group:reaper", "aws"))
@@ -93,7 +93,7 @@ def alive() -> list[str]:
     return sorted(one["InstanceId"] for one in machines if one["State"]["Name"] != "terminated")
 
 
-def test_what_has_expired_ends_and_nothing_else(aws: Aws, with_the_role_only: Any) -> None:
+def test_only_expired_resources_are_deleted(aws: Aws, with_the_role_only: Any) -> None:
     expired = start(labels(EXPIRED))
     kept = [start(labels(LATER)), start(labels(None)), start(labels("soon")), start(labels(EXPIRED, owner="payroll"))]
     make_group("expired", labels(EXPIRED))
@@ -132,7 +132,7 @@ def test_without_a_time_it_is_the_clock_s(aws: Aws) -> None:
     assert alive() == [future]
 
 
-def test_what_is_refused_is_told_and_the_rest_ends(aws: Aws) -> None:
+def test_a_refused_call_is_reported_and_the_rest_is_deleted(aws: Aws) -> None:
     first, _ = sorted([start(labels(EXPIRED)), start(labels(EXPIRED))])
     aws.control.fail("TerminateInstances", error("OperationNotPermitted"), where={"InstanceId.1": first})
     with pytest.raises(RuntimeError, match=rf"^{first}: .*OperationNotPermitted"):
@@ -157,5 +157,5 @@ def test_the_role_cannot_end_what_is_not_tagged(aws: Aws, with_the_role_only: An
 
 
 @pytest.mark.parametrize("text", ["", "never", "-5", "1e3", "１２", "12.5"])
-def test_a_time_that_nobody_can_read_has_not_passed(text: str) -> None:
+def test_an_unparsable_expiry_has_not_passed(text: str) -> None:
     assert not is_expired(labels(text), NOW)

@@ -1,6 +1,7 @@
-"""Stacks on Azure, from nothing to nothing: the Automation API, an engine, a provider, Resource Manager's stand-in.
+"""Stacks on Azure, from creation to teardown: Automation API, engine, provider and Resource Manager's stand-in.
 
-The engine is a double of Pulumi's, and Pulumi's own where it is on PATH; the provider is a stand-in on both.
+The tests run on a double of Pulumi's engine, and also on the real one where it is on PATH. The provider is a stand-in
+for both.
 """
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ IMAGE = "microsoft-dsvm:ubuntu-hpc:2404:24.04.2026100101"
 
 
 class Desk:
-    """Stacks, and the subscription that they are in."""
+    """Brings stacks up and down, and inspects the subscription that they are in."""
 
     def __init__(self, control: AzureControl, provider: Provider) -> None:
         self.azure, self.provider = control, provider
@@ -79,7 +80,7 @@ class Desk:
             assert not stack.down(keep_protected=False).resources
 
     def machines(self) -> list[Told]:
-        """Those that are there."""
+        """Return the machines that exist."""
         return [one for one in self.azure.instances() if one.status in ("creating", "running", "failed")]
 
     def names(self) -> set[str]:
@@ -121,15 +122,15 @@ def settings(desk: Desk) -> FleetSettings:
 
 
 def standing(desk: Desk) -> FleetSettings:
-    """Of a fleet where a subnet and an identity are, as a stack would have made them."""
+    """Return the settings of a fleet, with a subnet and an identity created as a stack would create them."""
     group = f"/subscriptions/{SUBSCRIPTION}/resourceGroups/standing"
     network = f"{group}/providers/Microsoft.Network/virtualNetworks/cloudgpu"
     role = f"{group}/providers/Microsoft.ManagedIdentity/userAssignedIdentities/cloudgpu"
     inside = {"subnets": [{"name": "machines", "properties": {"addressPrefix": "10.0.0.0/18"}}]}
     cloud = desk.provider.cloud
     cloud.put(group, "2024-03-01", {"location": REGION})
-    told = {"location": REGION, "properties": {"addressSpace": {"addressPrefixes": ["10.0.0.0/16"]}, **inside}}
-    cloud.put(network, "2024-05-01", told)
+    network_body = {"location": REGION, "properties": {"addressSpace": {"addressPrefixes": ["10.0.0.0/16"]}, **inside}}
+    cloud.put(network, "2024-05-01", network_body)
     cloud.put(role, "2023-01-31", {"location": REGION})
     there = Infrastructure(
         "azure",
@@ -170,18 +171,18 @@ def changes(stack: Stack, program: Callable[[], None]) -> set[str]:
 
 
 @pytest.mark.on_engine
-def test_what_stands_before_any_job_from_nothing_to_nothing(desk: Desk) -> None:
-    told = desk.infra_up()
-    assert told.subnets[""] == f"{told.network}/subnets/machines"
+def test_infra_from_creation_to_teardown(desk: Desk) -> None:
+    outputs = desk.infra_up()
+    assert outputs.subnets[""] == f"{outputs.network}/subnets/machines"
     [account] = desk.azure.resources("Microsoft.Storage/storageAccounts")
-    assert told.job_dir == f"az://cloudgpu@{account['name']}/jobs"
+    assert outputs.job_dir == f"az://cloudgpu@{account['name']}/jobs"
     kept = {key: account["properties"][key] for key in ("minimumTlsVersion", "supportsHttpsTrafficOnly")}
     assert kept == {"minimumTlsVersion": "TLS1_2", "supportsHttpsTrafficOnly": True}
     open_to = {key: value for key, value in account["properties"].items() if key.startswith("allow")}
     assert set(open_to) == {"allowBlobPublicAccess", "allowSharedKeyAccess", "allowCrossTenantReplication"}
     assert not any(open_to.values())
     [identity] = desk.azure.resources("Microsoft.ManagedIdentity/userAssignedIdentities")
-    assert (told.machine_role, told.machine_role_id) == (identity["id"], identity["properties"]["clientId"])
+    assert (outputs.machine_role, outputs.machine_role_id) == (identity["id"], identity["properties"]["clientId"])
     given = [one["properties"] for one in desk.azure.resources(ROLES)]
     machines = [one for one in given if one["principalId"] == identity["properties"]["principalId"]]
     roles = {one["roleDefinitionId"].rpartition("/")[2]: one for one in machines}
@@ -210,7 +211,7 @@ def test_what_stands_before_any_job_from_nothing_to_nothing(desk: Desk) -> None:
     assert len(desk.azure.resources("Microsoft.Storage/storageAccounts/blobServices/containers")) == 1
 
     again = desk.infra_up(replace(INFRA, protect=False))
-    assert again.job_dir == told.job_dir, "the container that stayed is used again"
+    assert again.job_dir == outputs.job_dir, "the container that stayed is used again"
     desk.down(INFRA.stack)
     assert desk.left() == []
 
@@ -218,8 +219,8 @@ def test_what_stands_before_any_job_from_nothing_to_nothing(desk: Desk) -> None:
 def test_a_container_that_is_there_is_used_and_stays(desk: Desk) -> None:
     storage = desk.azure.add_storage("somebodys")
     adopting = replace(INFRA, bucket="storage/somebodys/data", adopt=True)
-    told = desk.infra_up(adopting)
-    assert told.job_dir == "az://data@somebodys/jobs"
+    outputs = desk.infra_up(adopting)
+    assert outputs.job_dir == "az://data@somebodys/jobs"
     assert len(desk.azure.resources("Microsoft.Storage/storageAccounts")) == 1
     scopes = {one["properties"]["scope"] for one in desk.azure.resources(ROLES)}
     assert f"{storage}/blobServices/default/containers/data" in scopes
@@ -244,9 +245,9 @@ def test_an_answer_that_was_lost_is_asked_for_again_and_nothing_is_made_twice(de
 @pytest.mark.on_engine
 def test_a_fleet_from_nothing_to_nothing(desk: Desk, settings: FleetSettings) -> None:
     before = set(desk.left())
-    told = desk.fleet_up(settings)
-    assert (told.size, told.template_hash) == (2, FLEET.template_hash)
-    assert told.group.endswith("/virtualMachineScaleSets/big")
+    outputs = desk.fleet_up(settings)
+    assert (outputs.size, outputs.template_hash) == (2, FLEET.template_hash)
+    assert outputs.group.endswith("/virtualMachineScaleSets/big")
     assert {one.zone for one in desk.machines()} == {"1", "2"}
     for one in desk.machines():
         assert one.status == "running" and one.open == []
@@ -270,23 +271,23 @@ def test_a_fleet_from_nothing_to_nothing(desk: Desk, settings: FleetSettings) ->
     desk.fleet_up(settings)
     assert len(desk.machines()) == 2
 
-    # By hand: the next up makes it anew.
+    # A machine is deleted by hand: the next `up` replaces it.
     gone = min(desk.names())
     desk.provider.cloud.delete(
-        told.group.replace("virtualMachineScaleSets/big", f"virtualMachines/{gone}"), "2024-07-01"
+        outputs.group.replace("virtualMachineScaleSets/big", f"virtualMachines/{gone}"), "2024-07-01"
     )
     assert len(desk.machines()) == 1
     desk.fleet_up(settings)
     assert len(desk.machines()) == 2 and gone not in desk.names()
 
-    # Another template: new machines first, then the old ones go.
+    # A changed template: new machines are created before the old ones are deleted.
     old = desk.names()
     changed = replace(settings, fleet=FLEET.model_copy(update={"disk_gb": 200.0}))
-    assert desk.fleet_up(changed).template_hash != told.template_hash
+    assert desk.fleet_up(changed).template_hash != outputs.template_hash
     assert len(desk.machines()) == 2 and not old & desk.names()
     assert {one["properties"]["diskSizeGB"] for one in desk.azure.resources("Microsoft.Compute/disks")} == {200}
 
-    # Azure replaces one that does not answer.
+    # Azure replaces a machine that does not respond.
     ill = min(desk.names())
     desk.azure.sicken(ill)
     wait(lambda: len([one for one in desk.machines() if one.status == "running"]) == 2 and ill not in desk.names())
@@ -305,7 +306,7 @@ def test_a_spot_machine_that_was_taken_is_got_again_and_those_on_demand_stay(
     taken = next(one.name for one in desk.machines() if one.market == "spot")
     desk.azure.evict(taken, 0.0)
     wait(lambda: len(desk.machines()) == 3 and taken not in desk.names())
-    # What Azure does not change in a scale set: another one takes its place.
+    # Azure cannot change the market of a scale set, so another scale set takes its place.
     desk.fleet_up(replace(settings, fleet=mixed.model_copy(update={"market": "on-demand", "on_demand": 0})))
     assert [one.market for one in desk.machines()] == ["on-demand"] * 3
     desk.down(settings.stack)
@@ -324,7 +325,7 @@ except common.Hopeless as error:
 
 
 def leave(desk: Desk, machine: Told, folder: Path) -> str:
-    """What comes of its asking to leave its scale set, with nothing but the bootstrap's files."""
+    """Return what a machine prints that asks to leave its scale set, with only the bootstrap's files."""
     [identity] = desk.azure.resources("Microsoft.ManagedIdentity/userAssignedIdentities")
     record = BootRecord(
         *("az://c@a/x", "", 0, "", "", "agent/a", "a", REGION),
@@ -349,12 +350,12 @@ def test_a_machine_leaves_by_the_right_that_its_fleet_gave_it(
     (tmp_path / "machine").mkdir()
     with Azure(boot=True) as azure:
         desk = desk_of(azure, engine, tmp_path, monkeypatch)
-        told = desk.fleet_up(standing(desk))
+        outputs = desk.fleet_up(standing(desk))
         first, second = sorted(desk.machines(), key=lambda one: one.name)
         assert leave(desk, first, tmp_path / "machine") == "left"
         wait(lambda: desk.names() == {second.name})
-        assert desk.capacity(told.group) == 1, "it is not got again"
-        [right] = [one for one in desk.azure.resources(ROLES) if one["properties"]["scope"] == group_of(told.group)]
+        assert desk.capacity(outputs.group) == 1, "it is not got again"
+        [right] = [one for one in desk.azure.resources(ROLES) if one["properties"]["scope"] == group_of(outputs.group)]
         desk.provider.cloud.delete(right["id"], "2022-04-01")
         assert leave(desk, second, tmp_path / "machine").startswith("hopeless: this machine may not leave")
         assert desk.names() == {second.name}
@@ -365,7 +366,7 @@ def group_of(path: str) -> str:
 
 
 @pytest.mark.on_engine
-def test_where_there_is_no_room_it_is_said_and_nothing_that_runs_is_lost(desk: Desk, settings: FleetSettings) -> None:
+def test_no_capacity_is_an_error_and_keeps_running_machines(desk: Desk, settings: FleetSettings) -> None:
     one = FLEET.model_copy(update={"size": 1, "zones": ("1",)})
     desk.fleet_up(replace(settings, fleet=one))
     first = desk.names()

@@ -1,10 +1,10 @@
-"""The components for Azure as a Pulumi plugin: what programs in other languages see of them, over gRPC."""
+"""Azure components as a Pulumi plugin: how programs in other languages use them, over gRPC."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-import pulumi_azure_native  # its types are what is checked against
+import pulumi_azure_native  # the schema is checked against its types
 import pytest
 import yaml
 from pulumi.runtime.proto import provider_pb2
@@ -64,7 +64,7 @@ def test_a_network_is_constructed_for_a_program_in_another_language() -> None:
     }
 
 
-def test_what_pulumi_package_add_needs_lies_beside_the_components() -> None:
+def test_the_files_that_pulumi_package_add_needs_exist() -> None:
     runtime = yaml.safe_load((FOLDER / "PulumiPlugin.yaml").read_text())["runtime"]
     assert runtime["name"] == "python"
     assert (FOLDER / "requirements.txt").read_text().splitlines()[-1] == "../..[infra-azure]"

@@ -1,7 +1,7 @@
 """Stacks that a team shares in a bucket of S3, Cloud Storage or Blob Storage, over the wire.
 
-The engine is a double of Pulumi's, and Pulumi's own where it is on PATH; the buckets are the clouds' stand-ins', and
-the provider keeps a shelf in this process. A colleague is an empty state directory.
+The tests run on a double of Pulumi's engine, and also on the real one where it is on PATH. The buckets are in the
+clouds' stand-ins, and the provider keeps its resources in this process. A colleague is an empty state directory.
 """
 
 from __future__ import annotations
@@ -35,15 +35,15 @@ LOCKS = f".pulumi/locks/organization/cloudgpu/{STACK}"
 
 
 class Place(NamedTuple):
-    """A bucket."""
+    """Bucket of one cloud's stand-in."""
 
     url: str
-    """As a team gives it."""
+    """URL of the folder, as a team configures it."""
     job_dir: str
-    """The same folder, as cloudgpu's own client takes it."""
+    """URL of the same folder for cloudgpu's own client."""
     environ: Mapping[str, str]
     missing: str
-    """The URL of one that is not there."""
+    """URL of a bucket that does not exist."""
 
 
 @contextmanager
@@ -56,8 +56,10 @@ def s3(_folder: Path) -> Iterator[Place]:
         patch.undo()
         environ = {name: value for name, value in aws.environ.items() if name != "AWS_ENDPOINT_URL"}
         query = f"region=us-east-1&endpoint={aws.url}&s3ForcePathStyle=true"
-        told = {**environ, "AWS_ENDPOINT_URL": aws.url}
-        yield Place(f"s3://{BUCKET}/{FOLDER}?{query}", f"s3://{BUCKET}/{FOLDER}", told, f"s3://nobodys-bucket?{query}")
+        variables = {**environ, "AWS_ENDPOINT_URL": aws.url}
+        yield Place(
+            f"s3://{BUCKET}/{FOLDER}?{query}", f"s3://{BUCKET}/{FOLDER}", variables, f"s3://nobodys-bucket?{query}"
+        )
 
 
 @contextmanager
@@ -72,7 +74,7 @@ def gs(folder: Path) -> Iterator[Place]:
 def azblob(folder: Path) -> Iterator[Place]:
     with Azurite(folder) as blobs:
         blobs.make_container(BUCKET)
-        # No login but the key: what logs machines in is not asked.
+        # The key is the only login: managed identities, with which machines log in, are not tried.
         environ = {**blobs.environ(""), "AZURE_STORAGE_KEY": KEY, "AZURE_TOKEN_CREDENTIALS": "dev"}
         query = f"storage_account={ACCOUNT}&domain=127.0.0.1:{blobs.port}&protocol=https"
         yield Place(
@@ -85,7 +87,7 @@ def azblob(folder: Path) -> Iterator[Place]:
 
 PLACES: Mapping[str, Callable[[Path], AbstractContextManager[Place]]] = {"s3": s3, "gs": gs, "azblob": azblob}
 LOCKED = list(PLACES) if LONG else ["s3"]
-"""Locks are found and broken by the same code in every store."""
+"""Places in which locks are tested. The same code finds and breaks locks in every store."""
 
 
 class Team:
@@ -100,7 +102,7 @@ class Team:
         return list(self.bucket.list(LOCKS))
 
     def lock_as(self, **who: object) -> str:
-        """As somebody else's engine would."""
+        """Write a lock, as the engine of another user would."""
         held = {"pid": 4242, "username": "ann", "hostname": "elsewhere", "timestamp": "2026-11-22T06:00:00Z", **who}
         self.bucket.put(f"{LOCKS}/theirs.json", json.dumps(held).encode())
         return f"{LOCKS}/theirs.json"
@@ -122,7 +124,7 @@ def team(
 
 
 @pytest.mark.on_engine
-def test_what_one_has_made_another_goes_on_with(team: Team) -> None:
+def test_a_colleague_continues_with_the_same_stack(team: Team) -> None:
     mine, hers = team.desk, team.desk.colleague()
     mine.up()
     assert team.bucket.exists(STATE)
@@ -138,10 +140,10 @@ def test_what_one_has_made_another_goes_on_with(team: Team) -> None:
 
 
 @pytest.mark.parametrize("team", LOCKED, indirect=True)
-def test_the_lock_of_ones_own_dead_engine_is_broken_and_nobody_elses(team: Team) -> None:
+def test_only_the_lock_of_ones_own_killed_engine_is_broken(team: Team) -> None:
     team.desk.kill_in_the_middle()
     [left] = team.locks
-    if team.desk.is_double:  # Pulumi's own may break locks of this host, on which the colleague is as well
+    if team.desk.is_double:  # Pulumi's own may break locks of this host, which the colleague shares
         refused = team.desk.colleague().run("up", "--count", "1")
         assert refused.code == 6
         assert f"somebody works on the stack {STACK}" in refused.stderr
@@ -153,7 +155,7 @@ def test_the_lock_of_ones_own_dead_engine_is_broken_and_nobody_elses(team: Team)
 
 
 @pytest.mark.parametrize("team", LOCKED, indirect=True)
-def test_somebody_elses_lock_is_respected(team: Team) -> None:
+def test_the_lock_of_another_user_is_respected(team: Team) -> None:
     team.desk.up()
     lock = team.lock_as()
     refused = team.desk.run("up", "--size", "2")
@@ -166,7 +168,7 @@ def test_somebody_elses_lock_is_respected(team: Team) -> None:
     assert team.desk.run("up", "--size", "2").code in ({6} if team.desk.is_double else {0, 6})
 
 
-def test_a_bucket_that_is_not_there_is_told_of(team: Team) -> None:
+def test_a_missing_bucket_is_reported(team: Team) -> None:
     team.desk.environ["CLOUDGPU_INFRA_BACKEND"] = team.place.missing
     failed = team.desk.run("up")
     assert failed.code == 6
@@ -197,7 +199,7 @@ def test_the_login_of_az_opens_the_container(team: Team, tmp_path: Path, monkeyp
 
 @pytest.mark.parametrize("team", ["gs"], indirect=True)
 def test_without_the_teams_passphrase_nothing_is_done(team: Team, tmp_path: Path) -> None:
-    """With secrets in the state; the engine checks no passphrase of a state without any."""
+    """The state contains secrets, because the engine checks no passphrase for a state without any."""
     team.desk.up("--secret")
     other = tmp_path / "another-passphrase"
     other.write_text("not the team's")

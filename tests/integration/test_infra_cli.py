@@ -1,6 +1,6 @@
-"""`cloudgpu infra` and `cloudgpu cluster`, from the command line to a cloud's stand-in.
+"""`cloudgpu infra` and `cloudgpu cluster`, from the command line to the stand-in of Google Cloud.
 
-The engine is a double of Pulumi's, and Pulumi's own where it is on PATH; the cloud is Google's, by its stand-in.
+The tests run on a double of Pulumi's engine, and also on the real one where it is on PATH.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ limits: {price: 5 USD/h}
 
 
 class Desk(Commands):
-    """Commands, and the cloud that they are about."""
+    """Runs commands, and gives access to the cloud that they change."""
 
     def __init__(self, gcp: Gcp, provider: Provider, capsys: pytest.CaptureFixture[str], folder: Path) -> None:
         super().__init__(capsys, folder)
@@ -66,7 +66,7 @@ def desk(
     capsys: pytest.CaptureFixture[str],
     request: pytest.FixtureRequest,
 ) -> Iterator[Desk]:
-    """Its parameter: whether machines boot."""
+    """Set up a desk; the parameter decides whether machines boot."""
     with Gcp(boot=getattr(request, "param", False)) as gcp:
         for name, value in gcp.environ(tmp_path / "keys").items():
             monkeypatch.setenv(name, value)
@@ -95,7 +95,7 @@ def test_infra_from_nothing_to_nothing(desk: Desk) -> None:
     assert known.to_json() == made["infrastructure"]
     bucket = known.job_dir.removeprefix("gs://").removesuffix("/jobs")
 
-    again = desk.well("infra", "up", *PLACE, "--json").json  # nobody is asked: there is nothing to do
+    again = desk.well("infra", "up", *PLACE, "--json").json  # no confirmation is needed, because nothing changes
     assert again["counts"] == {}
     assert known.job_dir in desk.well("infra", "status").out
     infra_outputs.forget("gcp", REGION)
@@ -116,8 +116,8 @@ def test_infra_from_nothing_to_nothing(desk: Desk) -> None:
     twice = ("--delete-bucket", "--yes-delete-bucket", bucket)
     desk.provider.control.fail("Delete", error("SERVICE_UNAVAILABLE"), where={"type": "*:Bucket"})
     assert desk.run("infra", "down", *PLACE, "--yes", *twice).code == 6
-    told_once = desk.run("infra", "down", *PLACE, "--yes")
-    assert (told_once.code, "every checkpoint" in told_once.err, desk.gcs.objects(bucket)) == (4, True, {})
+    once = desk.run("infra", "down", *PLACE, "--yes")
+    assert (once.code, "every checkpoint" in once.err, desk.gcs.objects(bucket)) == (4, True, {})
     desk.well("infra", "down", *PLACE, "--yes", *twice)
     with pytest.raises(AssertionError):
         desk.gcs.objects(bucket)
@@ -126,7 +126,7 @@ def test_infra_from_nothing_to_nothing(desk: Desk) -> None:
 
 @pytest.mark.on_engine
 def test_a_preview_compares_with_what_the_cloud_has(desk: Desk) -> None:
-    """What somebody deleted by hand is seen, and changes neither the stack nor the cloud; a script reads the code."""
+    """A resource deleted by hand is shown, without changing the stack or the cloud; scripts read the exit code."""
     desk.well("infra", "up", *PLACE, "--yes")
     watched = ("infra", "preview", *PLACE, "--expect-no-changes")
     assert desk.run(*watched).code == 0
@@ -136,7 +136,7 @@ def test_a_preview_compares_with_what_the_cloud_has(desk: Desk) -> None:
     assert (drifted.code, drifted.json["counts"], len(drifted.json["changes"])) == (1, {"create": 1}, 1)
     assert drifted.json["unchanged"] > 5
     assert rule not in [one["name"] for one in desk.gce.resources("firewalls")]
-    # The stack itself remembers the rule: a preview writes nothing down.
+    # A preview does not write the stack's state, which therefore still contains the rule.
     assert desk.well(*watched, "--no-refresh", "--json").json["counts"] == {}
 
 
@@ -170,7 +170,7 @@ def test_a_failure_in_the_middle_and_up_again(desk: Desk) -> None:
 
 @pytest.mark.on_engine
 def test_a_failure_in_the_middle_and_down_again(desk: Desk) -> None:
-    """With the bucket, of which no output tells yet."""
+    """The bucket is deleted too, although no output names it yet."""
     desk.provider.control.fail("Create", error("QUOTA_EXCEEDED"), where={"type": "*:Subnetwork"})
     assert desk.run("infra", "up", *PLACE, "--yes").code == 6
     unnamed = desk.run("infra", "down", *PLACE, "--yes", "--delete-bucket")
@@ -234,7 +234,7 @@ def test_a_bucket_that_exists_is_used_and_never_deleted(desk: Desk) -> None:
         (["cluster", "down", "big"], 2, "no cluster big"),
     ],
 )
-def test_what_is_wrong_on_the_command_line(desk: Desk, words: Sequence[str], code: int, said: str) -> None:
+def test_usage_errors(desk: Desk, words: Sequence[str], code: int, said: str) -> None:
     ended = desk.run(*words)
     assert (ended.code, said in ended.err) == (code, True), ended.err
     assert desk.networks() == ["default"]
@@ -250,7 +250,7 @@ def test_without_pulumi_it_is_said_how_to_get_it(desk: Desk, monkeypatch: pytest
 
 
 def test_a_pulumi_that_cannot_be_downloaded(desk: Desk) -> None:
-    """In a process of its own: urllib takes a proxy only before it was first used."""
+    """Run in a separate process, because urllib reads proxies only before its first use."""
     environ = {**os.environ, "PATH": "/nowhere", "https_proxy": "http://127.0.0.1:9", "no_proxy": "127.0.0.1"}
     command = [sys.executable, "-m", "cloudgpu", "infra", "preview", *PLACE, "--install-pulumi"]
     done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=120, check=False)
@@ -271,7 +271,7 @@ def test_jobs_that_run_there_forbid_to_take_it_down(desk: Desk) -> None:
     desk.well("infra", "down", *PLACE, "--yes", "--while-jobs-run")
 
 
-def test_mistakes_of_a_cluster_file_are_told_where_they_are(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_errors_in_a_cluster_file_have_a_position(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
     text = "name: big\nresources: {acelerator: L4}\nheel: true\n"
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(text.encode())))
     for word, shown in ((file := desk.cluster_file(text), file), ("-", "<stdin>")):
@@ -335,7 +335,8 @@ def test_a_cluster_from_nothing_to_nothing(desk: Desk) -> None:
 
 @pytest.mark.on_engine
 def test_a_cluster_expires_and_can_be_extended(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nobody is replaced by it, and machines that are there are told (fleet.json); one that has expired comes back."""
+    """No machine is replaced, existing machines read the new expiry in fleet.json, and an expired cluster can be
+    renewed."""
     week, file = 7 * 86_400.0, desk.cluster_file()
     desk.well("infra", "up", *PLACE, "--yes")
     shown = desk.well("cluster", "up", file, "--dry-run")
@@ -345,7 +346,7 @@ def test_a_cluster_expires_and_can_be_extended(desk: Desk, monkeypatch: pytest.M
     assert made["expires"].endswith("Z")
     desk.until(lambda: len(_machines(desk)) == 2)
     machines, port = _machines(desk), f"cloudgpu-expires-{made['cluster']['expires']:.0f}"
-    assert (_ports(desk), _told(desk)) == ([port], made["cluster"]["expires"])
+    assert (_ports(desk), _expiry_on_machines(desk)) == ([port], made["cluster"]["expires"])
 
     for words, ports in ((["7h"], None), (["never"], ["cloudgpu-expires-never"])):
         later = desk.well("cluster", "extend", "big", *words, "--yes", "--json").json
@@ -354,7 +355,7 @@ def test_a_cluster_expires_and_can_be_extended(desk: Desk, monkeypatch: pytest.M
         assert _ports(desk) == (ports or [f"cloudgpu-expires-{expires:.0f}"])
         known = clusters.load("big")
         assert known is not None
-        assert known.expires == expires == _told(desk)
+        assert known.expires == expires == _expiry_on_machines(desk)
     assert "never" in desk.well("cluster", "status").out
     wrong = desk.run("cluster", "extend", "big", "7", "--yes")
     assert (wrong.code, "7d, or never" in wrong.err) == (2, True)
@@ -362,7 +363,8 @@ def test_a_cluster_expires_and_can_be_extended(desk: Desk, monkeypatch: pytest.M
     desk.well("cluster", "up", file, "--yes")
     in_8_days = types.SimpleNamespace(time=lambda: time.time() + 8 * 86_400.0)
     monkeypatch.setattr(cluster_expiry, "time", in_8_days)
-    desk.provider.cloud.ordered("POST", f"{_group(desk)['selfLink'].partition('.com')[2]}/resize", size=0)  # the reaper
+    # as the reaper does
+    desk.provider.cloud.ordered("POST", f"{_group(desk)['selfLink'].partition('.com')[2]}/resize", size=0)
     over = desk.run("cluster", "scale", "big", "3", "--yes", "--json")
     assert (over.code, over.json["findings"][0]["code"]) == (4, "expired")
     assert "cloudgpu cluster extend big 7d" in over.err
@@ -373,13 +375,13 @@ def test_a_cluster_expires_and_can_be_extended(desk: Desk, monkeypatch: pytest.M
 
 @pytest.mark.on_engine
 def test_a_cluster_stays_in_its_backend(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Wherever else one looks: there it is not, but here it is known all the same."""
+    """A cluster is not found in another backend; its own is remembered and need not be named."""
     own, other = (("--backend", f"file://{desk.folder / name}") for name in ("own", "other"))
     monkeypatch.setenv("PULUMI_CONFIG_PASSPHRASE", "")
     desk.well("infra", "up", *PLACE, *own, "--yes")
     desk.well("infra", "status", *PLACE, *other)
     assert desk.run("infra", "down", *PLACE, *other, "--yes").code == 2
-    assert desk.well("infra", "preview", *PLACE, "--json").json["counts"] == {}  # where it is, nobody need say
+    assert desk.well("infra", "preview", *PLACE, "--json").json["counts"] == {}  # the backend is remembered
 
     file = desk.cluster_file()
     desk.well("cluster", "up", file, *own, "--yes")
@@ -406,7 +408,7 @@ def test_machines_of_a_spot_cluster_that_are_bought_on_demand_cost_what_they_cos
         return float(desk.well("cluster", "up", desk.cluster_file(text), "--dry-run", "--json").json["price_usd_h"])
 
     def of_known() -> float:
-        """What jobs on all machines pay."""
+        """Return the price of jobs that use all machines."""
         [known] = clusters.known()
         return known.fleet.size * float(known.price_usd_h or "nan")
 
@@ -428,7 +430,8 @@ def test_machines_of_a_spot_cluster_that_are_bought_on_demand_cost_what_they_cos
 
 @pytest.mark.on_engine
 def test_the_second_machine_of_a_cluster_reaches_the_first(desk: Desk) -> None:
-    """Machines that reach each other have another template than one alone; they keep it when there are fewer again."""
+    """Machines that reach each other need a different template than a single machine, and keep it when the cluster
+    shrinks."""
     desk.well("infra", "up", *PLACE, "--yes")
     alone = desk.cluster_file(CLUSTER.replace("nodes: 2", "nodes: 1"))
     made = desk.well("cluster", "up", alone, "--yes", "--json").json["cluster"]
@@ -449,7 +452,7 @@ def test_the_second_machine_of_a_cluster_reaches_the_first(desk: Desk) -> None:
     other = desk.cluster_file(CLUSTER.replace("nodes: 2", "nodes: 1, machine_type: g2-standard-8"))
     desk.well("cluster", "scale", "big", "1", "--yes")
     quota = desk.well("cluster", "up", other, "--dry-run", "--json").json["quota"]
-    assert quota == "enough, as far as the provider tells"  # it is another machine's
+    assert quota == "enough, as far as the provider tells"  # checked for the other machine type
     assert "cloudgpu cluster scale big MACHINES" in desk.well("cluster", "scale", "big", "0", "--yes").err
 
 
@@ -469,7 +472,7 @@ def test_a_cluster_is_where_its_reservation_is(desk: Desk) -> None:
     machines = desk.gce.resources("instances")
     assert [one["zone"].rpartition("/")[2] for one in machines] == [f"{REGION}-b"] * 2
 
-    # Its own machines fill it now: it is not looked for again.
+    # Its own machines now fill the reservation, so it is not searched for again.
     assert desk.well("cluster", "up", file, "--json").json["counts"] == {}
     assert desk.well("cluster", "scale", "big", "1", "--yes", "--json").json["cluster"]["fleet"]["size"] == 1
     assert desk.well("cluster", "up", file, "--renew", "--dry-run").code == 0
@@ -478,7 +481,7 @@ def test_a_cluster_is_where_its_reservation_is(desk: Desk) -> None:
 @pytest.mark.on_engine
 @pytest.mark.parametrize("desk", [True], indirect=True, ids=["machines boot"])
 def test_a_job_on_a_cluster_that_was_brought_up(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
-    """From the two commands to a job's end: the group's machine boots with what `cluster up` put into its template."""
+    """From the two commands to the job's end: the group's machine boots from the template that `cluster up` created."""
     job = desk.file("code/job.yaml", "name: turn\nresources: {accelerator: L4}\nrun: echo it ran\n")
     with state_directory(desk.folder / "home", monkeypatch):
         desk.well("infra", "up", *PLACE, "--yes")
@@ -503,8 +506,8 @@ def _machines(desk: Desk) -> list[str]:
     return sorted(str(one["id"]) for one in desk.gce.resources("instances"))
 
 
-def _told(desk: Desk) -> float | None:
-    """What the machines are."""
+def _expiry_on_machines(desk: Desk) -> float | None:
+    """Return the expiry that the machines read."""
     known = clusters.load("big")
     assert known is not None
     return Fleet(known.fleet_dir).view().settings.expires

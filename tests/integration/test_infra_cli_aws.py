@@ -1,7 +1,7 @@
 """`cloudgpu infra` and `cloudgpu cluster` on AWS, from the command line to a job's end on a cluster's machine.
 
-The engine is a double of Pulumi's, and Pulumi's own where it is on PATH; the cloud is AWS's stand-in, over TLS, for
-the stack's bucket refuses whoever comes without.
+The tests run on a double of Pulumi's engine, and also on the real one where it is on PATH. The cloud is AWS's stand-in,
+over TLS, because the stack's bucket refuses requests without it.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ resources: {machine_type: p5.4xlarge, cloud: aws, region: us-east-1, nodes: 1, m
 
 
 class Desk(Commands):
-    """Commands, and the account that they are about."""
+    """Runs commands, and gives access to the account that they change."""
 
     def __init__(self, aws: Aws, capsys: pytest.CaptureFixture[str], folder: Path) -> None:
         super().__init__(capsys, folder)
@@ -53,7 +53,7 @@ class Desk(Commands):
         self.s3.create_bucket(Bucket=STACKS)
 
     def boundaries(self) -> set[str]:
-        """Return the permissions boundaries of all roles; "": of one without."""
+        """Return the permissions boundaries of all roles of cloudgpu; "" means a role without one."""
         iam: Any = boto3.client("iam")
         roles = [iam.get_role(RoleName=one["RoleName"])["Role"] for one in iam.list_roles()["Roles"]]
         ours = [role for role in roles if role["Path"].startswith("/cloudgpu/")]
@@ -71,7 +71,7 @@ def desk(
     capsys: pytest.CaptureFixture[str],
     request: pytest.FixtureRequest,
 ) -> Iterator[Desk]:
-    """Its parameter: whether machines boot."""
+    """Set up a desk; the parameter decides whether machines boot."""
     with Aws(boot=getattr(request, "param", True), certificate=make_certificate(tmp_path)) as aws:
         for name, value in aws.environ.items():
             monkeypatch.setenv(name, value)
@@ -82,7 +82,7 @@ def desk(
 
 @pytest.mark.on_engine
 def test_a_job_on_a_cluster_from_nothing_to_nothing(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With the stacks in a bucket that a team shares."""
+    """The stacks are in a bucket that a team shares."""
     monkeypatch.setenv("CLOUDGPU_INFRA_BACKEND", desk.backend)
     monkeypatch.setenv("PULUMI_CONFIG_PASSPHRASE", "")
     with state_directory(desk.folder / "home", monkeypatch):
@@ -102,8 +102,8 @@ def test_a_job_on_a_cluster_from_nothing_to_nothing(desk: Desk, monkeypatch: pyt
         assert "aws:SecureTransport" in desk.s3.get_bucket_policy(Bucket=bucket)["Policy"]
 
         with desk.as_colleague():
-            told = desk.well("infra", "status", *PLACE, "--backend", desk.backend, "--json").json
-            assert told["infrastructure"] == known.to_json()
+            status = desk.well("infra", "status", *PLACE, "--backend", desk.backend, "--json").json
+            assert status["infrastructure"] == known.to_json()
 
         file = desk.file("cluster.yaml", CLUSTER)
         up = desk.well("cluster", "up", file, "--yes", "--json").json["cluster"]
@@ -136,12 +136,13 @@ def test_a_job_on_a_cluster_from_nothing_to_nothing(desk: Desk, monkeypatch: pyt
 @pytest.mark.on_engine
 @pytest.mark.parametrize("desk", [False], indirect=True)
 def test_a_cluster_in_a_capacity_block_expires_with_it(desk: Desk) -> None:
-    """Its machines have what runs saved, and leave, before AWS ends them; nothing on them tells when that is."""
+    """The cluster's machines must save and leave before AWS terminates them, at a time that nothing on the machine
+    announces."""
     desk.well("infra", "up", *PLACE, "--yes")
     block = desk.aws.reserve("p5.4xlarge", "us-east-1b", 1, end_s=7_200)
 
     def left() -> float:
-        """Seconds until it expires, as its machines are told."""
+        """Return the seconds until the cluster expires, after checking that its machines read the same expiry."""
         [known] = clusters.known()
         assert known.expires is not None
         assert Fleet(known.fleet_dir).view().settings.expires == known.expires

@@ -1,7 +1,7 @@
 """`cloudgpu infra` and `cloudgpu cluster` on Azure, from the command line to a job's end on a cluster's machine.
 
-The engine is a double of Pulumi's, and Pulumi's own where it is on PATH; Resource Manager is a stand-in, Blob Storage
-Microsoft's own emulator.
+The tests run on a double of Pulumi's engine, and also on the real one where it is on PATH. Resource Manager is a
+stand-in, and Blob Storage is Microsoft's own emulator.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ REGION = "eastus"
 PLACE = ("--cloud", "azure", "--region", REGION)
 DATA = f"cloudgpu-infra-azure-{REGION}-data"
 ACCOUNT = account_name(group_id(SUBSCRIPTION, DATA))
-"""The storage account that the stack makes: Azurite must know its accounts before it starts."""
+"""The storage account that the stack creates. Azurite must know its accounts before it starts."""
 STACKS = "stacks-of-a-team"
 CLUSTER = """name: big
 resources: {accelerator: "T4:1", cloud: azure, region: eastus, nodes: 1}
@@ -37,7 +37,7 @@ limits: {price: 5 USD/h}
 
 
 class Desk(Commands):
-    """Commands, and the subscription that they are about."""
+    """Runs commands, and gives access to the subscription that they change."""
 
     def __init__(self, azure: Azure, blobs: Azurite, capsys: pytest.CaptureFixture[str], folder: Path) -> None:
         super().__init__(capsys, folder)
@@ -47,7 +47,7 @@ class Desk(Commands):
         self.blobs.make_container(STACKS)
 
     def machines(self) -> list[str]:
-        """Names of those that are there."""
+        """Return the names of the machines that exist."""
         return [one.name for one in self.azure.instances() if one.status in ("creating", "running")]
 
 
@@ -64,7 +64,7 @@ def desk(
 
 @pytest.mark.on_engine
 def test_a_job_on_a_cluster_from_nothing_to_nothing(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With the stacks in a container that a team shares, opened with its account's key."""
+    """The stacks are in a container that a team shares, opened with its account's key."""
     monkeypatch.setenv("CLOUDGPU_INFRA_BACKEND", desk.backend)
     monkeypatch.setenv("AZURE_STORAGE_KEY", KEY)
     monkeypatch.setenv("PULUMI_CONFIG_PASSPHRASE", "")
@@ -77,11 +77,11 @@ def test_a_job_on_a_cluster_from_nothing_to_nothing(desk: Desk, monkeypatch: pyt
         known = infra_outputs.load("azure", REGION)
         assert known is not None
         assert known.job_dir == f"az://{CONTAINER}@{ACCOUNT}/jobs"
-        desk.blobs.make_container(CONTAINER)  # as Resource Manager did, of which Azurite knows nothing
+        desk.blobs.make_container(CONTAINER)  # Resource Manager created it, which Azurite does not know
 
         with desk.as_colleague():
-            told = desk.well("infra", "status", *PLACE, "--backend", desk.backend, "--json").json
-            assert told["infrastructure"] == known.to_json()
+            status = desk.well("infra", "status", *PLACE, "--backend", desk.backend, "--json").json
+            assert status["infrastructure"] == known.to_json()
 
         file = desk.file("cluster.yaml", CLUSTER)
         up = desk.well("cluster", "up", file, "--yes", "--json").json["cluster"]

@@ -1,6 +1,7 @@
-"""Stacks are worked on by the unmodified Automation API, and whatever is killed, the same again goes on from there.
+"""Stacks are driven through the unmodified Automation API, and a command that was killed can be repeated.
 
-The engine is a double of Pulumi's, and Pulumi's own where it is on PATH; the provider keeps a shelf in this process.
+The tests run on a double of Pulumi's engine, and also on the real one where it is on PATH; the provider keeps its
+resources in this process.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ def desk(engine_kind: str, tmp_path: Path) -> Iterator[Desk]:
 
 
 def until_it_stops(process: subprocess.Popen[str]) -> None:
-    """Until it says that it was told to."""
+    """Read stderr until the process reports that it is stopping."""
     assert process.stderr is not None
     assert any("stopping: what is under way is finished first" in line for line in process.stderr)
 
@@ -48,7 +49,7 @@ def test_from_nothing_to_nothing(desk: Desk) -> None:
     assert desk.sizes == [5, 5, 5]
     assert [one["name"] for one in desk.run("down", "--keep").value["resources"]] == ["toy-0"]
     assert desk.sizes == [5]
-    assert desk.run("down").code == 6  # it is protected
+    assert desk.run("down").code == 6  # one resource is protected
     desk.up("--count", "1", "--size", "5")
     assert desk.run("down").value["resources"] == []
     assert (desk.sizes, desk.locks) == ([], [])
@@ -70,7 +71,7 @@ def test_a_preview_leaves_no_stack_behind(desk: Desk) -> None:
     assert not list((desk.home / "infra/state").rglob(f"{STACK}.json"))
 
 
-def test_what_fails_is_told_in_one_message_and_the_same_again_goes_on(desk: Desk) -> None:
+def test_a_failure_is_one_message_and_a_retry_continues(desk: Desk) -> None:
     desk.provider.control.fail("Create", error("QuotaExceeded", message="no more toys"), where={"name": "toy-1"})
     failed = desk.run("up")
     assert failed.code == 6
@@ -78,7 +79,7 @@ def test_what_fails_is_told_in_one_message_and_the_same_again_goes_on(desk: Desk
     assert said.startswith("error: toy-1 (toy:index:Toy): ")
     assert "no more toys" in said
     assert "create toy-1" in desk.up()["changes"]
-    assert (desk.sizes, desk.shelf.made) == ([1, 1], 2)  # what was made before was not made again
+    assert (desk.sizes, desk.shelf.made) == ([1, 1], 2)  # the first toy is not created twice
 
 
 def test_a_name_that_is_taken_comes_with_how_that_may_be(desk: Desk) -> None:
@@ -94,7 +95,7 @@ def test_a_defect_of_the_program_is_reported_as_every_defect(desk: Desk) -> None
     assert "ValueError: a program with a defect" in failed.stderr
 
 
-def test_what_somebody_deleted_is_made_again(desk: Desk) -> None:
+def test_a_resource_deleted_by_hand_is_created_again(desk: Desk) -> None:
     desk.up()
     desk.shelf.things.popitem()
     assert sorted(change.split()[0] for change in desk.up()["changes"]) == ["create", "same"]
@@ -117,7 +118,7 @@ def test_ctrl_c_lets_end_what_is_under_way(desk: Desk) -> None:
     assert desk.shelf.made == 2
 
 
-def test_ctrl_c_twice_kills_the_engine_and_the_same_again_goes_on(desk: Desk) -> None:
+def test_ctrl_c_twice_kills_the_engine_and_a_retry_continues(desk: Desk) -> None:
     desk.shelf.slow_s = PATIENCE_S
     process = desk.start("up", "--count", "1")
     with killed_after(process):
@@ -135,7 +136,7 @@ def test_ctrl_c_twice_kills_the_engine_and_the_same_again_goes_on(desk: Desk) ->
     assert (desk.sizes, desk.locks) == ([1], [])
 
 
-def test_killed_with_its_engine_its_lock_is_broken(desk: Desk) -> None:
+def test_the_lock_of_a_killed_engine_is_broken(desk: Desk) -> None:
     desk.kill_in_the_middle()
     assert len(desk.locks) == 1
     again = desk.run("up", "--count", "1")
@@ -144,7 +145,7 @@ def test_killed_with_its_engine_its_lock_is_broken(desk: Desk) -> None:
     assert (desk.sizes, desk.locks) == ([1], [])
 
 
-def test_killed_without_its_engine_that_one_is_waited_for(desk: Desk) -> None:
+def test_the_engine_of_a_killed_command_is_waited_for(desk: Desk) -> None:
     desk.shelf.slow_s = 4.0
     process = desk.start("up", "--count", "1")
     with killed_after(process):
@@ -157,7 +158,7 @@ def test_killed_without_its_engine_that_one_is_waited_for(desk: Desk) -> None:
     assert (desk.locks, len(desk.shelf.things)) == ([], desk.shelf.made)
 
 
-def test_somebody_elses_lock_is_respected(desk: Desk) -> None:
+def test_the_lock_of_another_user_is_respected(desk: Desk) -> None:
     desk.up()
     lock = desk.lock_as()
     refused = desk.run("up", "--size", "2")
@@ -167,10 +168,10 @@ def test_somebody_elses_lock_is_respected(desk: Desk) -> None:
     assert (desk.sizes, desk.locks) == ([1, 1], [lock])
 
 
-def test_a_lock_of_this_host_that_no_engine_of_ours_took_is_somebody_elses(desk: Desk) -> None:
+def test_a_lock_of_another_engine_on_this_host_is_respected(desk: Desk) -> None:
     desk.up()
     lock = desk.lock_as(hostname=socket.gethostname(), pid=2**22 - 1)
-    assert desk.run("up", "--size", "2").code in ({6} if desk.is_double else {0, 6})  # Pulumi's own may break it
+    assert desk.run("up", "--size", "2").code in ({6} if desk.is_double else {0, 6})  # Pulumi's own engine may break it
     assert not desk.is_double or lock.exists()
 
 

@@ -1,6 +1,7 @@
-"""Stacks on Google Cloud, from nothing to nothing: the Automation API, an engine, a provider, the cloud's stand-in.
+"""Stacks on Google Cloud, from creation to teardown: Automation API, engine, provider and the cloud's stand-in.
 
-The engine is a double of Pulumi's, and Pulumi's own where it is on PATH; the provider is a stand-in on both.
+The tests run on a double of Pulumi's engine, and also on the real one where it is on PATH. The provider is a stand-in
+for both.
 """
 
 from __future__ import annotations
@@ -57,7 +58,7 @@ IMAGE = "projects/deeplearning-platform-release/global/images/family/common-cu12
 
 
 class Desk:
-    """Stacks, and the cloud that they are in."""
+    """Brings stacks up and down, and inspects the cloud that they are in."""
 
     def __init__(self, gcp: Gcp, provider: Provider) -> None:
         self.gce, self.gcs, self.cloud = GceControl(gcp.url), GcsControl(gcp.url), gcp.control
@@ -129,17 +130,17 @@ def changes(stack: Stack, program: Callable[[], None]) -> list[str]:
 
 
 @pytest.mark.on_engine
-def test_what_stands_before_any_job_from_nothing_to_nothing(desk: Desk) -> None:
-    told = desk.infra_up()
-    assert told.network == "cloudgpu-us-central1"
-    assert told.subnets[""].endswith("/regions/us-central1/subnetworks/cloudgpu-us-central1")
-    assert told.machine_role == f"cloudgpu-us-central1@{PROJECT}.iam.gserviceaccount.com"
-    bucket = told.job_dir.removeprefix("gs://").removesuffix("/jobs")
+def test_infra_from_creation_to_teardown(desk: Desk) -> None:
+    outputs = desk.infra_up()
+    assert outputs.network == "cloudgpu-us-central1"
+    assert outputs.subnets[""].endswith("/regions/us-central1/subnetworks/cloudgpu-us-central1")
+    assert outputs.machine_role == f"cloudgpu-us-central1@{PROJECT}.iam.gserviceaccount.com"
+    bucket = outputs.job_dir.removeprefix("gs://").removesuffix("/jobs")
     assert {"cloudgpu-us-central1", "default"} == {one["name"] for one in desk.gce.resources("networks")}
     [rule] = desk.gce.resources("firewalls")
     assert rule["denied"] == [{"IPProtocol": "all"}] and rule["name"] == "cloudgpu-closed-cloudgpu-us-central1"
     policies = desk.cloud.do("cloudresourcemanager/policies")[PROJECT]["bindings"]
-    own = [one for one in policies if f"serviceAccount:{told.machine_role}" in one["members"]]
+    own = [one for one in policies if f"serviceAccount:{outputs.machine_role}" in one["members"]]
     assert len(own) == 2 and all("cloudgpu-" in one["condition"]["expression"] for one in own)
     [workflow] = desk.cloud.do("workflows/resources")
     assert workflow["labels"]["cloudgpu-stack"] == INFRA.stack
@@ -158,7 +159,7 @@ def test_what_stands_before_any_job_from_nothing_to_nothing(desk: Desk) -> None:
     assert desk.gcs.objects(bucket) == {}, "the bucket is there"
 
     again = desk.infra_up(replace(INFRA, protect=False))
-    assert again.machine_role == told.machine_role, "its roles were deleted, and are had back"
+    assert again.machine_role == outputs.machine_role, "its roles were deleted, and are had back"
     with desk.stack(INFRA.stack) as stack:
         assert not stack.down(keep_protected=False).resources
     for collection in ("cloudscheduler", "workflows"):
@@ -180,8 +181,8 @@ def test_a_fleet_from_nothing_to_nothing(desk: Desk) -> None:
             made = stack.up(lambda: fleet_program(replace(settings, fleet=fleet)))
             return FleetOutputs.from_json(made["cloudgpu"])
 
-    told = up(FLEET)
-    assert (told.size, told.template_hash) == (2, FLEET.template_hash)
+    outputs = up(FLEET)
+    assert (outputs.size, outputs.template_hash) == (2, FLEET.template_hash)
     wait(lambda: len(desk.running()) == 2)
     for one in desk.machines():
         assert one["labels"] == {
@@ -214,24 +215,24 @@ def test_a_fleet_from_nothing_to_nothing(desk: Desk) -> None:
     up(FLEET)
     wait(lambda: len(desk.machines()) == 2)
 
-    # By hand: the group makes it anew.
+    # A machine is deleted by hand: the group replaces it.
     gone = desk.running()[0]
     ids = {one["id"] for one in desk.machines()}
     zone = next(one["zone"] for one in desk.machines() if one["name"] == gone).rpartition("/")[2]
     desk.provider.cloud.ordered("DELETE", desk.provider.cloud.compute(f"zones/{zone}", "instances", gone))
     wait(lambda: len(desk.running()) == 2 and {one["id"] for one in desk.machines()} != ids)
 
-    # Another template: all are replaced, by as many at once as there are zones; the old template goes.
+    # A changed template replaces all machines, as many at once as there are zones, and deletes the old template.
     before = set(desk.running())
     changed = FLEET.model_copy(update={"disk_gb": 200.0})
-    assert up(changed).template != told.template
+    assert up(changed).template != outputs.template
     wait(lambda: len(desk.machines()) == 2 == len(desk.running()) and not before & set(desk.running()))
     assert {one["disks"][0]["diskSizeGb"] for one in desk.machines()} == {"200"}
     assert len(desk.gce.resources("instanceTemplates")) == 1
 
-    # One leaves by itself: the group is smaller until the next up.
+    # A machine leaves by itself: the group stays smaller until the next `up`.
     leaver = next(one for one in desk.machines())
-    path = told.group[told.group.index("/projects/") :]
+    path = outputs.group[outputs.group.index("/projects/") :]
     body = {"instances": [leaver["selfLink"]]}
     desk.provider.cloud.ordered("POST", f"/compute/v1{path}/deleteInstances", body)
     wait(lambda: len(desk.machines()) == 1)
@@ -260,8 +261,8 @@ def test_a_zone_without_room_and_a_failure_in_the_middle(desk: Desk) -> None:
         stack.up(lambda: fleet_program(settings))
     with desk.stack("cluster-big") as stack:
         stack.recover()
-        told = FleetOutputs.from_json(stack.up(lambda: fleet_program(settings))["cloudgpu"])
-        assert told.size == 3 and told.group.endswith("/cloudgpu-fleet-big")
+        outputs = FleetOutputs.from_json(stack.up(lambda: fleet_program(settings))["cloudgpu"])
+        assert outputs.size == 3 and outputs.group.endswith("/cloudgpu-fleet-big")
         wait(lambda: len(desk.running()) == 3)
         markets = sorted(one["scheduling"]["provisioningModel"] for one in desk.machines())
         assert markets == ["SPOT", "SPOT", "STANDARD"]
@@ -278,7 +279,8 @@ def test_a_zone_without_room_and_a_failure_in_the_middle(desk: Desk) -> None:
 
 
 def test_a_cluster_component_of_peers_with_a_way_out(desk: Desk) -> None:
-    """What the programs do not make: Cloud NAT, who may act as the machines; and what only peers have."""
+    """The component also has what cloudgpu's own stacks lack: Cloud NAT, users who may act as the machines, and a
+    placement policy and a firewall rule for peers."""
     role: MachineRoleArgs = {"project": PROJECT, "account_id": "cloudgpu-ann", "bucket": "of-big", "users": [ANN]}
 
     def program(size: int) -> None:

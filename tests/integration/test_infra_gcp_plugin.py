@@ -1,10 +1,10 @@
-"""The components for Google Cloud as a Pulumi plugin: what programs in other languages see of them, over gRPC."""
+"""Google Cloud components as a Pulumi plugin: how programs in other languages use them, over gRPC."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-import pulumi_gcp  # its types are what is checked against
+import pulumi_gcp  # the schema is checked against its types
 import pytest
 import yaml
 from pulumi.runtime.proto import provider_pb2
@@ -43,7 +43,7 @@ def test_the_schema_is_that_of_the_components(
 
 
 def test_a_cluster_is_constructed_for_a_program_in_another_language() -> None:
-    """Numbers are floats there."""
+    """Programs in other languages send numbers as floats."""
     inputs = {
         "project": "p-1",
         "region": "us-central1",
@@ -79,8 +79,8 @@ def test_a_cluster_is_constructed_for_a_program_in_another_language() -> None:
     assert group.inputs["namedPorts"] == [{"name": "cloudgpu-expires-2000000000", "port": 1}]
 
 
-def test_pulumi_is_told_how_to_run_it() -> None:
-    told = yaml.safe_load((FOLDER / "PulumiPlugin.yaml").read_text())
-    assert told["runtime"]["name"] == "python"
+def test_the_plugin_files_name_the_runtime_and_the_package() -> None:
+    plugin_file = yaml.safe_load((FOLDER / "PulumiPlugin.yaml").read_text())
+    assert plugin_file["runtime"]["name"] == "python"
     requirement = (FOLDER / "requirements.txt").read_text().splitlines()[-1]
     assert (FOLDER / requirement.partition("[")[0] / "pyproject.toml").is_file()

@@ -1,4 +1,4 @@
-"""The workflow of OrphanReaper, carried out step by step against Compute Engine's stand-in, with the rights it has."""
+"""OrphanReaper's workflow, executed step by step against Compute Engine's stand-in, with only its own permissions."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def gcp(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Gcp]:
 
 
 class Project:
-    """Calls as an account."""
+    """Client of the stand-in for one account."""
 
     def __init__(self, gcp: Gcp, folder: Path, email: str) -> None:
         self._url = gcp.url
@@ -44,12 +44,12 @@ class Project:
         credentials = service_account.Credentials.from_service_account_file(str(key), scopes=[ALL])  # type: ignore[no-untyped-call]
         self._session = AuthorizedSession(credentials)  # type: ignore[no-untyped-call]
 
-    def send(self, method: str, url: str, told: Mapping[str, Any]) -> Any:
-        """As Workflows sends it, with Google's hosts in the stand-in."""
+    def send(self, method: str, url: str, arguments: Mapping[str, Any]) -> Any:
+        """Send a request as Workflows does, to the stand-in instead of Google's hosts."""
         path = urlsplit(url)
         assert path.scheme == "https" and path.netloc in ("compute.googleapis.com", "www.googleapis.com")
-        assert told["auth"] == {"type": "OAuth2"}
-        return self.call(method, path.path, told.get("body"), told.get("query"))
+        assert arguments["auth"] == {"type": "OAuth2"}
+        return self.call(method, path.path, arguments.get("body"), arguments.get("query"))
 
     def call(self, method: str, path: str, body: Any = None, query: Any = None) -> Any:
         answer = self._session.request(method, f"{self._url}{path}", json=body, params=query)  # type: ignore[no-untyped-call]
@@ -58,14 +58,15 @@ class Project:
         return answer.json()
 
     def reap(self, without: str = "") -> Ran:
-        """With the rights that the stand-in was told of, and those of services that it has not."""
+        """Run the workflow. `without` withholds a permission of a service that the stand-in does not have."""
         own = {permission for right in rights(without=without) for permission in right["permissions"]}
         environ = {"GOOGLE_CLOUD_PROJECT_ID": PROJECT}
         return run(WORKFLOW.read_text(), self.send, environ=environ, now=NOW, may_log=LOG in own)
 
 
 def rights(*, without: str = "") -> list[dict[str, Any]]:
-    """What the reaper's roles give it: the condition is of names of machines and of groups."""
+    """Return the reaper's permissions; those with a condition hold for cloudgpu's machines and groups, known by their
+    names."""
     return [
         {
             "permissions": [one for one in right.permissions if one != without],
@@ -76,7 +77,7 @@ def rights(*, without: str = "") -> list[dict[str, Any]]:
 
 
 def properties(expires: str | None, zone: str = "") -> dict[str, Any]:
-    """Of a machine; in a template kinds have no zone."""
+    """Return the properties of a machine or, without a zone, of an instance template."""
     where = f"zones/{zone}/" if zone else ""
     return {
         "machineType": f"{where}machineTypes/n1-standard-4" if zone else "n1-standard-4",
@@ -97,7 +98,7 @@ def wait(condition: Callable[[], object]) -> None:
         time.sleep(0.02)
 
 
-def test_what_has_expired_is_deleted_and_a_group_does_not_make_it_anew(gcp: Gcp, tmp_path: Path) -> None:
+def test_expired_machines_are_deleted_and_not_recreated_by_their_group(gcp: Gcp, tmp_path: Path) -> None:
     gce, submitter = GceControl(gcp.url), Project(gcp, tmp_path, SUBMITTER)
     base = f"/compute/v1/projects/{PROJECT}"
 
@@ -191,7 +192,7 @@ def test_without_any_one_of_its_rights_it_ends_nothing_and_says_so(gcp: Gcp, tmp
     assert len(gce.resources("instances")) == 1
 
 
-def test_without_the_right_to_write_logs_it_could_not_tell_what_it_could_not_end(gcp: Gcp, tmp_path: Path) -> None:
+def test_without_permission_to_write_logs_the_workflow_fails(gcp: Gcp, tmp_path: Path) -> None:
     submitter, past = Project(gcp, tmp_path, SUBMITTER), str(int(NOW) - 60)
     machine = {"name": "somebodys", **properties(past, ZONE)}
     submitter.call("POST", f"/compute/v1/projects/{PROJECT}/zones/{ZONE}/instances", machine)

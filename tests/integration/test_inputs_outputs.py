@@ -1,4 +1,4 @@
-"""Inputs and outputs of a real node: there before the setup, copied after the program, whatever became of it."""
+"""Inputs and outputs of a real node: inputs exist before the setup, and outputs are copied however the program ends."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_outputs_are_copied_however_the_program_ends(world: World, end: str) -> 
 
 
 @pytest.mark.parametrize("stopped", [True, False])
-def test_outputs_are_copied_when_the_node_is_told_to_end(world: World, stopped: bool) -> None:
+def test_outputs_are_copied_when_the_node_is_stopped_or_preempted(world: World, stopped: bool) -> None:
     world.job(f"trap 'exit 75' TERM; {WRITE}; while :; do sleep 0.1; done", outputs=["results"])
     agent = world.start(0)
     until((world.home() / "code/model.pt").exists)
@@ -62,7 +62,7 @@ def test_outputs_are_copied_when_the_node_is_told_to_end(world: World, stopped: 
     assert world.dir.get("outputs/results/deep/loss.txt") == b"loss\n"
 
 
-def test_what_leads_out_of_the_folder_is_not_copied(world: World) -> None:
+def test_links_are_not_copied(world: World) -> None:
     world.job(f"{WRITE}; ln -s /etc/passwd results/link; ln -s . results/round", outputs=["results"])
     world.run()
     assert world.dir.list("outputs") == ["outputs/results/deep/loss.txt"]

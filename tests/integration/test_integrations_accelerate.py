@@ -1,4 +1,4 @@
-"""Loops with Accelerate, killed and told to stop at random batches: end in the same bits."""
+"""Training loops with Accelerate, killed and stopped at random batches, end in the same bits."""
 
 from __future__ import annotations
 

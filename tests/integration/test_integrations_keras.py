@@ -1,6 +1,6 @@
-"""Keras' fit, killed and told to stop at random batches: ends in the same bits, on each of its backends.
+"""Keras' fit() on each of its backends, killed and stopped at random batches, ends in the same bits.
 
-CLOUDGPU_LONG=1 tries all backends and kinds of data; otherwise arrays under JAX, whose state is the hardest to get at.
+CLOUDGPU_LONG=1 tests all backends and kinds of data; otherwise arrays under JAX, whose state is the hardest to access.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ def train(folder, every, batch_done, changed):
 
 CASES = [("jax", "arrays")]
 if LONG:
-    # TensorFlow reads ahead in a thread: what is drawn at random is not the same twice even undisturbed.
+    # TensorFlow prefetches in a thread, so random draws differ between runs even without an interruption.
     CASES = [(b, k) for b in ("torch", "jax") for k in ("arrays", "augmented")] + [("tensorflow", "arrays")]
 
 
@@ -85,7 +85,7 @@ def test_interrupted(backend: str, kind: str, tmp_path: Path) -> None:
     needs(backend)
     runs = results(PROGRAM.format(backend=backend, kind=kind, cache=str(tmp_path / "jax")), tmp_path)
     check(runs, misfit="the checkpoint does not fit the model: variable 0 was")
-    # The metrics of the epoch that was interrupted count its batches from before, too.
+    # The metrics of the interrupted epoch include its batches before the interruption.
     assert said(runs, "resumed", "last epoch") == said(runs, "undisturbed", "last epoch")
 
 
@@ -143,7 +143,7 @@ def test_several_processes_are_refused(backend: str, tmp_path: Path) -> None:
         assert (rank.returncode, "2 train this model together" in output, "False" in output) == (3, True, True), output
 
 
-def test_missing_framework_is_told(tmp_path: Path) -> None:
+def test_a_missing_framework_is_named(tmp_path: Path) -> None:
     check_missing("keras", "keras>=3.8", tmp_path)
     check_missing("lightning", "lightning>=2.5", tmp_path)
     check_missing("transformers", "transformers[torch]>=5", tmp_path)

@@ -1,4 +1,4 @@
-"""Lightning's fit, killed and told to stop at random batches: ends in the same bits."""
+"""Lightning's fit(), killed and stopped at random batches, ends in the same bits."""
 
 from __future__ import annotations
 
@@ -96,7 +96,8 @@ def test_interrupted(kind: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kind", ["swa last", *(["swa", "swa plateau", "ema", "ema last"] if LONG else [])])
 def test_averaged_weights(kind: str, tmp_path: Path) -> None:
-    """Stopped in the epochs of averaging, and in the one that measures batch normalisation anew."""
+    """The training is stopped in the epochs of averaging, and in the one that recomputes batch normalisation
+    statistics."""
     stops = (9, 11, 11 if "swa" in kind else 5)
     plan = [
         Run("undisturbed", folder="undisturbed"),

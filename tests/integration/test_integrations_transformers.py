@@ -1,4 +1,4 @@
-"""Transformers' Trainer, killed and told to stop at random batches: ends in the same bits."""
+"""Transformers' Trainer, killed and stopped at random batches, ends in the same bits."""
 
 from __future__ import annotations
 
@@ -98,8 +98,8 @@ def test_two_processes(kind: str, tmp_path: Path) -> None:
 def check_runs(kind: str, processes: int, folder: Path) -> None:
     steps = 16 if "steps" in kind else 28
     runs = results(PROGRAM.format(kind=kind), folder, batches=steps, world=processes)
-    # Of more epochs a schedule of the learning rate is another one from the start.
+    # With more epochs, the learning rate schedule differs from the start.
     check(runs, batches=steps, misfit="the checkpoint does not fit the model", longer_is_exact="steps" in kind)
-    # What the Trainer logs and averages over steps before and after an interruption is the same as well.
+    # The Trainer's logs and averages also cover the steps before an interruption.
     for name in ("resumed", "finished"):
         assert said(runs, name, "logged") == said(runs, "undisturbed", "logged")

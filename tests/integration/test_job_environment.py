@@ -1,4 +1,4 @@
-"""`setup` on this machine: an environment of the job's own, on top of the submitter's, which stays as it is."""
+"""`setup` on this machine: a separate environment for the job on top of the submitter's, which stays unchanged."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 @pytest.fixture(scope="session")
 def submitters(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The submitter's virtual environment, with pip and a package of its own."""
+    """Create the submitter's virtual environment, with pip and one package."""
     folder = tmp_path_factory.mktemp("submitter") / "venv"
     venv.create(folder, with_pip=True)
     (site,) = (folder / "lib").glob("python*/site-packages")
@@ -50,7 +50,7 @@ def active(submitters: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def code(tmp_path: Path) -> Path:
-    """Code with two versions of a package beside it."""
+    """Create a code folder with two versions of a package as wheels."""
     folder = tmp_path / "code"
     folder.mkdir()
     for version in ("1", "2"):
@@ -78,7 +78,7 @@ def texts(job: Job, *streams: str) -> list[str]:
 
 
 def content(folder: Path) -> list[tuple[str, int]]:
-    """Files of an environment; bytecode is written by whatever runs there."""
+    """Return the files of an environment and their times, without bytecode, which every program may write."""
     files = (path for path in folder.rglob("*") if "__pycache__" not in path.parts)
     return sorted((str(path), path.lstat().st_mtime_ns) for path in files if not path.is_dir())
 
@@ -178,7 +178,7 @@ def test_unused_environments_are_removed(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("setup", "is_cached"),
     [
-        ("pip install numpy==2.0 'scipy<2'", False),  # a shell is needed for <
+        ("pip install numpy==2.0 'scipy<2'", False),  # `<` needs a shell
         ("pip install numpy==2.0", True),
         (["python", "-m", "pip", "install", "numpy"], True),
         ("pip install -q numpy\nuv pip install einops; pip3 install tqdm && pip install rich", True),
@@ -195,7 +195,7 @@ def test_unused_environments_are_removed(tmp_path: Path) -> None:
         ("", False),
     ],
 )
-def test_what_is_cached(tmp_path: Path, setup: str | list[str], is_cached: bool) -> None:
+def test_which_setups_are_cached(tmp_path: Path, setup: str | list[str], is_cached: bool) -> None:
     (tmp_path / "package").mkdir()
     (tmp_path / "requirements.txt").write_text("--index-url https://example.org/simple\nnumpy==2.0\n-r more.txt\n")
     (tmp_path / "more.txt").write_text("einops\n")

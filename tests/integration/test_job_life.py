@@ -1,4 +1,4 @@
-"""The life of real jobs on the target `local`, with the supervisor that submit starts in the background."""
+"""The life cycle of real jobs on target `local`, with the supervisor that submit starts in the background."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ WAIT_S = 180.0
 
 @pytest.fixture
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """One with odd characters in its name."""
+    """Use a state directory with odd characters in its name."""
     with state_directory(tmp_path / "my home; $(x) #1 é", monkeypatch) as folder:
         yield folder
 
@@ -57,7 +57,7 @@ def finish(job: Job) -> Job:
 
 
 def until_running(job: Job, code: Path | None = None) -> None:
-    """Until the job runs and, with `code`, the program has made the file `started` there."""
+    """Wait until the job runs and, with `code`, the program has created the file `started` there."""
     end = time.monotonic() + WAIT_S
     while job.refresh().state != "running" or (code is not None and not (code / "started").exists()):
         assert time.monotonic() < end and not job.done, [event.message for event in job.events()]
@@ -118,15 +118,15 @@ def test_a_job_gets_the_variables_of_its_own_submit(
     assert b"pa55word" not in (home / "cloudgpu.db").read_bytes()
 
 
-def test_a_program_that_fails_is_retried_and_its_exit_code_told(home: Path, code: Path) -> None:
+def test_a_program_that_fails_is_retried_and_its_exit_code_reported(home: Path, code: Path) -> None:
     job = finish(submit_text("name: fails\nrun: exit 7\n", code))
-    (attempt,) = job.attempts()  # the retry needs no other machines
+    (attempt,) = job.attempts()  # the retry uses the same machine
     assert (job.state, job.exit_code, attempt.outcome) == ("failed", 7, "failed")
     assert [record.failures for record in attempt.generations] == [1]
     assert "7" in job.reason
 
 
-def test_a_program_that_dies_goes_on_in_place_and_is_seen_to_do_so(home: Path, code: Path) -> None:
+def test_a_program_that_dies_is_restarted_in_place_and_status_shows_it(home: Path, code: Path) -> None:
     (code / "main.sh").write_text("case $CLOUDGPU_GENERATION in 1) kill -9 $$ ;; 2) exit 75 ;; esac\n")
     job = finish(submit_text("name: dies\nrun: sh main.sh\n", code))
     (attempt,) = job.attempts()
@@ -151,7 +151,7 @@ def test_cancel_ends_a_program_that_listens_to_nothing(home: Path, code: Path) -
     until_running(job, code)
     job.cancel("enough")
     assert finish(job).state == "cancelled"
-    job.cancel()  # of no effect
+    job.cancel()  # a no-op
     assert job.state == "cancelled"
     with pytest.raises(NotRunningError):
         job.preempt(1)
@@ -176,7 +176,7 @@ exit 75
 
 
 def test_a_machine_that_is_taken_kills_the_program(home: Path, code: Path) -> None:
-    """It alone: the other one goes on, and another machine takes its place."""
+    """Only the program on the taken machine is killed: the other machine continues, and a new one joins it."""
     (code / "main.sh").write_text(
         f'touch {code}/started {code}/$CLOUDGPU_NODE; trap "" TERM; until [ -e {code}/worker-1.2 ]; do sleep 0.1; done'
     )
@@ -203,7 +203,7 @@ def test_the_cost_limit_ends_a_job(home: Path, code: Path) -> None:
     assert job.cost is not None and 1.5 < job.cost <= (job.ended or 0) - job.created
 
 
-def test_what_cannot_be_submitted_leaves_nothing(home: Path, code: Path) -> None:
+def test_a_refused_submission_leaves_nothing(home: Path, code: Path) -> None:
     loaded = load_text("name: codeless\ncode: .\nrun: 'true'\n", base=code)
     with pytest.raises(SubmitError, match="nothing can run"):
         submit(loaded, Plan(()))
@@ -225,7 +225,7 @@ def test_what_cannot_be_submitted_leaves_nothing(home: Path, code: Path) -> None
     assert list_jobs() == []
 
 
-def test_a_job_nobody_advances_is_advanced_by_whoever_waits(home: Path, code: Path) -> None:
+def test_waiting_advances_a_job_without_a_supervisor(home: Path, code: Path) -> None:
     job = submit_text("name: alone\nrun: 'true'\n", code, supervise=False)
     assert not supervisor_lock.is_running()
     assert finish(job).state == "succeeded"
@@ -243,7 +243,7 @@ def test_a_state_directory_may_be_named_relative_to_the_working_directory(
     assert get_job(job.id).state == "succeeded"
 
 
-def test_many_that_want_a_supervisor_get_one(home: Path, code: Path) -> None:
+def test_concurrent_starts_give_one_supervisor(home: Path, code: Path) -> None:
     job = submit_text("name: many\nrun: 'true'\n", code, supervise=False)
     threads = [threading.Thread(target=ensure_supervisor) for _ in range(4)]
     for thread in threads:
@@ -256,7 +256,7 @@ def test_many_that_want_a_supervisor_get_one(home: Path, code: Path) -> None:
     while len(supervisors) != 1 and time.monotonic() < end:
         supervisors = []
         for process in home_processes(home):
-            with contextlib.suppress(psutil.Error):  # it ends: another one is there
+            with contextlib.suppress(psutil.Error):  # it has just ended, because another one runs
                 supervisors += [process.pid] if "supervise" in process.cmdline() else []
         time.sleep(0.1)
     there = supervisor_lock.running()
@@ -300,7 +300,7 @@ def test_an_idle_supervisor_ends_and_leaves_no_job_behind(home: Path, code: Path
 
 @pytest.mark.parametrize("after_s", [0.0, 0.05, 0.1, 0.2, 1.0])
 def test_a_supervisor_whose_state_directory_is_deleted_ends(home: Path, after_s: float) -> None:
-    """Deleted while the store is opened for the first time, and when all is quiet."""
+    """The directory is deleted while the store is opened for the first time, or later, when the supervisor is idle."""
     paths.state_dir()
     command = [sys.executable, "-m", "cloudgpu", "supervise"]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as supervisor:
@@ -308,14 +308,14 @@ def test_a_supervisor_whose_state_directory_is_deleted_ends(home: Path, after_s:
         while not supervisor_lock.is_running() and time.monotonic() < end:
             time.sleep(0.01)
         time.sleep(after_s)
-        while home.exists():  # what is written into it meanwhile is deleted by the next round
+        while home.exists():  # the next round deletes what is written in between
             shutil.rmtree(home, ignore_errors=True)
         _, errors = supervisor.communicate(timeout=WAIT_S)
         assert supervisor.returncode == 0, errors
         assert errors.endswith("the state directory is gone: ending\n")
 
 
-def test_machines_no_job_knows_are_found_and_ended(home: Path, code: Path) -> None:
+def test_orphaned_machines_are_found_and_terminated(home: Path, code: Path) -> None:
     job = submit_text("name: known\nrun: exec sleep 1000\n", code)
     until_running(job)
     provisioner = get_provisioner("local")
@@ -336,7 +336,7 @@ def test_machines_no_job_knows_are_found_and_ended(home: Path, code: Path) -> No
     )
     allocation = provisioner.launch(stray)
     assert orphans() == [allocation]
-    terminate_orphan(known)  # not an orphan: nothing happens
+    terminate_orphan(known)  # not an orphan: a no-op
     terminate_orphan(allocation)
     assert orphans() == []
     assert job.refresh().state == "running"

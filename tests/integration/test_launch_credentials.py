@@ -1,11 +1,11 @@
-"""Credentials go bad at any call of a launch, on every cloud: nothing is left that the store does not know.
+"""Credentials are rejected at any call of a launch, on every cloud: nothing is left that the store does not know.
 
-A launch in which nothing goes wrong shows the calls. Then, for each of them, the credentials are refused from that call
-on: once, the next token being good; or until somebody logs in. What the error says, and the launch's token, are all
-that the store has then. With them the launch is repeated, or ended, and nothing may be left.
+An undisturbed launch shows the calls. Then, for each of them, credentials are rejected from that call on: either once,
+with the next token accepted, or until the next login. After that the store has only the error's message and the
+launch's token. With these the launch is repeated or terminated, and nothing may be left.
 
-In the ordinary run a few calls are tried: the first and the last, and some that make anything. With CLOUDGPU_LONG=1 all
-of them are, for one node and two, also of launches into reservations, into flex-start's queue and of groups.
+The ordinary run tries a few calls: the first, the last, and some that create something. With CLOUDGPU_LONG=1 it tries
+all of them, for one node and two, and also launches into reservations, into flex-start's queue and of groups.
 """
 
 from __future__ import annotations
@@ -53,20 +53,20 @@ from . import test_vertex_provisioner as vertex_tests
 
 @dataclass(frozen=True)
 class Cloud:
-    """One target over the wire."""
+    """A target with its stand-in."""
 
     name: str
     control: Control
     another: Callable[[], Provisioner]
-    """A provisioner that remembers nothing, as that of another process."""
+    """Return a provisioner without cached state, like that of another process."""
     request: Callable[[int], LaunchRequest]
-    """Of so many nodes."""
+    """Return the launch request for a number of nodes."""
     left: Callable[[], object]
-    """What there is of the launch; false: nothing."""
+    """Return what is left of the launch; false if nothing is."""
     refusals: Mapping[str, Fault]
-    """By service: how credentials are refused that were good a moment ago."""
+    """Service -> how it rejects credentials that were valid before."""
     looks: tuple[str, ...]
-    """Ends of actions that make nothing."""
+    """Patterns of actions that create nothing."""
     prepare: Callable[[], object] = lambda: None
     """Create the resources that exist before a launch."""
 
@@ -74,7 +74,7 @@ class Cloud:
         return self.control.calls()
 
     def unknown(self, nodes: int) -> Allocation:
-        """All that the store knows of a launch without an answer."""
+        """Return what the store knows about a launch without an answer."""
         request = self.request(nodes)
         return Allocation(
             self.name,
@@ -88,7 +88,7 @@ class Cloud:
 
 
 Started = tuple[Cloud, Mapping[str, str]]
-"""And the environment that leads there."""
+"""A target, and the environment variables that lead to its stand-in."""
 DENIED = error("ExpiredToken", 400, "The security token included in the request is expired")
 
 
@@ -122,7 +122,7 @@ GCP_LOOKS = ("*.get", "*.list", "*.aggregatedList", "*.getFromFamily", "token")
 
 
 def on_gcp(google: tuple[Gcp, Mapping[str, str]], machine_type: str = gcp_tests.T4, **changes: Any) -> Started:
-    """`changes`: of the request."""
+    """Return the target gcp; `changes` are fields of the launch request."""
     server, environ = google
     control = GceControl(server.url)
 
@@ -206,7 +206,7 @@ def subscription(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Azu
 
 
 def on_azure(subscription: tuple[Azure, Mapping[str, str]], **changes: Any) -> Started:
-    """`changes`: of the request."""
+    """Return the target azure; `changes` are fields of the launch request."""
     server, environ = subscription
 
     def request(nodes: int) -> LaunchRequest:
@@ -235,7 +235,7 @@ def azure_reservation(subscription: tuple[Azure, Mapping[str, str]]) -> Started:
 
 @pytest.fixture
 def azure_group(tmp_path: Path) -> Iterator[Started]:
-    """The job dir is in Azurite, which takes every token."""
+    """Yield the target azure with its job dir in Azurite, which accepts every token."""
     with azure_with_blobs(tmp_path, boot=False) as (control, environ):
         desks: list[azure_groups.Desk] = []
 
@@ -257,7 +257,7 @@ def azure_group(tmp_path: Path) -> Iterator[Started]:
 
 
 OTHERS = ["gcp_reservation", "gcp_flex_start", "gcp_group", "azure_reservation", "azure_group"]
-"""Launches of other kinds."""
+"""Fixtures for other kinds of launches."""
 
 
 @pytest.fixture(params=["aws", "gcp", "vertex", "azure", *(OTHERS if LONG else ())])
@@ -270,14 +270,14 @@ def cloud(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Cl
 
 
 def renew(cloud: Cloud) -> None:
-    """Nothing of a launch is there, and nothing goes wrong."""
+    """Remove all resources and faults from the stand-in, and create what exists before a launch."""
     cloud.control.reset()
     cloud.prepare()
     cloud.control.forget()
 
 
 def calls_of(cloud: Cloud, nodes: int) -> list[Call]:
-    """Those of a launch in which nothing goes wrong."""
+    """Return the calls of an undisturbed launch."""
     cloud.another().launch(cloud.request(nodes))
     found = cloud.calls()
     renew(cloud)
@@ -285,7 +285,7 @@ def calls_of(cloud: Cloud, nodes: int) -> list[Call]:
 
 
 def chosen(cloud: Cloud, calls: list[Call]) -> list[Call]:
-    """The calls at which credentials go bad."""
+    """Return the calls at which credentials are rejected: all in the long mode, otherwise a few."""
     if LONG:
         return calls
     making = [call for call in calls if not any(fnmatchcase(call.action, look) for look in cloud.looks)]
@@ -293,16 +293,16 @@ def chosen(cloud: Cloud, calls: list[Call]) -> list[Call]:
 
 
 def was_refused(cloud: Cloud, call: Call) -> bool:
-    """Return whether a launch has come to this call: it polls more or less often, as fast as the stand-in is."""
+    """Return whether a launch has reached this call. How often it polls depends on the speed of the stand-in."""
     made = cloud.calls()
     refused = any(one.fault for one in made)
     expect(refused or len(made) < call.number, cloud, call)
     return refused
 
 
-def expect(condition: object, cloud: Cloud, call: Call, told: object = "") -> None:
+def expect(condition: object, cloud: Cloud, call: Call, detail: object = "") -> None:
     story = [f"{one.number} {one.service} {one.action} {one.status} {one.fault}" for one in cloud.calls()]
-    assert condition, f"{call.number} {call.service} {call.action}: {told}\n" + "\n".join(story)
+    assert condition, f"{call.number} {call.service} {call.action}: {detail}\n" + "\n".join(story)
 
 
 @pytest.mark.parametrize("nodes", [1, 2] if LONG else [2])
@@ -320,24 +320,24 @@ def test_one_refusal_of_a_token_ends_no_launch(cloud: Cloud, nodes: int) -> None
 @pytest.mark.parametrize("then", ["repeated", "ended"])
 @pytest.mark.parametrize("nodes", [1, 2] if LONG else [2])
 def test_nothing_is_forgotten_when_credentials_go_bad(cloud: Cloud, nodes: int, then: str) -> None:
-    """Whether they are refused for half a minute or a week: until the next login nothing else can be done."""
+    """Until the next login nothing else can be done, whether that takes half a minute or a week."""
     for call in chosen(cloud, calls_of(cloud, nodes)):
         cloud.control.log_out(cloud.refusals, call.number)
-        told = None
+        raised = None
         try:
             cloud.another().launch(cloud.request(nodes))
         except ProvisionError as error:
-            told = error
+            raised = error
         if not was_refused(cloud, call):
             renew(cloud)
             continue
-        assert told is not None
-        expect(told.is_login, cloud, call, f"{told.error_class} {told}")
+        assert raised is not None
+        expect(raised.is_login, cloud, call, f"{raised.error_class} {raised}")
         with pytest.raises(ProvisionError) as later:
             cloud.another().terminate(cloud.unknown(nodes))
         expect(later.value.error_class in ("auth", "expired"), cloud, call, later.value)
         cloud.control.heal()
-        expect(told.may_have_created or not cloud.left(), cloud, call, f"{told}: {cloud.left()}")
+        expect(raised.may_have_created or not cloud.left(), cloud, call, f"{raised}: {cloud.left()}")
         if then == "repeated":
             made = cloud.another().launch(dataclasses.replace(cloud.request(nodes), repeated=True))
             expect(len(made.machines) == nodes, cloud, call)
@@ -353,8 +353,8 @@ def test_nothing_is_forgotten_when_credentials_go_bad(cloud: Cloud, nodes: int, 
 
 @dataclass
 class Supervised:
-    """A job of two machines on AWS, in a store of its own, driven on a clock that the test moves. Its job dir is a
-    folder: nothing boots."""
+    """A job of two machines on AWS, in a separate store, with a clock that the test moves. Its job dir is a folder,
+    because no machine boots."""
 
     cloud: Cloud
     world: World
@@ -379,7 +379,7 @@ class Supervised:
         return job_id
 
     def folder(self, url: str) -> JobDir:
-        """What stands for a job dir in the bucket."""
+        """Return the folder that is used instead of a job dir in the bucket."""
         return JobDir(local_url(self.world.folder / url.rpartition("/")[2]))
 
     def supervisor(self) -> Supervisor:
@@ -396,7 +396,7 @@ class Supervised:
         return self.world.attempts(job_id)[-1].state
 
     def check(self, call: Call, *, ended: bool) -> None:
-        """Credentials go bad at this call. The job waits, or is cancelled meanwhile, and then there is a new login."""
+        """Reject credentials from this call on, let the job wait or cancel it, and then log in again."""
         cloud, world, job_id, supervisor = self.cloud, self.world, self.submit(), self.supervisor()
         cloud.control.log_out(cloud.refusals, call.number)
         world.drive(supervisor, until=lambda: "run `aws sso login`" in world.job(job_id).reason, for_s=60)
@@ -416,7 +416,7 @@ class Supervised:
         expect(not cloud.left(), cloud, call, self.events(job_id))
 
     def drive(self, supervisor: Supervisor, seconds: float) -> None:
-        """For so long, or until no job is active."""
+        """Drive the supervisor for `seconds`, or until no job is active."""
         with contextlib.suppress(AssertionError):
             self.world.drive(supervisor, for_s=seconds)
 

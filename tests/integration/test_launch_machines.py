@@ -1,6 +1,6 @@
-"""Launchers across machines: network namespaces with addresses and host names of their own, one agent in each.
+"""Launchers across machines: one agent in each of several network namespaces, with separate addresses and host names.
 
-Needs root and iproute2, and changes the machine's network for its time: only with CLOUDGPU_LONG=1.
+Needs root and iproute2, and temporarily changes the machine's network: only with CLOUDGPU_LONG=1.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def ip(*words: str) -> None:
 
 @pytest.fixture
 def machines() -> Iterator[list[str]]:
-    """Names of the namespaces, joined by a bridge: 10.77.0.1, 10.77.0.2, …"""
+    """Create namespaces joined by a bridge, with addresses 10.77.0.1, 10.77.0.2, …, and yield their names."""
     names = [f"cgnode{index}" for index in range(NODES)]
     try:
         ip("link", "add", BRIDGE, "type", "bridge")
@@ -64,7 +64,7 @@ def machines() -> Iterator[list[str]]:
             ip("-n", name, "addr", "add", f"10.77.0.{index + 1}/24", "dev", "eth0")
             ip("-n", name, "link", "set", "eth0", "up")
             ip("-n", name, "link", "set", "lo", "up")
-            ip("-n", name, "route", "add", "default", "via", "10.77.0.254")  # by it a machine finds its own address
+            ip("-n", name, "route", "add", "default", "via", "10.77.0.254")  # by this route a machine finds its address
         yield names
     finally:
         for name in names:
@@ -76,7 +76,7 @@ def machines() -> Iterator[list[str]]:
 def test_ranks_meet_across_machines(world: World, machines: list[str], launcher: str, program: str) -> None:
     pytest.importorskip({"mpi": "mpi4py", "torchrun": "torch"}[launcher])
     command = [sys.executable, "main.py"]
-    env = {"GLOO_SOCKET_IFNAME": "eth0"}  # gloo would look up the host's name, which no server here knows
+    env = {"GLOO_SOCKET_IFNAME": "eth0"}  # otherwise gloo resolves the host name, which no server here knows
     world.job(command, code={"main.py": program}, nodes=NODES, gpus=2, launcher=launcher, env=env)
     agents = []
     for index, name in enumerate(machines):

@@ -1,4 +1,4 @@
-"""Real mpirun, real daemons, mpi4py programs: several agents on this machine, each a node of its own."""
+"""Real mpirun, daemons and mpi4py programs: several agents on this machine, each as a separate node."""
 
 from __future__ import annotations
 
@@ -134,7 +134,7 @@ def results(world: World, nodes: int, limit_s: float = 60.0) -> list[tuple[str, 
 
 
 def ready(world: World) -> dict[int | None, int]:
-    """Process ids by rank, of those that have said so."""
+    """Return the process ids, by rank, of the ranks that have printed `ready`."""
     return {line.rank: int(line.text.split()[1]) for line in world.lines() if line.text.startswith("ready ")}
 
 
@@ -176,15 +176,15 @@ def test_one_node_and_a_program_that_knows_no_mpi(world: World) -> None:
         ("os._exit(75)", "again", 75),  # sys.exit() would wait in MPI_Finalize for the others
     ],
 )
-def test_the_end_of_one_rank_is_told_as_it_was_and_ends_all(world: World, deed: str, outcome: str, code: int) -> None:
+def test_the_end_of_one_rank_is_reported_and_ends_all(world: World, deed: str, outcome: str, code: int) -> None:
     world.job([sys.executable, "main.py"], args=["1", deed], code={"main.py": STUCK}, nodes=2, launcher="mpi")
     start_all(world, 2)
     until(lambda: world.has_result(1), limit_s=180)
-    world.stop(1.0, "peer")  # as the control side does when one node has failed
+    world.stop(1.0, "peer")  # as the supervisor does when one node has failed
     first, second = results(world, 2)
     assert second == (outcome, code)
     assert world.result(1).reason.startswith("rank 1: ")
-    assert first[0] in ("stopped", "failed")  # it is stopped, or loses its peer before
+    assert first[0] in ("stopped", "failed")  # stopped, unless it loses its peer first
 
 
 def test_a_kill_from_outside(world: World) -> None:
@@ -197,7 +197,7 @@ def test_a_kill_from_outside(world: World) -> None:
     assert results(world, 2)[0] == ("failed", -signal.SIGKILL)
 
 
-def test_a_notice_reaches_every_rank_and_75_is_told_by_every_node(world: World) -> None:
+def test_a_notice_reaches_every_rank_and_every_node_reports_75(world: World) -> None:
     world.job([sys.executable, "main.py"], code={"main.py": LISTENER}, nodes=2, gpus=2, launcher="mpi")
     start_all(world, 2)
     until(lambda: world.texts().count("ready") == 4, limit_s=180)
@@ -244,14 +244,14 @@ def test_a_killed_rank_is_followed_by_a_new_world(world: World) -> None:
 
 
 def beginnings(lines: list[str]) -> set[int]:
-    """Return the steps at which ranks began; the ranks of one life begin at the same one."""
+    """Return the first steps of a generation's ranks, after checking that they are the same."""
     found = {int(line.split()[2]) for line in lines if line.startswith("from step ")}
     assert len(found) == 1, lines
     return found
 
 
 def test_a_training_that_knows_no_torch_distributed_goes_on_after_a_kill(world: World) -> None:
-    """Rank 1 kills itself at step 12; the second life goes on from a save."""
+    """Rank 1 kills itself at step 12; the next generation resumes from a checkpoint."""
     deed = "if os.environ['CLOUDGPU_GENERATION'] == '1': os.kill(os.getpid(), 9)"
     code = {"main.py": TRAINING}
     command = [sys.executable, "main.py"]
@@ -263,7 +263,7 @@ def test_a_training_that_knows_no_torch_distributed_goes_on_after_a_kill(world: 
 
 
 def run_alone(tmp_path: Path, deed: str) -> subprocess.CompletedProcess[str]:
-    """Run the training by mpirun alone, as on a cluster of the user's own."""
+    """Run the training with mpirun alone, as on a user's own cluster."""
     env = {name: value for name, value in os.environ.items() if not name.startswith("CLOUDGPU_")}
     env |= {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
     env |= {"OMPI_MCA_mpi_yield_when_idle": "1", "OMPI_MCA_hwloc_base_binding_policy": "none"}
@@ -272,7 +272,7 @@ def run_alone(tmp_path: Path, deed: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_mpirun_without_an_agent(tmp_path: Path) -> None:
-    done = run_alone(tmp_path, "sys.exit(0)")  # mpirun lets the other rank go on, which notices by itself
+    done = run_alone(tmp_path, "sys.exit(0)")  # mpirun does not stop the other rank, which detects the end itself
     assert "PassingError: another rank has ended" in done.stderr, done.stderr
     done = run_alone(tmp_path, "")
     assert done.returncode == 0, done.stderr

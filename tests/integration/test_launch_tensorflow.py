@@ -1,4 +1,5 @@
-"""Real TensorFlow clusters on the target `local`, from job file to outcome: each process imports it for seconds."""
+"""Real TensorFlow clusters on target `local`, from job file to outcome. Each process needs seconds to import
+TensorFlow."""
 
 from __future__ import annotations
 

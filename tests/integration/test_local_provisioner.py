@@ -1,4 +1,4 @@
-"""The local target with real agents: idempotent under kill -9, nothing left, GPUs handed out once."""
+"""The local target with real agents: idempotent under kill -9, complete cleanup, each GPU assigned once."""
 
 from __future__ import annotations
 
@@ -74,7 +74,8 @@ class World:
         )
 
     def together(self, run: str, nodes: int) -> str:
-        """The commands, ended when all nodes have come so far: what has ended elsewhere is not begun any more."""
+        """Return a script that runs the commands and then waits for all nodes, because a node does not begin a job that
+        has already ended on another one."""
         (begun := self.folder / "begun").mkdir()
         come = shlex.quote(str(begun))
         return f"{run}; touch {come}/$CLOUDGPU_NODE; until [ $(ls {come} | wc -l) = {nodes} ]; do sleep 0.05; done"
@@ -120,7 +121,7 @@ def test_the_registry_knows_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     assert list(tmp_path.iterdir()) == [], "looking makes nothing"
 
 
-def test_both_ends_name_the_marker_alike() -> None:
+def test_provisioner_and_agent_use_the_same_marker() -> None:
     assert MARKER == AGENTS_MARKER
 
 
@@ -150,7 +151,7 @@ def test_an_ended_machine_is_not_started_again(world: World) -> None:
 
 
 def test_nothing_starts_after_terminate(world: World) -> None:
-    """A launch that was under way elsewhere comes too late."""
+    """The launch was in progress in another process, and comes after the termination."""
     request = world.request("echo never")
     world.target.terminate(world.allocation())
     world.target.launch(request)
@@ -189,12 +190,12 @@ def test_a_killed_agent_is_gone_and_so_is_its_program(world: World) -> None:
     assert world.processes() == []
 
 
-def test_what_an_agent_and_its_guard_leave_is_killed_on_sight(world: World) -> None:
+def test_observing_kills_processes_without_agent_and_guard(world: World) -> None:
     allocation = world.target.launch(world.request("echo up\nsleep 300\ntrue"))
     until(lambda: len(world.processes()) == 4)
     names = {pid: " ".join(psutil.Process(pid).cmdline()) for pid in world.processes()}
     guard = next(pid for pid, name in names.items() if "orphan_guard.py" in name)
-    os.kill(guard, signal.SIGSTOP)  # it cannot do its work any more
+    os.kill(guard, signal.SIGSTOP)  # it cannot kill the program any more
     os.kill(world.agents()[0], signal.SIGKILL)
     until(lambda: world.phases(allocation) == ["gone"])
     assert world.processes() == []
@@ -213,7 +214,7 @@ import time; time.sleep(60)
 
 @pytest.mark.parametrize("delay_ms", [0, 2, 5, 10, 20, 40])
 def test_killing_the_launching_process_at_any_moment(world: World, delay_ms: int) -> None:
-    """Launched again by another process: every node runs once, and ends well."""
+    """Another process repeats the launch: every node runs once and succeeds."""
     import pickle
 
     request = world.request(world.together("echo ran", 2), nodes=2)
@@ -267,7 +268,7 @@ def test_a_home_that_cannot_be_written(tmp_path: Path, world: World) -> None:
 
 
 def test_a_process_that_becomes_another_is_found_and_killed(tmp_path: Path) -> None:
-    """While it does it shows no environment, by which those of a machine are known."""
+    """While a process calls exec, its environment, by which a machine's processes are identified, reads as empty."""
     program = tmp_path / "again"
     program.write_text(f"#!/bin/sh\nexec {program}\n")
     program.chmod(0o700)
@@ -329,7 +330,7 @@ def test_gpus_that_are_not_there_are_refused(world: World, count: int | str) -> 
 
 @pytest.fixture
 def locks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The folder of lock files: other tests have the same GPUs."""
+    """Use a separate folder for lock files, because other tests use the same GPUs."""
     folder = tmp_path / "locks"
     folder.mkdir()
     monkeypatch.setenv(FOLDER_VARIABLE, str(folder))
@@ -338,7 +339,7 @@ def locks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def gpus(locks: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[LocalGpu, ...]:
-    """This machine's GPUs; where it has none, two L4 and a T4 of a driver's stand-in."""
+    """Return this machine's GPUs; if it has none, two L4s and a T4 of a stand-in for the driver."""
     if not find_gpus():
         install_driver(GPUS, monkeypatch)
     return find_gpus()
@@ -354,7 +355,7 @@ def test_a_gpu_is_handed_out_once_and_freed_by_death(world: World, gpus: tuple[L
     assert world.texts() == [",".join(mine)]
     assert lock_gpu(mine[0]) is None
     assert world.target.launch(request) == allocation, "needs none: its machine runs"
-    other = World(world.folder / "other").request(run, accelerator=name, count=len(mine))  # its job has not begun
+    other = World(world.folder / "other").request(run, accelerator=name, count=len(mine))  # has no machine yet
     with pytest.raises(ProvisionError, match="0 are free on this machine") as caught:
         world.target.launch(other)
     assert caught.value.error_class == "capacity"
@@ -489,7 +490,7 @@ def test_a_silent_node_is_removed_alone_and_its_gpu_is_the_next_ones(world: Worl
     assert world.phases(allocation).count("gone") == 1, "what was removed stays so"
 
 
-def test_what_this_machine_has(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_inspect_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     machine = inspect_machine()
     assert machine.cpus == len(os.sched_getaffinity(0))
     assert 0 < machine.memory_gb <= psutil.virtual_memory().total / 1e9 + 0.1
@@ -499,7 +500,7 @@ def test_what_this_machine_has(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "free", "-1", "NaN", "Infinity", "1e40"])
-def test_a_price_that_is_none(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
+def test_an_invalid_price_is_refused(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
     monkeypatch.setenv("CLOUDGPU_LOCAL_PRICE", text)
     with pytest.raises(ProvisionError, match="CLOUDGPU_LOCAL_PRICE"):
         inspect_machine()

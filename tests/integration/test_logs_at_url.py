@@ -1,4 +1,4 @@
-"""`cloudgpu logs s3://…`: the log of a job from anywhere that can read its folder; no store knows the job."""
+"""`cloudgpu logs s3://…`: reads a job's log from its folder alone, without a store that knows the job."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ OFFER = {
 
 @pytest.fixture
 def remote(world: World, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[World]:
-    """A job dir in S3, and a computer whose store is empty."""
+    """Put the job dir in S3, and use a computer whose store is empty."""
     with s3.running() as store:
         for name, value in store.environment.items():
             monkeypatch.setenv(name, value)
@@ -95,7 +95,7 @@ def test_lines_are_at_most_three_seconds_behind(remote: World) -> None:
     assert statistics.median(behind) < 3.0, behind
 
 
-def test_where_no_job_is_it_says_so(remote: World, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_missing_job_is_an_error(remote: World, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["logs", "s3://bucket/nothing"]) != 0
     assert "there is no job at s3://bucket/nothing" in capsys.readouterr().err
 
@@ -130,7 +130,7 @@ class TestTheEnd:
         now += LINGER_S + 1
         assert found.refresh().done
 
-    def test_a_cloud_that_has_no_machines_for_it_is_not_where_the_job_went(self, job: World, tmp_path: Path) -> None:
+    def test_a_move_counts_once_a_node_runs_in_the_other_cloud(self, job: World, tmp_path: Path) -> None:
         now, there = 0.0, JobDir((tmp_path / "there").as_uri())
         found = JobAtUrl(job.dir.url, clock=lambda: now)
 

@@ -1,4 +1,5 @@
-"""One of several nodes is lost: it alone is replaced, or, with `nodes: 1..2`, the others go on without it meanwhile."""
+"""Loss of one of several nodes: only that node is replaced; with `nodes: 1..2` the others continue without it
+meanwhile."""
 
 from __future__ import annotations
 
@@ -29,7 +30,7 @@ __all__ = ["home"]
 WAIT_S = 300.0
 STEPS = 100
 UNDISTURBED = "undisturbed"
-"""A file: from now on nothing happens to the training any more, see ddp.py."""
+"""File name: once the file exists, nothing interrupts the training any more; see ddp.py."""
 
 
 def start(folder: Path, nodes: str, step_s: float, more: str = "") -> Job:
@@ -45,14 +46,14 @@ def start(folder: Path, nodes: str, step_s: float, more: str = "") -> Job:
     return submit(loaded, Plan((make_offer(nodes=loaded.spec.resources.nodes.most),)))
 
 
-def told(job: Job) -> list[str]:
+def messages(job: Job) -> list[str]:
     return [event.message for event in job.events()]
 
 
 def until(job: Job, met: Callable[[], bool], what: str) -> None:
     end = time.monotonic() + WAIT_S
     while not met():
-        assert time.monotonic() < end and not job.refresh().done, f"{what}: {told(job)}"
+        assert time.monotonic() < end and not job.refresh().done, f"{what}: {messages(job)}"
         time.sleep(0.1)
 
 
@@ -63,31 +64,31 @@ def saved(job: Job) -> int:
 
 
 def lose(job: Job, node: str) -> None:
-    """As when a machine loses power."""
+    """Kill the node's processes, as a power failure would."""
     (attempt,) = job.attempts()
     processes = marked(f"{attempt.token}/{node}")
     assert len(processes) > 1
     for process in processes:
-        with contextlib.suppress(ProcessLookupError):  # its parent's end was its own
+        with contextlib.suppress(ProcessLookupError):  # it ended with its parent
             os.kill(process, signal.SIGKILL)
 
 
 def finish(job: Job) -> str:
-    assert job.wait(timeout_s=WAIT_S), told(job)
-    assert job.refresh().state == "succeeded", told(job)
-    assert len(job.attempts()) == 1, told(job)
+    assert job.wait(timeout_s=WAIT_S), messages(job)
+    assert job.refresh().state == "succeeded", messages(job)
+    assert len(job.attempts()) == 1, messages(job)
     return job.open_dir().get("outputs/weights.sha256").decode()
 
 
 def worlds(job: Job) -> list[tuple[int, int]]:
-    """(number of ranks, first step) of every process that began to train, in the order of time."""
+    """Return (number of ranks, first step) of every process that began to train, in order of time."""
     found, _ = job.logs().read()
     return beginnings([line.text for line in found])
 
 
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """The weights of a training of which no node was lost."""
+    """Return the checksum of the weights of a training that lost no node."""
     folder = tmp_path_factory.mktemp("undisturbed")
     (folder / UNDISTURBED).touch()
     with pytest.MonkeyPatch.context() as patch, state_directory(folder / "home", patch):
@@ -129,7 +130,7 @@ def test_with_a_range_of_nodes_those_that_are_left_go_on(tmp_path: Path, home: P
     until(job, lambda: len(worlds(job)) == 5, "the new one does not join")
     (tmp_path / UNDISTURBED).touch()
     finish(job)
-    assert [ranks for ranks, _ in worlds(job)] == [2, 2, 1, 2, 2], told(job)
+    assert [ranks for ranks, _ in worlds(job)] == [2, 2, 1, 2, 2], messages(job)
     steps = [step for _, step in worlds(job)]
     assert steps == sorted(steps), "nobody began before a step that had been saved"
     (attempt,) = job.attempts()

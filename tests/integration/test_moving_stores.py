@@ -1,4 +1,4 @@
-"""Checkpoints from one cloud's store to another's, over the wire: what arrives is what was saved, or is not there."""
+"""Migration of checkpoints between the stores of two clouds, over the wire: they arrive complete or not at all."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def moved(source: str, target: str, keep_going: Callable[[], bool] = lambda: Tru
 
 
 def test_from_each_to_the_next(s3: S3, gcs: GcsControl, azurite: Azurite) -> None:
-    """Round and back: two ranks' shards of several parts, and an output as large."""
+    """Copy around all stores and back: shards of two ranks in several parts, and an output of the same size."""
     JobDir(S3.url).put(JOB_KEY, b'{"job_id": "a-1"}')
     JobDir(S3.url).put("outputs/model.bin", content(0, 9, SIZE))
     names = [save(S3.url, step) for step in (10, 20)]
@@ -92,7 +92,7 @@ def test_from_each_to_the_next(s3: S3, gcs: GcsControl, azurite: Azurite) -> Non
 
 
 @pytest.mark.parametrize("to", ["gs", "az"])
-def test_cut_off_in_a_shard_nothing_of_it_is_there_and_the_rest_is_not_copied_again(
+def test_an_interrupted_copy_commits_nothing_and_resumes_without_copying_shards_again(
     s3: S3, gcs: GcsControl, azurite: Azurite, to: str
 ) -> None:
     JobDir(S3.url).put(JOB_KEY, b'{"job_id": "a-1"}')
@@ -114,7 +114,7 @@ def test_cut_off_in_a_shard_nothing_of_it_is_there_and_the_rest_is_not_copied_ag
     assert gcs.uploads() == 0
 
 
-def test_what_is_garbled_on_the_way_is_read_again(s3: S3, gcs: GcsControl) -> None:
+def test_data_garbled_in_transit_is_read_again(s3: S3, gcs: GcsControl) -> None:
     JobDir(S3.url).put(JOB_KEY, b'{"job_id": "a-1"}')
     name = save(S3.url, 10)
     s3.fail("GET", data_file(1), garble=True, times=1)
@@ -122,7 +122,7 @@ def test_what_is_garbled_on_the_way_is_read_again(s3: S3, gcs: GcsControl) -> No
     verify(open_store(PLACES["gs"]), name)
 
 
-def test_what_is_damaged_for_good_does_not_come_over(s3: S3, gcs: GcsControl) -> None:
+def test_a_damaged_checkpoint_is_not_copied(s3: S3, gcs: GcsControl) -> None:
     JobDir(S3.url).put(JOB_KEY, b'{"job_id": "a-1"}')
     older, newest = save(S3.url, 10), save(S3.url, 20)
     s3.fail("GET", f"{newest}/{data_file(1)}", garble=True)
@@ -132,11 +132,11 @@ def test_what_is_damaged_for_good_does_not_come_over(s3: S3, gcs: GcsControl) ->
     assert open_store(PLACES["gs"]).committed() == [older]
 
 
-def test_what_is_all_damaged_is_no_reason_to_begin_anew(s3: S3, gcs: GcsControl) -> None:
+def test_it_is_an_error_if_all_checkpoints_are_damaged(s3: S3, gcs: GcsControl) -> None:
     JobDir(S3.url).put(JOB_KEY, JobRecord(job_id="a-1", name="a", run="true").to_bytes())
     names = save(S3.url, 10), save(S3.url, 20)
     s3.fail("GET", data_file(1), garble=True)
-    for _ in range(2):  # found so, then marked so
+    for _ in range(2):  # found damaged first, then already marked as damaged
         with pytest.raises(AllDamagedError) as caught:
             moved(S3.url, PLACES["gs"])
     assert all(f"{name}: {data_file(1)} differs" in str(caught.value) for name in names)

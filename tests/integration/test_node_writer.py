@@ -1,4 +1,4 @@
-"""The node's checkpoint writer beside a real program: it outlives the program, and nothing of it outlives the agent."""
+"""The node's checkpoint writer beside a real program: it outlives the program, and ends with the agent."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ __all__ = ["world"]
 
 MEGABYTES = 64
 
-# Saves every third step; at step END it does what ACT says, in the middle of a step.
+# Saves every third step; in the middle of step END it does what ACT says.
 TRAIN = """\
 import os, signal, sys, time
 import numpy as np
@@ -56,13 +56,13 @@ def train(world: World, act: str, end: int, megabytes: int = MEGABYTES, **more: 
 
 
 def committed(world: World) -> list[int]:
-    """Steps of the checkpoints there are."""
+    """Return the steps of the committed checkpoints."""
     names = [re.search(r"checkpoints/(\d+)-.*/COMMIT.json", key) for key in world.dir.list("checkpoints")]
     return sorted(int(name[1]) for name in names if name)
 
 
 def writers(world: World) -> list[psutil.Process]:
-    """Those that listen for the whole node, their keepers not counted."""
+    """Return the writers that serve the whole node, without their guards."""
     found = []
     for process in world.processes():
         try:
@@ -74,8 +74,8 @@ def writers(world: World) -> list[psutil.Process]:
     return found
 
 
-def test_what_a_killed_program_had_staged_is_there_before_the_result(world: World) -> None:
-    train(world, "kill", 6)  # the sixth step was staged a moment ago: 64 MB are not written by then
+def test_data_staged_by_a_killed_program_is_committed_before_the_result(world: World) -> None:
+    train(world, "kill", 6)  # the sixth step was staged just now: its 64 MB are not written yet
     result = world.run()
     assert (result.outcome, result.exit_code) == ("failed", -9)
     assert committed(world)[-1] == 6
@@ -111,7 +111,7 @@ def test_a_hung_program_is_ended_early_enough_and_its_last_slot_is_written(world
     agent = world.start()
     until(lambda: "hang" in world.texts(), 180)
     world.notice(25)
-    # It did not wait for the deadline, or the machine would be gone.
+    # It did not wait for the deadline, at which the machine would be gone.
     assert agent.wait(180) == agent_module.DONE, (world.texts("agent"), world.texts("stderr"), world.heartbeat())
     assert world.result().outcome == "preempted"
     assert committed(world)[-1] == 6
@@ -126,7 +126,7 @@ def test_the_writer_ends_with_the_agent(world: World, number: signal.Signals) ->
     agent.send_signal(number)
     if number == signal.SIGTERM:
         time.sleep(0.3)
-        agent.send_signal(number)  # twice: now
+        agent.send_signal(number)  # a second signal ends it at once
     agent.wait(180)
     until(lambda: world.processes() == [], 180)
 

@@ -1,4 +1,4 @@
-"""Watchers against metadata servers over real sockets."""
+"""Watchers of notices against metadata servers, over real sockets."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from cloudgpu.tests.standins.metadata_gcp import BASE, GcpMetadata
 
 
 class Watch:
-    """A watcher of some questions, with what came of it."""
+    """Runs a watcher, and collects its log lines and orders."""
 
     def __init__(self) -> None:
         self.lines: list[str] = []
@@ -42,7 +42,7 @@ class Watch:
             watcher.stop()
 
     def stop(self, limit_s: float = 180.0) -> Order:
-        """The order to end, once it is there."""
+        """Wait for the order to end, and return it."""
         until(lambda: self.orders.next_to_expire, limit_s)
         order = self.orders.next_to_expire
         assert order is not None
@@ -62,7 +62,7 @@ def client(server: MetadataServer, watch: Watch | None = None, timeout_s: float 
 
 
 def aws_looks(server: AwsMetadata, watch: Watch | None = None) -> list[Look]:
-    """The agent's own questions, more often."""
+    """Return the agent's own queries, with a shorter interval."""
     imds = aws.Imds(client(server, watch))
     return [aws.Question(imds, name, read, pause_s=0.05) for name, read in aws.QUESTIONS]
 
@@ -92,7 +92,7 @@ def test_aws_a_token_is_renewed_before_it_expires() -> None:
     now = [0.0]
     with AwsMetadata() as server:
         imds = aws.Imds(client(server), clock=lambda: now[0])
-        for now[0] in (0.0, 17_000.0, 17_300.0, 30_000.0):  # of 21,600 s
+        for now[0] in (0.0, 17_000.0, 17_300.0, 30_000.0):  # a token lives 21,600 s
             assert imds.get("/latest/meta-data/instance-id") is not None
         assert len(server.asked(TOKEN, "PUT")) == 2
 
@@ -136,7 +136,7 @@ def test_a_machine_whose_clock_is_wrong_keeps_the_deadline(watch: Watch, off: fl
 def test_aws_the_end_of_a_capacity_block_is_known_from_the_launch(watch: Watch) -> None:
     with AwsMetadata() as server:
         server.clock_off_s = 3_600.0
-        ends = time.time() + 3_600 + 1_800 + 100  # by the right clock: machines go from 30 min before on
+        ends = time.time() + 3_600 + 1_800 + 100  # by the correct clock: instances are terminated from 30 min before
         looks = aws.looks({"AWS_EC2_METADATA_SERVICE_ENDPOINT": server.url}, watch.lines.append, ends)
         with watch.over(looks[-1]):
             assert 70 < watch.left() <= 91
@@ -185,7 +185,7 @@ def test_gcp_a_quiet_poll_is_asked_again(watch: Watch) -> None:
         assert watch.lines == []
 
 
-def test_gcp_only_200_means_something(watch: Watch) -> None:
+def test_gcp_only_answers_with_status_200_count(watch: Watch) -> None:
     with GcpMetadata() as server:
         key = gcp.looks({"GCE_METADATA_HOST": server.host}, lambda _text: None)[2]
         assert key.look() == [], '{"error": ...} under 503: nothing yet'
@@ -234,7 +234,7 @@ def test_gcp_a_container_of_vertex_ai_does_not_come_back(watch: Watch) -> None:
 
 
 def test_gcp_an_unknown_answer_about_restarts_is_no_answer(watch: Watch) -> None:
-    """Else a machine that comes back would be given up, or one that does not would be waited for."""
+    """A failed query for automatic restart raises, or else a machine could be given up or waited for by mistake."""
     with GcpMetadata() as server:
         server.set("scheduling/automatic-restart", "Service Unavailable", 503)
         looks = gcp.looks({"GCE_METADATA_HOST": server.host}, watch.lines.append)
@@ -250,7 +250,7 @@ def test_gcp_an_unknown_answer_about_restarts_is_no_answer(watch: Watch) -> None
 
 
 def azure_events(server: AzureMetadata) -> azure.ScheduledEvents:
-    """The agent's own question, more often."""
+    """Return the agent's own query, with a shorter interval."""
     events = azure.ScheduledEvents(client(server))
     events.pause_s = 0.05
     return events
@@ -273,13 +273,13 @@ def test_azure_events_of_other_machines_are_not_ours(watch: Watch) -> None:
         assert watch.lines == []
 
 
-def test_azure_what_a_machine_came_back_from_does_not_end_it(watch: Watch) -> None:
+def test_azure_a_reboot_in_the_past_is_ignored(watch: Watch) -> None:
     with AzureMetadata() as server:
         server.announce("Reboot", None)
         with watch.over(azure_events(server)):
             until(lambda: len(server.asked(AZURE_EVENTS)) >= 2)
             assert watch.lines == []
-            server.announce("Redeploy", None)  # hardware that has failed: started at once
+            server.announce("Redeploy", None)  # the hardware has failed: the event has started already
             assert 0 < watch.left() <= 10
 
 
@@ -304,7 +304,7 @@ def test_azure_a_reboot_of_this_machine_alone_is_not_waited_for(watch: Watch) ->
         assert 600 < watch.left() <= 890
 
 
-# --- the stand-ins are as strict as what they stand for ---
+# --- the stand-ins are as strict as the real servers ---
 
 
 @pytest.mark.parametrize(
@@ -321,7 +321,7 @@ def test_azure_a_reboot_of_this_machine_alone_is_not_waited_for(watch: Watch) ->
         (AzureMetadata, "GET", AZURE_EVENTS, {"Metadata": "true"}, 400),
     ],
 )
-def test_what_the_vendors_refuse(
+def test_invalid_requests_are_refused(
     server: Callable[[], MetadataServer], method: str, path: str, headers: dict[str, str], status: int
 ) -> None:
     with server() as standin:
@@ -344,7 +344,7 @@ def test_a_simulated_maintenance_is_saved_for_and_then_stopped_for(watch: Watch,
         watcher.stop()
 
 
-# --- whatever else answers there ---
+# --- metadata servers that fail ---
 
 _LOOKS: dict[str, tuple[Callable[[], MetadataServer], Callable[[Client], Look]]] = {
     "aws": (AwsMetadata, lambda http: aws.Question(aws.Imds(http), "spot/instance-action", aws.spot_action)),
@@ -356,23 +356,23 @@ _FAULTS = [301, 401, 403, 404, 429, 500, 503, "hang", "garbage", "huge", "reset"
 
 @pytest.mark.parametrize("fault", _FAULTS)
 @pytest.mark.parametrize("cloud", _LOOKS)
-def test_what_is_no_answer_is_an_error_that_is_dealt_with(cloud: str, fault: Any) -> None:
+def test_a_faulty_answer_is_an_error_and_the_next_query_works(cloud: str, fault: Any) -> None:
     make_server, make_look = _LOOKS[cloud]
     with make_server() as server:
         http = client(server, timeout_s=0.3)
         look = make_look(http)
         server.fault = fault
         with pytest.raises(MetadataError) as caught:
-            look.look()  # what hangs or drips does so for as long as the server is there
+            look.look()  # an answer that hangs or drips lasts as long as the server
         assert "\n" not in str(caught.value) and len(str(caught.value)) < 200
         server.fault = None
         server.preempt()
-        http._timeout_s = 180.0  # a busy computer's server takes its time, too
+        http._timeout_s = 180.0  # the server may be slow on a busy computer
         [notice] = look.look()
         assert notice.cloud == cloud
 
 
-def test_nobody_there(watch: Watch) -> None:
+def test_no_metadata_server(watch: Watch) -> None:
     with AwsMetadata() as server:
         pass
     for _, make_look in _LOOKS.values():

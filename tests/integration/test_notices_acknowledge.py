@@ -1,4 +1,4 @@
-"""When Azure is told that an event may begin: watchers of two machines, one job dir, two views of the same event."""
+"""When an Azure event is acknowledged: watchers of two machines, one job dir, two views of the same event."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from cloudgpu.tests.standins.agents import until
 from cloudgpu.tests.standins.metadata_azure import AzureMetadata
 
 LATER_S = 600.0
-"""How far off the event is: far more than a busy computer needs for anything here."""
+"""Seconds until the event: far more than anything here takes on a busy computer."""
 
 
 class Crowd:
@@ -84,7 +84,7 @@ def test_azure_the_named_node_acknowledges_though_it_is_not_the_first(tmp_path: 
         assert crowd.servers[0].started == []
 
 
-def test_azure_an_event_of_somebody_elses_machine_is_never_acknowledged(tmp_path: Path) -> None:
+def test_azure_an_event_that_names_a_foreign_machine_is_never_acknowledged(tmp_path: Path) -> None:
     with Crowd(tmp_path / "job").at_work() as crowd:
         crowd.announce("vm_0", "vm_1", "another-team")
         until(lambda: crowd.names() == 2)
@@ -98,9 +98,10 @@ def test_azure_an_event_of_somebody_elses_machine_is_never_acknowledged(tmp_path
 
 
 def test_azure_a_reboot_begins_when_the_machines_it_names_have_saved(tmp_path: Path) -> None:
-    """No node has ended: the named ones go on afterwards, and nobody waits for those that train on meanwhile."""
+    """No node has ended: the machines that the event names continue afterwards, and the others, which train meanwhile,
+    are not waited for."""
     with Crowd(tmp_path / "job").at_work() as crowd:
-        crowd.announce("vm_0", "vm_1", kind="Reboot", after_s=100.0)  # within the 2 min in which the program is to end
+        crowd.announce("vm_0", "vm_1", kind="Reboot", after_s=100.0)  # within the 2 min in which the program must end
         until(lambda: crowd.names() == 2)
         crowd.watched[1].saved()
         until(lambda: crowd.dir.exists(node_key(1, "worker-1.1", "saved-E-1.json")))
@@ -114,7 +115,7 @@ def test_azure_a_reboot_begins_when_the_machines_it_names_have_saved(tmp_path: P
 def test_azure_what_was_saved_for_another_event_does_not_count(tmp_path: Path) -> None:
     with Crowd(tmp_path / "job").at_work() as crowd:
         crowd.dir.put(node_key(1, "worker-1.1", "saved-E-0.json"), b"{}")
-        crowd.announce("vm_1", kind="Redeploy", after_s=900.0)  # of one machine: it is asked to end at once
+        crowd.announce("vm_1", kind="Redeploy", after_s=900.0)  # this machine alone must end at once
         until(lambda: crowd.names() == 1)
         time.sleep(1.5)
         assert crowd.servers[1].started == []
@@ -123,8 +124,8 @@ def test_azure_what_was_saved_for_another_event_does_not_count(tmp_path: Path) -
 
 
 def test_azure_machines_of_a_fleet_keep_the_time_until_they_are_taken(tmp_path: Path) -> None:
-    """They have yet to let go of their nodes. A reboot is acknowledged as ever: it comes after the eviction, and shows
-    that the other one was seen and left alone."""
+    """Machines of a fleet need the time before an eviction to release their nodes, so they do not acknowledge it. A
+    reboot is acknowledged as usual; here it comes later, and so shows that the eviction was seen."""
     with Crowd(tmp_path / "job", of_fleet=True).at_work() as crowd:
         crowd.announce("vm_0")
         until(lambda: any("preempt" in line for line in crowd.lines))

@@ -1,4 +1,4 @@
-"""Whole agents under a metadata server: their programs train, their machines are taken away."""
+"""Whole agents under a metadata server: their programs train until their machines are taken away."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def test_a_program_saves_and_trains_on_until_the_event_is_near(world: World, mon
         assert [text for text in world.texts("agent") if "freeze" in text and "nothing is done" in text]
 
 
-# Takes as long to save as it is told to, by a file that is yet to come or by its rank.
+# Its save lasts until the files that its arguments name exist, and then for a time that depends on the rank.
 LEAVING = """
 import os, sys, time
 open(os.environ["CLOUDGPU_LISTENING"], "w").close()
@@ -120,7 +120,7 @@ def test_a_program_that_is_saving_is_not_disturbed_by_a_second_notice(
         until(lambda: "up" in world.texts())
         event = server.announce("Preempt", 240)
         until(lambda: "saving" in world.texts())
-        server.announce("Preempt", None, event_id=event)  # it begins before its time
+        server.announce("Preempt", None, event_id=event)  # it begins early
         until(lambda: any("begun already" in text for text in world.texts("agent")))
         saved.touch()
         assert agent.wait(180) == 0
@@ -145,7 +145,7 @@ def test_the_first_of_two_nodes_lets_the_event_begin_when_the_second_has_ended(
 
 
 def maintain(world: World, server: GcpMetadata) -> None:
-    """The host of this machine is about to be maintained, once the program runs; it has no GPU, so in a minute."""
+    """Announce maintenance of this machine's host once the program runs; without a GPU that is one minute ahead."""
     until(lambda: "generation 1" in world.texts(), 180)
     server.set("scheduling/automatic-restart", "TRUE")
     server.set("maintenance-event", "TERMINATE_ON_HOST_MAINTENANCE")
@@ -194,7 +194,7 @@ def test_a_reboot_begins_once_all_is_saved_and_the_node_goes_on(
     with AzureMetadata() as server:
         agent = agent_on("azure", server, world, monkeypatch)
         until(lambda: "generation 1" in world.texts(), 180)
-        event = server.announce(kind, 900)  # which nobody waits for
+        event = server.announce(kind, 900)  # acknowledged before that
         until(lambda: server.started, 180)
         until(lambda: "waiting for the machine's restart" in world.texts("agent"))
         assert agent.poll() is None, "it tells that it is there until the machine goes"
@@ -203,7 +203,7 @@ def test_a_reboot_begins_once_all_is_saved_and_the_node_goes_on(
         assert agent.wait(180) == agent_module.VANISHED
         assert not world.has_result(), "it has not ended"
         (world.home() / agent_module.REBOOTING).unlink()
-        again = world.start(0, "--notices", "azure")  # while the event is still told to be under way
+        again = world.start(0, "--notices", "azure")  # while the event is still reported as started
         until(lambda: "generation 2" in world.texts(), 180)
         server.over(event)
         assert again.wait(180) == 0
@@ -218,7 +218,7 @@ def test_a_node_goes_on_where_the_announced_restart_does_not_come(
     world.job("python main.py", code={"main.py": COUNTING}, interruptions_left=1)
     with GcpMetadata() as server:
         monkeypatch.setenv("GCE_METADATA_HOST", server.host)
-        agent = world.start(0, "--notices", "gcp", "--restart-late-s", "-50")  # of the minute that it is ahead
+        agent = world.start(0, "--notices", "gcp", "--restart-late-s", "-50")  # late 50 s before the restart is due
         maintain(world, server)
         assert agent.wait(180) == agent_module.STAYED, world.agent_log()
         assert not world.has_result()

@@ -1,4 +1,4 @@
-"""What exit codes and outcome files come to: one agent and real programs."""
+"""How exit codes and outcome files decide the outcome: one agent and real programs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Machines of a group that is there for one job: they take lost ones' places, and leave when there is nothing to do."""
+"""Machines of a group that exists for one job: they replace lost machines, and leave when no work is left."""
 
 from __future__ import annotations
 
@@ -38,7 +38,8 @@ def start(machines: Machines, *names: str) -> None:
 
 
 def all_leave(machines: Machines, *names: str) -> None:
-    """For good, as their bootstrap is told by the exit code, with nothing left of the job."""
+    """Check that the machines leave for good, which the exit code says to their bootstrap, and keep nothing of the
+    job."""
     for name in names:
         machines.until(lambda name=name: machines.processes[name].poll() is not None, f"{name} does not leave")  # type: ignore[misc]
         assert machines.processes[name].returncode == LEAVES, machines.told()
@@ -71,8 +72,8 @@ def test_a_killed_machine_is_replaced_and_all_leave_in_the_end(machines: Machine
     assert job.seen.place("worker-1").node == "worker-1.2"
 
 
-def test_who_has_ended_leaves_and_the_others_go_on(machines: Machines, tmp_path: Path) -> None:
-    """As machines of a launch do: one that waited for the others' end would be paid for."""
+def test_a_finished_machine_leaves_and_the_others_continue(machines: Machines, tmp_path: Path) -> None:
+    """A machine whose node has ended does not wait for the other nodes, because its idle time would be paid for."""
     machines.miss_early()
     going = tmp_path / "going"
     job = FleetJob(machines, f"[ $CLOUDGPU_RANK = 0 ] || while [ ! -e {going} ]; do sleep 0.1; done", 2)
@@ -91,8 +92,8 @@ def test_who_has_ended_leaves_and_the_others_go_on(machines: Machines, tmp_path:
 
 
 def test_half_of_the_machines_do_not_wait_for_ever(machines: Machines) -> None:
-    """Nobody is there but them: the order is taken back, and whoever ordered finds why."""
-    job = FleetJob(machines, "sleep 600", 2)  # the first node's program need not wait for the second
+    """No other machine comes: the order is cancelled, and its submitter finds the reason."""
+    job = FleetJob(machines, "sleep 600", 2)  # the first node's program does not wait for the second
     number = job.submit()
     start(machines, "a")
     machines.until(lambda: job.seen.held, "nobody begins")
@@ -104,17 +105,18 @@ def test_half_of_the_machines_do_not_wait_for_ever(machines: Machines) -> None:
     all_leave(machines, "a")
 
 
-def test_a_folder_that_is_gone_keeps_nobody(machines: Machines) -> None:
+def test_machines_leave_when_the_folder_is_deleted(machines: Machines) -> None:
     shutil.rmtree(machines.folder / "clusters" / "big")
     start(machines, "a")
     all_leave(machines, "a")
 
 
 @pytest.mark.parametrize("from_the_beginning", [True, False])
-def test_a_folder_that_cannot_be_used_keeps_nobody(
+def test_machines_leave_when_the_folder_is_unreachable(
     machines: Machines, tmp_path: Path, from_the_beginning: bool
 ) -> None:
-    """Such a machine is of no use, and says so to its bootstrap, in less than half an hour here."""
+    """Machines report an unusable folder to their bootstrap by their exit code: here after seconds, not half an
+    hour."""
     place = tmp_path / "clusters" / "big"
     program = "import cloudgpu.runtime.fleet.member as it, sys; it.UNREACHABLE_S = 3.0; sys.exit(it.main())"
     line = [sys.executable, "-c", program, "--fleet-dir", machines.url, "--member", "a", "--home", str(tmp_path / "a")]
@@ -128,6 +130,6 @@ def test_a_folder_that_cannot_be_used_keeps_nobody(
     with (tmp_path / "said").open("w") as said, subprocess.Popen(line, stdout=said, stderr=said) as member:
         if not from_the_beginning:
             machines.until(lambda: machines.view().alive, "it is not there")
-            with stopped(member):  # or it may make the folder again
+            with stopped(member):  # or it could create the folder again
                 cut_off()
         assert member.wait(180) == UNREACHABLE, (tmp_path / "said").read_text()

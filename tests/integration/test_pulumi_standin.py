@@ -1,6 +1,7 @@
-"""Pulumi's stand-ins held to their word: programs by the unmodified Automation API, the AWS provider on AWS's stand-in.
+"""Pulumi's stand-ins, tested by programs under the unmodified Automation API; the AWS provider calls AWS's stand-in.
 
-With the real `pulumi` where it is on PATH, else with the double of its engine (tests/standins/pulumi/engines.py).
+The tests run on the double of Pulumi's engine, and also on the real one where it is on PATH
+(tests/standins/pulumi/engines.py).
 """
 
 from __future__ import annotations
@@ -61,7 +62,7 @@ def provider(cloud: Aws, engine: Engine) -> Provider:
 
 @dataclass
 class Cluster:
-    """A program with a size, and what else a test changes of it."""
+    """Pulumi program of a cluster, with the inputs that tests change."""
 
     size: int = 2
     user_data: str = "#!/bin/sh\n"
@@ -113,12 +114,12 @@ def _changes(result: Any) -> dict[str, int]:
 def _machines() -> list[str]:
     ec2: Any = boto3.client("ec2")
     alive = [{"Name": "instance-state-name", "Values": ["pending", "running"]}]
-    told = ec2.describe_instances(Filters=alive)["Reservations"]
-    return sorted(one["InstanceId"] for group in told for one in group["Instances"])
+    reservations = ec2.describe_instances(Filters=alive)["Reservations"]
+    return sorted(one["InstanceId"] for group in reservations for one in group["Instances"])
 
 
 def _left() -> dict[str, int]:
-    """What there is besides what an account begins with."""
+    """Return the number of resources of each kind that a new account does not have."""
     ec2: Any = boto3.client("ec2")
     mine = [{"Name": "is-default", "Values": ["false"]}]
     counts = {
@@ -154,7 +155,7 @@ def test_the_whole_life_of_a_stack(provider: Provider) -> None:
     result = stack.up()
     assert _changes(result) == {"same": 6, "update": 1, "delete": 2}
     assert result.outputs["version"].value == 2
-    assert set(_machines()) < set(before)  # "$Latest" is looked at once
+    assert set(_machines()) < set(before)  # "$Latest" is resolved once
 
     assert _changes(stack.destroy()) == {"delete": 7}
     assert _left() == {}
@@ -164,7 +165,7 @@ def test_the_whole_life_of_a_stack(provider: Provider) -> None:
         automation.select_stack("dev", "tests", program=cluster)
 
 
-def test_what_cannot_be_changed_is_replaced_with_all_that_needs_it(provider: Provider) -> None:
+def test_a_replaced_resource_replaces_its_dependents(provider: Provider) -> None:
     cluster = Cluster(size=1)
     stack = _stack(cluster)
     first = stack.up().outputs["machines"].value
@@ -178,7 +179,7 @@ def test_what_cannot_be_changed_is_replaced_with_all_that_needs_it(provider: Pro
     assert len(_machines()) == 1
 
 
-def test_what_has_a_name_of_the_programs_is_deleted_before_it_is_replaced(provider: Provider) -> None:
+def test_a_resource_with_an_explicit_name_is_deleted_before_replacement(provider: Provider) -> None:
     def program(description: str) -> Callable[[], None]:
         return lambda: pulumi_aws.ec2.SecurityGroup("group", name="mine", description=description) and None
 
@@ -199,7 +200,7 @@ def test_a_failure_in_the_middle_keeps_what_is_done_and_the_next_up_goes_on(prov
     assert any("InsufficientInstanceCapacity" in text for text in seen.diagnostics)
     assert len(_machines()) == 1
     changes = _changes(stack.up())
-    assert set(changes) == {"same", "create"} and sum(changes.values()) == 8  # the rule may not have been come to
+    assert set(changes) == {"same", "create"} and sum(changes.values()) == 8  # the rule may not have been reached
     assert len(_machines()) == 2
     assert [update.result for update in stack.history()] == ["succeeded", "failed"]
     stack.destroy()
@@ -207,7 +208,7 @@ def test_a_failure_in_the_middle_keeps_what_is_done_and_the_next_up_goes_on(prov
 
 
 class _Seen:
-    """Events of an update."""
+    """Collects the events of an update."""
 
     def __init__(self) -> None:
         self.steps: list[tuple[str, str, str]] = []
@@ -217,17 +218,17 @@ class _Seen:
         self.failed = ""
 
     def __call__(self, event: automation.EngineEvent) -> None:
-        for kind, told in (
+        for kind, part in (
             ("before", event.resource_pre_event),
             ("after", event.res_outputs_event),
             ("failed", event.res_op_failed_event),
         ):
-            if told is not None:
-                name = told.metadata.urn.rpartition("::")[2]
-                self.steps.append((kind, told.metadata.op.value, name))
+            if part is not None:
+                name = part.metadata.urn.rpartition("::")[2]
+                self.steps.append((kind, part.metadata.op.value, name))
                 self.failed = name if kind == "failed" else self.failed
-                if told.metadata.new is not None:
-                    self.inputs.append(told.metadata.new.inputs)
+                if part.metadata.new is not None:
+                    self.inputs.append(part.metadata.new.inputs)
         if event.diagnostic_event is not None:
             self.diagnostics.append(event.diagnostic_event.message)
         if event.summary_event is not None:
@@ -238,7 +239,7 @@ def test_a_machine_that_was_ended_by_hand_is_made_again_after_a_refresh(provider
     stack = _stack(Cluster(size=2))
     gone = stack.up().outputs["machines"].value[0]
     boto3.client("ec2").terminate_instances(InstanceIds=[gone])
-    assert _changes(stack.up()) == {"same": 8}  # nobody asked the cloud
+    assert _changes(stack.up()) == {"same": 8}  # the cloud's state was not read
     assert _changes(stack.refresh()) == {"same": 7, "delete": 1}
     assert _changes(stack.up()) == {"same": 7, "create": 1}
     assert len(_machines()) == 2
@@ -260,9 +261,9 @@ def test_kill_9_in_the_middle_leaves_a_lock_and_what_was_begun(provider: Provide
     held = json.loads(lock.read_bytes())
     assert set(held) == {"pid", "username", "hostname", "timestamp"}
     assert not Path(f"/proc/{held['pid']}").exists()
-    assert _left() == {"gateways": 1}  # it is there, and nobody knows it
+    assert _left() == {"gateways": 1}  # it exists, but no state contains it
 
-    if engine.is_double:  # newer versions of the real one remove the lock of a process that is gone
+    if engine.is_double:  # newer versions of the real engine remove the lock of a process that has ended
         with pytest.raises(ConcurrentUpdateError, match=rf"created by .*\(pid {held['pid']}\)"):
             stack.up()
     stack.cancel()
@@ -309,7 +310,7 @@ def _until(holds: Callable[[], Any], seconds: float = 180.0) -> None:
         time.sleep(0.02)
 
 
-def test_what_is_protected_is_not_deleted(provider: Provider) -> None:
+def test_protected_resources_are_not_deleted(provider: Provider) -> None:
     def program() -> None:
         vpc = pulumi_aws.ec2.Vpc("net", cidr_block="10.0.0.0/16")
         kept = pulumi.ResourceOptions(protect=True)
@@ -322,7 +323,7 @@ def test_what_is_protected_is_not_deleted(provider: Provider) -> None:
         stack.destroy(parallel=1)
     assert _left()["groups"] == 1
     stack.destroy(exclude_protected=True)
-    assert _left() == {"vpcs": 1, "groups": 1}  # what it needs stays as well
+    assert _left() == {"vpcs": 1, "groups": 1}  # its VPC stays as well
     unprotect = ["pulumi", "state", "unprotect", "--all", "--yes", "--stack", "dev"]
     subprocess.run(unprotect, cwd=stack.workspace.work_dir, check=True)
     assert _changes(stack.destroy()) == {"delete": 3}
@@ -340,8 +341,8 @@ def test_ignored_changes_stay_as_they_are(provider: Provider) -> None:
     stack.up()
     tags["Name"] = "as written later"
     assert _changes(stack.up()) == {"same": 2}
-    (told,) = boto3.client("ec2").describe_internet_gateways()["InternetGateways"]
-    assert told["Tags"] == [{"Key": "Name", "Value": "as written"}]
+    (gateway,) = boto3.client("ec2").describe_internet_gateways()["InternetGateways"]
+    assert gateway["Tags"] == [{"Key": "Name", "Value": "as written"}]
 
 
 @pytest.mark.parametrize(
@@ -361,7 +362,9 @@ def test_a_path_of_an_ignored_change_keeps_the_old_value(path: str, kept: dict[s
     assert ignoring(new, old, [path]) == kept
 
 
-def test_secrets_are_shown_to_nobody(provider: Provider, engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_secrets_are_encrypted_and_not_printed(
+    provider: Provider, engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def program() -> None:
         secret = pulumi.Config("tests").require_secret("word")
         pulumi_aws.ec2.LaunchTemplate("machine", name="machine", user_data=secret)
@@ -371,8 +374,8 @@ def test_secrets_are_shown_to_nobody(provider: Provider, engine: Engine, monkeyp
     stack.set_config("word", automation.ConfigValue(word, secret=True))
     result = stack.up(on_event=seen)
     assert (result.outputs["word"].value, result.outputs["word"].secret) == (word, True)
-    told = boto3.client("ec2").describe_launch_template_versions(LaunchTemplateName="machine")
-    assert told["LaunchTemplateVersions"][0]["LaunchTemplateData"]["UserData"] == word  # the cloud gets it
+    versions = boto3.client("ec2").describe_launch_template_versions(LaunchTemplateName="machine")
+    assert versions["LaunchTemplateVersions"][0]["LaunchTemplateData"]["UserData"] == word  # the cloud gets it
     assert word not in result.stdout
     assert word not in json.dumps(seen.inputs)
     written = [path.read_text() for path in engine.state.rglob("*") if path.is_file()]
@@ -392,7 +395,7 @@ def test_two_resources_cannot_have_one_name(provider: Provider) -> None:
         _stack(program).up()
 
 
-def test_what_is_not_modelled_is_refused(provider: Provider) -> None:
+def test_unmodelled_types_and_inputs_are_refused(provider: Provider) -> None:
     def a_type() -> None:
         pulumi_aws.sqs.Queue("queue")
 
@@ -418,7 +421,7 @@ def test_a_program_that_breaks_changes_nothing_more(provider: Provider) -> None:
 
 
 class _Vpc(Kind[dict[str, Props]]):
-    """One that needs no cloud: half made if its range is 10.9.0.0/16."""
+    """Kind without a cloud. Its creation fails halfway if the range is 10.9.0.0/16."""
 
     type = "aws:ec2/vpc:Vpc"
     inputs = frozenset({"cidrBlock", "tags"})
@@ -456,7 +459,7 @@ def toys(engine: Engine) -> Provider:
     return made
 
 
-def test_what_goes_first_takes_along_what_needs_it(toys: Provider) -> None:
+def test_delete_before_replace_deletes_dependents_first(toys: Provider) -> None:
     def program(cidr: str) -> Callable[[], None]:
         def run() -> None:
             first = pulumi.ResourceOptions(delete_before_replace=True)
@@ -474,7 +477,7 @@ def test_what_goes_first_takes_along_what_needs_it(toys: Provider) -> None:
     assert toys.cloud == {}
 
 
-def test_what_is_half_made_is_kept_and_finished_by_the_next_up(toys: Provider) -> None:
+def test_a_partially_created_resource_is_finished_by_the_next_up(toys: Provider) -> None:
     stack = _stack(lambda: pulumi_aws.ec2.Vpc("net", cidr_block="10.9.0.0/16") and None)
     with pytest.raises(CommandError, match="it is not available yet"):
         stack.up()
@@ -487,7 +490,7 @@ def test_what_is_half_made_is_kept_and_finished_by_the_next_up(toys: Provider) -
 
 
 class _AfterSlow(_Vpc):
-    """Fails while a slow one is being made."""
+    """Fails while a `_Slow` is being created."""
 
     under_way = threading.Event()
 
@@ -499,11 +502,11 @@ class _AfterSlow(_Vpc):
 class _Slow(_Subnet):
     def create(self, name: str, inputs: Props) -> Made:
         _AfterSlow.under_way.set()
-        time.sleep(3.0)  # longer than the program lives on
+        time.sleep(3.0)  # longer than the program runs
         return super().create(name, inputs)
 
 
-def test_what_was_begun_when_another_failed_is_in_the_state(engine: Engine) -> None:
+def test_a_creation_in_progress_when_another_fails_is_in_the_state(engine: Engine) -> None:
     slow = Provider("aws", cloud={}, kinds=[_AfterSlow, _Slow])
     engine.attach(slow)
 
@@ -519,7 +522,7 @@ def test_what_was_begun_when_another_failed_is_in_the_state(engine: Engine) -> N
     assert (made, list(slow.cloud), deployment.get("pending_operations") or []) == (["slow-0"], ["slow-0"], [])
 
 
-def test_an_answer_that_is_lost_leaves_something_that_no_state_knows(toys: Provider) -> None:
+def test_a_lost_answer_leaves_a_resource_outside_the_state(toys: Provider) -> None:
     toys.control.fail("Create", LOSE)
     stack = _stack(lambda: pulumi_aws.ec2.Vpc("net", cidr_block="10.0.0.0/16") and None)
     with pytest.raises(CommandError):

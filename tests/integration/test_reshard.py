@@ -1,4 +1,5 @@
-"""Checkpoints of one number of ranks restored by another, over torch.distributed: no tensor differs in any bit."""
+"""Checkpoints saved by one number of ranks and restored by another, over torch.distributed: all bits of tensors
+agree."""
 
 from __future__ import annotations
 
@@ -29,7 +30,7 @@ if LONG:
 
 @pytest.mark.parametrize("run", RUNS)
 def test_all_tensors_are_the_same(run: str, tmp_path: Path) -> None:
-    """Model and AdamW's moments; the optimizer that restores has no state yet. sharded.py compares."""
+    """sharded.py compares the model and AdamW's moments; the optimizer that restores has no state yet."""
     done = subprocess.run(
         [sys.executable, PROGRAM, tmp_path, json.dumps(RUNS[run])],
         capture_output=True,

@@ -1,4 +1,4 @@
-"""A program that dies is started again on the machines it has: agents and real programs, no control side."""
+"""A program that dies is restarted on its machines: agents and real programs, without a supervisor."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from cloudgpu.tests.standins.agents import World, until, world
 
 __all__ = ["world"]
 
-# Counts its starts; what it does at which is said by its arguments, the last for all that follow.
+# Each argument says what one start does; the last one also holds for all later starts.
 PROGRAM = """
 import json, os, signal, sys, time
 rank, generation = os.environ["CLOUDGPU_RANK"], int(os.environ["CLOUDGPU_GENERATION"])
@@ -53,7 +53,7 @@ def start(world: World, *acts: str, nodes: int = 1, gpus: int = 0, **more: Any) 
 
 
 def finish(world: World) -> list[str]:
-    """The nodes' outcomes."""
+    """Return the nodes' outcomes once all agents have ended."""
     assert [agent.wait(120) for agent in world.agents] == [0] * len(world.agents), world.agent_log()
     assert world.processes() == []
     return [world.result(index).outcome for index in range(len(world.agents))]
@@ -87,8 +87,8 @@ if os.environ["CLOUDGPU_GENERATION"] != "3":
 """
 
 
-def test_each_start_learns_what_the_job_has_met_before(world: World) -> None:
-    """Also of starts that never saved: in earlier attempts, and of this program on the same machines."""
+def test_each_start_knows_earlier_interruptions_and_cost(world: World) -> None:
+    """Starts that never saved count too, in earlier attempts and of this program on the same machines."""
     earlier = {"markets": {"spot": [5000.0, 4], "on-demand": [70.0, 1]}, "cost": 3.0}
     world.job(["python", "main.py"], code={"main.py": REPORTS}, failures_left=2, earlier=earlier)
     world.start(0)
@@ -102,7 +102,7 @@ def test_each_start_learns_what_the_job_has_met_before(world: World) -> None:
     assert [start["cost"] for start in starts] == [3.0, 4.5, 4.5]
 
 
-def test_the_timeline_tells_every_generation(world: World) -> None:
+def test_the_timeline_has_every_generation(world: World) -> None:
     start(world, "0=saved-kill", "0=saved-0", failures_left=1, setup="true")
     finish(world)
     timeline = world.result().timeline
@@ -153,9 +153,7 @@ def test_only_the_node_itself_where_nodes_are_on_their_own(world: World) -> None
         (["0=75"], 9, "again", 1),
     ],
 )
-def test_what_the_budget_of_failures_allows(
-    world: World, acts: list[str], left: int, outcome: str, starts: int
-) -> None:
+def test_the_budget_of_failures(world: World, acts: list[str], left: int, outcome: str, starts: int) -> None:
     start(world, *acts, failures_left=left)
     assert finish(world) == [outcome]
     assert len(world.texts()) == starts
@@ -193,7 +191,7 @@ def test_a_users_error_on_one_node_is_not_restarted_by_the_other(world: World) -
 
 
 @pytest.mark.parametrize(("order", "outcome"), [("stop", "stopped"), ("notice", "preempted")])
-def test_what_was_ordered_to_end_does_not_start_again(world: World, order: str, outcome: str) -> None:
+def test_a_stopped_or_preempted_program_is_not_restarted(world: World, order: str, outcome: str) -> None:
     start(world, "0=sleep", failures_left=9, interruptions_left=None)
     until(world.texts)
     getattr(world, order)(20)
@@ -210,7 +208,7 @@ def test_a_node_that_is_ordered_to_end_keeps_its_peers_from_starting_without_it(
     assert world.result(0).outcome == "preempted"
     assert [record.kind for record in generations(world)] == ["closed"]
     for process in world.processes():
-        with contextlib.suppress(psutil.Error):  # of the first node, which ends
+        with contextlib.suppress(psutil.Error):  # a process of the first node, which is ending
             if process.environ().get("CLOUDGPU_RANK") == "1" and "main.py" in process.cmdline():
                 process.kill()
     until(lambda: world.has_result(1))
@@ -218,8 +216,8 @@ def test_a_node_that_is_ordered_to_end_keeps_its_peers_from_starting_without_it(
     finish(world)
 
 
-def test_a_node_that_hears_of_a_restart_late_takes_part_in_it(world: World) -> None:
-    """It has succeeded meanwhile: the others need it once more."""
+def test_a_node_that_sees_a_restart_late_takes_part_in_it(world: World) -> None:
+    """The late node has succeeded meanwhile, but its peers need it again."""
     start(world, "1=kill", "all=0", nodes=2, launcher="torchrun", failures_left=1)
     assert finish(world) == ["succeeded"] * 2
     ports = {world.dir.get(node_key(1, "worker-0.1", name)) for name in ("address.json", "address-0002.json")}
@@ -227,11 +225,11 @@ def test_a_node_that_hears_of_a_restart_late_takes_part_in_it(world: World) -> N
     assert world.dir.exists(attempt_key(1))
 
 
-# --- nodes that come back, are lost, or are replaced (test_node_replacement.py and test_lost_node.py test the decision)
+# --- nodes that return, are lost or are replaced (test_node_replacement.py and test_lost_node.py test the decision)
 
 
 def members(world: World, number: int, *names: str, **more: Any) -> None:
-    """The supervisor's word."""
+    """Write the record with which a supervisor sets the members of a generation."""
     records = [NodeRecord(name, "worker", rank, rank, 0) for rank, name in enumerate(names)]
     record = Generation(
         number,
@@ -251,7 +249,7 @@ def members(world: World, number: int, *names: str, **more: Any) -> None:
 
 
 def replacement(world: World, index: int) -> None:
-    """An agent in a lost one's place: the next incarnation."""
+    """Start an agent in place of a lost one: the next incarnation."""
     world.start(index, "--node", f"worker-{index}.2", home=world.folder / "homes" / f"{index}.2", machine=f"{index}.2")
 
 
@@ -269,8 +267,8 @@ def test_a_machine_that_was_restarted_begins_a_generation_with_all(world: World,
     assert world.texts().count("2: all=0") == nodes
 
 
-def test_those_that_are_left_wait_for_the_word_and_go_on(world: World) -> None:
-    """Their program died of the loss, and no failure is allowed."""
+def test_remaining_nodes_wait_for_new_members_and_continue(world: World) -> None:
+    """The program on the remaining node failed because of the loss, although no failure is allowed."""
     start(world, "0=await-3", "0=0", nodes=2, launcher="torchrun", heals=True)
     until(lambda: len(world.texts()) == 2)
     world.lose_power(1)
@@ -301,7 +299,7 @@ def test_a_new_machine_waits_until_it_is_named(world: World, launcher: str) -> N
     until(lambda: "ready to take a lost node's place" in world.texts("agent"))
     members(world, 2, "worker-0.1", "worker-1.2")
     assert world.agents[2].wait(180) == 0
-    if launcher == "none":  # the others' business is their own
+    if launcher == "none":  # nodes are independent: the first one is not affected
         assert not world.has_result(0)
         world.stop(5)
     assert world.agents[0].wait(180) == 0
@@ -310,7 +308,7 @@ def test_a_new_machine_waits_until_it_is_named(world: World, launcher: str) -> N
     assert began == (["worker-1.2"] if launcher == "none" else ["worker-0.1", "worker-1.2"])
 
 
-def test_one_that_is_left_out_ends(world: World) -> None:
+def test_a_node_that_is_no_member_ends(world: World) -> None:
     start(world, "all=sleep", "all=0", nodes=2, launcher="torchrun", heals=True)
     until(lambda: len(world.texts()) == 2)
     members(world, 2, "worker-0.1")
@@ -319,7 +317,7 @@ def test_one_that_is_left_out_ends(world: World) -> None:
 
 
 def test_a_program_may_save_before_others_join(world: World) -> None:
-    """It is told as by a notice, and killed when it does not end."""
+    """The program is asked to save as by a notice, and killed if it does not end."""
     start(world, "all=sleep", "all=0", nodes=1, launcher="torchrun", heals=True)
     until(lambda: len(world.texts()) == 1)
     begun = time.monotonic()
@@ -328,8 +326,8 @@ def test_a_program_may_save_before_others_join(world: World) -> None:
     assert time.monotonic() - begun < 120, "SIGTERM ended it"
 
 
-def test_those_that_are_left_wait_for_one_that_is_leaving(world: World) -> None:
-    """It was told that its machine goes, still saves, and lives as long."""
+def test_remaining_nodes_wait_for_one_that_is_leaving(world: World) -> None:
+    """The leaving node's machine is about to be taken: its program still saves, and its heartbeats continue."""
     slow = (
         "import os, signal, time\n"
         "def save(*_):\n while not os.path.exists('saved'): time.sleep(0.1)\n raise SystemExit(75)\n"
@@ -355,7 +353,7 @@ def test_those_that_are_left_wait_for_one_that_is_leaving(world: World) -> None:
     assert world.result(1).outcome == "succeeded"
 
 
-def test_nobody_waits_for_a_word_on_one_that_has_come_back(world: World) -> None:
+def test_no_new_members_are_awaited_for_a_node_that_has_returned(world: World) -> None:
     waits = "echo up; until [ -e fail ]; do sleep 0.1; done; exit 3"
     world.job(f"[ $CLOUDGPU_RANK = 1 ] && exec sleep 300; {waits}", nodes=2, launcher="torchrun", heals=True)
     for index in range(2):
@@ -371,8 +369,9 @@ def test_nobody_waits_for_a_word_on_one_that_has_come_back(world: World) -> None
     finish(world)
 
 
-def test_where_nodes_are_on_their_own_each_keeps_its_rank(world: World) -> None:
-    """One is lost, and the others are told so; one of those dies by itself, which counts, and goes on as the same."""
+def test_independent_nodes_keep_their_ranks(world: World) -> None:
+    """One node is lost, and the others get a new list of members. Then another node's program dies, which counts as a
+    failure, and restarts with its old rank."""
     run = "echo $CLOUDGPU_GENERATION: rank $CLOUDGPU_RANK; [ $CLOUDGPU_GENERATION = 1 ] && exec sleep 300; true"
     world.job(run, nodes=3, launcher="none", heals=True, failures_left=1)
     for index in range(3):
@@ -382,7 +381,7 @@ def test_where_nodes_are_on_their_own_each_keeps_its_rank(world: World) -> None:
     assert world.agents[1].wait(180) == 0
     assert "no member" in world.result(1).reason
     for process in world.processes():
-        with contextlib.suppress(psutil.Error):  # of the second node, which ends
+        with contextlib.suppress(psutil.Error):  # a process of the second node, which is ending
             if process.environ().get("CLOUDGPU_MACHINE", "").endswith("/2") and process.name() == "sleep":
                 process.kill()
     assert world.agents[2].wait(180) == 0
@@ -392,7 +391,7 @@ def test_where_nodes_are_on_their_own_each_keeps_its_rank(world: World) -> None:
     finish(world)
 
 
-def test_outputs_are_those_of_the_first_of_the_nodes_that_are_left(world: World) -> None:
+def test_outputs_are_those_of_the_first_remaining_node(world: World) -> None:
     run = "echo $CLOUDGPU_NODE > made; [ $CLOUDGPU_GENERATION = 2 ] || sleep 300"
     world.job(run, nodes=2, launcher="torchrun", heals=True, outputs=["made"], code={"x": ""})
     for index in range(2):

@@ -1,6 +1,6 @@
-"""One of N training ranks is killed: training goes on in place, in the same attempt, to the same bits as undisturbed.
+"""One of N training ranks is killed: training continues in place, in the same attempt, to the same bits as undisturbed.
 
-CLOUDGPU_LONG=1 does so for more ranks, and twenty times each.
+CLOUDGPU_LONG=1 repeats this for more ranks, twenty times each.
 """
 
 from __future__ import annotations
@@ -42,12 +42,12 @@ def train(world: World, nodes: int, per_node: int, step_s: float) -> None:
 
 
 def undisturbed_from(world: World) -> Path:
-    """A file: from now on nothing happens to the training any more, see ddp.py."""
+    """Return the path of a file: once the file exists, nothing interrupts the training any more; see ddp.py."""
     return world.folder / "undisturbed"
 
 
 def finish(world: World) -> str:
-    """The weights."""
+    """Wait until all nodes have succeeded; return the checksum of the weights."""
     assert [agent.wait(300) for agent in world.agents] == [0] * len(world.agents), world.texts("stderr")
     outcomes = [world.result(index) for index in range(len(world.agents))]
     assert [result.outcome for result in outcomes] == ["succeeded"] * len(outcomes), "\n".join(
@@ -71,7 +71,7 @@ def new_world(tmp_path_factory: pytest.TempPathFactory) -> Callable[[], World]:
 
 
 def trainers(world: World) -> dict[int, psutil.Process]:
-    """By rank: the training processes themselves, not their keepers."""
+    """Return the training processes by rank, without their guards."""
     found = {}
     for process in world.processes():
         try:
@@ -84,7 +84,7 @@ def trainers(world: World) -> dict[int, psutil.Process]:
 
 
 def steps_begun(world: World) -> list[int]:
-    """Where each process began."""
+    """Return the first step of every process."""
     return [step for _, step in beginnings(world.texts())]
 
 

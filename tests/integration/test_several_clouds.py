@@ -1,5 +1,5 @@
-"""One job file for three clouds, each with its own store, from end to end: what one has not, or takes away, is had in
-another, and the job goes on from its checkpoint. Whoever looks at it need not know where it has been."""
+"""One job file for three clouds with separate stores, end to end. When a cloud has no capacity or preempts the job,
+another one continues it from its checkpoint. Commands work without knowing where the job has been."""
 
 from __future__ import annotations
 
@@ -39,35 +39,35 @@ def jobs(tmp_path: Path, agents: Path) -> Iterator[SeveralClouds]:
 
 
 def logging(steps: int) -> str:
-    """The program that counts, and logs each step."""
+    """Return the counting program, changed to log each step."""
     return counting(steps, lingers=True).replace("total.value += step\n", "total.value += step; ckpt.log(done=step)\n")
 
 
-def dry_at_google(jobs: SeveralClouds) -> None:
+def exhaust_google(jobs: SeveralClouds) -> None:
     for letter in "abcf":
         jobs.gcp.control.set_capacity(GOOGLES, f"us-central1-{letter}", "spot", 0)
 
 
-def dry_at_amazon(jobs: SeveralClouds) -> None:
+def exhaust_amazon(jobs: SeveralClouds) -> None:
     for zone in jobs.aws.zones.values():
         jobs.aws.control.set_capacity(AMAZONS, zone, "spot", 0)
 
 
 def cli(*arguments: str) -> tuple[str, str]:
-    """What it prints: to stdout, to stderr."""
+    """Run a command; return its stdout and stderr."""
     command = [sys.executable, "-m", "cloudgpu", *arguments]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stderr
     return done.stdout, done.stderr
 
 
-def told(job: Job, kind: str) -> list[str]:
+def messages(job: Job, kind: str) -> list[str]:
     return [event.message for event in job.events() if event.kind == kind]
 
 
 @in_long_mode
-def test_what_is_dry_or_not_allowed_elsewhere_is_had_in_the_third_cloud(jobs: SeveralClouds) -> None:
-    dry_at_google(jobs)
+def test_without_capacity_and_quota_elsewhere_the_third_cloud_is_used(jobs: SeveralClouds) -> None:
+    exhaust_google(jobs)
     jobs.aws.control.set_quota("us-east-1", SPOT_QUOTA, 0)
     data = {cloud: f"{one.parent.rpartition('/')[0]}/data" for cloud, one in jobs.all.items()}
     for cloud, url in data.items():
@@ -100,12 +100,12 @@ def test_what_is_dry_or_not_allowed_elsewhere_is_had_in_the_third_cloud(jobs: Se
     assert list(JobDir(jobs.gcp.parent).folders("")) == [job.id, "shared"], "nothing was written for it"
 
 
-def test_what_one_cloud_takes_away_goes_on_in_another_from_its_checkpoint(jobs: SeveralClouds) -> None:
+def test_a_preempted_job_continues_in_another_cloud_from_its_checkpoint(jobs: SeveralClouds) -> None:
     job = jobs.submit(logging(STEPS), text=ANYWHERE)
     machine = jobs.wait_for(lambda: jobs.gcp.instances(job, running=True), job)[0]
     jobs.wait_for(lambda: jobs.is_saved(job), job)
-    dry_at_google(jobs)
-    dry_at_amazon(jobs)
+    exhaust_google(jobs)
+    exhaust_amazon(jobs)
     jobs.gcp.control.preempt(machine.name, 60.0)
     jobs.wait_for(lambda: jobs.azure.instances(job, running=True), job)
     printed, remarked = cli("gc", "--yes")
@@ -123,7 +123,7 @@ def test_what_one_cloud_takes_away_goes_on_in_another_from_its_checkpoint(jobs: 
     assert begins == ["attempt 1 begins at 0 with 0", again], jobs.story(job)
     assert total(STEPS) in log, jobs.story(job)
     left, here = f"{jobs.gcp.parent}/{job.id}", f"{jobs.azure.parent}/{job.id}"
-    assert told(job, "moved")[-1].startswith(f"checkpoint of step {saved} copied from {left} to {here}, ")
+    assert messages(job, "moved")[-1].startswith(f"checkpoint of step {saved} copied from {left} to {here}, ")
     rows = [json.loads(line) for line in cli("metrics", job.id, "--json")[0].splitlines()]
     assert [row["values"]["done"] for row in rows] == list(range(STEPS)), "each step once"
     goodput = json.loads(cli("goodput", job.id, "--json")[0])

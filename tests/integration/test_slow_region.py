@@ -35,7 +35,7 @@ READ_S = 15.0
 
 
 def goes_on(control: Control, hanging: Callable[[], object], other: Callable[[], object]) -> bool:
-    """Return whether `other` returns while the call of `hanging`, which begins earlier, is not answered."""
+    """Return whether `other` returns while the call of `hanging`, which begins earlier, is still unanswered."""
     with ThreadPoolExecutor(2) as pool:
         first = pool.submit(hanging)
         until(lambda: any(call.fault for call in control.calls()))

@@ -1,7 +1,8 @@
-"""examples/slurm/train.sbatch, as it is, on a real Slurm: which ends are requeued, and what the training then delivers.
+"""examples/slurm/train.sbatch, unchanged, on a real Slurm: which ends are requeued, and what the training then
+delivers.
 
-All jobs are submitted at first and run side by side, for most of their time is waiting: Slurm looks at time limits
-every 30 s, and starts a requeued job after 5 s.
+All jobs are submitted first and run side by side, because they mostly wait: Slurm checks time limits every 30 s, and
+starts a requeued job after 5 s.
 """
 
 from __future__ import annotations
@@ -95,18 +96,18 @@ class Jobs:
         return self.cluster.wait(self.ids[name])
 
     def pid(self, name: str, rank: int = 0) -> int:
-        """Return the process of a rank, once it has done 13 steps: a checkpoint has been staged by then."""
+        """Return the process id of a rank once it has done 13 steps, and so has staged a checkpoint."""
         path = self.folder / name / f"pid-{rank}"
         until(lambda: path.exists() and path.read_text())
         return int(path.read_text())
 
     def weights(self, name: str) -> list[str]:
-        """Return the weights that a job has ended with, as often as it has delivered some."""
+        """Return the weights that a job has printed at its end, one for each time it got there."""
         return [line for line in self.output(name).splitlines() if line.startswith("weights ")]
 
 
 def reach_time_limit(jobs: Jobs, name: str) -> None:
-    """Lower the time limit such that Slurm sends the signal when it looks at time limits next, within 30 s."""
+    """Lower the time limit so that Slurm sends the signal at its next check of time limits, within 30 s."""
     jobs.pid(name, rank=1)
     jobs.cluster.call("scontrol", "update", f"JobId={jobs.ids[name]}", "EndTime=now+110")
 
@@ -121,7 +122,7 @@ def requeue(jobs: Jobs, name: str) -> None:
 
 
 def preempt(jobs: Jobs, name: str) -> None:
-    """Submit a job to the partition that goes first, for the whole of the node that the job has."""
+    """Submit a job to the partition with the higher priority, for the whole node that the job uses."""
     jobs.pid(name)
     options = ["--partition=high", "--nodelist=127.0.0.3", "--exclusive", "--wrap=sleep 1"]
     jobs.cluster.call("sbatch", *options, cwd=jobs.folder)
@@ -133,7 +134,7 @@ def cancel(jobs: Jobs, name: str) -> None:
 
 
 class Case(NamedTuple):
-    """One job, and what is done to it."""
+    """A job, and what interrupts it."""
 
     program: str
     deed: Callable[[Jobs, str], None] | None = None

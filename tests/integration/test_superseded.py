@@ -1,4 +1,4 @@
-"""A machine that was frozen, given up and replaced wakes again: nothing it does may count any more."""
+"""A machine that was frozen, given up and replaced wakes up: nothing that it does may count any more."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ pytest.importorskip("numpy")
 
 __all__ = ["world"]
 
-# Saves at every step, and writes an output at each; ends when its attempt is the second. The first pauses, with all
-# written that it has saved, until there is a file `go`.
+# Saves and writes an output at every step. The first attempt pauses, with all its saves written, until the file `go`
+# exists; the second one ends by itself.
 TRAIN = """\
 import contextlib, os, time
 import numpy as np
@@ -47,12 +47,12 @@ for step in ckpt.steps(10_000):
 
 
 def newest_commits(world: World) -> list[str]:
-    """Names of the checkpoints, oldest first: step, attempt, nonce."""
+    """Return the names of the checkpoints (step, attempt, nonce), oldest first."""
     return sorted(key.split("/")[1] for key in world.dir.list("checkpoints") if key.endswith("/COMMIT.json"))
 
 
-def of_the_first(world: World) -> list[psutil.Process]:
-    """Everything that runs on the first attempt's machine, parents first."""
+def first_machine_processes(world: World) -> list[psutil.Process]:
+    """Return all processes on the first attempt's machine, parents first."""
     found = []
     for process in sorted(world.processes(), key=lambda process: process.pid):
         with contextlib.suppress(psutil.Error):
@@ -61,30 +61,30 @@ def of_the_first(world: World) -> list[psutil.Process]:
     return found
 
 
-def tell(processes: list[psutil.Process], number: signal.Signals) -> None:
+def send_to_all(processes: list[psutil.Process], number: signal.Signals) -> None:
     for process in processes:
         with contextlib.suppress(psutil.Error):
             process.send_signal(number)
 
 
-def trains(world: World) -> bool:
-    """Whether the first attempt's program is there."""
-    for process in of_the_first(world):
-        with contextlib.suppress(psutil.Error):  # it ends meanwhile
+def is_training(world: World) -> bool:
+    """Return whether the first attempt's program runs."""
+    for process in first_machine_processes(world):
+        with contextlib.suppress(psutil.Error):  # it has just ended
             if process.cmdline()[1:] == ["train.py"]:
                 return True
     return False
 
 
 def test_a_zombie_changes_nothing_and_ends_itself(world: World) -> None:
-    """It is frozen between two writes: one that was on its way already could not be called back by anybody. Its program
-    wakes before its agent, which would end it: what it writes then is refused, and its first save is its end."""
+    """The first attempt is frozen between two writes, because a write in flight cannot be stopped. Its program wakes
+    before its agent, which would end it: the program's writes are refused, and its first save ends it."""
     go = world.folder / "go"
     world.job([sys.executable, "train.py"], code={"train.py": TRAIN}, env={"GO": str(go)})
     zombie = world.start()
     until(lambda: "waits" in world.texts(), 180)
-    assert trains(world)
-    tell(of_the_first(world), signal.SIGSTOP)
+    assert is_training(world)
+    send_to_all(first_machine_processes(world), signal.SIGSTOP)
     world.attempt(2)
     successor = world.start(0, attempt=2, home=world.folder / "homes" / "second")
     assert successor.wait(180) == 0
@@ -92,8 +92,8 @@ def test_a_zombie_changes_nothing_and_ends_itself(world: World) -> None:
     before = newest_commits(world), world.dir.get("outputs/latest")
     assert before[1] == b"attempt 2"
     go.touch()
-    tell([one for one in of_the_first(world) if one.pid != zombie.pid], signal.SIGCONT)
-    until(lambda: not trains(world), 180)
+    send_to_all([one for one in first_machine_processes(world) if one.pid != zombie.pid], signal.SIGCONT)
+    until(lambda: not is_training(world), 180)
     zombie.send_signal(signal.SIGCONT)
     assert zombie.wait(180) == agent_module.SUPERSEDED
     assert world.processes() == []
@@ -103,7 +103,7 @@ def test_a_zombie_changes_nothing_and_ends_itself(world: World) -> None:
 
 
 def test_an_agent_alone_that_was_given_up_ends_its_program(world: World) -> None:
-    """The program is deaf, and the agent was never frozen: the network between it and the job dir was."""
+    """The program ignores SIGTERM. The agent was not frozen, but lost the connection to the job dir."""
     world.job("trap '' TERM; echo up; while :; do sleep 0.1; done")
     agent = world.start()
     until(lambda: world.texts() == ["up"])

@@ -1,4 +1,4 @@
-"""kill -9 of the supervisor, at random moments of real jobs: they end correctly, once, and nothing is left of them."""
+"""kill -9 of the supervisor at random moments of real jobs: they end correctly, once, and leave nothing behind."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ END_S = 300.0
 
 __all__ = ["home"]
 
-# Writes down when it runs. The first attempt asks to be run again, the second fails, the third succeeds; the machines
-# start it again twice by themselves before they give up.
+# Logs when it runs. The first attempt asks to be run again, the second fails, the third succeeds; in both of the
+# former, the machines restart it twice in place before they give up.
 PROGRAM = """
 say() { echo "$1 $CLOUDGPU_ATTEMPT $CLOUDGPU_NODE $CLOUDGPU_GENERATION" >> "$JOURNAL"; }
 say begin
@@ -36,7 +36,7 @@ say end
 exit 0
 """
 
-# Tells every tick, and hardly waits between two: so kills fall into every part of a job's life, not into waiting only.
+# Prints every tick, and hardly waits between ticks, so that kills fall into every part of a job's life.
 TICKER = """
 import time
 from cloudgpu.control.store.store import Store
@@ -59,14 +59,15 @@ def submit_journalled(tmp_path: Path, seconds: float, name: str = "killed") -> t
 
 
 def some_chance() -> random.Random:
-    """Random, and told, so that a failure can be repeated (CLOUDGPU_SEED)."""
+    """Return a random generator, and print its seed, so that a failure can be repeated (CLOUDGPU_SEED)."""
     seed = int(os.environ.get("CLOUDGPU_SEED") or random.SystemRandom().randrange(1 << 32))
     print(f"CLOUDGPU_SEED={seed}")
     return random.Random(seed)
 
 
 def check(job: Job, journal: Path) -> None:
-    """It succeeded in the third attempt, and no node ran twice, or at the same time as one of another attempt."""
+    """Check that the job succeeded in the third attempt, and that no node ran twice or together with another
+    attempt's."""
     assert job.refresh().state == "succeeded", [event.message for event in job.events()]
     assert [attempt.outcome for attempt in job.attempts()] == ["again", "failed", "succeeded"]
     lines = [tuple(line.split()) for line in journal.read_text().splitlines()]
@@ -77,7 +78,7 @@ def check(job: Job, journal: Path) -> None:
 
 
 def test_killed_between_any_two_ticks(home: Path, tmp_path: Path) -> None:
-    """A process that ticks without a pause is killed after a random number of ticks, and a little later."""
+    """A process that ticks without a pause is killed shortly after a random number of ticks."""
     chance = some_chance()
     jobs = [submit_journalled(tmp_path, 0.3, f"ticked{number}") for number in range(KILLS // 6)]
     for _ in range(KILLS):
@@ -107,7 +108,7 @@ def test_killed_while_it_supervises(home: Path, tmp_path: Path) -> None:
 
 
 def test_two_supervisors_share_a_store(home: Path, tmp_path: Path) -> None:
-    """Two tick at once, as on two computers with one database; then one is killed in the middle."""
+    """Both tick at once, as on two computers with one database; then the one with the job's lease is killed."""
     job, journal = submit_journalled(tmp_path, 0.3)
     first = subprocess.Popen([sys.executable, "-c", TICKER], stdout=subprocess.DEVNULL)
     second = subprocess.Popen([sys.executable, "-c", TICKER], stdout=subprocess.DEVNULL)

@@ -1,7 +1,7 @@
 """kill -9 of the supervisor, the agent and the training process at random moments of a real job on the local target.
 
 Each job must end correctly, once: succeeded, final weights bit-identical to an undisturbed run, no process left, and no
-rank ever twice at the same time. CLOUDGPU_LONG=1 kills at over fifty points, otherwise at six.
+rank running twice at the same time. CLOUDGPU_LONG=1 kills at over fifty points, otherwise at six.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ pytest.importorskip("torch")
 CLOUDGPU = str(Path(sys.executable).with_name("cloudgpu"))
 SEEDS = range(10) if LONG else range(1)
 KILLS = 6
-"""Per job: each victim twice, in random order."""
+"""Kills per job: each victim twice, in random order."""
 VICTIMS = {
     "supervisor": ("supervise",),
     "agent": ("cloudgpu.runtime.agent",),
@@ -67,7 +67,7 @@ with open(os.path.join(sys.argv[1], "weights.sha256"), "w") as file:
 
 
 class Bench:
-    """A home of its own, one job, and what runs because of them."""
+    """A separate home, one job, and their processes."""
 
     def __init__(self, folder: Path, step_seconds: float) -> None:
         self.folder = folder
@@ -90,7 +90,7 @@ class Bench:
         )
 
     def processes(self, *words: str) -> list[psutil.Process]:
-        """Those of this folder whose command line holds all the words."""
+        """Return this folder's processes whose command lines contain all the words."""
         found = []
         for process in psutil.process_iter():
             try:
@@ -103,7 +103,7 @@ class Bench:
         return [process for process in found if process.pid != os.getpid()]
 
     def kill(self, words: tuple[str, ...]) -> bool:
-        """Whether there was one to kill."""
+        """Kill the processes that match; return whether there were any."""
         killed = 0
         for process in self.processes(*words):
             with contextlib.suppress(psutil.NoSuchProcess):
@@ -119,7 +119,7 @@ class Bench:
 
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """The weights' hash when nothing goes wrong, by hand, without the rest of the tool."""
+    """Return the weights' hash of an undisturbed run by hand, without supervisor and agent."""
     bench = Bench(tmp_path_factory.mktemp("undisturbed"), 0)
     command = [sys.executable, "train.py", str(bench.out), "0"]
     subprocess.run(command, cwd=bench.folder / "code", timeout=120, check=True)
@@ -133,13 +133,13 @@ def test_killed_at_random_moments_the_job_ends_right(tmp_path: Path, undisturbed
     submitted = bench.cloudgpu("submit", "--detach", "--json", str(tmp_path / "job.yaml"))
     assert submitted.returncode == 0, submitted.stderr
     job = json.loads(submitted.stdout)["id"]
-    # `wait` is what a person leaves running: it also replaces a dead supervisor.
+    # Users leave `wait` running: it also replaces a supervisor that was killed.
     with subprocess.Popen([CLOUDGPU, "wait", job], env=bench.env, stderr=subprocess.PIPE, text=True) as waiting:
         order = [name for name in VICTIMS for _ in range(KILLS // len(VICTIMS))]
         chance.shuffle(order)
         killed = 0
         for name in order:
-            time.sleep(chance.uniform(0.2, 3.5))  # the moment is the point of the test
+            time.sleep(chance.uniform(0.2, 3.5))  # the test is about the random moment
             deadline = time.monotonic() + 180
             while waiting.poll() is None and time.monotonic() < deadline:
                 if bench.kill(VICTIMS[name]):
@@ -152,7 +152,7 @@ def test_killed_at_random_moments_the_job_ends_right(tmp_path: Path, undisturbed
     assert bench.weights == undisturbed
     assert not (bench.out / "TWICE").exists()
     with (bench.out / "rank.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # nobody trains any more
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # no rank holds it any more
     assert bench.processes("train.py") == []
     assert bench.processes("cloudgpu.runtime.agent") == []
     bench.kill(VICTIMS["supervisor"])

@@ -1,4 +1,4 @@
-"""Ordinary PyTorch programs under `run`, killed at random moments: they end as if nothing had been, or are refused.
+"""Ordinary PyTorch programs under `run`, killed at random moments: they end as if undisturbed, or are refused.
 
 The programs are in unmodified/programs. In the long mode all of them run, with two or three kills and two seeds.
 """
@@ -34,5 +34,5 @@ def test_a_killed_program_delivers_the_same_or_is_refused(driver: Driver, progra
         assert verdict.outcome == "identical", verdict
 
 
-def test_what_is_expected_is_of_programs_that_are_there() -> None:
+def test_expectations_name_existing_programs() -> None:
     assert {*REFUSED, *TELLING} <= set(programs())

@@ -1,6 +1,6 @@
-"""An upgrade while a job runs: the version before submits and trains, this version takes the job over and goes on.
+"""An upgrade while a job runs: the previous version submits and trains, then this version takes over and continues.
 
-The version before is the last tag, or FIRST as long as there is none; it runs with the packages of this environment.
+The previous version is the last tag, or FIRST if there is none; it runs with the packages of this environment.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ __all__ = ["home"]
 
 ROOT = Path(__file__).parents[2]
 FIRST = "cf2470ee00e910ae92b4ba4327e39c02388c8262"
-"""A commit from before the first release: its stores, job dirs and checkpoints are as old as any that are supported."""
+"""Commit from before the first release: its stores, job dirs and checkpoints are the oldest that are supported."""
 STEPS = 60
 JOB = "name: counts\nresources: {accelerator: none, cloud: local}\nrun: python count.py\n"
 
@@ -47,7 +47,7 @@ def git(*arguments: str) -> subprocess.CompletedProcess[bytes]:
 
 @pytest.fixture(scope="module")
 def before(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a folder for PYTHONPATH that holds the version before as the package `cloudgpu`."""
+    """Return a folder for PYTHONPATH that contains the previous version as the package `cloudgpu`."""
     described = git("describe", "--tags", "--abbrev=0", "--match=v*", "HEAD^")
     revision = FIRST if described.returncode else described.stdout.decode().strip()
     archive = git("archive", revision)
@@ -71,7 +71,7 @@ def project(tmp_path: Path) -> Iterator[Path]:
 
 
 def run_before(before: Path, project: Path, *words: str) -> str:
-    """Run a command of the version before; return what it prints."""
+    """Run a command of the previous version; return what it prints."""
     environment = {**os.environ, "PYTHONPATH": str(before)}
     command = [sys.executable, "-m", "cloudgpu", *words]
     done = subprocess.run(command, cwd=project, env=environment, check=False, capture_output=True, text=True)

@@ -1,6 +1,6 @@
-"""verify-resume on real programs: one that resumes exactly, and others each with one mistake.
+"""verify-resume on real programs: one that resumes exactly, and others with one mistake each.
 
-All but those of the long mode need no torch: what is killed, resumed and compared is the same.
+Only the tests of the long mode need torch; the others kill, resume and compare in the same way.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ def verify(folder: Path, kind: str, *options: str, text: str = PROGRAM) -> tuple
 @pytest.mark.parametrize(
     "how", ["kill", pytest.param("term", marks=in_long_mode), pytest.param("notice", marks=in_long_mode)]
 )
-def test_what_resumes_exactly_agrees(tmp_path: Path, how: str) -> None:
+def test_an_exact_resume_agrees(tmp_path: Path, how: str) -> None:
     code, found = verify(tmp_path, "exact", "--kill", how)
     assert (code, found["outcome"]) == (0, "agree"), found
     assert found["comparison"]["compared"] >= 3
@@ -109,7 +109,7 @@ def test_what_resumes_exactly_agrees(tmp_path: Path, how: str) -> None:
         pytest.param("forgets-average", "variable __main__.average", marks=in_long_mode),
     ],
 )
-def test_what_is_not_saved_is_named(tmp_path: Path, kind: str, cause: str) -> None:
+def test_unsaved_state_is_named(tmp_path: Path, kind: str, cause: str) -> None:
     code, found = verify(tmp_path, kind, "--at", "6")
     assert (code, found["outcome"]) == (1, "differ")
     assert found["causes"][0].startswith(cause)
@@ -119,8 +119,8 @@ def test_what_is_not_saved_is_named(tmp_path: Path, kind: str, cause: str) -> No
     assert found["comparison"]["metrics"]
 
 
-def test_files_and_variables_that_differ_are_a_verdict_of_their_own(tmp_path: Path) -> None:
-    """The checkpoint is right, but the program forgets its history and writes rows twice."""
+def test_different_files_and_variables_have_a_separate_verdict(tmp_path: Path) -> None:
+    """The checkpoint is right, but the program loses its history and writes rows twice."""
     code, found = verify(tmp_path, "delivers", "--at", "6")
     assert (code, found["outcome"]) == (7, "not-all-saved"), found
     assert "file result.json" in found["text"] and "variable __main__.history" in found["text"]
@@ -141,7 +141,7 @@ def test_files_and_variables_that_differ_are_a_verdict_of_their_own(tmp_path: Pa
         ("saves-nothing", "nothing-saved", "saves nothing"),
     ],
 )
-def test_what_cannot_be_told_is_said(tmp_path: Path, kind: str, outcome: str, says: str) -> None:
+def test_a_missing_verdict_is_explained(tmp_path: Path, kind: str, outcome: str, says: str) -> None:
     code, found = verify(tmp_path, kind)
     assert (code, found["outcome"]) == (4, outcome)
     assert says in found["text"]
@@ -195,7 +195,7 @@ def test_objects_that_were_forgotten_are_named(tmp_path: Path, kind: str, cause:
 
 
 @pytest.mark.parametrize(("kind", "code", "outcome"), [("exact", 0, "agree"), ("uses", 4, "not-deterministic")])
-def test_what_is_not_seeded_counts_only_where_it_is_used(tmp_path: Path, kind: str, code: int, outcome: str) -> None:
+def test_an_unseeded_generator_matters_only_if_it_is_used(tmp_path: Path, kind: str, code: int, outcome: str) -> None:
     program = PROGRAM.replace("random.seed(1); np.random.seed(2)", "")
     program = program.replace(
         "drawn = random.random() + np.random.rand()", "drawn = step if kind == 'exact' else random.random()"

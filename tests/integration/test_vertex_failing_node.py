@@ -1,4 +1,4 @@
-"""Two nodes on Vertex AI, one of which fails: the service ends the other, which must not look as if it was taken."""
+"""Two nodes on Vertex AI, one of which fails: the service then ends the other, which must not count as preempted."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ resources: {{nodes: 2, cloud: vertex, machine_type: {TYPE}, accelerator: T4, reg
 launcher: none
 retry: {{failure: 0, preemption: unlimited}}
 """
-# The node that fails does so when both run; the other one works on, as one does that waits for its peer.
+# One node fails once both run; the other keeps working, as if it waited for its peer.
 PROGRAM = """
 import os, pathlib, sys, time
 other = pathlib.Path("OTHER")

@@ -1,4 +1,5 @@
-"""`cloudgpu gc` on Vertex AI: custom jobs of ours are found without local state, in all regions, and ended."""
+"""`cloudgpu gc` on Vertex AI: custom jobs tagged by cloudgpu are found in all regions without local state, and
+ended."""
 
 from __future__ import annotations
 
@@ -30,7 +31,7 @@ TOKEN = "0123456789abcdef" * 2
 
 
 class Vertex:
-    """The stand-in, as a test holds it."""
+    """The stand-in and its control API."""
 
     def __init__(self, gcp: Gcp) -> None:
         self.gcp, self.control = gcp, VertexControl(gcp.control)
@@ -41,7 +42,7 @@ class Vertex:
     def leak(
         self, token: str = TOKEN, *, owner: str | None = None, expires: float | None = None, region: str = REGION
     ) -> None:
-        """A job of a launch that no store knows of."""
+        """Launch a job that no store knows."""
         nodes = tuple(
             NodeRequest(f"worker-{rank}.1", "worker", rank, rank, "n1-standard-8", "T4", Fraction(1)) for rank in (0, 1)
         )
@@ -118,7 +119,7 @@ def test_only_the_regions_asked_for_are_looked_at(vertex: Vertex) -> None:
     assert refused.returncode in {4, 6}
 
 
-def test_what_belongs_to_others_goes_only_once_it_has_expired_and_only_when_asked_for(vertex: Vertex) -> None:
+def test_jobs_of_other_owners_are_removed_only_when_expired_and_with_others(vertex: Vertex) -> None:
     vertex.leak("a" * 32, owner="cloudgpu-somebody", expires=time.time() - 60)
     vertex.leak("b" * 32, owner="cloudgpu-somebody", expires=time.time() + 3_600)
     vertex.leak("c" * 32, owner="cloudgpu-somebody")
@@ -139,14 +140,14 @@ def test_a_region_that_does_not_answer_is_named_and_the_others_are_looked_at(ver
     assert vertex.alive() == []
 
 
-def test_nobody_who_may_look_nowhere_is_told_that_there_is_nothing(vertex: Vertex) -> None:
+def test_denied_lists_in_all_regions_are_an_error(vertex: Vertex) -> None:
     vertex.gcp.control.fail(f"{JOBS}.list", error("PERMISSION_DENIED", 403), times=None)
     with pytest.raises(ProvisionError) as caught:
         gc.find([], Clients(FastClock()))
     assert caught.value.error_class == "auth"
 
 
-def test_where_nothing_answers_not_every_region_is_waited_for(vertex: Vertex) -> None:
+def test_the_search_stops_early_if_no_region_answers(vertex: Vertex) -> None:
     vertex.gcp.control.fail(f"{JOBS}.list", HTML, times=None)
     with pytest.raises(ProvisionError) as caught:
         gc.find([], Clients(FastClock()))

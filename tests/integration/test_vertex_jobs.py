@@ -1,4 +1,4 @@
-"""Jobs on Vertex AI from end to end, over the wire: `cloudgpu submit`, a supervisor, containers that run, a bucket."""
+"""Jobs on Vertex AI end to end, over the wire: `cloudgpu submit`, a supervisor, containers that run, and a bucket."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ RESOURCES = f"resources: {{cloud: vertex, machine_type: {TYPE}, accelerator: T4,
 ANYWHERE = RESOURCES.replace(REGION, f"[{REGION}, {OTHER}]")
 GPUS = "aiplatform.googleapis.com/custom_model_training_preemptible_nvidia_t4_gpus"
 DONE = ("SUCCEEDED", "CANCELLED")
-"""Custom jobs whose nodes have all succeeded: the supervisor may have been faster than their containers' end."""
+"""States of custom jobs whose nodes have all succeeded: the supervisor may cancel a job before its containers end."""
 OFTEN = "checkpoint: {every: 1s, keep: 2}\n"
 
 
@@ -40,7 +40,7 @@ def test_a_job_runs_in_a_container_and_leaves_nothing(tmp_path: Path, agents: Pa
         assert one.state in DONE, jobs.story(job)
 
 
-def test_no_capacity_is_told_late_and_the_job_runs_in_another_region(jobs: VertexJobs) -> None:
+def test_no_capacity_is_reported_late_and_the_job_runs_in_another_region(jobs: VertexJobs) -> None:
     jobs.vertex.set_pending(1.0)
     jobs.vertex.set_capacity(TYPE, REGION, "spot", 0)
     job = jobs.submit(counting(5), text=ANYWHERE)
@@ -91,7 +91,7 @@ def test_the_service_fails_and_the_job_goes_on_elsewhere(jobs: VertexJobs) -> No
 def test_a_program_that_fails_is_the_jobs_end(jobs: VertexJobs, tmp_path: Path) -> None:
     job = jobs.submit(after(tmp_path / "off", "raise SystemExit(3)\n"), text=RESOURCES)
     jobs.wait_for(lambda: job.refresh().state == "running", job)
-    stop_supervisor()  # which would cancel what has ended
+    stop_supervisor()  # it would cancel the job once the node has ended
     (tmp_path / "off").touch()
     jobs.wait_for(lambda: not jobs.custom_jobs(job)[0].alive, job)
     (one,) = jobs.custom_jobs(job)
@@ -124,7 +124,7 @@ def test_the_submitters_computer_may_be_off_meanwhile(jobs: VertexJobs, tmp_path
     jobs.finish(job)
 
 
-# The primary replica is done first, which would end the job.
+# The primary replica is done first, and its end would end the job.
 LATER = """
 time.sleep(2.0 * int(os.environ["RANK"]))
 print(f"{os.environ['CLOUDGPU_NODE']} is done", flush=True)

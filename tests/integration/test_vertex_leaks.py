@@ -1,11 +1,11 @@
-"""Whatever happens to a supervisor and to its calls, a job on Vertex AI ends, once, and nothing of it is left.
+"""A job on Vertex AI ends once and leaves nothing, whatever happens to its supervisor and its API calls.
 
-kill -9 at every call of a launch and of a teardown that changes something, as an undisturbed run shows them: the
-stand-in kills whoever makes the call when it has done it. Then every answer is lost once, each call throttled twice,
-and answered with errors of the server. CreateCustomJob knows no request id: so lists that are late are tried as well.
+An undisturbed run records the mutating calls of a launch and of a teardown. Then the stand-in kills the caller with
+SIGKILL after each of these calls, loses every answer once, throttles each call twice, and answers with server errors.
+CreateCustomJob takes no request id, so lists that lag are tested as well.
 
-With CLOUDGPU_LONG=1: see tests/standins/leaks.py; kills fall before and after every call, also those that only look,
-and each fault hits one call at a time as well.
+With CLOUDGPU_LONG=1 (see tests/standins/leaks.py), kills fall before and after every call, including reads, and each
+fault also hits one call at a time.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ launcher: none
     "!*.list|*.get",
 )
 IMPORTS = ("google.cloud.aiplatform_v1", "google.oauth2.credentials", "obstore")
-"""Taken over by each supervisor from the process it is a fork of."""
+"""Modules that each supervisor inherits, already imported, from the process it is forked from."""
 
 
 class VertexAgents(Agents):
@@ -62,7 +62,7 @@ class VertexAgents(Agents):
         super().__init__(f"gs://{BUCKET}/jobs")
         self._jobs = jobs
         self.busy = False
-        """Programs do not end."""
+        """If true, programs do not end."""
 
     def nodes(self) -> Iterator[tuple[str, int, str]]:
         for one in [] if self.busy else self._jobs.vertex.jobs(state="RUNNING"):
@@ -74,7 +74,7 @@ class VertexAgents(Agents):
 class VertexLeaks(Leaks[VertexJobs]):
     agents: VertexAgents
     twins = False
-    """Whether a second custom job may have been made, and ended."""
+    """Whether a second custom job may have been created, and ended."""
 
     def check_machines(self, job: Job) -> None:
         found = self.jobs.custom_jobs(job)
@@ -83,7 +83,7 @@ class VertexLeaks(Leaks[VertexJobs]):
         assert all(one.replicas == NODES for one in found)
 
     def check_whole(self, job: Job) -> None:
-        """Containers are Vertex AI's: it has had its custom job."""
+        """Check only that the job succeeded: the service itself starts all containers of a custom job."""
         assert job.state == "succeeded", self.jobs.story(job)
 
 
@@ -138,7 +138,7 @@ def test_one_call_goes_wrong(leaks: VertexLeaks, sweep: str) -> None:
 
 
 def test_a_job_whose_answer_was_lost_is_found_in_a_list_that_is_late(leaks: VertexLeaks) -> None:
-    leaks.jobs.vertex.set_lag(5.0 if LONG else 0.15)  # less than what it looks for it, by the supervisor's clock
+    leaks.jobs.vertex.set_lag(5.0 if LONG else 0.15)  # less than the supervisor searches for the job, by its clock
     job = leaks.submit()
     leaks.control.fail(CREATE, LOSE, where=SCENE.calls)
     leaks.run(job)
@@ -147,8 +147,8 @@ def test_a_job_whose_answer_was_lost_is_found_in_a_list_that_is_late(leaks: Vert
 
 
 @pytest.mark.parametrize("fault", [LOSE, KILL_AFTER], ids=lambda fault: fault.kind)
-def test_of_two_jobs_one_is_ended(leaks: VertexLeaks, fault: Fault) -> None:
-    """The list shows the first one so late that it was made again: the older one goes on."""
+def test_one_of_two_jobs_is_ended(leaks: VertexLeaks, fault: Fault) -> None:
+    """Lists show the first one too late, so a second one is created: the older one continues."""
     leaks.twins = leaks.agents.busy = True
     leaks.jobs.vertex.set_lag(1_000.0)
     job = leaks.submit()
@@ -166,7 +166,7 @@ def test_of_two_jobs_one_is_ended(leaks: VertexLeaks, fault: Fault) -> None:
 
 
 def show_late(leaks: VertexLeaks, job: Job) -> None:
-    """Lists show both jobs once there are both; programs end once one of the jobs has."""
+    """Let lists show both jobs once both exist, and let programs end once one of the jobs has."""
     end = time.monotonic() + END_S / 2
     while len(leaks.jobs.custom_jobs(job)) < 2 and time.monotonic() < end:
         time.sleep(0.05)

@@ -1,4 +1,5 @@
-"""The target vertex over both wires: Google's client against the stand-in of tests/standins/vertex, with faults."""
+"""Target vertex over REST and gRPC: Google's client against the stand-in in tests/standins/vertex, with injected
+faults."""
 
 from __future__ import annotations
 
@@ -30,11 +31,11 @@ TYPE = "n1-standard-8"
 CREATE, GET, LIST, CANCEL = (f"{JOBS}.{verb}" for verb in ("create", "get", "list", "cancel"))
 GPUS = "aiplatform.googleapis.com/custom_model_training_nvidia_t4_gpus"
 NOT_YET_S = 1_000.0
-"""Lists are as late: longer than anybody looks."""
+"""Seconds by which lists lag: longer than any search lasts."""
 
 
 class LateClock(FastClock):
-    """Epoch time, so many seconds later."""
+    """Clock whose epoch time is `later` seconds ahead."""
 
     later = 0.0
 
@@ -43,7 +44,7 @@ class LateClock(FastClock):
 
 
 class Vertex:
-    """The stand-in, as a test holds it."""
+    """The stand-in and its control API."""
 
     def __init__(self, gcp: Gcp) -> None:
         self.gcp, self.control = gcp, VertexControl(gcp.control)
@@ -61,7 +62,7 @@ class Vertex:
         self.gcp.control.fail(action, fault, times=times, where=where)
 
     def show_in(self, seconds: float) -> None:
-        """Lists have all that there is now after so long, and not before."""
+        """Make lists show everything that exists now in `seconds` from now, and not before."""
         newest = max(job.created for job in self.jobs())
         self.control.set_lag(time.monotonic() - newest + seconds)
 
@@ -96,7 +97,7 @@ def provisioner(vertex: Vertex) -> VertexProvisioner:
 
 
 def another(clock: FastClock | None = None) -> VertexProvisioner:
-    """A provisioner that has seen nothing yet, as that of another process."""
+    """Return a provisioner without cached state, like that of another process."""
     return VertexProvisioner(clock or FastClock())
 
 
@@ -126,19 +127,19 @@ def request(*nodes: NodeRequest, **changes: Any) -> LaunchRequest:
 
 
 def state_of(allocation: Allocation, phase: str, provisioner: VertexProvisioner) -> NodeState:
-    """The first node's state, when it is in this phase at last."""
+    """Return the first node's state once all nodes are in this phase."""
     seen: list[NodeState] = []
 
     def look() -> bool:
         seen[:] = provisioner.observe(allocation)
-        provisioner._clients.clock.sleep(4.0)  # looks are shared for three seconds
+        provisioner._clients.clock.sleep(4.0)  # polls are cached for three seconds
         return all(state.phase == phase for state in seen)
 
     until(look)
     return seen[0]
 
 
-# -- all is well
+# -- launches
 
 
 def test_four_roles_are_four_pools(vertex: Vertex, provisioner: VertexProvisioner) -> None:
@@ -172,20 +173,20 @@ def test_without_a_chief_the_first_worker_is_the_primary_replica(
     provisioner.terminate(allocation)
 
 
-def test_what_has_ended_is_told_though_lists_leave_it_out(vertex: Vertex, provisioner: VertexProvisioner) -> None:
+def test_an_ended_job_is_observed_though_lists_omit_it(vertex: Vertex, provisioner: VertexProvisioner) -> None:
     allocation = provisioner.launch(request())
     state_of(allocation, "running", provisioner)
     vertex.control.finish(vertex.jobs()[0].id)
     assert state_of(allocation, "gone", provisioner).detail == "SUCCEEDED"
 
 
-# -- never twice
+# -- one job for each launch
 
 
-def test_a_quota_that_can_never_hold_the_job_is_told_before_it_is_created(
+def test_a_quota_that_is_too_small_for_the_job_is_reported_before_creation(
     vertex: Vertex, provisioner: VertexProvisioner
 ) -> None:
-    """Else it would be refused without a link, or wait in the queue."""
+    """Without this check the job would be refused without a link, or wait in the queue."""
     quota = "CustomModelTrainingT4GPUsPerProjectPerRegion"
     control = CatalogControl(vertex.gcp.url)
     control.set_cloud_quota(VERTEX, quota, ({}, 1))
@@ -200,7 +201,7 @@ def test_a_quota_that_can_never_hold_the_job_is_told_before_it_is_created(
     assert another().launch(two).machines == allocation.machines, "it is there: nothing is asked for"
 
 
-def test_a_quota_that_is_not_told_stops_nothing(vertex: Vertex, caplog: pytest.LogCaptureFixture) -> None:
+def test_an_unreadable_quota_blocks_no_launch(vertex: Vertex, caplog: pytest.LogCaptureFixture) -> None:
     quotas._say_once.cache_clear()
     vertex.fail("projects.locations.services.quotaInfos.get", error("forbidden", 403, "PERMISSION_DENIED"), times=None)
     assert another().launch(request()).machines
@@ -258,7 +259,7 @@ def test_a_second_job_whose_place_is_taken_is_no_loss_while_the_first_may_yet_be
 
 
 def test_after_a_job_that_ran_no_other_is_waited_for(vertex: Vertex) -> None:
-    """A supervisor that was killed may have created another one: it would find its place taken, and end."""
+    """A supervisor that was killed may have created another job, which would find its place taken and end."""
     allocation = another().launch(request(repeated=True))
     [job] = vertex.jobs()
     until(lambda: vertex.jobs()[0].state == "RUNNING")
@@ -271,8 +272,8 @@ def test_after_a_job_that_ran_no_other_is_waited_for(vertex: Vertex) -> None:
 
 
 def test_a_quota_of_nothing_is_no_throttling(vertex: Vertex, provisioner: VertexProvisioner) -> None:
-    told = "The following quotas are exceeded: CustomModelTrainingPreemptibleL4GPUsPerProjectPerRegion"
-    vertex.fail(CREATE, error("RESOURCE_EXHAUSTED", 429, told), times=None)
+    message = "The following quotas are exceeded: CustomModelTrainingPreemptibleL4GPUsPerProjectPerRegion"
+    vertex.fail(CREATE, error("RESOURCE_EXHAUSTED", 429, message), times=None)
     with pytest.raises(ProvisionError) as caught:
         provisioner.launch(request())
     assert (caught.value.error_class, caught.value.scope) == ("quota", "region")
@@ -348,7 +349,7 @@ def test_after_a_clear_refusal_nothing_is_waited_for(vertex: Vertex, provisioner
     assert len(vertex.calls(LIST)) == 1
 
 
-def test_after_what_cannot_be_asked_for_nothing_is_waited_for(vertex: Vertex, provisioner: VertexProvisioner) -> None:
+def test_after_an_invalid_request_nothing_is_waited_for(vertex: Vertex, provisioner: VertexProvisioner) -> None:
     with pytest.raises(ProvisionError):
         provisioner.launch(request(agent=None))
     assert not vertex.gcp.control.calls()
@@ -436,7 +437,7 @@ def test_machines_that_do_not_come_are_not_waited_for_without_end(vertex: Vertex
     assert not vertex.alive()
 
 
-# -- patience
+# -- timeouts
 
 
 def test_a_server_that_hangs_costs_a_timeout(
@@ -459,7 +460,7 @@ def test_a_job_that_was_created_while_the_server_hung_is_found(
     provisioner.terminate(allocation)
 
 
-# -- what is there
+# -- finding and ending jobs
 
 
 def test_everything_of_an_owner_is_found_in_all_regions(vertex: Vertex, provisioner: VertexProvisioner) -> None:

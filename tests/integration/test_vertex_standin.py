@@ -1,6 +1,7 @@
-"""The Vertex AI stand-in keeps its word, over both wires, to Google's client as it is: tests of the product rest on it.
+"""The Vertex AI stand-in over both wires, with Google's unmodified client: tests of the product rely on what is tested
+here.
 
-Every test but a few runs over REST and over gRPC: one state machine has to give the same to both.
+Almost every test runs over REST and over gRPC: one state machine must give the same to both.
 """
 
 from __future__ import annotations
@@ -69,12 +70,12 @@ def sh(text: str) -> tuple[str, str, str]:
 
 
 IDLE = sh("trap 'exit 0' TERM; while true; do sleep 0.1; done")
-UNTIL_TOLD = "until [ -e told ]; do sleep 0.1; done"
-"""What a container does until Vertex.tell()."""
+UNTIL_RELEASED = "until [ -e told ]; do sleep 0.1; done"
+"""Shell command with which a container waits for Vertex.release()."""
 
 
 class Vertex:
-    """Google's client, and the job that most tests make."""
+    """Google's client, and the job that most tests create."""
 
     def __init__(self, gcp: Gcp, wire: str, client: JobServiceClient) -> None:
         self.url, self.gcp, self.wire, self.client = gcp.url, gcp.control, wire, client
@@ -92,19 +93,19 @@ class Vertex:
         return [job.display_name for job in self.client.list_custom_jobs(request=request, timeout=180)]
 
     def wait(self, job: Any, *states: str) -> Any:
-        """Until it is in one of these."""
+        """Wait until the job is in one of the states, by default one that ends it."""
         return wait_for(lambda: found if (found := self.get(job)).state.name[10:] in (states or ENDED) else None)
 
-    def told(self, job: Any) -> ToldJob:
+    def snapshot(self, job: Any) -> ToldJob:
         return next(one for one in self.control.jobs() if one.name == job.name)
 
     def consoles(self, job: Any) -> list[str]:
-        """What its containers have printed."""
-        return [one.console for one in self.told(job).containers]
+        """Return the output of its containers."""
+        return [one.console for one in self.snapshot(job).containers]
 
-    def tell(self, job: Any) -> None:
-        """Its containers, which run, to go on."""
-        for one in self.told(job).containers:
+    def release(self, job: Any) -> None:
+        """Let its running containers continue."""
+        for one in self.snapshot(job).containers:
             Path(one.root, "told").touch()
 
 
@@ -136,14 +137,14 @@ def custom_job(
 
 
 def refusal(call: Callable[[], Any]) -> tuple[int, str]:
-    """HTTP's status, which is the same over both wires, and the message."""
+    """Return the HTTP status, which is the same over both wires, and the message."""
     with pytest.raises(GoogleAPICallError) as caught:
         call()
     return int(caught.value.code or 0), str(caught.value)
 
 
 def runs(pid: int) -> bool:
-    """A zombie is what is left of a process whose parent does not ask how it ended."""
+    """Return whether the process runs. A zombie has ended, and its parent has not waited for it."""
     return psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
 
 
@@ -159,18 +160,18 @@ def wait_for(condition: Callable[[], Any]) -> Any:
 
 
 def test_a_job_runs_its_container_and_succeeds(vertex: Vertex) -> None:
-    made = vertex.create(*sh(f"echo hello; {UNTIL_TOLD}"), labels={"cloudgpu-token": "abc"}, strategy="SPOT")
+    made = vertex.create(*sh(f"echo hello; {UNTIL_RELEASED}"), labels={"cloudgpu-token": "abc"}, strategy="SPOT")
     assert made.name.startswith(f"projects/{NUMBER}/locations/{REGION}/customJobs/")
     assert made.state in (aiplatform_v1.JobState.JOB_STATE_QUEUED, aiplatform_v1.JobState.JOB_STATE_PENDING)
     assert vertex.wait(made, "RUNNING").start_time is not None
-    vertex.tell(made)
+    vertex.release(made)
     done = vertex.wait(made)
     assert (done.state.name, done.error.code) == ("JOB_STATE_SUCCEEDED", 0)
     assert done.create_time <= done.start_time <= done.end_time
     assert done.job_spec.scheduling.strategy == aiplatform_v1.Scheduling.Strategy.SPOT
-    told = vertex.told(made)
-    assert (told.market, told.trouble, told.labels) == ("spot", [], {"cloudgpu-token": "abc"})
-    assert [(one.replica, one.code, one.console) for one in told.containers] == [("workerpool0-0", 0, "hello\n")]
+    snapshot = vertex.snapshot(made)
+    assert (snapshot.market, snapshot.trouble, snapshot.labels) == ("spot", [], {"cloudgpu-token": "abc"})
+    assert [(one.replica, one.code, one.console) for one in snapshot.containers] == [("workerpool0-0", 0, "hello\n")]
 
 
 def test_a_replica_that_fails_is_the_jobs_end(vertex: Vertex) -> None:
@@ -179,25 +180,25 @@ def test_a_replica_that_fails_is_the_jobs_end(vertex: Vertex) -> None:
     assert done.state.name == "JOB_STATE_FAILED"
     assert done.error.code == 3
     assert "The replica workerpool1-" in done.error.message and "non-zero status of 3." in done.error.message
-    assert not any(one.running for one in vertex.told(job).containers)
+    assert not any(one.running for one in vertex.snapshot(job).containers)
 
 
 def test_the_primary_replicas_end_is_that_of_all(vertex: Vertex) -> None:
     stubborn = sh("trap 'echo asked; exit 9' TERM; echo ready; while true; do sleep 0.1; done")
-    job = vertex.create(pools=[pool(*sh(UNTIL_TOLD)), pool(*stubborn)])
+    job = vertex.create(pools=[pool(*sh(UNTIL_RELEASED)), pool(*stubborn)])
     wait_for(lambda: vertex.consoles(job) == ["", "ready\n"])
-    vertex.tell(job)
+    vertex.release(job)
     assert vertex.wait(job).state.name == "JOB_STATE_SUCCEEDED"
-    assert [(one.code, one.console) for one in vertex.told(job).containers] == [(0, ""), (9, "ready\nasked\n")]
+    assert [(one.code, one.console) for one in vertex.snapshot(job).containers] == [(0, ""), (9, "ready\nasked\n")]
 
 
 def test_cancel(vertex: Vertex) -> None:
-    job = vertex.create(*sh(f"trap '{UNTIL_TOLD}; exit 0' TERM; while true; do sleep 0.1; done"))
+    job = vertex.create(*sh(f"trap '{UNTIL_RELEASED}; exit 0' TERM; while true; do sleep 0.1; done"))
     vertex.wait(job, "RUNNING")
     vertex.client.cancel_custom_job(name=job.name, timeout=180)
     assert vertex.get(job).state.name == "JOB_STATE_CANCELLING"
     vertex.client.cancel_custom_job(name=job.name, timeout=180)  # once more
-    vertex.tell(job)
+    vertex.release(job)
     done = vertex.wait(job)
     assert (done.state.name, done.error.code) == ("JOB_STATE_CANCELLED", 1)
     status, text = refusal(lambda: vertex.client.cancel_custom_job(name=job.name, timeout=180))
@@ -229,7 +230,7 @@ def timeout_of(seconds: int) -> dict[str, Any]:
 # -- containers
 
 
-def test_what_a_container_finds(vertex: Vertex) -> None:
+def test_the_environment_of_a_container(vertex: Vertex) -> None:
     program = "import json, os; print(json.dumps(dict(os.environ)))"
     pools = [pool(*IDLE), pool(), pool("python3", "-c", program, replicas=2), pool(*IDLE)]
     pools[1] = {}
@@ -238,7 +239,7 @@ def test_what_a_container_finds(vertex: Vertex) -> None:
     job = vertex.create(pools=pools, spec={"base_output_directory": output})
     second = wait_for(
         lambda: next(
-            (one for one in vertex.told(job).containers if one.replica == "workerpool2-1" and one.console), None
+            (one for one in vertex.snapshot(job).containers if one.replica == "workerpool2-1" and one.console), None
         )
     )
     found = json.loads(second.console)
@@ -270,47 +271,47 @@ def test_the_account_of_a_container(vertex: Vertex) -> None:
     job = vertex.create("python3", "-c", program, spec={"service_account": account})
     default = vertex.create("python3", "-c", program)
     assert vertex.wait(job).state.name == vertex.wait(default).state.name == "JOB_STATE_SUCCEEDED"
-    console = vertex.told(job).containers[0].console.splitlines()
+    console = vertex.snapshot(job).containers[0].console.splitlines()
     assert console[0] == f"{account} {PROJECT}"
     headers = {"Authorization": f"Bearer {json.loads(console[1])['access_token']}"}
     assert requests.get(f"{vertex.url}/v1/{PARENT}/customJobs", headers=headers, timeout=180).status_code == 200
     assert vertex.gcp.calls(f"{JOBS}.list", caller=account)
-    assert "gcp-sa-aiplatform-cc" in vertex.told(default).containers[0].console
+    assert "gcp-sa-aiplatform-cc" in vertex.snapshot(default).containers[0].console
 
 
 def test_commands_are_expanded_as_kubernetes_does(vertex: Vertex) -> None:
     words = pool("echo", "$(LR) $(NOBODY) $$(LR)", env=[{"name": "LR", "value": "0.1"}])
     job = vertex.create(pools=[words])
     vertex.wait(job)
-    assert vertex.told(job).containers[0].console == "0.1 $(NOBODY) $(LR)\n"
+    assert vertex.snapshot(job).containers[0].console == "0.1 $(NOBODY) $(LR)\n"
 
 
 def test_everything_in_a_container_ends_with_its_first_process(vertex: Vertex) -> None:
     job = vertex.create(*sh("setsid sh -c 'sleep 300' & echo $!"))
     vertex.wait(job)
-    assert not runs(int(vertex.told(job).containers[0].console))
+    assert not runs(int(vertex.snapshot(job).containers[0].console))
 
 
 def test_a_first_process_that_does_not_handle_sigterm_does_not_get_it(vertex: Vertex) -> None:
-    job = vertex.create(*sh(f"{UNTIL_TOLD}; sleep 2.5; echo through"))
+    job = vertex.create(*sh(f"{UNTIL_RELEASED}; sleep 2.5; echo through"))
     vertex.wait(job, "RUNNING")
-    vertex.control.preempt(vertex.told(job).id, seconds=60.0)
-    vertex.tell(job)
+    vertex.control.preempt(vertex.snapshot(job).id, seconds=60.0)
+    vertex.release(job)
     done = vertex.wait(job)
     assert done.state.name == "JOB_STATE_FAILED"
-    assert vertex.told(job).containers[0].console == "through\n"
+    assert vertex.snapshot(job).containers[0].console == "through\n"
 
 
 def test_a_container_that_cannot_be_made(vertex: Vertex) -> None:
     job = vertex.create("/no/such/program")
     assert vertex.wait(job).state.name == "JOB_STATE_FAILED"
-    assert "No such file" in vertex.told(job).containers[0].trouble[0]
+    assert "No such file" in vertex.snapshot(job).containers[0].trouble[0]
 
 
-# -- capacity, quota, what is offered
+# -- capacity, quotas, machine types
 
 
-def test_no_capacity_is_told_by_a_job_that_has_failed(vertex: Vertex) -> None:
+def test_no_capacity_makes_a_job_fail(vertex: Vertex) -> None:
     vertex.control.set_capacity(TYPE, REGION, "spot", 1)
     first = vertex.create(*IDLE, strategy="SPOT")
     vertex.wait(first, "RUNNING")
@@ -350,7 +351,7 @@ def test_quota(vertex: Vertex) -> None:
     first = vertex.create(*IDLE)
     vertex.wait(first, "RUNNING")
     second = vertex.create()
-    spot = vertex.create(strategy="SPOT")  # has quotas of its own
+    spot = vertex.create(strategy="SPOT")  # Spot has separate quotas
     assert vertex.wait(spot).state.name == "JOB_STATE_SUCCEEDED"
     assert vertex.get(second).state.name == "JOB_STATE_QUEUED"
     vertex.client.cancel_custom_job(name=first.name, timeout=180)
@@ -373,7 +374,7 @@ def test_a_preempted_replica_gets_sigterm_and_its_job_fails(vertex: Vertex) -> N
     saving = sh("trap 'echo saved; exit 0' TERM; echo ready; while true; do sleep 0.1; done")
     job = vertex.create(pools=[pool(*saving), pool(*saving)], strategy="SPOT")
     wait_for(lambda: vertex.consoles(job) == ["ready\n", "ready\n"])
-    vertex.control.preempt(vertex.told(job).id, "workerpool1-0", 60.0)
+    vertex.control.preempt(vertex.snapshot(job).id, "workerpool1-0", 60.0)
     done = vertex.wait(job)
     assert (done.state.name, done.error.code) == ("JOB_STATE_FAILED", 8)
     assert vertex.consoles(job) == ["ready\nsaved\n", "ready\nsaved\n"]
@@ -382,11 +383,11 @@ def test_a_preempted_replica_gets_sigterm_and_its_job_fails(vertex: Vertex) -> N
 def test_the_service_itself_fails(vertex: Vertex) -> None:
     job = vertex.create(*IDLE)
     vertex.wait(job, "RUNNING")
-    vertex.control.fail_inside(vertex.told(job).id)
+    vertex.control.fail_inside(vertex.snapshot(job).id)
     assert vertex.wait(job).error.code == 13
 
 
-# -- what is refused
+# -- invalid requests
 
 T4 = {"machine_type": TYPE, "accelerator_type": "NVIDIA_TESLA_T4", "accelerator_count": 1}
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
@@ -426,7 +427,7 @@ def test_refused(vertex: Vertex, case: str) -> None:
     assert vertex.control.jobs() == []
 
 
-def test_all_that_is_wrong_is_told_at_once(vertex: Vertex) -> None:
+def test_all_errors_are_reported_at_once(vertex: Vertex) -> None:
     _, text = refusal(lambda: vertex.create(name="", pools=[pool(replicas=2)]))
     assert "List of found errors:\t1.Field: display_name;" in text
     assert "\t2.Field: job_spec.worker_pool_specs[0].replica_count;" in text
@@ -523,7 +524,7 @@ def test_an_error_has_the_same_status_and_reason_over_both_wires(
         vertex.create()
     assert (caught.value.code, caught.value.reason) == (status, reason)
     assert [call.fault for call in vertex.gcp.calls(CREATE)] == [fault.kind]
-    vertex.create()  # it happened once
+    vertex.create()  # the fault is injected once
 
 
 @pytest.mark.parametrize(("fault", "done"), [(RESET, 0), (LOSE, 1)], ids=["reset", "lose"])
@@ -569,7 +570,7 @@ def test_rules_look_at_labels_region_and_caller(vertex: Vertex) -> None:
     assert len(vertex.gcp.calls(CREATE, machineType=TYPE)) == 3
 
 
-def test_what_is_not_modelled_is_told_as_such(vertex: Vertex) -> None:
+def test_unmodelled_fields_are_not_implemented(vertex: Vertex) -> None:
     assert refusal(lambda: vertex.create(disable_retries=False))[0] == 501
     no_command = {**pool(), "container_spec": {"image_uri": "example.com/image"}}
     assert refusal(lambda: vertex.create(pools=[no_command]))[0] == 501
@@ -595,7 +596,7 @@ def test_a_call_over_rest_needs_a_token(server: Gcp) -> None:
 
 def test_reset_ends_what_runs(vertex: Vertex) -> None:
     job = vertex.create(*sh("sleep 300 & echo $!; wait"))
-    pid = int(wait_for(lambda: containers[0].console if (containers := vertex.told(job).containers) else ""))
+    pid = int(wait_for(lambda: containers[0].console if (containers := vertex.snapshot(job).containers) else ""))
     vertex.gcp.reset()
     assert not runs(pid)
     assert vertex.names() == []

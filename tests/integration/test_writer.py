@@ -1,4 +1,4 @@
-"""The checkpoint writer and its client, over real processes: what was staged is never lost, nothing is left behind."""
+"""The checkpoint writer and its client, in real processes: staged data is never lost, and nothing is left behind."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def until(condition: Callable[[], object], seconds: float = 180.0) -> None:
 
 @contextlib.contextmanager
 def training(folder: Path, **options: int) -> Iterator[Training]:
-    """Closed at the end; its writer, if it is one of its own, has ended then."""
+    """Yield a training, which is closed at the end; if it has a dedicated writer, that has then ended."""
     addresses = own_addresses(local_url(folder), "checkpoints", options.get("rank", 0))
 
     def listened_to() -> set[bytes]:
@@ -73,7 +73,7 @@ def training(folder: Path, **options: int) -> Iterator[Training]:
 
 @contextlib.contextmanager
 def node_writer(path: Path, *options: str) -> Iterator[subprocess.Popen[bytes]]:
-    """The agent's writer, for whoever finds CLOUDGPU_WRITER."""
+    """Start the agent's writer, which clients find by CLOUDGPU_WRITER."""
     command = [sys.executable, "-m", "cloudgpu.runtime.checkpoint.writer", "--socket", str(path), *options]
     process = subprocess.Popen(command)
     until(path.exists)
@@ -94,7 +94,7 @@ def other_writer(one: Training, pid: int) -> bool:
     return one.client._link is not None and writer_of(one) != pid
 
 
-# What is saved
+# Saves
 
 
 def test_saves_are_committed_verified_and_kept(tmp_path: Path) -> None:
@@ -104,7 +104,7 @@ def test_saves_are_committed_verified_and_kept(tmp_path: Path) -> None:
             result = one.save(step, keep=2)
             assert (result.written, result.committed, result.error, result.fenced) == (True, True, None, False)
             assert 0 < result.seconds <= time.monotonic() - begun
-        assert finish_earlier(one.store, 0, 60)  # retention comes after the result
+        assert finish_earlier(one.store, 0, 60)  # retention runs after the result is reported
         assert verified_steps(one.store) == [4, 3]
         folders = {path.name for path in (tmp_path / "checkpoints").iterdir()}
         assert folders == {str(one.name(4)), str(one.name(3))}
@@ -132,20 +132,20 @@ def test_both_slots_are_used_and_the_newest_content_survives_longest(tmp_path: P
         assert slots in ([0, 1, 0, 1], [1, 0, 1, 0])
 
 
-def test_where_there_is_room_for_one_slot_it_is_used_alone(tmp_path: Path) -> None:
+def test_without_memory_for_a_second_slot_one_is_used(tmp_path: Path) -> None:
     with training(tmp_path) as one:
         assert one.save(0).committed
         until(lambda: (one.client.poll(), all(place.ready for place in one.client._places))[1])
         place = one.client._places[1]
         place.ready = False
-        place.refuse()  # as upon the writer's word that there was no memory
+        place.refuse()  # as when the writer reports that there is no memory
         assert place.slot
         assert place.slot.allocated == 0
         for step in range(1, 4):
             assert one.client.free_slot() == 0
             assert one.save(step).committed
         assert one.stage(4)
-        assert one.stage(5)  # both at once: it is tried again, and there is memory now
+        assert one.stage(5)  # both at once: the allocation is retried, and there is memory now
         assert [result.committed for result in one.client.wait(180)] == [True, True]
         assert all(place.ready for place in one.client._places)
 
@@ -178,7 +178,7 @@ def test_a_save_that_another_rank_cannot_complete_is_abandoned(tmp_path: Path) -
 
 def test_a_later_complete_save_supersedes(tmp_path: Path) -> None:
     with training(tmp_path, world=2) as one, training(tmp_path, rank=1, world=2) as two:
-        one.stage(1)  # which the other rank never stages
+        one.stage(1)  # the other rank never stages it
         one.stage(2)
         assert two.save(2).written
         results = {result.name.step: result for result in one.client.wait(180)}
@@ -189,7 +189,7 @@ def test_a_later_complete_save_supersedes(tmp_path: Path) -> None:
         assert [name.step for name in one.store.names()] == [2]
 
 
-def test_a_zombie_cannot_commit_and_is_told(tmp_path: Path) -> None:
+def test_a_superseded_training_is_fenced(tmp_path: Path) -> None:
     with training(tmp_path) as zombie:
         zombie.store.claim(1)
         assert zombie.save(10).committed
@@ -213,7 +213,7 @@ def test_the_writer_gives_way_to_the_training(tmp_path: Path) -> None:
         assert os.getpriority(os.PRIO_PROCESS, writer_of(one)) == min(own + 10, 19)
 
 
-# Deaths
+# Killed processes
 
 
 def test_a_killed_writer_is_replaced_and_nothing_staged_is_lost(tmp_path: Path) -> None:
@@ -237,7 +237,7 @@ def test_a_killed_writer_is_noticed_without_a_save(tmp_path: Path) -> None:
 
 
 def test_a_save_that_kills_every_writer_fails(tmp_path: Path) -> None:
-    with training(tmp_path, world=2) as one:  # it cannot end: the other rank never comes
+    with training(tmp_path, world=2) as one:  # the save cannot end without the other rank
         one.stage(1)
         deaths = 0
         results: list[SaveResult] = []
@@ -260,7 +260,7 @@ def test_an_abandoned_save_stays_so_for_the_next_writer(tmp_path: Path) -> None:
         assert name
         until(lambda: one.store.ranks_written(name) == {0})
         pid = writer_of(one)
-        os.kill(pid, signal.SIGSTOP)  # it does not hear of it
+        os.kill(pid, signal.SIGSTOP)  # it does not receive the message
         one.client.abandon(name)
         os.kill(pid, signal.SIGKILL)
         (result,) = one.client.wait(180)
@@ -269,7 +269,7 @@ def test_an_abandoned_save_stays_so_for_the_next_writer(tmp_path: Path) -> None:
 
 
 def test_too_many_open_files_fail_a_save_and_no_more(tmp_path: Path) -> None:
-    """The training goes on, and the next save finds both slots free."""
+    """The training continues, and the next save finds both slots free."""
     code = f"""
 import os, resource
 from cloudgpu.tests.standins.staging import Training
@@ -288,8 +288,8 @@ for step in range(20, 23):
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
-def test_what_the_dead_said_is_heard_though_they_have_not_heard_all() -> None:
-    """Linux tells ECONNRESET before what is still to be read, and the last save may be in that."""
+def test_messages_of_a_peer_that_has_ended_are_received() -> None:
+    """Linux reports ECONNRESET before data that is still unread, which may contain the last save."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with ours:
         with theirs:
@@ -305,7 +305,7 @@ def test_what_the_dead_said_is_heard_though_they_have_not_heard_all() -> None:
             receive(ours)
 
 
-def test_what_a_dead_trainer_staged_is_committed(tmp_path: Path) -> None:
+def test_data_staged_by_a_killed_trainer_is_committed(tmp_path: Path) -> None:
     url = local_url(tmp_path)
     before = writers()
     process = start(url, 0, 1, 1, 30 * MB)
@@ -320,7 +320,7 @@ def test_what_a_dead_trainer_staged_is_committed(tmp_path: Path) -> None:
     until(lambda: writers() <= before)
 
 
-def test_what_all_dead_ranks_staged_is_committed(tmp_path: Path) -> None:
+def test_data_staged_by_killed_ranks_is_committed(tmp_path: Path) -> None:
     url = local_url(tmp_path)
     processes = [start(url, rank, 2, 3, 5 * MB, env={"LOCAL_WORLD_SIZE": "2"}) for rank in range(2)]
     store = open_store(url)
@@ -335,10 +335,11 @@ def test_what_all_dead_ranks_staged_is_committed(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("whose", ["node", "own"])
-def test_a_part_that_can_no_longer_come_is_not_waited_for(
+def test_a_part_that_was_never_staged_is_not_waited_for(
     whose: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """All are on one machine, and killed when one had staged and the other had not: the next start need not wait."""
+    """The ranks share a machine; one has staged its part and is killed, the other never staged: the next start does not
+    wait."""
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
     path, url = tmp_path / "writer", local_url(tmp_path)
     with contextlib.ExitStack() as stack:
@@ -379,15 +380,15 @@ def kill_rounds(folder: Path, rounds: int, choose: random.Random, env: dict[str,
         process.wait()
         reader.join()
         assert not any(line.startswith("failed") for line in lines), lines
-        told = [line.split() for line in lines]
-        staged = max([int(words[1]) for words in told if words[0] == "staged"], default=-1)
-        committed = max([int(words[1]) for words in told if words[0] == "committed"], default=committed)
+        reported = [line.split() for line in lines]
+        staged = max([int(words[1]) for words in reported if words[0] == "staged"], default=-1)
+        committed = max([int(words[1]) for words in reported if words[0] == "committed"], default=committed)
         assert finish_earlier(store, 0, 60)
         found = verified_steps(store)
-        assert len(found) <= 4  # KEEP, and one whose commit a kill has separated from retention
+        assert len(found) <= 4  # KEEP, and one that was committed just before a kill, without retention
         assert [-1, *found[:1]][-1] >= committed
         if kind == "trainer":
-            assert staged <= found[0] <= staged + 1  # one may be handed over that the dead could not tell of any more
+            assert staged <= found[0] <= staged + 1  # one may be staged that the killed process has not printed
 
 
 def _parent(pid: int) -> int:
@@ -405,8 +406,8 @@ def test_kills_at_random_moments(seed: int, tmp_path: Path) -> None:
 # The node's writer
 
 
-def test_the_nodes_writer_serves_all_ranks_and_ends_when_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = tmp_path / ("long" * 40) / "writer"  # longer than a socket's address may be
+def test_the_nodes_writer_serves_all_ranks_and_ends_on_sigterm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / ("long" * 40) / "writer"  # longer than a socket address may be
     path.parent.mkdir()
     monkeypatch.setenv("CLOUDGPU_WRITER", str(path))
     before = writers()
@@ -418,10 +419,10 @@ def test_the_nodes_writer_serves_all_ranks_and_ends_when_told(tmp_path: Path, mo
                 two.stage(step)
                 assert two.client.wait(180)[0].written
                 assert one.client.wait(180)[0].committed
-            assert writers() - before == {process.pid}  # nobody has started one of its own
+            assert writers() - before == {process.pid}  # no rank has started a separate writer
             assert wait_until_durable(str(path), 60)
             process.terminate()
-            one.stage(3)  # a trainer may save upon the same signal
+            one.stage(3)  # a trainer may save on the same signal
             two.stage(3)
             assert two.client.wait(180)[0].written
             assert one.client.wait(180)[0].committed
@@ -431,11 +432,11 @@ def test_the_nodes_writer_serves_all_ranks_and_ends_when_told(tmp_path: Path, mo
             assert process.wait(180) == 0
         assert not path.exists()
     assert verified_steps(one.store)[0] == 3
-    assert wait_until_durable(str(path), 60)  # nobody there: nothing staged
+    assert wait_until_durable(str(path), 60)  # no writer, so nothing is staged
 
 
 def test_training_begins_when_the_node_writer_is_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Else a program that dies at once, or hangs, has told nobody of what it staged."""
+    """Training waits for the node's writer; otherwise data staged by a program that dies at once would be lost."""
     path = tmp_path / "writer"
     monkeypatch.setenv("CLOUDGPU_WRITER", str(path))
     code = """
@@ -487,7 +488,7 @@ def test_a_new_process_restores_from_memory(tmp_path: Path, monkeypatch: pytest.
             assert one.client.cached(one.name(77)) is None
             del found
             assert one.save(name.step + 1).committed
-            assert one.client.cached(name) is None  # its memory was given back
+            assert one.client.cached(name) is None  # its memory was released
         with training(tmp_path, rank=1, world=2) as other:
             assert other.client.cached(name) is None
 
@@ -504,7 +505,7 @@ def test_memory_of_ranks_that_are_no_more_is_given_back(tmp_path: Path, monkeypa
         with training(tmp_path, attempt=2) as alone:
             assert alone.save(2).committed
             assert alone.save(3).committed
-            # Of its own two slots, the second may not be made yet; and nothing of the other rank's.
+            # The rank may not have its second slot yet; no slot may be left of the other rank.
             until(lambda: resources(process.pid)["slots"] <= 2, 180)
 
 
@@ -566,8 +567,8 @@ def test_a_writer_that_is_late_to_end_leaves_its_successor_alone(tmp_path: Path)
         assert not path.exists()
 
 
-def test_a_stranger_at_our_address_is_not_asked(tmp_path: Path) -> None:
-    """An abstract address is for whoever comes first: here for somebody who never answers."""
+def test_a_writer_of_another_user_is_not_used(tmp_path: Path) -> None:
+    """Any process can take an abstract address first; here it is one that never answers."""
     if os.getuid():
         pytest.skip("NOT TESTED: only root can be another user as well")
     url = local_url(tmp_path)
@@ -615,9 +616,9 @@ def test_nonsense_does_not_end_the_nodes_writer(tmp_path: Path, monkeypatch: pyt
                         socket.send_fds(connection, [packet], [null.fileno()] * count)
                     connection.settimeout(60)
                     while connection.recv(1000):
-                        pass  # it hangs up
+                        pass  # the writer closes the connection
             files.append(resources(process.pid)["files"])
-        until(lambda: resources(process.pid)["files"] <= files[0])  # none that came along stays open
+        until(lambda: resources(process.pid)["files"] <= files[0])  # no descriptor that was sent stays open
         with training(tmp_path) as one:
             assert one.save(1).committed
         assert process.poll() is None
@@ -627,7 +628,7 @@ def test_nonsense_does_not_end_the_nodes_writer(tmp_path: Path, monkeypatch: pyt
 
 
 def test_a_forked_worker_does_not_keep_the_writer(tmp_path: Path) -> None:
-    """Neither one that was forked by Python, which closes what it inherits, nor one that was not asked."""
+    """One worker is forked by Python, which closes inherited descriptors, and one by libc, which does not."""
     before = writers()
     code = f"""
 import ctypes, os, time
@@ -657,7 +658,7 @@ time.sleep(600)
 
 
 def test_the_trainers_output_ends_with_the_trainer(tmp_path: Path) -> None:
-    """Who reads it to its end does not wait for a writer that still waits for another rank."""
+    """Reading the output to its end does not wait for a writer that still waits for another rank."""
     code = f"""
 from cloudgpu.tests.standins.staging import Training
 one = Training({local_url(tmp_path)!r}, world=2)
@@ -667,7 +668,7 @@ print(one.client._link.process.pid)
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     writer = int(done.stdout)
     assert writer in writers()
-    os.kill(writer, signal.SIGTERM)  # as a scheduler sends it to all processes: there is still work to be done
+    os.kill(writer, signal.SIGTERM)  # schedulers send it to all processes, but the writer still has work
     os.kill(writer, signal.SIGINT)
     os.kill(writer, signal.SIGHUP)
     open_store(local_url(tmp_path)).claim(2)
@@ -676,14 +677,14 @@ print(one.client._link.process.pid)
 
 
 def resources(pid: int | str) -> Counter[str]:
-    """Open files, and mappings of shared slots. A busy process may have a file more open than at rest."""
+    """Count open files and mappings of shared slots. A busy process may have one more file open than at rest."""
     maps = Path(f"/proc/{pid}/maps").read_text().count("cloudgpu-slot")
     return Counter(files=len(list(Path(f"/proc/{pid}/fd").iterdir())), slots=maps)
 
 
 @pytest.fixture
 def memory_folder() -> Iterator[Path]:
-    """Where nothing waits for a disk."""
+    """Yield a folder in memory, where no write waits for a disk."""
     with tempfile.TemporaryDirectory(dir="/dev/shm" if Path("/dev/shm").is_dir() else None) as folder:
         yield Path(folder)
 
@@ -693,7 +694,7 @@ def test_nothing_leaks(memory_folder: Path) -> None:
         for step in range(5):
             one.save(step)
         writer = writer_of(one)
-        ours, theirs = resources("self"), resources(writer)  # which may be removing an old checkpoint just now
+        ours, theirs = resources("self"), resources(writer)  # the writer may be removing an old checkpoint
         for step in range(5, 65):
             if step % 10 == 0:
                 one.size += 4096

@@ -1,4 +1,4 @@
-"""Disks and object stores that fail, stall and lie: the right end or a clear error, and the next save finds room."""
+"""Disks and object stores that fail, stall and lie: the right result or a clear error, and room for the next save."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_saving_goes_on_where_only_two_checkpoints_fit(
 
 
 def test_the_last_whole_checkpoint_is_never_given_up_for_room(tmp_path: Path) -> None:
-    """Three fit, and of those there the newer one was damaged without a sign: the older one must stay."""
+    """Two checkpoints fit, and the newer one is silently damaged: the older one must stay."""
     with mounted(tmp_path / "disk", "7m") as disk:
         one = Training(local_url(disk.folder / "job"), size=3 * MB)
         assert one.save(1).committed
@@ -106,7 +106,7 @@ def test_damaged_ones_are_named_where_room_is_short(tmp_path: Path) -> None:
 
 
 def test_two_ranks_on_a_disk_for_two_checkpoints(tmp_path: Path) -> None:
-    """Each makes room where it finds none; the newest stays."""
+    """Each rank makes room when it finds none; the newest checkpoint stays."""
     with mounted(tmp_path / "disk", "15m") as disk:
         url = local_url(disk.folder / "job")
         ranks = [Training(url, rank=rank, world=2, size=3 * MB) for rank in range(2)]
@@ -122,8 +122,8 @@ def test_two_ranks_on_a_disk_for_two_checkpoints(tmp_path: Path) -> None:
             rank.client.close()
 
 
-def test_what_a_killed_run_left_does_not_fill_the_disk(tmp_path: Path) -> None:
-    """Room for one checkpoint, one save and little more; each run is killed in the midst of a save."""
+def test_leftovers_of_killed_runs_do_not_fill_the_disk(tmp_path: Path) -> None:
+    """There is room for one checkpoint, one save and little more; each run is killed during a save."""
     with mounted(tmp_path / "disk", "10m") as disk:
         url = local_url(disk.folder / "job")
         for run in range(3):
@@ -132,7 +132,7 @@ def test_what_a_killed_run_left_does_not_fill_the_disk(tmp_path: Path) -> None:
                 assert one.save(run, keep=1).committed
             folder = disk.folder / "job" / "checkpoints" / str(Name(100 + run, 1, f"{run:012x}"))
             folder.mkdir()
-            (folder / "rank-00000.bin").write_bytes(bytes(3 * MB))  # as a writer and its machine leave it
+            (folder / "rank-00000.bin").write_bytes(bytes(3 * MB))  # as a writer leaves it that dies with its machine
             result = one.save(200 + run, keep=1)
             assert result.committed, result.error
             one.client.close()
@@ -178,7 +178,7 @@ int fsync(int fd) {
 
 
 def test_a_disk_that_fails_to_flush(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """EIO from fsync(2), as a dying disk gives it: what was written may be lost, so nothing is committed."""
+    """EIO from fsync(2), as from a failing disk: written data may be lost, so nothing is committed."""
     compiler = shutil.which("cc")
     if compiler is None:
         pytest.skip("NOT TESTED: there is no C compiler to make a failing fsync(2) with")
@@ -231,7 +231,7 @@ def test_a_store_that_is_overloaded_is_asked_again(bucket: s3.S3) -> None:
 
 
 def test_a_lost_acknowledgement_is_no_failure(bucket: s3.S3) -> None:
-    """The store has done it, and the answer is lost: the same request comes again."""
+    """The store has done the request, but its answer is lost: the request is retried."""
     one = Training(bucket.url, size=9 * MB)
     for step, (kind, key) in enumerate([("part", ".bin"), ("PUT", ".json"), ("PUT", "COMMIT")], 1):
         fault = bucket.fail(kind, key, lose_answer=True, times=1)
@@ -243,7 +243,7 @@ def test_a_lost_acknowledgement_is_no_failure(bucket: s3.S3) -> None:
 
 
 def test_a_lost_acknowledgement_of_a_whole_upload(bucket: s3.S3) -> None:
-    """Asked again, S3 knows of no such upload: the save fails or not, but the next one works, and nothing is left."""
+    """A retry finds no such upload: this save may fail, but the next one works, and nothing is left."""
     one = Training(bucket.url, size=9 * MB)
     bucket.fail("complete", lose_answer=True, times=1)
     one.save(1)
@@ -255,7 +255,7 @@ def test_a_lost_acknowledgement_of_a_whole_upload(bucket: s3.S3) -> None:
 
 
 def test_a_conditional_write_in_conflict(bucket: s3.S3) -> None:
-    """S3 answers so while another request for the key is under way; nothing was written."""
+    """S3 answers this while another request for the key is in progress; nothing was written."""
     one = Training(bucket.url, size=MB)
     for step, (status, code) in enumerate([(409, "ConditionalRequestConflict"), (412, "PreconditionFailed")], 1):
         fault = bucket.fail("PUT", "COMMIT", status=status, code=code, times=1)
@@ -275,8 +275,8 @@ def test_a_store_that_refuses_fails_the_save_with_its_reason(bucket: s3.S3) -> N
     one.client.close()
 
 
-def test_what_cannot_be_removed_stops_no_save(bucket: s3.S3) -> None:
-    """A leftover that belongs to somebody else, say: it takes room, and no more."""
+def test_leftovers_that_cannot_be_removed_block_no_save(bucket: s3.S3) -> None:
+    """A leftover of another owner, for example: it takes room, but does no other harm."""
     left = Name(1, 1, "b" * 12)
     bucket.objects[f"job/checkpoints/{left}/rank-00000.bin"] = b"half"
     fault = bucket.fail("delete", status=403, code="AccessDenied")
@@ -292,8 +292,8 @@ def test_what_cannot_be_removed_stops_no_save(bucket: s3.S3) -> None:
     one.client.close()
 
 
-def test_a_store_that_answers_at_length_is_told_in_short(bucket: s3.S3) -> None:
-    """As a proxy with its page of HTML: longer than any message to the trainer."""
+def test_a_long_error_of_the_store_is_shortened(bucket: s3.S3) -> None:
+    """A proxy's HTML page, for example, is longer than a message to the trainer may be."""
     one = Training(bucket.url, size=MB)
     bucket.fail("PUT", status=403, code="x" * 300_000, times=1)
     error = one.save(1).error or ""
@@ -303,8 +303,8 @@ def test_a_store_that_answers_at_length_is_told_in_short(bucket: s3.S3) -> None:
     one.client.close()
 
 
-def test_what_a_dead_trainer_staged_is_tried_again(bucket: s3.S3) -> None:
-    fault = bucket.fail("start", status=500, code="InternalError", times=6)  # more often than the client tries
+def test_data_staged_by_a_killed_trainer_is_retried(bucket: s3.S3) -> None:
+    fault = bucket.fail("start", status=500, code="InternalError", times=6)  # more than the client retries
     process = start(bucket.url, 0, 1, 1, 9 * MB)
     assert process.stdout
     assert next(line for line in process.stdout if line.startswith("staged"))
@@ -316,7 +316,7 @@ def test_what_a_dead_trainer_staged_is_tried_again(bucket: s3.S3) -> None:
     assert verified_steps(store) == [0]
 
 
-def test_a_hung_store_holds_nobody_up(bucket: s3.S3) -> None:
+def test_a_hung_store_does_not_block_the_training(bucket: s3.S3) -> None:
     one = Training(bucket.url, size=9 * MB)
     assert one.save(1).committed
     fault = bucket.fail("part", hang=True)
@@ -329,14 +329,14 @@ def test_a_hung_store_holds_nobody_up(bucket: s3.S3) -> None:
     while not fault.met:
         time.sleep(0.01)
     fault.times = 0
-    bucket.over.set()  # the connections break; the client tries again
+    bucket.over.set()  # the connections break, and the client retries
     assert [result.committed for result in one.client.wait(180)] == [True, True]
     assert verified_steps(one.store) == [3, 2, 1]
     one.client.close()
 
 
 def test_a_slow_store_costs_no_memory(bucket: s3.S3) -> None:
-    """One part takes as long as many: what is not sent yet stays in the slot and nowhere else."""
+    """Sending one part takes long: data that is not sent yet stays in the slot, without a copy."""
     size = 128 * MB
     one = Training(bucket.url, size=size)
     assert one.client._link and one.client._link.process
@@ -364,7 +364,7 @@ def test_a_deadline_shorter_than_the_write(bucket: s3.S3) -> None:
     assert verified_steps(one.store) == [1]
 
 
-# Who is first
+# Races
 
 
 @pytest.mark.parametrize("where", ["folder", "bucket"])
@@ -381,7 +381,7 @@ def test_one_of_sixteen_commits_wins(where: str, tmp_path: Path, bucket: s3.S3) 
             digests = store.digests(name, 1)
             barrier.wait()
             try:
-                store.commit(name, digests, finished=False, time=float(number))  # each has content of its own
+                store.commit(name, digests, finished=False, time=float(number))  # each has different content
             except JobDirError as error:
                 assert "committed by another process" in str(error)
             else:
