@@ -1,8 +1,8 @@
-"""A job written for `gcloud ai-platform jobs submit training`, its pages' own example, on today's two targets: the
-command line with gcloud's flags, a supervisor, 13 machines that really run, a bucket.
+"""Tests of the documented example of `gcloud ai-platform jobs submit training` on the targets gcp and vertex.
 
-A master and 9 workers with 4 T4 each, and 3 parameter servers. The master's program meets every other one at the
-address that TF_CONFIG tells of it.
+It is submitted with gcloud's flags and runs under a supervisor on 13 machines that really boot, with a bucket: a master
+and 9 workers with 4 T4 each, and 3 parameter servers. The master's program connects to every other one at its address
+in TF_CONFIG.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ __all__ = ["agents"]
 
 pytestmark = pytest.mark.timeout(1_800)
 
-LIMIT_S = 1_500.0  # 13 machines boot on this computer at once
+LIMIT_S = 1_500.0  # seconds; 13 machines boot on this computer at once
 
 TASK = """
 import json, os, socket, sys, time
@@ -78,7 +78,7 @@ def jobs_on(cloud: str, folder: Path, agents: Path) -> Iterator[CloudJobs[Any, A
 
 
 def submit(jobs: CloudJobs[Any, Any], cloud: str) -> Job:
-    """As its user would, but for the target, which the service did not leave open."""
+    """Submit the example with the flags of its documentation, plus `--cloud`."""
     source = jobs.folder / "source"
     (source / "trainer").mkdir(parents=True)
     (source / "trainer" / "__init__.py").touch()
@@ -91,7 +91,7 @@ def submit(jobs: CloudJobs[Any, Any], cloud: str) -> Job:
 
 
 def told(jobs: CloudJobs[Any, Any], job: Job, word: str) -> list[Any]:
-    """What programs have printed after a word."""
+    """Return the JSON values that the programs printed after this word."""
     return [json.loads(line.partition(" ")[2]) for line in jobs.log(job) if line.startswith(f"{word} ")]
 
 

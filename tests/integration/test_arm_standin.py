@@ -1,4 +1,4 @@
-"""The Azure stand-in keeps its word, over the wire, to Azure's own clients, as the product's tests need it."""
+"""Tests of the Azure stand-in: it answers Azure's own SDK clients over HTTPS like Azure Resource Manager."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def server() -> Iterator[Azure]:
 
 
 class Subscription:
-    """Azure's clients, and what a machine needs: a group, a network, an identity."""
+    """Azure SDK clients for a subscription of the stand-in, with the resources that a machine needs."""
 
     def __init__(self, azure: Azure, folder: Path) -> None:
         self.arm, self.control, self.certificate = azure.arm, azure.control, str(azure.certificate)
@@ -73,7 +73,7 @@ class Subscription:
         self.subnet, self.identity, self.principal = "", "", ""
 
     def settle(self) -> None:
-        """A group with a closed network and an identity."""
+        """Create a resource group with a virtual network and a managed identity."""
         self.resources.resource_groups.create_or_update(GROUP, {"location": REGION, "tags": {"whose": "ours"}})
         space: Body = {"addressPrefixes": ["10.0.0.0/16"]}
         subnets: list[Body] = [{"name": "machines", "properties": {"addressPrefix": "10.0.0.0/20"}}]
@@ -84,7 +84,7 @@ class Subscription:
         self.identity, self.principal = str(identity.id), str(identity.principal_id)
 
     def nic(self, name: str, *, public: bool = True, rules: list[Body] | None = None) -> str:
-        """Its id."""
+        """Create a network interface and return its id."""
         inner: Body = {"subnet": {"id": self.subnet}}
         if public:
             address: Any = {
@@ -103,7 +103,7 @@ class Subscription:
         return str(self.network.network_interfaces.begin_create_or_update(GROUP, name, body).result(PATIENT_S).id)
 
     def body(self, name: str, *, runs: str = "true", **changes: Any) -> Body:
-        """Of a machine on an interface of its own; `changes` are of its properties, and None removes one."""
+        """Return the request body of a machine with a new interface. `changes` replace properties; None removes one."""
         config = f"#cloud-config\nruncmd:\n- [sh, -c, {json.dumps(runs)}]\n"
         zones = changes.pop("zones", ["1"])
         image = {"publisher": "microsoft-dsvm", "offer": "ubuntu-hpc", "sku": "2404", "version": "latest"}
@@ -133,7 +133,7 @@ class Subscription:
         return {**made, "properties": {name: value for name, value in properties.items() if value is not None}}
 
     def start(self, name: str = "vm", **changes: Any) -> Any:
-        """The machine, once its operation is done."""
+        """Create a machine and return it when the operation has completed."""
         return self.put(name, self.body(name, **changes))
 
     def put(self, name: str, body: Any) -> Any:
@@ -146,12 +146,12 @@ class Subscription:
         return next(one for one in reversed(self.control.instances()) if one.name == name)
 
     def kinds(self) -> set[str]:
-        """What is in the group."""
+        """Return the types of the resources in the group."""
         found = self.resources.resources.list_by_resource_group(GROUP)
         return {str(one.type).rpartition("/")[2] for one in found}
 
     def raw(self, method: str, path: str, body: Any = None, token: str | None = None) -> requests.Response:
-        """As anybody may ask, at the API version 2024-07-01."""
+        """Send a plain HTTP request with API version 2024-07-01; `token` replaces the submitter's access token."""
         given = token or self.credential.get_token("https://management.azure.com/.default").token
         query = "" if "?" in path else "?api-version=2024-07-01"
         return requests.request(
@@ -182,7 +182,7 @@ def until(what: Callable[[], Any]) -> Any:
 
 
 def refused(what: Callable[[], Any]) -> tuple[int | None, str, str]:
-    """Status, code and message."""
+    """Return status, code and message of the HttpResponseError that the call must raise."""
     with pytest.raises(HttpResponseError) as caught:
         what()
     told = caught.value.error
@@ -616,5 +616,5 @@ class TestFaults:
     ],
 )
 def test_bodies_are_checked_by_the_sdks_own_models(model: str, body: Body, wrong: str) -> None:
-    """Of both of its generators."""
+    """Models of both code generators of the Azure SDK (autorest and TypeSpec) are used."""
     assert any(wrong in fault for fault in faults(model, body))

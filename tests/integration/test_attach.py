@@ -1,4 +1,4 @@
-"""`run` on unmodified programs: real processes, killed and run again, against the same program run by Python alone."""
+"""Tests of `run` on unmodified programs: killed and rerun, they must end like an undisturbed run by Python alone."""
 
 from __future__ import annotations
 
@@ -168,7 +168,7 @@ print("end", epoch, best.hex(), step)
 
 
 def test_an_ordinary_program_delivers_the_same_files(tmp_path: Path) -> None:
-    """Early stopping, atomic saves, rows in files, moving averages, layers unfrozen, a loose parameter."""
+    """It has early stopping, atomic saves, CSV rows, a moving average, an unfrozen layer, a parameter without module."""
     for name in ("alone", "run"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "train.py").write_text(ORDINARY)
@@ -229,7 +229,7 @@ def test_ranks_of_torchrun_end_in_the_same_bits(tmp_path: Path, number: signal.S
 
     attached = ("-m", "cloudgpu.runtime", "run", "--every", "5", "--report", "report.json", "--")
     code, ends, says = start(*attached)
-    assert (code, ends) == (1, []), says  # torchrun's, whatever ours is
+    assert (code, ends) == (1, []), says  # torchrun's exit code, which hides that of the ranks
     assert number == signal.SIGKILL or "stopped at step 20, saved as" in says
     code, ends, says = start(*attached)
     assert (code, len(ends)) == (0, 2), says
@@ -345,7 +345,7 @@ main()
 
 
 def test_a_finished_program_that_is_run_again_keeps_its_files(tmp_path: Path) -> None:
-    """It begins its log anew before it is found to be finished."""
+    """The second run truncates the log before it finds that the program has finished; the log is restored."""
     (tmp_path / "p.py").write_text(
         "import torch\n"
         "from torch.utils.data import DataLoader\n"

@@ -1,4 +1,4 @@
-"""Inputs and outputs of a job on AWS: the machine's role reads what the job file names, and nothing beside it."""
+"""Tests of inputs and outputs on AWS: the machine's role may read only the paths that the job file names."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ except JobDirError as error:
 
 
 def become_somebody(jobs: AwsJobs, patch: pytest.MonkeyPatch) -> None:
-    """Who submits has a user of IAM's, for policies hold for those only; the machine has its role."""
+    """Submit as an IAM user and enforce policies: the stand-in enforces them only for IAM users and roles."""
     iam = boto3.client("iam", region_name="us-east-1", endpoint_url=jobs.control.url)
     iam.create_user(UserName="submitter")
     everything = {"Version": "2012-10-17", "Statement": [{"Effect": "Allow", "Action": "*", "Resource": "*"}]}
