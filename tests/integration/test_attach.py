@@ -168,7 +168,7 @@ print("end", epoch, best.hex(), step)
 
 
 def test_an_ordinary_program_delivers_the_same_files(tmp_path: Path) -> None:
-    """It has early stopping, atomic saves, CSV rows, a moving average, an unfrozen layer, a parameter without module."""
+    """It has early stopping, atomic saves, CSV rows, moving averages, unfrozen layers, a parameter without module."""
     for name in ("alone", "run"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "train.py").write_text(ORDINARY)

@@ -224,7 +224,7 @@ def test_a_token_that_was_used_with_other_parameters_is_its_machines(aws: Aws, p
 
 
 def test_what_no_listing_shows_is_ended_by_what_it_is_attached_to(aws: Aws, provisioner: AwsProvisioner) -> None:
-    """The launch's answer was lost and no listing shows the machine: its interface in the security group leads to it."""
+    """The launch's answer was lost and no listing shows the machine: its interface's security group leads to it."""
     aws.control.fail("RunInstances", LOSE, times=None)
     refused(provisioner, request())
     aws.control.heal()

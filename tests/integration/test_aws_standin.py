@@ -1,4 +1,4 @@
-"""The AWS stand-in keeps its word, over the wire, to boto3 as it is: what the product's tests rest on."""
+"""Tests of the AWS stand-in: it answers an unmodified boto3 over HTTP like AWS, as other tests assume."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from cloudgpu.tests.standins.tls import make_certificate
 IMAGE = "/aws/service/deeplearning/ami/x86_64/base-oss-nvidia-driver-gpu-ubuntu-24.04/latest/ami-id"
 TYPE = "g4dn.xlarge"
 PATIENT_S = 180.0
-SESSION = boto3.session.Session(KEY, "secret")  # reading the services' models takes long
+SESSION = boto3.session.Session(KEY, "secret")  # shared: loading boto3's models is slow
 
 
 @pytest.fixture(scope="module")
@@ -38,7 +38,7 @@ def server() -> Iterator[Aws]:
 
 
 class Account:
-    """boto3's clients, and the launch that most tests make."""
+    """boto3 clients for the stand-in, and the launch that most tests make."""
 
     def __init__(self, aws: Aws) -> None:
         self.url, self.control = aws.url, aws.control
@@ -47,7 +47,7 @@ class Account:
         self.subnets = {s["AvailabilityZone"]: s["SubnetId"] for s in self.ec2.describe_subnets()["Subnets"]}
 
     def client(self, service: str, region: str = "us-east-1", *, tries: int = 1, **more: Any) -> Any:
-        """One that asks once, unless told otherwise."""
+        """Return a boto3 client without retries, unless `tries` allows more."""
         config = Config(retries={"mode": "standard", "total_max_attempts": tries}, **more)
         return SESSION.client(service, region_name=region, endpoint_url=self.url, config=config)  # type: ignore[call-overload]
 
@@ -77,7 +77,7 @@ def account(server: Aws) -> Account:
 
 
 def refusal(call: Callable[[], Any]) -> tuple[str, int, str]:
-    """Code, status, message."""
+    """Return code, status and message of the ClientError that the call must raise."""
     with pytest.raises(ClientError) as caught:
         call()
     answer: Any = caught.value.response
@@ -114,9 +114,9 @@ def test_an_error_in_the_services_own_form(account: Account, service: str, fault
     }
     account.control.fail("*", fault, where={"service": service})
     code, status, _ = refusal(calls[service])
-    # A well-formed page is no error with a code to botocore: what it makes of it depends on the service's protocol.
+    # botocore finds no error code in a well-formed HTML page; what it does instead depends on the service's protocol.
     assert (code if expected[0] else None, status) == expected
-    calls[service]()  # it happened once
+    calls[service]()  # a fault occurs once by default
 
 
 def test_a_rule_skips_and_counts_and_looks_at_parameters(account: Account) -> None:
@@ -141,7 +141,7 @@ def test_a_hang_lasts(account: Account) -> None:
     account.control.fail("DescribeVpcs", HANG)
     with pytest.raises(ReadTimeoutError):
         account.client("ec2", read_timeout=0.3).describe_vpcs()
-    account.ec2.describe_vpcs()  # others are served meanwhile
+    account.ec2.describe_vpcs()  # other requests are served meanwhile
 
 
 @pytest.mark.parametrize(("fault", "groups"), [(KILL_BEFORE, 0), (KILL_AFTER, 1)])
@@ -175,13 +175,13 @@ def test_a_zone_without_capacity_names_the_others(account: Account) -> None:
     assert "(us-east-1a)" in text
     assert "choosing us-east-1b" in text
     assert "1a" not in text.partition("choosing")[2]
-    account.run(spot=True)  # of another market
+    account.run(spot=True)  # capacity of another market
     account.ec2.terminate_instances(InstanceIds=[first["InstanceId"]])
     account.run()
 
 
 def test_the_sdk_sends_a_capacity_error_again(account: Account) -> None:
-    """Why the product must not let it: HTTP 500."""
+    """EC2 answers HTTP 500 for missing capacity, which botocore retries: the product must disable these retries."""
     account.control.set_capacity(TYPE, "us-east-1a", "on-demand", 0)
     refusal(lambda: account.run(tries=3))
     assert len(account.control.calls("RunInstances")) == 3
@@ -315,7 +315,7 @@ def test_reservations(account: Account) -> None:
         "CapacityReservationSpecification": {"CapacityReservationTarget": {"CapacityReservationId": block}},
         "InstanceMarketOptions": {"MarketType": "capacity-block"},
     }
-    account.control.set_capacity(TYPE, "us-east-1a", "on-demand", 0)  # what is reserved is not taken from there
+    account.control.set_capacity(TYPE, "us-east-1a", "on-demand", 0)  # a reservation has separate capacity
     instance = account.run(**into)
     assert described()[0] == ("capacity-block", "active", 0)
     assert refusal(lambda: account.run(**into))[0] == "ReservationCapacityExceeded"
@@ -332,7 +332,7 @@ def test_interfaces_of_further_network_cards_leave_nothing_behind(account: Accou
     assert account.ec2.describe_network_interfaces()["NetworkInterfaces"] == []
 
 
-# -- what may not be deleted, and what EC2 learns late
+# -- resources in use, and eventual consistency of instance profiles
 
 
 def test_a_used_security_group_stays_until_its_machine_has_gone(account: Account) -> None:
@@ -405,7 +405,7 @@ WantedBy=multi-user.target
 
 
 def user_data(script: str, *commands: list[str], **more: Any) -> str:
-    """Of a machine with a service that runs this shell script at every boot."""
+    """Return cloud-init user data for a machine with a service that runs this shell script at every boot."""
     value = {
         "write_files": [
             {"path": "/opt/main.sh", "content": script, "permissions": "0755"},
@@ -437,7 +437,7 @@ def test_user_data_runs_with_nothing_of_the_testers(account: Account, monkeypatc
 
 
 def test_a_machine_is_its_role_and_nothing_else(account: Account) -> None:
-    """IMDSv2 as botocore uses it; policies are enforced over the wire."""
+    """botocore on the machine gets its role's credentials from IMDSv2, and the role's policy is enforced."""
     account.s3.create_bucket(Bucket="bucket")
     policy = {
         "Version": "2012-10-17",
@@ -569,7 +569,7 @@ def test_console_output_is_what_it_printed(account: Account) -> None:
     wait_for(lambda: "hello" in account.ec2.get_console_output(InstanceId=instance["InstanceId"])["Output"])
 
 
-# -- as a process of its own
+# -- as a separate process
 
 
 def test_it_can_be_a_process(tmp_path: Any) -> None:
@@ -587,7 +587,7 @@ def test_it_can_be_a_process(tmp_path: Any) -> None:
 
 
 def test_a_bucket_that_wants_tls_is_closed_to_whoever_comes_without(tmp_path: Path) -> None:
-    """And open to others, whatever they are written with."""
+    """Clients with TLS have access, whether they use boto3 or obstore."""
     deny = {
         "Effect": "Deny",
         "Principal": "*",

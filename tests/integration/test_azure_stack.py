@@ -1,4 +1,4 @@
-"""Launches where an infra stack is known: its subnet and its machines' identity are used; no role is given."""
+"""Tests of launches on Azure with a saved infra stack: they use its subnet and identity, and assign no role."""
 
 from __future__ import annotations
 
@@ -128,7 +128,7 @@ def test_a_stack_that_is_gone_is_told_with_what_to_do(azure: AzureControl) -> No
     with pytest.raises(ProvisionError, match=r"stack infra-azure: there is no subnet .*cloudgpu infra up") as refused:
         launched()
     assert (refused.value.error_class, refused.value.code) == ("invalid", "NoSubnet")
-    deadline = time.monotonic() + 180.0  # the group is being deleted, and nobody waits for it
+    deadline = time.monotonic() + 180.0  # launch() does not wait for the group's deletion
     while any("/cloudgpu-" in one for one in azure.all_resources()):
         assert time.monotonic() < deadline, "something is left"
         time.sleep(0.05)
