@@ -1,4 +1,4 @@
-"""Azure's machines from what they are told on: the real customData, the real agent file, Azurite over the wire."""
+"""Boot tests of Azure machines: the real customData and the real agent file, with Azurite over HTTPS."""
 
 from __future__ import annotations
 
@@ -42,18 +42,18 @@ DEALLOCATED = f"{VM}/deallocate?api-version=2024-07-01"
 
 
 class ResourceManager:
-    """Takes calls to deallocate a machine, and answers with what it is told to."""
+    """Fake of Azure Resource Manager's API to deallocate a machine, with scripted answers."""
 
     def __init__(self) -> None:
         self.calls: list[tuple[str, str]] = []
-        """Path, and the bearer token."""
+        """Path and bearer token of each call."""
         self.answers: list[tuple[int, str]] = []
-        """Status and code of the next answers; when there are none, `always`."""
+        """Status and error code of the next answers; `always` if empty."""
         self.always = (202, "")
         self.again_s = 0
-        """What refusals say in Retry-After; 0: they have none."""
+        """Retry-After header of error answers in seconds; 0: none."""
         self.times: list[float] = []
-        """Steady, of each call."""
+        """time.monotonic() of each call."""
         api = self
 
         class Handler(BaseHTTPRequestHandler):
@@ -70,7 +70,7 @@ class ResourceManager:
                 self.wfile.write(body)
 
             def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - the base class's name
-                """Silence."""
+                """Log nothing."""
 
         self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
         self.url = f"http://127.0.0.1:{self.server.server_address[1]}"
@@ -83,17 +83,17 @@ class ResourceManager:
 
 @dataclass
 class World:
-    """A container with a job of one node, and what a virtual machine is told."""
+    """A blob container with a job of one node, and the services that a virtual machine calls."""
 
     folder: Path
     blobs: Azurite
     front: Front
-    """By which machines reach it."""
+    """Proxy of Azurite that machines use."""
     agent: Built
     manager: ResourceManager
     metadata: InstanceMetadata
     audiences: list[str]
-    """For whom the machine has asked tokens."""
+    """Audiences of the access tokens that the machine requested."""
     sha256: str = ""
     machines: list[Machine] = field(default_factory=list)
 
@@ -130,7 +130,7 @@ class World:
         return BootRecord(**values | changes)
 
     def boot(self, **changes: Any) -> Machine:
-        """A machine with nothing but its customData and its metadata service."""
+        """Boot a machine that has only its customData and its metadata service."""
         environ = {"CLOUDGPU_AZURE_METADATA": self.metadata.url, "SSL_CERT_FILE": str(self.blobs.certificate)}
         data = user_data(self.record(**changes)).decode()
         machine = Machine(self.folder / f"machine-{len(self.machines)}", data, environ)
@@ -140,7 +140,7 @@ class World:
         return machine
 
     def ends(self, machine: Machine) -> str:
-        """Wait until it has ended; what its console shows."""
+        """Wait until the machine is off, and return its console output."""
         self.until(lambda: not machine.is_on, 120)
         assert machine.trouble == []
         return machine.console
@@ -228,7 +228,7 @@ class TestMachine:
         machine = world.boot()
         console = world.ends(machine)
         assert world.result().outcome == "succeeded", "\n".join([console, world.result().reason, *world.log()])
-        assert machine.calls[0] == "shutdown -P +60"  # before anything else
+        assert machine.calls[0] == "shutdown -P +60"  # the lifetime limit is set first
         assert "prepared" in world.log()
         assert f"from {URL} client-of-it" in world.log()
         assert world.dir.get("outputs/here.txt") == b"text"
@@ -236,7 +236,7 @@ class TestMachine:
         assert set(world.audiences) == {"https://storage.azure.com", "https://management.azure.com"}
 
     def test_it_asks_for_nothing_outside_of_its_job(self, world: World) -> None:
-        """Its role assignment says so: a request whose path, or listed prefix, is another would be refused."""
+        """The role assignment would deny requests with a path or list prefix outside of the job dir."""
         program = "from cloudgpu.runtime import Checkpointer; c = Checkpointer(); [None for _ in c.steps(3)]; c.save()"
         world.dir.put("inputs/a", b"seven")
         world.job(f'python -c "{program}"; cat data/a > b', inputs={"data": f"{URL}/inputs"}, outputs=["b"])
@@ -248,7 +248,7 @@ class TestMachine:
         assert [call for call in calls if not call.value("name").startswith("jobs/job-1/")] == []
 
     def test_a_role_that_is_not_known_yet_is_waited_for(self, world: World) -> None:
-        """By the one that reads the job dir, and by the one that ends the machine: a short job is over before."""
+        """Both reading the job dir and deallocating retry, since a short job ends before the role is effective."""
         world.job("true")
         world.metadata.token_status = 429
         world.front.fail("blob.get", error("AuthorizationPermissionMismatch", 403), where={"name": "*/agent/*"})
@@ -264,12 +264,12 @@ class TestMachine:
         assert len(world.manager.calls) == 4
 
     def test_one_that_may_not_deallocate_itself_stays_on_and_asks(self, world: World) -> None:
-        """Off, it would be paid for just the same; nor does the end of its life switch it off."""
+        """A stopped machine is billed like a running one, so it stays on, even after its lifetime."""
         world.job("sleep 5")
         world.manager.always = (403, "AuthorizationFailed")
         machine = world.boot()
-        os.utime(machine.root / "var/lib/cloudgpu/boot.json", (0, 0))  # it was launched long ago
-        world.until(lambda: len(world.manager.calls) >= 6)  # for half a minute
+        os.utime(machine.root / "var/lib/cloudgpu/boot.json", (0, 0))  # its lifetime is over
+        world.until(lambda: len(world.manager.calls) >= 6)  # about 30 s
         assert machine.is_on
         assert (
             "is paid for until it can or is deleted: HTTP 403 AuthorizationFailed: no; trying again" in machine.console
@@ -317,7 +317,7 @@ class TestMachine:
         assert [path for path, _ in world.manager.calls] == [DEALLOCATED]
 
     def test_one_that_goes_down_before_its_role_is_known_asks_on(self, world: World) -> None:
-        """The bootstrap for some seconds, and systemd's last command after it."""
+        """The bootstrap retries for some seconds, then systemd's ExecStopPost does."""
         world.job("sleep 60")
         machine = world.boot()
         world.until(lambda: world.dir.exists(node_key(1, NODE, "heartbeat.json")))
@@ -365,7 +365,7 @@ class TestMachine:
         assert world.manager.calls == []
 
     def test_word_is_left_once(self, world: World) -> None:
-        """A result that is there already is the agent's own, and stays."""
+        """The bootstrap does not overwrite the agent's result."""
         world.job("true")
         world.dir.delete(world.record().agent_key)
         world.dir.put(node_key(1, NODE, "result.json"), b'{"outcome": "preempted", "reason": "mine"}')
@@ -374,7 +374,7 @@ class TestMachine:
 
 
 class TestRestart:
-    """The program goes on after its second start: it notes each in its folder, which outlives the machine's boots."""
+    """The program records each start in its folder, which survives reboots; only the first start waits."""
 
     RUN = "echo start >> ../starts; echo started $(wc -l < ../starts); test $(wc -l < ../starts) -gt 1 || sleep 60"
 

@@ -1,4 +1,4 @@
-"""Google's machines from what they are told on: the real script, the real agent file, Cloud Storage over the wire."""
+"""Boot tests of Google's machines: the real startup script and agent file, with Cloud Storage over HTTP."""
 
 from __future__ import annotations
 
@@ -43,13 +43,13 @@ SCOPES = ("https://www.googleapis.com/auth/devstorage.read_write", "https://www.
 
 
 class ComputeApi:
-    """Takes calls to delete an instance, and answers with what it is told to."""
+    """Fake of Compute Engine's API to delete an instance, with scripted answers."""
 
     def __init__(self) -> None:
         self.calls: list[tuple[str, str]] = []
-        """Path, and the bearer token."""
+        """Path and bearer token of each call."""
         self.answers: list[tuple[int, str]] = []
-        """Status and reason of the next answers; when there are none, 200."""
+        """Status and error reason of the next answers; 200 if empty."""
         api = self
 
         class Handler(BaseHTTPRequestHandler):
@@ -64,7 +64,7 @@ class ComputeApi:
                 self.wfile.write(body)
 
             def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - the base class's name
-                """Silence."""
+                """Log nothing."""
 
         self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
         self.url = f"http://127.0.0.1:{self.server.server_address[1]}"
@@ -77,7 +77,7 @@ class ComputeApi:
 
 @dataclass
 class World:
-    """A bucket with a job of one node, and what an instance of Compute Engine is told."""
+    """A bucket with a job of one node, and the services that an instance of Compute Engine calls."""
 
     folder: Path
     gcp: Gcp
@@ -85,7 +85,7 @@ class World:
     compute: ComputeApi
     metadata: InstanceMetadata
     scheduling: dict[str, str]
-    """Of the instance, as its metadata server has it."""
+    """The instance's scheduling options according to its metadata server."""
     sha256: str = ""
     machines: list[Machine] = field(default_factory=list)
 
@@ -126,7 +126,7 @@ class World:
         return BootRecord(**values | changes)
 
     def boot(self, **changes: Any) -> Machine:
-        """A machine with nothing but its startup script and its metadata server."""
+        """Boot a machine that has only its startup script and its metadata server."""
         script = startup_script(self.record(**changes))
         environ = {"GCE_METADATA_HOST": self.metadata.host, "GCE_METADATA_IP": self.metadata.host}
         machine = Machine(self.folder / f"machine-{len(self.machines)}", StartupScript(lambda: script), environ)
@@ -136,7 +136,7 @@ class World:
         return machine
 
     def ends(self, machine: Machine) -> str:
-        """Wait until it has ended; what its console shows."""
+        """Wait until the machine is off, and return its console output."""
         self.until(lambda: not machine.is_on, 180)
         assert machine.trouble == []
         return machine.console
@@ -175,7 +175,7 @@ def world(tmp_path: Path, agent_file: Built, monkeypatch: pytest.MonkeyPatch) ->
         for name, value in gcp.environ(tmp_path / "settings").items():
             monkeypatch.setenv(name, value)
         GcsControl(gcp.url).make_bucket(BUCKET)
-        tokens = gcp._app._project.tokens  # what a launch in the stand-in would hand over
+        tokens = gcp._app._project.tokens  # the stand-in passes them to machines that it launches
         account = (MACHINE, SCOPES)
         with InstanceMetadata(
             lambda: described, lambda: (tokens.issue(MACHINE, frozenset(SCOPES)), 3_600), account
@@ -225,13 +225,15 @@ class TestMachine:
         machine = world.boot()
         console = world.ends(machine)
         assert world.result().outcome == "succeeded", console
-        assert machine.calls[0] == "shutdown -P +60"  # before anything else
+        assert machine.calls[0] == "shutdown -P +60"  # the lifetime limit is set first
         assert "prepared" in world.log()
         assert f"from {URL} project-of-tests" in world.log()
         assert world.dir.get("outputs/here.txt") == b"text"
         assert [path for path, _ in world.compute.calls] == [DELETED]
         calls = world.gcp.control.calls()
-        assert {call.caller for call in calls if call.action == "objects.insert"} == {MACHINE}  # never the submitter
+        assert {call.caller for call in calls if call.action == "objects.insert"} == {
+            MACHINE
+        }  # never the submitter's account
 
     def test_one_that_may_not_delete_itself_powers_off_and_says_so(self, world: World) -> None:
         world.job("true")
@@ -307,7 +309,7 @@ class TestMachine:
         assert machine.calls[-1] == "shutdown -P now"
 
     def test_an_agent_that_is_to_go_on_is_started_as_often_as_it_takes(self, world: World) -> None:
-        """As one that was told of a restart which did not come: that is no death, of which it has three."""
+        """An agent that exits after an announced restart that did not happen does not use up its three crashes."""
         again = world.folder / "again.pyz"
         again.write_text(
             "import sys, pathlib\n"
@@ -323,7 +325,7 @@ class TestMachine:
         assert "the agent has ended with exit code 3" in console
 
     def test_word_is_left_once(self, world: World) -> None:
-        """A result that is there already is the agent's own, and stays."""
+        """The bootstrap does not overwrite the agent's result."""
         world.job("true")
         world.dir.delete(world.record().agent_key)
         world.dir.put(node_key(1, NODE, "result.json"), b'{"outcome": "preempted", "reason": "mine"}')
@@ -332,7 +334,7 @@ class TestMachine:
 
 
 class TestRestart:
-    """The program goes on after its second start: it notes each in its folder, which outlives the machine's boots."""
+    """The program records each start in its folder, which survives reboots; only the first start waits."""
 
     RUN = "echo start >> ../starts; echo started $(wc -l < ../starts); test $(wc -l < ../starts) -gt 1 || sleep 600"
 
@@ -370,7 +372,7 @@ class TestRestart:
         ],
     )
     def test_nor_is_the_shutdown_for_maintenance_of_its_host(self, world: World, key: str, value: str) -> None:
-        """By itself, that is: an announced one is the agent's, see test_notices."""
+        """This is a shutdown without the agent's handling of notices, which test_notices.py covers."""
         machine = self.running(world)
         before = world.metadata.values[key], world.metadata.statuses.get(key, 200)
         world.metadata.set(key, value)
@@ -394,7 +396,7 @@ class TestRestart:
 
 
 class Container:
-    """A replica as Vertex AI runs it: the command, with no more than the service's own variables."""
+    """A process that runs a replica's command like Vertex AI: with only the service's environment variables."""
 
     def __init__(self, world: World, words: list[str], name: str, **environ: str) -> None:
         self.root = world.folder / name
@@ -436,14 +438,14 @@ POOLS = {"workerpool0": ["worker-0.1"], "workerpool1": ["worker-1.1", "worker-2.
 
 
 class Replicas:
-    """Containers of one job."""
+    """The containers of one job."""
 
     def __init__(self, world: World) -> None:
         self.world = world
         self.started: list[Container] = []
 
     def __call__(self, task: str = "", index: int = 0, *, pools: Any = None, **environ: str) -> Container:
-        """Start one; with CLUSTER_SPEC, if `task` is said."""
+        """Start a container; with `task`, CLUSTER_SPEC is set."""
         named = POOLS if pools is None else pools
         record = self.world.record(node="", cloud="vertex", notices="none", api_endpoint=None)
         command, args = container_command(record, named)
@@ -495,7 +497,7 @@ class TestContainer:
     def test_a_result_that_cannot_be_read_at_once_is_no_failure(
         self, world: World, containers: Replicas, fault: Fault
     ) -> None:
-        """Vertex ends all containers when one fails."""
+        """An exit code other than 0 would make Vertex end all containers."""
         world.job("sleep 2", cloud="vertex", nodes=("worker-0.1", "worker-1.1"), launcher="none")
         world.gcp.control.fail("objects.get", fault, where={"name": "*/result.json"}, times=4)
         pools = {"workerpool0": ["worker-0.1"], "workerpool1": ["worker-1.1"]}

@@ -1,4 +1,4 @@
-"""What goes wrong on one rank is told on all, at the same place; none waits for another for ever."""
+"""Tests that an error on one rank is raised on all ranks at the same call, without a deadlock."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ pytest.importorskip("torch")
 
 @pytest.fixture(scope="module")
 def said(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, int], tuple[str, int | None]]:
-    """By case and rank: what was raised, and the code in the outcome file."""
+    """Return the error message and the outcome file's code by case and rank."""
     folder = tmp_path_factory.mktemp("ranks")
     env = {name: value for name, value in os.environ.items() if not name.startswith("CLOUDGPU_")}
     command = [sys.executable, "-m", "cloudgpu.tests.standins.disagreeing", str(folder)]
@@ -29,7 +29,7 @@ def said(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, int], tupl
     [
         ("option", "rank 1: every=0", "every=0", 70),
         ("load", "rank 1: /", "/", 70),
-        # The program's own error: what becomes of it is the launcher's to judge.
+        # An error of the program: no outcome file, the launcher decides about retries.
         ("state_dict", "rank 1: ArithmeticError: cannot say", "cannot say", None),
         ("flatten", "rank 1: objects/odd/value is a builtins.object", "objects/odd/value is a builtins.object", 70),
         ("wait", "the ranks are at different places in the program (this is rank 0)", "the ranks are at different", 70),

@@ -1,8 +1,8 @@
-"""Real training processes, killed, damaged and starved at random points: the end is the same, bit for bit.
+"""Tests of resuming real training processes after kills at random points: the final state is bit-identical.
 
-Thirty kills of trainer, writer or both; CLOUDGPU_LONG=1: a thousand. Most are of a program without torch, which starts
-in a tenth of the time; what a kill can interrupt is the same. Processes are forked from one that has imported torch,
-but where their starting is what is tested.
+Trainer, writer or both are killed thirty times, with CLOUDGPU_LONG=1 a thousand times. Most kills hit a program without
+torch, which starts ten times faster and can be interrupted at the same points. Processes are forked from a zygote that
+has imported torch, except where the start itself is tested.
 """
 
 from __future__ import annotations
@@ -111,7 +111,7 @@ print("end", digest.hexdigest(), flush=True)
 
 
 ZYGOTES: dict[Path, Zygote] = {}
-"""By program, what it is forked from."""
+"""Zygote of each program."""
 
 
 def forked(folder: Path, text: str, *modules: str) -> Iterator[Path]:
@@ -141,8 +141,10 @@ def undisturbed(program: Path, tmp_path_factory: pytest.TempPathFactory) -> str:
 def start(
     program: Path, folder: Path, *, every: int = 3, wait: bool = False, rank: int = 0, port: int = 0, anew: bool = False
 ) -> Process:
-    """wait: for each save, so that there surely is one after some steps, though they are shorter than it takes.
-    anew: not forked, so that it imports everything itself.
+    """Start a training process.
+
+    `wait` makes it wait for each save, so that a checkpoint exists after some steps even if steps are shorter than a
+    save. `anew` starts a new interpreter instead of forking the zygote.
     """
     env = {name: value for name, value in os.environ.items() if not name.startswith("CLOUDGPU_")}
     if port:
@@ -157,7 +159,7 @@ def start(
 
 
 def finish(process: Process) -> str:
-    """The digest that a run prints at its end."""
+    """Wait for success and return the last line, which has the digest of the final state."""
     out, err = process.communicate(timeout=120)
     assert process.returncode == 0, err
     last = out.splitlines()[-1]
@@ -172,7 +174,7 @@ def lines(process: Process) -> Iterator[str]:
 
 
 def run_until(process: Process, step: int) -> int | None:
-    """Read what it prints up to this step, counted from where it began; None if it came to its end before."""
+    """Read output until this many steps after its first one; return the step reached, or None if the run ended."""
     begun: int | None = None
     for line in lines(process):
         word, value = line.split()
@@ -184,7 +186,7 @@ def run_until(process: Process, step: int) -> int | None:
 
 
 def run_until_step(process: Process, count: int) -> bool:
-    """Read so many more lines; whether it is still running."""
+    """Read `count` more lines; return False if the run ended meanwhile."""
     return all(next(lines(process), "end").startswith("step") for _ in range(count))
 
 
@@ -201,7 +203,7 @@ def kill(process: Process) -> None:
 
 
 def kill_writer(process: Process) -> bool:
-    """kill -9 of the writer of a trainer; whether there was one."""
+    """Kill a trainer's writer process with SIGKILL; return False if it had none."""
     children = psutil.Process(process.pid).children()
     writers = [child for child in children if child.status() != psutil.STATUS_ZOMBIE]
     for child in writers:
@@ -210,20 +212,20 @@ def kill_writer(process: Process) -> bool:
 
 
 def is_tidy(folder: Path) -> bool:
-    """What nobody waits for has been done: three checkpoints, and nothing of those that were broken off."""
+    """True if the background cleanup is done: three complete checkpoints and no partial ones."""
     names = [path for path in folder.iterdir() if path.name not in {"fences", "metrics"}]
     return len(names) == 3 and all((path / "COMMIT.json").exists() for path in names)
 
 
 def kill_at_random(program: Path, folder: Path, chance: random.Random, kills: int, steps: int) -> list[str]:
-    """Run until the kills are made, mostly within a save; whom they hit."""
+    """Run and kill the program repeatedly, mostly during saves; return which process each kill hit."""
     victims: list[str] = []
     while len(victims) < kills:
         process = start(program, folder)
-        # So few steps each time that all the kills come before the end.
+        # Few enough steps that all kills happen before the end of the training.
         if run_until(process, chance.randrange(1, steps // (kills + 2))) is None:
             break
-        for _ in range(chance.randrange(3)):  # some moments later, as pipes and the scheduler have it
+        for _ in range(chance.randrange(3)):  # a short delay that varies with pipes and scheduler
             next(lines(process), None)
         victims.append(chance.choice(["trainer", "writer", "both"]))
         if victims[-1] != "trainer" and not kill_writer(process):
@@ -236,7 +238,7 @@ def kill_at_random(program: Path, folder: Path, chance: random.Random, kills: in
 
 @pytest.mark.parametrize("seed", range(40 if LONG else 1))
 def test_killed_at_random_points(seed: int, small: Path, tmp_path: Path) -> None:
-    """kill -9 of trainer, writer or both: every third step saves, and a save takes longer than three steps."""
+    """SIGKILL of trainer, writer or both. Every third step saves, and a save takes longer than three steps."""
     expected = finish(start(small, tmp_path / "a", every=100000))
     victims = kill_at_random(small, tmp_path / "b", random.Random(seed), 24, 20 * STEPS)
     assert len(victims) >= 24
@@ -255,7 +257,7 @@ def test_killed_at_random_points_with_torch(seed: int, program: Path, undisturbe
 
 
 def test_killed_while_starting(program: Path, undisturbed: str, tmp_path: Path) -> None:
-    """While it imports, restores and claims its attempt, with a good checkpoint in place."""
+    """The kills hit imports, the restore and the claim of the attempt; a good checkpoint exists."""
     process = start(program, tmp_path, wait=True)
     assert run_until(process, 20)
     kill(process)
@@ -332,7 +334,7 @@ if __name__ == "__main__":
 
 @pytest.mark.parametrize(("method", "number"), [("fork", signal.SIGTERM), ("spawn", signal.SIGUSR1)])
 def test_a_signal_to_all_processes_of_a_rank_saves(method: str, number: signal.Signals, tmp_path: Path) -> None:
-    """As torchrun and Slurm send it: what reads the data must not die of it, for then the training fails."""
+    """torchrun and Slurm signal all processes: DataLoader workers must survive, or the training would fail."""
     script = tmp_path / "train.py"
     script.write_text(WITH_WORKERS.replace("METHOD", repr(method)))
     process = subprocess.Popen(
@@ -344,11 +346,11 @@ def test_a_signal_to_all_processes_of_a_rank_saves(method: str, number: signal.S
         start_new_session=True,
     )
     assert process.stdout is not None
-    assert [process.stdout.readline() for _ in range(3)] == ["a step\n"] * 3  # both workers have begun
+    assert [process.stdout.readline() for _ in range(3)] == ["a step\n"] * 3  # both DataLoader workers have started
     workers = psutil.Process(process.pid).children(recursive=True)
     for child in workers:
         child.send_signal(number)
-    assert [process.stdout.readline() for _ in range(50)] == ["a step\n"] * 50  # it is a while until it gets its own
+    assert [process.stdout.readline() for _ in range(50)] == ["a step\n"] * 50  # the trainer gets its signal later
     process.send_signal(number)
     _, err = process.communicate(timeout=180)
     assert process.returncode == 75, err
@@ -360,11 +362,11 @@ READ_ONLY = 'mount --bind "$1" "$1" && mount -o remount,ro,bind "$1" && shift &&
 
 
 def read_only(folder: Path) -> list[str]:
-    """What to put before a command so that the folder is read-only to it."""
+    """Return a command prefix under which the folder is read-only."""
     if os.geteuid() != 0:
         folder.chmod(0o555)
         return []
-    # Nothing is forbidden to root but by the mount itself, here in a namespace of the command's own.
+    # File modes do not bind root, so the folder is mounted read-only in a separate mount namespace.
     prefix = ["unshare", "--mount", "sh", "-c", READ_ONLY, "sh", str(folder)]
     if shutil.which("unshare") is None or subprocess.run([*prefix, "true"], check=False).returncode:
         pytest.skip("READ-ONLY FOLDER NOT TESTED: this root may not mount; run the test as another user")
@@ -372,7 +374,7 @@ def read_only(folder: Path) -> list[str]:
 
 
 def test_read_only_folder(program: Path, undisturbed: str, tmp_path: Path) -> None:
-    """It is refused before a step is done that could not be saved."""
+    """The Checkpointer fails before the first step, since nothing could be saved."""
     folder = tmp_path / "checkpoints"
     process = start(program, folder, wait=True)
     assert run_until(process, 30)
@@ -384,7 +386,7 @@ def test_read_only_folder(program: Path, undisturbed: str, tmp_path: Path) -> No
     assert re.fullmatch(r"begin \d+\n", result.stdout)
     assert f"nothing can be saved in {folder}: " in result.stderr
     assert "Read-only file system" in result.stderr or "Permission denied" in result.stderr
-    assert finish(start(program, folder)) == undisturbed  # allowed to write again, it goes on from what was kept
+    assert finish(start(program, folder)) == undisturbed  # writable again: resumes from the kept checkpoint
 
 
 def pair(program: Path, folder: Path, every: int = 3) -> list[Process]:
@@ -397,7 +399,7 @@ def saved_keys(manifest: Path) -> set[str]:
 
 
 def test_two_ranks(program: Path, tmp_path: Path) -> None:
-    """Both ranks killed, then one rank's shard damaged, then one rank told to stop: all agree each time."""
+    """Both ranks are killed, then one shard is damaged, then one rank gets SIGTERM: the ranks agree each time."""
     undisturbed = [finish(process) for process in pair(program, tmp_path / "a", every=1000)]
     folder = tmp_path / "b"
     processes = pair(program, folder)
@@ -409,7 +411,7 @@ def test_two_ranks(program: Path, tmp_path: Path) -> None:
     keys = [saved_keys(newest / f"rank-0000{rank}.json") for rank in (0, 1)]
     assert {key for key in keys[0] & keys[1] if key.startswith("objects/optimizer/state")} == set()
     both = {key.rpartition(".")[2] for key in keys[0] & keys[1] if key.startswith("objects/model")}
-    assert both == {"running_mean", "running_var", "num_batches_tracked"}  # what each rank has of its own
+    assert both == {"running_mean", "running_var", "num_batches_tracked"}  # buffers that each rank saves itself
     assert len(keys[0] | keys[1]) > 20
     (newest / "rank-00001.bin").write_bytes(b"")
     processes = pair(program, folder, every=1000)
@@ -417,7 +419,7 @@ def test_two_ranks(program: Path, tmp_path: Path) -> None:
     processes[1].terminate()
     errors = [process.communicate(timeout=180)[1] for process in processes]
     assert [process.returncode for process in processes] == [75, 75], errors
-    assert "is passed over (rank 0): rank-00001.bin has 0 bytes" in errors[0]  # it needs that rank's share too
+    assert "is passed over (rank 0): rank-00001.bin has 0 bytes" in errors[0]  # rank 0 needs that shard, too
     assert "another rank was told to stop" in errors[0]
     saved = max(int(path.parent.name[:8]) for path in folder.glob("*/COMMIT.json"))
     assert reached is not None

@@ -1,4 +1,4 @@
-"""The command line with real jobs on this machine: submit, follow, look, wait, cancel, preempt, interrupt."""
+"""Tests of the command line with real local jobs: submit, logs, status, wait, cancel, preempt, interrupt."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ PATIENCE_S = 180.0
 
 @dataclass(frozen=True)
 class Done:
-    """How a command ended."""
+    """Exit code and output of a command."""
 
     returncode: int
     stdout: str
@@ -39,7 +39,7 @@ class Done:
 
 
 class Shell:
-    """Commands in a state directory of their own. Most run in this process: starting one takes half a second each."""
+    """Runner of commands in a separate state directory, within this process where possible, which saves 0.5 s each."""
 
     def __init__(self, home: Path, capsys: pytest.CaptureFixture[str]) -> None:
         self.home = home
@@ -57,7 +57,7 @@ class Shell:
         return found
 
     def processes(self) -> list[psutil.Process]:
-        """Whatever runs with this state directory: the supervisor, agents, programs."""
+        """Return all processes with this state directory: the supervisor, agents, programs."""
         found = []
         for process in psutil.process_iter():
             try:
@@ -70,14 +70,14 @@ class Shell:
 
 @pytest.fixture
 def cloudgpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Iterator[Shell]:
-    """What still runs after a test ends with it."""
+    """Yield a Shell, and kill its remaining processes after the test."""
     monkeypatch.setenv("CLOUDGPU_HOME", str(tmp_path / "home"))
     monkeypatch.setenv("COLUMNS", "100")
     shell = Shell(tmp_path / "home", capsys)
     yield shell
-    while left := shell.processes():  # some were just being started
+    while left := shell.processes():  # repeated, since some may be starting others
         for process in left:
-            with contextlib.suppress(psutil.Error):  # it ended meanwhile
+            with contextlib.suppress(psutil.Error):  # it has ended
                 process.kill()
 
 
@@ -200,7 +200,7 @@ def test_cancel(cloudgpu: Shell, tmp_path: Path) -> None:
 
 def test_preempt_and_resume(cloudgpu: Shell, tmp_path: Path) -> None:
     marker = tmp_path / "marker"
-    # The first attempt waits for its end; the second finds that there was a first.
+    # The first attempt runs until it is preempted; the second finds the marker.
     file = job_file(tmp_path, f"if [ -e {marker} ]; then echo again; else touch {marker}; exec sleep 600; fi")
     job = cloudgpu("submit", file, "-d").stdout.strip()
     eventually(marker.exists)
@@ -245,7 +245,7 @@ def test_interrupt_without_a_terminal_detaches(cloudgpu: Shell, tmp_path: Path) 
     assert "goes on" in stderr
     assert "cloudgpu cancel tiny-" in stderr
     assert "Traceback" not in stderr
-    # Its first line may be here before the supervisor has seen a heartbeat.
+    # The log's first line may arrive before the supervisor has seen a heartbeat.
     assert cloudgpu.status("tiny")["state"] in {"starting", "running"}
     assert cloudgpu("cancel", "tiny", "--wait").returncode == 0
 
@@ -263,7 +263,7 @@ def test_a_closed_pipe_ends_the_following_only(cloudgpu: Shell, tmp_path: Path) 
 
 
 class Terminal:
-    """A command on a pseudo-terminal, as a person sees it."""
+    """A command that runs on a pseudo-terminal, as for an interactive user."""
 
     def __init__(self, *words: str | Path) -> None:
         self.shown = ""
@@ -290,7 +290,7 @@ class Terminal:
             raise AssertionError(f"nothing more is shown: {self.shown}")
         try:
             data = os.read(self._terminal, 65536)
-        except OSError:  # Linux says so when the other end is closed
+        except OSError:  # EIO on Linux: the other end is closed
             return False
         self.shown += data.decode(errors="replace")
         return bool(data)

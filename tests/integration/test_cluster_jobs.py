@@ -1,4 +1,4 @@
-"""Jobs on a cluster, as users submit them: its machines are processes here, all else is as it is."""
+"""Tests of jobs on a cluster, submitted with the command line; only the machines are faked, as local processes."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from cloudgpu.tests.standins.long_mode import in_long_mode
 __all__ = ["home"]
 
 WAIT_S = 300.0
-# It is interrupted in its first run: in the second half of that it takes its time, however busy the computer is.
+# The second half of the first run is slow, so that the interruption hits it even on a busy computer.
 TRAIN = """\
 import sys, time, torch
 from cloudgpu.runtime import Checkpointer
@@ -41,7 +41,7 @@ for step in ckpt.steps(steps):
 
 @pytest.fixture
 def machines(tmp_path: Path, home: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Machines]:
-    monkeypatch.setenv(PYTHONS_VARIABLE, OWN_PYTHON)  # nothing is fetched for the agent file then
+    monkeypatch.setenv(PYTHONS_VARIABLE, OWN_PYTHON)  # so that the agent file needs no download
     shared.cache_clear()
     made = Machines(tmp_path)
     known_cluster(made, 2)
@@ -96,7 +96,9 @@ def test_a_job_is_run_by_machines_that_are_there(machines: Machines) -> None:
 def test_orders_wait_for_their_turn_and_can_be_cancelled(machines: Machines) -> None:
     going = machines.folder / "going"
     first = submit(machines, f"while [ ! -e {going} ]; do sleep 0.1; done")
-    machines.until(lambda: machines.view().orders, "the first is not ordered")  # the supervisor orders many at once
+    machines.until(
+        lambda: machines.view().orders, "the first is not ordered"
+    )  # the supervisor orders jobs concurrently
     second = submit(machines, "sleep 600")
     machines.until(lambda: second.refresh().state == "starting", "the second is not ordered")
     machines.start("a")
@@ -148,13 +150,13 @@ def test_a_cluster_whose_folder_cannot_be_read_is_listed(machines: Machines) -> 
 
 
 def test_a_lost_machine_is_replaced_while_nobody_looks(machines: Machines) -> None:
-    """The supervisor finds out afterwards how its job has gone on."""
+    """The supervisor is off meanwhile and records the replacement when it is back."""
     pytest.importorskip("torch")
     machines.miss_early()
     machines.start("a")
     job = submit(machines, f"{sys.executable} train.py 100")
     machines.until(lambda: any("COMMIT" in key for key in job.open_dir().list("checkpoints")), "it does not save")
-    stop_supervisor(signal.SIGKILL)  # as when the laptop is closed
+    stop_supervisor(signal.SIGKILL)  # like a closed laptop
     machines.crash("a")
     machines.start("b")
     machines.until(lambda: machines.order(1).end is not None, "it has not ended")
@@ -167,7 +169,7 @@ def test_a_lost_machine_is_replaced_while_nobody_looks(machines: Machines) -> No
 
 
 def test_a_lost_machine_is_left_to_the_others_by_who_looks(machines: Machines) -> None:
-    """One decider: the supervisor sees that a machine is lost, and makes no other attempt."""
+    """Only the cluster's members replace the machine: the supervisor sees the loss but starts no new attempt."""
     machines.miss_early()
     machines.start("a")
     going = machines.folder / "going"
@@ -185,7 +187,7 @@ def test_a_lost_machine_is_left_to_the_others_by_who_looks(machines: Machines) -
 
 
 def test_a_lost_machine_of_several_is_replaced(machines: Machines) -> None:
-    """What the others died of is no failure, and no other attempt follows."""
+    """The error of the other machine, which lost its peer, does not count as a failure; there is one attempt."""
     pytest.importorskip("torch")
     machines.miss_early()
     for name in "ab":

@@ -1,7 +1,7 @@
-"""Any one file of a checkpoint damaged in any way: it is found, and the older checkpoint is restored. Never wrong data.
+"""Tests of damaged checkpoints: damage of any file is detected, and the older checkpoint is restored.
 
-What counts is what comes out: a checkpoint may only be restored with exactly what was saved in it. (A bit flipped in
-a COMMIT.json may be without any meaning, as in the name of a field whose value is what it is by default.)
+A checkpoint may only be restored with exactly the data that was saved. Some damage has no effect, like a bit flip in
+COMMIT.json in the name of a field that has its default value; then the newer checkpoint may be restored.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def snapshot(step: int, rank: int, elements: int) -> dict[str, Any]:
 
 @pytest.fixture(scope="module", params=[1_000, 3_000_000], ids=["one chunk", "several chunks"])
 def original(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, int]]:
-    """A folder with two checkpoints, and the elements of each's tensor."""
+    """Yield a folder with two checkpoints, and the number of elements of their tensors."""
     folder = tmp_path_factory.mktemp("checkpoints")
     store = local_store(folder)
     for step in (OLDER, NEWER):
@@ -99,13 +99,13 @@ DAMAGES: dict[str, Callable[[Path, random.Random, Path], None]] = {
 
 
 def folders(folder: Path) -> tuple[Path, Path]:
-    """Of the older and the newer checkpoint."""
+    """Return the folders of the older and the newer checkpoint."""
     by_step = {name.step: path for path in (folder / "checkpoints").iterdir() if (name := Name.parse(path.name))}
     return by_step[OLDER], by_step[NEWER]
 
 
 def private_copy(folder: Path, to: Path) -> Path:
-    """A copy whose files may be damaged; those of the older checkpoint are the same files."""
+    """Copy a folder of checkpoints; files of the older checkpoint stay hard links to the originals."""
     shutil.copytree(folder, to, copy_function=os.link)
     for path in folders(to)[1].iterdir():
         content = path.read_bytes()
@@ -115,14 +115,14 @@ def private_copy(folder: Path, to: Path) -> Path:
 
 
 def others(path: Path, older: Path) -> list[Path]:
-    """What may get into a file's place: the other rank's, the same of another step."""
+    """Return files that could be mistaken for this one: the other rank's, and that of another step."""
     ranks = {"rank-00000": "rank-00001", "rank-00001": "rank-00000"}
     same = [path.with_name(f"{ranks[path.stem]}{path.suffix}")] if path.stem in ranks else []
     return [*same, older / path.name]
 
 
 def check(folder: Path, elements: int) -> int:
-    """Restore; the step that came out, on every rank the same and with what was saved in it."""
+    """Restore all ranks, check that they agree and have the saved data, and return the restored step."""
     restored = restore_all(local_store(folder), WORLD)
     steps = {found.snapshot["step"] for found in restored if found}
     assert len(steps) == 1
@@ -152,7 +152,7 @@ def test_one_file(kind: str, original: tuple[Path, int], tmp_path: Path) -> None
             copy = private_copy(folder, tmp_path / f"{file}-{number}")
             older, newer = folders(copy)
             other = others(newer / file, older)[0]
-            if kind != "swapped with another" or other.parent == newer:  # else both would be damaged
+            if kind != "swapped with another" or other.parent == newer:  # otherwise both checkpoints would be damaged
                 DAMAGES[kind](newer / file, draw, other)
                 outcomes.append(check(copy, elements))
             shutil.rmtree(copy)
@@ -169,7 +169,7 @@ def test_a_file_of_another_step(file: str, original: tuple[Path, int], tmp_path:
 
 
 def test_files_of_another_step_that_fit_each_other(original: tuple[Path, int], tmp_path: Path) -> None:
-    """A stale shard: data and manifest of one rank are those of the older checkpoint, each right in itself."""
+    """One rank's data and manifest are stale: valid in themselves, but from the older checkpoint."""
     folder, elements = original
     private_copy(folder, tmp_path / "copy")
     older, newer = folders(tmp_path / "copy")
@@ -206,20 +206,20 @@ def test_the_damaged_is_marked_told_once_and_left_alone(
 
 
 def damage_all(folder: Path) -> list[str]:
-    """Take a data file of each checkpoint away; returns their names, the newest first."""
+    """Delete a data file of each checkpoint; return the checkpoints' names, newest first."""
     for path in folders(folder):
-        (path / "rank-00000.bin").unlink()  # the name only: the older one's file is the original's
+        (path / "rank-00000.bin").unlink()  # removes only the hard link of the older checkpoint's file
     return [str(name) for name in local_store(folder).names()]
 
 
 def test_all_damaged_stops_and_names_the_option(original: tuple[Path, int], tmp_path: Path) -> None:
-    """Once more, too: what is marked by then is no reason to begin anew."""
+    """A second restore fails as well: checkpoints that are marked as damaged do not make training begin anew."""
     folder, _ = original
     names = damage_all(private_copy(folder, tmp_path / "copy"))
     for _ in range(2):
         with pytest.raises(CheckpointError) as caught:
             restore_all(local_store(tmp_path / "copy"), WORLD)
-        assert caught.value.code == 70  # final: running it again gives the same
+        assert caught.value.code == 70  # final: a retry would fail in the same way
         for said in ("every checkpoint is damaged", "on_damage: restart", *names, "rank-00000.bin is missing"):
             assert said in str(caught.value)
     assert len(local_store(tmp_path / "copy").damaged()) == 2
@@ -236,7 +236,7 @@ def test_all_damaged_begins_anew_where_that_was_asked_for(
         assert restore_all(local_store(copy), WORLD, on_damage="restart") == [None] * WORLD
         assert "every checkpoint is damaged: training begins anew" in caplog.text
         assert all(name in caplog.text for name in names)
-    # In the same attempt, where the damaged ones are of later steps, and in a new one: retention takes none of them.
+    # Retention deletes no damaged checkpoint, in the same attempt (where they have later steps) and in a new one.
     store = local_store(copy)
     for attempt in (1, 2):
         for step in (1, 2, 3):
@@ -250,7 +250,7 @@ def test_all_damaged_begins_anew_where_that_was_asked_for(
 def test_what_verifies_again_is_used_again(
     original: tuple[Path, int], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A bad reader, memory or network marked it; on another machine it is whole."""
+    """A checkpoint that was marked because of bad memory, disk or network verifies on another machine."""
     folder, elements = original
     copy = private_copy(folder, tmp_path / "copy")
     kept = {path: path.read_bytes() for path in (one / "rank-00000.bin" for one in folders(copy))}
@@ -264,11 +264,11 @@ def test_what_verifies_again_is_used_again(
     assert "every byte of it verifies now" in caplog.text
     assert [name.step for name in local_store(copy).damaged()] == [NEWER]
     newer.write_bytes(kept[newer])
-    assert check(copy, elements) == OLDER  # a good one is there: the marked one is not read
+    assert check(copy, elements) == OLDER  # the good checkpoint is used, the marked one is not read again
 
 
 def test_a_training_whose_checkpoints_are_all_damaged(tmp_path: Path) -> None:
-    """The Checkpointer's own words, exit and outcome file; then the option, by argument and by variable."""
+    """The Checkpointer exits with its error and outcome file; on_damage works as argument and as variable."""
     program = (
         "import os\nfrom cloudgpu.runtime import Checkpointer\nckpt = Checkpointer(every=1)\nprint(ckpt.step)\n"
         "for _ in ckpt.steps(int(os.environ['STEPS'])):\n    ckpt.wait()\n"

@@ -1,4 +1,4 @@
-"""DistributedDataParallel on three and four ranks, killed and stopped at random batches: ends in the same bits."""
+"""Tests of DistributedDataParallel on three and four ranks, interrupted at random batches: bit-identical results."""
 
 from __future__ import annotations
 

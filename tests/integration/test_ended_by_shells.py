@@ -1,4 +1,4 @@
-"""A training below a shell or a launcher of the user's own: it is done only if the training itself is."""
+"""Tests of trainings below a shell or a custom launcher: the job succeeds only if the training itself does."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from cloudgpu.tests.standins.local_jobs import state_directory, submit_text
 
 __all__ = ["world"]
 
-# A training that can be stopped at each step; no torch. `how` says what is unusual about it.
+# A training without torch that can be stopped at each step. `how` selects its variant.
 TRAIN = """
 import os, sys, time
 from cloudgpu.runtime import Checkpointer
@@ -55,7 +55,7 @@ else:
     train()
 """
 
-# Two ranks of a launcher of the user's own, which ends with 1 if any of them fails, as torchrun does.
+# A custom launcher of two ranks that exits with 1 if any of them fails, like torchrun.
 LAUNCH = """
 import subprocess, sys
 ranks = [subprocess.Popen([sys.executable, "train.py", "plain", f"{sys.argv[1]}-{rank}", "600"]) for rank in range(2)]
@@ -157,7 +157,7 @@ def test_what_ends_by_itself(world: World, run: str, outcome: str) -> None:
 
 
 def test_a_submitted_job_below_a_pipe_trains_to_its_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Preempted at some step, it is resumed there by a second attempt."""
+    """After a preemption, a second attempt resumes from the checkpoint."""
     code = tmp_path / "code"
     code.mkdir()
     (code / "train.py").write_text(TRAIN)

@@ -1,4 +1,4 @@
-"""Failures in words, with evidence: real programs that crash, and a real out-of-memory kill where one can be made."""
+"""Tests of the reasons and evidence of failures: real programs that crash, and a real out-of-memory kill."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ FILES = {"v1": ("memory.limit_in_bytes", "memory.oom_control"), "v2": ("memory.m
 
 @pytest.fixture
 def small_group() -> Iterator[Path]:
-    """A control group of 96 MB; skipped, with the reason, where this user cannot make one."""
+    """Yield a control group with a memory limit of 96 MB; skip the test if this user cannot create one."""
     groups = {}
     for line in Path("/proc/self/cgroup").read_text().splitlines():
         _, controllers, path = line.split(":", 2)
@@ -125,7 +125,7 @@ def small_group() -> Iterator[Path]:
 
 
 def _remove(group: Path) -> None:
-    """Remove a control group, once its last processes have been reaped."""
+    """Remove a control group as soon as its last processes have been reaped."""
     until = time.monotonic() + 60
     while group.exists():
         try:

@@ -1,8 +1,8 @@
-"""Whole jobs on the target `local` while what they stand on fails: the disk, the job dir, the clock, the checkpoints.
+"""Tests of local jobs while the disk, the job dir, the clock or the checkpoints fail.
 
-Real agents and programs; the supervisor is driven from here where its patience or its clock matter. Each job must end
-correctly or, in bounded time, with a reason that says why; and nothing may be left of it, not even a folder.
-CLOUDGPU_LONG=1 adds what needs half a minute each.
+Agents and programs are real; the supervisor runs in this process where its timeouts or its clock matter. Each job must
+end correctly or, in bounded time, with a reason that names the cause; it may leave neither processes nor folders.
+CLOUDGPU_LONG=1 adds tests that take 30 s each.
 """
 
 from __future__ import annotations
@@ -38,15 +38,15 @@ from cloudgpu.tests.standins.long_mode import LONG, in_long_mode
 
 END_S = 300.0
 SOON = 1.0
-"""Patience of agents and supervisors that give up soon."""
+"""Timeout in seconds of agents and supervisors that must give up during the test."""
 LATE = 600.0
-"""Patience that no busy computer exhausts."""
+"""Timeout in seconds that is not reached even on a busy computer."""
 CLOUDGPU = str(Path(sys.executable).with_name("cloudgpu"))
 
 
 @pytest.fixture
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A state directory; afterwards nothing runs, and no machine is left."""
+    """Yield the state directory; afterwards check that no job, process or machine is left."""
     monkeypatch.setenv("CLOUDGPU_HOME", str(tmp_path / "home"))
     yield tmp_path / "home"
     stop_supervisor()
@@ -59,13 +59,13 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 @pytest.fixture
 def disk(tmp_path: Path) -> Iterator[Disk]:
-    """For job dirs."""
+    """Yield a small mounted disk for job dirs."""
     with mounted(tmp_path / "disk", "4m") as disk:
         yield disk
 
 
 def processes(folder: Path) -> list[psutil.Process]:
-    """All that have to do with a folder: in their command lines or in their environments."""
+    """Return all processes that name a folder in their command line or environment."""
     found = []
     for process in psutil.process_iter():
         try:
@@ -78,7 +78,7 @@ def processes(folder: Path) -> list[psutil.Process]:
 
 
 class ShiftedClock(SystemClock):
-    """The wall clock may be set; time goes on as it does."""
+    """A clock whose wall clock time is shifted by `shift` seconds; its monotonic time is not."""
 
     shift = 0.0
 
@@ -87,7 +87,7 @@ class ShiftedClock(SystemClock):
 
 
 class Bench:
-    """One job, advanced from here."""
+    """One job and its supervisor, whose ticks the test runs."""
 
     def __init__(self, tmp_path: Path, patience_s: float, clock: ShiftedClock | None = None) -> None:
         self.folder = tmp_path / "code"
@@ -102,7 +102,7 @@ class Bench:
         return Supervisor(Store.open(), clock=clock, provisioner=lambda _: local, patience_s=self._patience_s)
 
     def submit(self, program: str, more: str = "", job_dir: Path | None = None, price: str = "0") -> Job:
-        """`program` is a shell script in which `at NAME` tells that a place is reached and `until NAME` waits there."""
+        """Submit a shell script, in which `at NAME` reports that it is reached and `until_ NAME` waits for go()."""
         tools = f'at() {{ touch "{self.folder}/at-$1"; }}\n'
         tools += f'until_() {{ while [ ! -e "{self.folder}/go-$1" ]; do sleep 0.05; done; }}\n'
         (self.folder / "main.sh").write_text(tools + program)
@@ -161,7 +161,7 @@ FAULTS: dict[str, tuple[Callable[[Disk], None], Callable[[Disk], None], str]] = 
 
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_disk_that_fails_for_a_while_costs_nothing(home: Path, disk: Disk, tmp_path: Path, fault: str) -> None:
-    """The program writes and ends meanwhile: lines and result are kept until they can be told."""
+    """The program writes and ends meanwhile: the agent keeps its lines and result until they can be written."""
     bench = Bench(tmp_path, LATE)
     bench.submit("echo before; at start; until_ 1; echo during; at end\n", job_dir=disk.folder)
     bench.reach("start")
@@ -225,7 +225,7 @@ def test_a_job_that_cannot_be_told_to_stop_is_terminated(home: Path, disk: Disk,
 
 
 def test_a_full_state_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The store cannot be written; the supervisor is killed, another takes its place. Then there is room."""
+    """While the store cannot be written, the supervisor is killed and replaced; then the disk is freed."""
     with mounted(tmp_path / "state", "16m") as disk:
         home = disk.folder / "home"
         monkeypatch.setenv("CLOUDGPU_HOME", str(home))
@@ -246,7 +246,7 @@ def test_a_full_state_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
             [*command, "--timeout", "4s"], capture_output=True, text=True, check=False, timeout=180
         )
         assert (waiting.returncode, waiting.stderr) == (5, f"{job.id} is still running: it goes on\n")
-        until(supervisor_lock.is_running)  # another supervisor, which waits for room
+        until(supervisor_lock.is_running)  # the new supervisor, which waits for free space
         assert "Traceback" not in paths.supervisor_log().read_text()
         disk.free()
         assert subprocess.run(command, capture_output=True, check=False, timeout=180).returncode == 0
@@ -278,7 +278,7 @@ def test_machines_end_although_that_cannot_be_written_down(tmp_path: Path, monke
 
 def delete(folder: Path) -> None:
     end = time.monotonic() + 180
-    while folder.exists():  # somebody may write into it meanwhile
+    while folder.exists():  # another process may write into it meanwhile
         assert time.monotonic() < end
         shutil.rmtree(folder, ignore_errors=True)
 
@@ -298,7 +298,7 @@ def test_a_job_dir_that_is_gone_ends_the_job(
     if running:
         bench.reach("start")
     harm(bench.job_folder)
-    job = bench.finish()  # LATE is not waited for
+    job = bench.finish()  # much sooner than LATE
     assert (job.state, bench.outcomes()) == ("failed", ["lost", "error"] if running else ["error"])
     assert "job.json is missing" in job.reason
     assert not bench.job_folder.is_dir()
@@ -324,7 +324,7 @@ def test_a_cancelled_job_whose_dir_is_gone_makes_none(home: Path, tmp_path: Path
     delete(bench.job_folder)
     Store.open().set_goal(bench.job.id, "cancel", "cancel", time.time())
     bench._supervisor.release()
-    bench._supervisor = bench.new_supervisor()  # one that has never seen the folder
+    bench._supervisor = bench.new_supervisor()  # with no memory of the folder
     assert bench.finish().state == "cancelled"
     assert not bench.job_folder.exists()
 
@@ -419,7 +419,7 @@ STEPS = 96
 
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """The weights when nothing goes wrong, by hand, without the rest of the tool."""
+    """Return the weights of an undisturbed run that is started directly, without a job."""
     pytest.importorskip("torch")
     folder = tmp_path_factory.mktemp("undisturbed")
     environment = {name: value for name, value in os.environ.items() if not name.startswith("CLOUDGPU_")}
@@ -440,7 +440,9 @@ def said(bench: Bench) -> str:
 
 def test_checkpoints_on_a_full_disk(home: Path, disk: Disk, tmp_path: Path, undisturbed: str) -> None:
     bench = Bench(tmp_path, LATE)
-    train(bench, ["1-22", "1-48"], disk.folder, more="checkpoint: {keep: 1}\n")  # with more, older ones would go
+    train(
+        bench, ["1-22", "1-48"], disk.folder, more="checkpoint: {keep: 1}\n"
+    )  # keep: 2 would delete older ones to free space
     bench.reach("1-22")
     until(lambda: len(list((bench.job_folder / "checkpoints").glob("*/COMMIT.json"))) == 1)
     disk.fill()
@@ -485,7 +487,7 @@ DAMAGES: list[Callable[[Path], None]] = [
 
 
 def test_damaged_checkpoints_are_passed_over(home: Path, tmp_path: Path, undisturbed: str) -> None:
-    """Between two attempts the newest is damaged, each time in another way; at last all are, and that may be."""
+    """The newest checkpoint is damaged in another way before each attempt; finally all are, and training restarts."""
     bench = Bench(tmp_path, LATE)
     pauses = [f"{attempt}-{10 * attempt + 2}" for attempt in range(1, len(DAMAGES) + 2)]
     train(bench, pauses, more="checkpoint: {on_damage: restart}\n")
@@ -493,7 +495,7 @@ def test_damaged_checkpoints_are_passed_over(home: Path, tmp_path: Path, undistu
     for attempt, pause in enumerate(pauses, start=1):
         bench.reach(pause)
         bench.job.preempt(300)
-        # Nobody ticks: the next attempt has to wait until the checkpoint is damaged.
+        # The supervisor does not tick here, so the next attempt starts only after the damage.
         until((bench.job_folder / f"attempts/{attempt:04d}/nodes/worker-0.1/result.json").exists)
         for damage in DAMAGES[attempt - 1 : attempt]:
             assert newest(checkpoints).name.startswith(f"{10 * attempt + 3:08d}-")

@@ -1,4 +1,4 @@
-"""Machines of a fleet run jobs one after the other, and take each other's places, with nobody else there."""
+"""Tests of a fleet's machines: they run jobs one after the other and replace each other without a supervisor."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def machines(tmp_path: Path) -> Iterator[Machines]:
 
 
 def training(machines: Machines, nodes: int, step_s: float, *undisturbed: Path) -> FleetJob:
-    """`undisturbed`: see ddp.py."""
+    """Return a torchrun training of `nodes` nodes; for `undisturbed` see ddp.py."""
     program = machines.folder / "train.py"
     program.write_text(TRAIN)
     line = [sys.executable, str(program), str(STEPS), str(step_s), *map(str, undisturbed)]
@@ -41,7 +41,7 @@ def weights(job: FleetJob) -> str:
 
 
 def test_jobs_wait_for_each_other_and_not_for_halves(machines: Machines, tmp_path: Path) -> None:
-    """Two jobs of two nodes on two machines: one has both machines, then the other."""
+    """Two jobs of two nodes share two machines: each gets both machines at once, one job after the other."""
     going = tmp_path / "going"
     first = FleetJob(machines, f"while [ ! -e {going} ]; do sleep 0.1; done", 2)
     second = FleetJob(machines, "true", 2)
@@ -58,7 +58,7 @@ def test_jobs_wait_for_each_other_and_not_for_halves(machines: Machines, tmp_pat
 
 
 def test_jobs_that_have_lost_machines_do_not_wait_for_each_other(machines: Machines, tmp_path: Path) -> None:
-    """Each has one of its two left, and nobody brings others: the younger one lets the older one go on."""
+    """Two jobs have lost one of their two machines each: the younger job releases its machine to the older one."""
     machines.miss_early()
     going = tmp_path / "going"
     jobs = [FleetJob(machines, f"while [ ! -e {going} ]; do sleep 0.1; done", 2) for _ in range(2)]
@@ -79,7 +79,7 @@ def test_jobs_that_have_lost_machines_do_not_wait_for_each_other(machines: Machi
 
 
 def test_a_job_lives_no_longer_for_being_moved(machines: Machines) -> None:
-    """Its limit counts from its first machine, not from each."""
+    """The job's time limit counts from the start on its first machine, not from each replacement."""
     machines.miss_early()
     job = FleetJob(machines, "echo $CLOUDGPU_NODE began; sleep 600", lifetime_s=300.0)
     number = job.submit()
@@ -95,10 +95,10 @@ def test_a_job_lives_no_longer_for_being_moved(machines: Machines) -> None:
 
 
 def test_a_machine_that_ends_leaves_its_job_to_another(machines: Machines) -> None:
-    """It was to live so long only: the job is not."""
+    """The machine reaches its lifetime, and another machine continues the job."""
     job = FleetJob(machines, "echo $CLOUDGPU_NODE began; [ $CLOUDGPU_NODE = worker-0.2 ] || sleep 600")
     job.submit()
-    machines.start("a", "--lifetime-s", "60")  # less, and it may not get as far on a busy computer
+    machines.start("a", "--lifetime-s", "60")  # a shorter lifetime could end before the job begins on a busy computer
     machines.until(lambda: "worker-0.1 began" in job.log(), "never began")
     machines.start("b")
     job.finish()
@@ -108,7 +108,7 @@ def test_a_machine_that_ends_leaves_its_job_to_another(machines: Machines) -> No
 
 
 def test_what_a_forgotten_job_has_left_is_not_the_next_ones(machines: Machines) -> None:
-    """A machine comes back that was off for so long that its order is not there any more."""
+    """A machine restarts after its order was deleted: the next job must not see the old job's files."""
     job = FleetJob(machines, "touch mine; echo began; sleep 600")
     number = job.submit()
     machines.start("a")
@@ -124,7 +124,7 @@ def test_what_a_forgotten_job_has_left_is_not_the_next_ones(machines: Machines) 
 
 
 def test_what_a_machine_had_no_time_to_remove_is_not_the_next_ones(machines: Machines) -> None:
-    """It let go of its node first, for others wait for that; then it went down."""
+    """A machine releases its node before it removes the job's files; a crash in between leaves them."""
     left = machines.folder / "machines" / "a" / "work" / "code" / "left"
     left.parent.mkdir(parents=True)
     left.touch()
@@ -160,7 +160,7 @@ def test_a_lost_machine_is_replaced_without_a_supervisor(machines: Machines) -> 
 
 
 def test_a_job_of_one_node_goes_on_elsewhere(machines: Machines) -> None:
-    """Likewise where nobody is left who could wait."""
+    """A job of one node is resumed by another machine when its only machine is lost."""
     pytest.importorskip("torch")
     machines.miss_early()
     machines.start("a")
@@ -184,7 +184,7 @@ def test_a_job_of_one_node_goes_on_elsewhere(machines: Machines) -> None:
 
 
 def test_a_machine_that_was_rebooted_goes_on(machines: Machines, tmp_path: Path) -> None:
-    """It is back before anybody misses it: its claim is on its disk."""
+    """The machine is back before its heartbeats are missed, and finds its claim on its disk."""
     there = tmp_path / "there"
     job = FleetJob(machines, f"echo began; if [ -e {there} ]; then exit 0; fi; touch {there}; sleep 600")
     number = job.submit()
@@ -199,7 +199,7 @@ def test_a_machine_that_was_rebooted_goes_on(machines: Machines, tmp_path: Path)
 
 
 def test_a_machine_that_is_made_anew_is_another_one(machines: Machines) -> None:
-    """Under the same name, as instance groups of Google Cloud do: it takes the place like any other."""
+    """Google Cloud's instance groups recreate a machine under its name: it counts as a new machine."""
     machines.miss_early()
     machines.start("a")
     job = FleetJob(machines, "echo $CLOUDGPU_NODE began; [ $CLOUDGPU_NODE = worker-0.2 ] || sleep 600")
@@ -214,7 +214,7 @@ def test_a_machine_that_is_made_anew_is_another_one(machines: Machines) -> None:
 
 
 def test_who_comes_back_from_the_dead_has_no_part_in_it(machines: Machines, tmp_path: Path) -> None:
-    """A machine that was frozen finds another one in its place: what it ran is killed, and it waits for other jobs."""
+    """A machine that was frozen and replaced kills its stale program and is free for other jobs."""
     machines.miss_early()
     machines.start("a")
     going = tmp_path / "going"
@@ -258,7 +258,7 @@ def test_what_is_ended_lets_go(machines: Machines) -> None:
 def test_one_that_fails_ends_the_others(machines: Machines) -> None:
     for name in "ab":
         machines.start(name)
-    both = machines.folder / "both"  # else the first may have failed before another machine has come to the second
+    both = machines.folder / "both"  # the failure must come after both nodes have started
     job = FleetJob(
         machines,
         f"if [ $CLOUDGPU_NODE = worker-1.1 ]; then touch {both}; sleep 600; fi; "
@@ -322,7 +322,7 @@ def test_who_lets_jobs_fail_works_when_nobody_else_is_free(machines: Machines) -
         good.submit()
         good.finish()
         assert machines.name(good.seen.place("worker-0").machine) == "b"
-    # Their programs wait for each other, or one machine may have run both before the other one looks.
+    # The programs wait for each other; otherwise one machine might run both nodes before the other one polls.
     come = f"touch {machines.folder}/$CLOUDGPU_NODE; until [ -e {machines.folder}/worker-1.1 ]; do sleep 0.1; done"
     both = FleetJob(machines, f"{come}; until [ -e {machines.folder}/worker-0.1 ]; do sleep 0.1; done", 2)
     both.submit()
@@ -332,13 +332,13 @@ def test_who_lets_jobs_fail_works_when_nobody_else_is_free(machines: Machines) -
 
 
 def test_a_suspect_machine_does_not_wait_for_who_takes_nothing(machines: Machines) -> None:
-    """Another one is there and free, but runs nothing: it is about to end."""
+    """The other free machine is about to reach its lifetime and takes no jobs."""
     machines.start("a")
     for _ in range(2):
         bad = FleetJob(machines, "exit 1")
         bad.submit()
         bad.finish()
-    machines.start("b", "--lifetime-s", "0")  # about to end from its beginning on
+    machines.start("b", "--lifetime-s", "0")  # its lifetime is over at once
     machines.until(lambda: len(machines.view().alive) == 2, "b is not there")
     good = FleetJob(machines, "true")
     good.submit()
@@ -347,14 +347,14 @@ def test_a_suspect_machine_does_not_wait_for_who_takes_nothing(machines: Machine
 
 
 def test_a_fleet_that_expires_leaves_and_one_that_is_extended_goes_on(machines: Machines) -> None:
-    """Its program is told, so that it saves; `--stays` keeps a machine, but it runs nothing."""
+    """The program gets SIGTERM to save. A machine with `--stays` stays on after the expiry, but runs no job."""
     run = "trap 'echo saved; exit 0' TERM; echo $CLOUDGPU_NODE began; [ $CLOUDGPU_NODE = worker-0.2 ] && exit 0\n"
     job = FleetJob(machines, f"{run}while :; do sleep 0.1; done")
     job.submit()
     machines.start("a")
     machines.until(lambda: "worker-0.1 began" in job.log(), "never began")
     machines.start("b", "--stays")
-    machines.set(expires=time.time() + 30.0)  # less than the minute before
+    machines.set(expires=time.time() + 30.0)  # below the minute before the expiry in which machines leave
     assert machines.processes["a"].wait(180) == 8
     assert "saved" in job.log()
     assert job.seen.place("worker-0").state == "lost"
@@ -398,8 +398,8 @@ def test_answers_that_are_lost_change_nothing(in_a_bucket: Machines, store: s3.S
 
 
 def test_who_is_cut_off_stops_before_another_begins(in_a_bucket: Machines, store: s3.S3) -> None:
-    """It cannot know what the others do: so it goes by its own clock, and earlier than they by the store's."""
-    in_a_bucket.set(silent_s=30.0, look_s=0.3)  # the last third is the time it has for that
+    """A machine without access to the store stops by its own clock, earlier than others replace it."""
+    in_a_bucket.set(silent_s=30.0, look_s=0.3)  # it must stop within the last third of silent_s
     in_a_bucket.start("a")
     job = FleetJob(in_a_bucket, "echo $CLOUDGPU_NODE began; [ $CLOUDGPU_NODE = worker-0.2 ] || sleep 600")
     job.submit()
@@ -418,7 +418,9 @@ def test_who_is_cut_off_stops_before_another_begins(in_a_bucket: Machines, store
 def test_looking_costs_two_requests(in_a_bucket: Machines, store: s3.S3) -> None:
     in_a_bucket.set(look_s=0.2)
     in_a_bucket.start("a")
-    in_a_bucket.until(lambda: store.count("PUT", "/beat.json") > 1, "it does not beat")  # the settings are read by then
+    in_a_bucket.until(
+        lambda: store.count("PUT", "/beat.json") > 1, "it does not beat"
+    )  # the settings have been read by then
     before = len(store.requests)
     in_a_bucket.until(lambda: len(store.requests) > before + 20, "it does not look")
     kinds = [request.kind for request in store.requests[before : before + 20]]

@@ -1,4 +1,4 @@
-"""A fleet's machine from its user data on: it does jobs, and leaves its group when nobody needs it."""
+"""Boot tests of a fleet's machine: it runs jobs and leaves its Auto Scaling group when idle."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def boot_text(cloud: str, **more: Any) -> str:
 
 @pytest.mark.parametrize("cloud", list(PLACES))
 def test_all_machines_of_a_template_boot_the_same(cloud: str) -> None:
-    """Whatever may change without another template is not of it (FleetSpec.template_hash)."""
+    """Settings that may change without a new template (FleetSpec.template_hash) do not change the user data."""
     text = boot_text(cloud)
     assert text == boot_text(cloud, size=8, idle_s=60, zones=("a",), heal=False)
     assert text != boot_text(cloud, lifetime_s=3_600)
@@ -138,7 +138,7 @@ def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
 
 @pytest.fixture
 def agent(world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AgentFile:
-    """As `cluster up` puts it there."""
+    """Upload the agent file as `cluster up` does."""
     built = own_agent_file(tmp_path / "home")
     JobDir(world.machines.url).upload_file(f"agent/{built.sha256}.pyz", built.path, lambda _done, _all: None)
     return AgentFile(f"agent/{built.sha256}.pyz", built.sha256, "x86_64")
@@ -174,7 +174,7 @@ def test_one_that_may_not_leave_stays_and_works(world: World, agent: AgentFile) 
 
 
 def test_one_of_a_jobs_own_group_leaves_at_once_and_asks_until_it_may(world: World, agent: AgentFile) -> None:
-    world.machines.set(look_s=0.5)  # nothing of how long it may idle
+    world.machines.set(look_s=0.5)  # leaves idle_s at its default
     world.aws.control.fail(LEAVING, error("AccessDenied", 403), times=1)
     machine = world.boot(agent, one_job=True)
     world.until(lambda: not machine.is_on)
@@ -186,8 +186,8 @@ def test_one_of_a_jobs_own_group_leaves_at_once_and_asks_until_it_may(world: Wor
 
 @pytest.mark.parametrize(("failed", "left", "hides"), [(0, 1, False), (7, 1, False), (7, 1, True), (8, 0, True)])
 def test_one_that_cannot_be_used_is_replaced_so_often(world: World, failed: int, left: int, hides: bool) -> None:
-    """The agent that it is to run is not there. `hides`: S3 does not say what is missing to a role that may not list
-    the whole bucket, as the infra stack's."""
+    """The agent file is missing. `hides`: S3 answers 403 instead of 404, as for the infra stack's role, which may not
+    list the whole bucket."""
     folder = JobDir(world.machines.url)
     if hides:
         world.store.fail("GET", f"failed/{failed}", status=403, code="AccessDenied")
@@ -203,7 +203,7 @@ def test_one_that_cannot_be_used_is_replaced_so_often(world: World, failed: int,
 
 
 def test_the_signature_is_botocores(tmp_path: Path) -> None:
-    """For another service than S3, with a body."""
+    """Checked for a request with a body to another service than S3."""
     region, fleet_dir, _ = PLACES["aws"]
     record = BootRecord(fleet_dir, "", 0, "", "", "agent/a", "a", region, "aws", fleet="big")
     for name, data in boot_files(record).items():

@@ -1,4 +1,4 @@
-"""How a machine of Google Cloud and of Azure leaves its group for good; AWS's: test_fleet_boot.py."""
+"""Tests of how machines of Google Cloud and Azure leave their group for good; test_fleet_boot.py covers AWS."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ PATIENCE_S = 180.0
 
 
 def leave(folder: Path, environ: Mapping[str, str], cloud: str, api: str) -> str:
-    """What comes of it on a machine that has nothing but the bootstrap's files."""
+    """Run the bootstrap's code that leaves the group, with only the bootstrap's files, and return its output."""
     job_dir, identity = {"gcp": ("gs://b/x", None), "azure": ("az://c@a/x", "client-of-it")}[cloud]
     record = BootRecord(
         job_dir, "", 0, "", "", "agent/a", "a", REGION, cloud=cloud, fleet="big", api_endpoint=api, identity=identity
@@ -62,11 +62,11 @@ def leave(folder: Path, environ: Mapping[str, str], cloud: str, api: str) -> str
 
 
 class Group:
-    """A managed instance group of two machines, as one of them sees it."""
+    """A managed instance group of two machines on the stand-in."""
 
     def __init__(self, gcp: Gcp) -> None:
         self.gcp, self.gce = gcp, GceControl(gcp.url)
-        self.tokens = gcp._app._project.tokens  # what a launch in the stand-in would hand over
+        self.tokens = gcp._app._project.tokens  # the stand-in passes them to machines that it launches
         self.base = f"/compute/v1/projects/{PROJECT}"
         disk = {"boot": True, "initializeParams": {"diskType": "pd-balanced", "diskSizeGb": "100"}}
         disk["initializeParams"]["sourceImage"] = "projects/debian-cloud/global/images/family/debian-12"  # type: ignore[index]
@@ -137,11 +137,11 @@ VM = "/subscriptions/s/resourceGroups/big/providers/Microsoft.Compute/virtualMac
 
 
 class ResourceManager:
-    """Takes calls, and answers with what it is told to."""
+    """Fake of Azure Resource Manager with a fixed answer."""
 
     def __init__(self) -> None:
         self.calls: list[tuple[str, Any, str]] = []
-        """Path, body, and the bearer token."""
+        """Path, body and bearer token of each call."""
         self.status = 202
         api = self
 
@@ -156,7 +156,7 @@ class ResourceManager:
                 self.wfile.write(told)
 
             def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - the base class's name
-                """Silence."""
+                """Log nothing."""
 
         self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
         self.url = f"http://127.0.0.1:{self.server.server_address[1]}"

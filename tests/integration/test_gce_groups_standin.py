@@ -1,4 +1,4 @@
-"""Managed instance groups of Compute Engine's stand-in are held to their word, by Google's own client."""
+"""Tests of managed instance groups of the Compute Engine stand-in with Google's own client."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ TYPE = "n1-standard-4"
 
 
 class Region:
-    """Google's clients, and the group that tests make."""
+    """Google's clients for the stand-in, and the group that the tests create."""
 
     def __init__(self, gcp: Gcp, folder: Path) -> None:
         self.control = GceControl(gcp.url)

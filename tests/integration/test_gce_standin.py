@@ -1,4 +1,4 @@
-"""The Compute Engine stand-in keeps its word, over the wire, to Google's own clients, as product's tests need it."""
+"""Tests of the Compute Engine stand-in: it answers Google's own clients over HTTP like Compute Engine."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def server() -> Iterator[Gcp]:
 
 
 class Project:
-    """Google's clients, and the instance that most tests make."""
+    """Google's clients for the stand-in, and the instance that most tests create."""
 
     def __init__(self, gcp: Gcp, folder: Path) -> None:
         self.url, self.control, self._folder = gcp.url, GceControl(gcp.url), folder
@@ -62,7 +62,7 @@ class Project:
         return AuthorizedSession(made)  # type: ignore[no-untyped-call]
 
     def insert(self, name: str = "one", zone: str = ZONE, request_id: str = "", **more: Any) -> cv.Operation:
-        """The operation, once it is done."""
+        """Insert an instance and return the completed operation."""
         return self.finish(self.begin(name, zone, request_id, **more), zone)
 
     def begin(self, name: str = "one", zone: str = ZONE, request_id: str = "", **more: Any) -> cv.Operation:
@@ -84,14 +84,14 @@ class Project:
         return self.instances.get(project=PROJECT, zone=zone, instance=name, timeout=180, retry=None)
 
     def raw(self, method: str, path: str, value: Any = None, **query: str) -> tuple[int, Any]:
-        """What the JSON API answers."""
+        """Send a request to the JSON API; return status and body."""
         answer = self.session.request(  # type: ignore[no-untyped-call]
             method, f"{self.url}/compute/v1/projects/{path}", json=value, params=query, timeout=180
         )
         return answer.status_code, answer.json()
 
     def refusal(self, **more: Any) -> tuple[int, str, str]:
-        """Of an insertion: status, reason, message."""
+        """Insert an instance that must be refused; return status, reason and message."""
         status, told = self.raw(
             "POST", f"{PROJECT}/zones/{ZONE}/instances", body(**{"name": "one", "zone": ZONE, **more})
         )
@@ -102,7 +102,7 @@ class Project:
         return next(one for one in reversed(self.control.instances()) if one.name == name)
 
     def events(self, name: str = "one") -> list[str]:
-        """What was done to an instance, the oldest first."""
+        """Return the types of an instance's operations, oldest first."""
         wanted = f'targetLink eq ".*/instances/{name}"'
         request = cv.AggregatedListGlobalOperationsRequest(project=PROJECT, filter=wanted)
         pages = self.global_operations.aggregated_list(request, timeout=180)
@@ -110,7 +110,7 @@ class Project:
 
 
 def body(name: str, zone: str, *, script: str = "", **changes: Any) -> Body:
-    """Of instances.insert; `changes` replace fields, and None removes one."""
+    """Return the body of instances.insert; `changes` replace fields, and None removes one."""
     made: Body = {
         "name": name,
         "machineType": f"zones/{zone}/machineTypes/{TYPE}",
@@ -160,7 +160,7 @@ def test_an_error_in_the_services_own_form(project: Project, fault: Fault, kind:
     with pytest.raises(kind) as caught:
         project.get()
     assert [one["reason"] for one in caught.value.errors] == ([reason] if reason else [])
-    with pytest.raises(exceptions.NotFound):  # it happened once
+    with pytest.raises(exceptions.NotFound):  # a fault occurs once by default
         project.get()
 
 
@@ -190,7 +190,7 @@ def test_a_hang_lasts(project: Project) -> None:
     project.control.fail("instances.get", HANG)
     with pytest.raises(Exception, match="timed out"):
         project.instances.get(project=PROJECT, zone=ZONE, instance="x", timeout=0.3, retry=None)
-    with pytest.raises(exceptions.NotFound):  # others are served meanwhile
+    with pytest.raises(exceptions.NotFound):  # other requests are served meanwhile
         project.get()
 
 
@@ -217,7 +217,7 @@ def test_what_is_not_implemented_is_told_and_never_tried_again(project: Project)
         assert "not implemented" in told["error"]["message"]
 
 
-# -- who calls
+# -- authentication and permissions
 
 
 def test_tokens_of_real_keys_only(project: Project) -> None:
@@ -229,7 +229,7 @@ def test_tokens_of_real_keys_only(project: Project) -> None:
         assert json.load(caught.value)["error"]["status"] == "UNAUTHENTICATED"
     assert project.session.get(url, timeout=180).status_code == 200
     project.control.revoke(SUBMITTER)
-    project.session.get(url, timeout=180)  # google-auth gets another
+    project.session.get(url, timeout=180)  # google-auth gets a new token
     assert [call.status for call in project.control.calls("zones.list")] == [401, 401, 401, 200, 401, 200]
 
 
@@ -299,7 +299,7 @@ def test_a_request_id_is_answered_with_the_operation_of_then(project: Project) -
     assert project.begin(request_id=identity).name == first.name == project.begin("two", request_id=identity).name
     assert first.client_operation_id == identity
     project.delete()
-    assert project.begin(request_id=identity).name == first.name  # which makes no machine any more
+    assert project.begin(request_id=identity).name == first.name  # and creates no machine
     assert project.control.resources("instances") == []
     elsewhere = project.insert(zone=OTHER, request_id=identity)
     assert elsewhere.name != first.name
@@ -353,7 +353,7 @@ def test_no_capacity_names_the_zones_that_have_some(project: Project) -> None:
     with pytest.raises(exceptions.NotFound):
         project.get("two")
     assert [one["name"] for one in project.control.resources("disks")] == ["one"]
-    assert project.insert("three").error == cv.Error()  # another market
+    assert project.insert("three").error == cv.Error()  # capacity of another market
     project.delete("one")
     assert project.insert("four", scheduling=scheduled(**SPOT)).error == cv.Error()
 
@@ -432,7 +432,7 @@ def test_a_flex_start_request_waits_for_capacity(project: Project) -> None:
     assert short.http_error_status_code == 503
 
 
-# -- what is refused at once
+# -- requests refused at once
 
 ARM = "projects/ubuntu-os-cloud/global/images/family/ubuntu-2404-lts-arm64"
 REFUSED: dict[str, tuple[Body, int, str]] = {
@@ -551,7 +551,7 @@ def test_filter_that_is_none(text: str) -> None:
         compiled(text)
 
 
-# -- what else there is
+# -- firewalls and disks
 
 
 def test_firewalls(project: Project) -> None:
@@ -612,7 +612,7 @@ def test_the_metadata_server_knows_its_instance(project: Project) -> None:
 
 
 def test_googles_library_on_a_machine_is_its_service_account(project: Project) -> None:
-    """And an instance may be deleted by itself."""
+    """The machine's program deletes its own instance with the credentials of google.auth.default()."""
     program = (
         "import google.auth, google.auth.transport.requests as r\n"
         "c, p = google.auth.default()\n"
@@ -664,11 +664,11 @@ systemctl daemon-reload
 systemctl start x.service
 """
 LINGERING = SERVICE.replace("exit 0", "while [ ! -e go ]; do sleep 0.1; done; exit 0")
-"""It ends once this file is on its disk: until then the machine can be asked."""
+"""Service that delays the shutdown until the file `go` exists, so that tests can query the machine meanwhile."""
 
 
 def test_preemption(project: Project) -> None:
-    """Notice and the power button at once; what does not end loses its power."""
+    """The notice and the ACPI shutdown come together; a machine that does not shut down in time is powered off."""
     project.insert(script=LINGERING, scheduling=scheduled(**SPOT))
     wait_for(lambda: "up" in project.told().console)
     project.control.set_times(stopping=600.0)
