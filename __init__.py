@@ -1,12 +1,25 @@
-"""cloudgpu: run training jobs on GPU machines. A job file goes in, a trained model comes out.
+"""Train machine-learning jobs on cloud, cluster or local GPUs, described by one job file.
 
+    import datetime
     import cloudgpu
 
     loaded = cloudgpu.load("job.yaml")
-    plan = cloudgpu.plan(loaded.spec, machine=cloudgpu.inspect_machine(), today=date.today())
+    plan = cloudgpu.plan(loaded.spec, machine=cloudgpu.inspect_machine(), today=datetime.date.today())
     job = cloudgpu.submit(loaded, plan)
 
-Each name is imported from its module when it is first used: `import cloudgpu` alone loads nothing.
+load(path, overrides=())   parse and validate a job file; return a LoadedSpec, whose `spec` is a JobSpec. Raises
+                           SpecError, which lists every mistake
+inspect_machine()          return CPUs, memory (GB), GPUs and hourly price of this machine, for plan()
+plan(spec, *, machine, today, clouds=None)
+                           return a Plan: Offers, best first, and Refusals with their reasons; machine=None refuses
+                           the target `local`. Raises ValueError if `clouds` has an unknown target
+submit(loaded, plan)       upload the code, store the job, start the supervisor; return a Job. Raises SubmitError
+get_job(ref)               return the Job with this id, prefix of an id, or name. Raises NoSuchJobError
+list_jobs(active_only=False, limit=50)
+                           return the stored Jobs, newest first
+Checkpointer(...)          save and restore a training loop, in the training program; see docs/checkpointing.md
+
+Each name is imported from its module on first use, so `import cloudgpu` alone is fast.
 """
 
 from __future__ import annotations
@@ -44,7 +57,7 @@ __all__ = [
     "submit",
 ]
 
-# public name -> (module, name there). A test compares it with the imports above.
+# public name -> (module, name in that module). A test compares this table with the imports above.
 _HOMES = {
     "Checkpointer": (".runtime.checkpoint.checkpointer", "Checkpointer"),
     "Job": (".control.jobs", "Job"),

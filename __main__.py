@@ -1,4 +1,4 @@
-"""`python -m cloudgpu`: the command line without the installed script."""
+"""Run the command line as `python -m cloudgpu`, without the installed script."""
 
 from __future__ import annotations
 

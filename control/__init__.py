@@ -1,1 +1,1 @@
-"""The life of a job: store, supervisor, cost."""
+"""Control side: stores jobs, supervises them and accounts for their cost."""

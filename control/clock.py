@@ -1,4 +1,4 @@
-"""A job's own time, which no setting of the computer's clock changes."""
+"""Clock of a job, which is unaffected by changes of the computer's wall clock."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from ..provisioners.shared.clock import Clock
 
 
 class JobTime:
-    """A job's time as one process sees it: the wall clock is read once, from then on time is measured.
+    """Clock of a job within one process: it reads the wall clock once and then the monotonic clock.
 
-    So limits and cost count what has really passed, whatever the wall clock does meanwhile. `not_before` is what was
-    last written of the job: nor does its time go back when another process takes over after the clock was set back.
+    Limits and cost therefore count elapsed time even if the wall clock is set. `not_before` is the last time written
+    for the job: the job's time does not go back if another process takes over after the wall clock was set back.
     """
 
     def __init__(self, clock: Clock, not_before: float) -> None:
@@ -17,5 +17,5 @@ class JobTime:
         self._offset = max(clock.now(), not_before) - clock.monotonic()
 
     def now(self) -> float:
-        """Epoch seconds, as if the wall clock had never been set."""
+        """Return epoch seconds, unaffected by later changes of the wall clock."""
         return self._offset + self._clock.monotonic()

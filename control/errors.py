@@ -1,4 +1,4 @@
-"""What can go wrong on the control side. Messages are for people; nothing else is needed to act on them."""
+"""Errors of the control side. Their messages are written for users, who need no further information to act on them."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ class StoreError(ControlError):
 
 
 class DamagedRowError(StoreError):
-    """A row of the store is not what this version, or any, writes. The others can be used."""
+    """A row of the store is invalid. Other rows remain usable."""
 
 
 class NoSuchJobError(ControlError):
-    """No job, or more than one, answers to the name that was given."""
+    """No job, or more than one, matches the given name."""
 
 
 class SubmitError(ControlError):
-    """The job is valid, but it cannot be submitted: nothing can run it, or what it needs is not there."""
+    """The job is valid but cannot be submitted: no offer can run it, or a resource it needs is missing."""
 
 
 class NotRunningError(ControlError):
-    """What was asked for needs a running attempt, and the job has none."""
+    """The operation needs a running attempt, and the job has none."""

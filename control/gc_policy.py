@@ -1,4 +1,4 @@
-"""What may go of everything that carries our tags: the rule of `cloudgpu gc`."""
+"""Policy of `cloudgpu gc`: which resources tagged by cloudgpu may be removed."""
 
 from __future__ import annotations
 
@@ -15,24 +15,30 @@ if TYPE_CHECKING:
     from .store.store import Store
 
 Verdict = Literal["in use", "orphaned", "alive", "expired", "another's"]
-"""in use: an attempt of this store needs it. orphaned: its job is this store's, or it carries this store's name, and no
-attempt needs it. alive: likewise, but a node of it writes heartbeats: a copy of this store may need it. another's: of
-another store; expired: likewise, and the time after which anybody may remove it has come."""
+"""Verdict on a resource tagged by cloudgpu.
+
+in use: an attempt in this store needs it
+orphaned: its job or its owner tag is of this store, and no attempt needs it
+alive: orphaned, but one of its nodes writes heartbeats, so a copy of this store may need it
+another's: of another store
+expired: of another store, and past the time after which anyone may remove it
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class Judged:
-    """A leftover, and what is to be thought of it."""
+    """A leftover resource with the verdict on it."""
 
     leftover: Leftover
     verdict: Verdict
     is_expired: bool
 
     def may_go(self, *, others: bool, expired_only: bool, alive: bool) -> bool:
-        """Return whether it may be removed. What an attempt needs stays, expired or not.
+        """Return whether it may be removed. A resource that an attempt needs is kept even if it has expired.
 
-        others: what is expired of other stores goes as well
-        alive: so does what writes heartbeats
+        others: also remove expired resources of other stores
+        expired_only: of this store, remove only expired resources
+        alive: also remove resources whose nodes write heartbeats
         """
         if self.verdict == "orphaned" or (self.verdict == "alive" and alive):
             return self.is_expired or not expired_only
@@ -42,12 +48,12 @@ class Judged:
 def judge(
     leftover: Leftover, attempts: Sequence[Attempt], owner: str, now: float, is_alive: Callable[[], bool]
 ) -> Judged:
-    """Return what may be done with a leftover.
+    """Return the verdict on a leftover.
 
-    attempts: those of its job in this store, read after the leftover was found
-    owner: this store's
-    now: when looking began; what an attempt needed then, it has removed itself, or does: it is not left over
-    is_alive: whether a node of it writes heartbeats; called where no attempt needs it
+    attempts: the attempts of its job in this store, read after the leftover was found
+    owner: the owner tag of this store
+    now: start of the search. Resources of an attempt that ended after it are in use: the attempt removes them itself
+    is_alive: whether one of its nodes writes heartbeats; called only if no attempt needs it
     """
     is_expired = leftover.expires is not None and leftover.expires <= now
     if leftover.owner != owner and not attempts:
@@ -72,17 +78,17 @@ def _judge_by(store: Store, leftover: Leftover, now: float) -> Judged:
 
 @dataclass(frozen=True, slots=True)
 class Search:
-    """Return value of find(): what is tagged as ours, and which targets were searched for it."""
+    """Return value of find(): resources tagged by cloudgpu, and the targets that were searched."""
 
     found: list[Judged]
     searched: list[str]
-    """Targets that answered, in whole or in part."""
+    """Targets that answered at least in part."""
     missed: dict[str, str]
-    """Target, or a region or kind of thing of one ("aws eu-west-3") -> why it could not be searched."""
+    """Target, or a region or resource type of one ("aws eu-west-3") -> why it could not be searched."""
 
 
 def find(targets: Sequence[str], regions: Sequence[str], now: float) -> Search:
-    """Search these targets for everything that carries our tags. Raises StoreError."""
+    """Search these targets for all resources tagged by cloudgpu. Raises StoreError."""
     from ..provisioners import ProvisionError, tagged_resources
     from ..provisioners.base import Owner
     from .store.store import open_store
@@ -100,12 +106,12 @@ def find(targets: Sequence[str], regions: Sequence[str], now: float) -> Search:
         searched.append(target)
         found += here.leftovers
         missed |= {f"{target} {place}": why for place, why in here.missed.items()}
-    # The store is read after the targets: what was being made meanwhile is known by now.
+    # The store is read after the targets, so that it knows the resources created during the search.
     return Search([_judge_by(store, leftover, now) for leftover in found], searched, missed)
 
 
 def remove(judged: Judged, now: float, *, others: bool, expired_only: bool, alive: bool = False) -> bool:
-    """Remove it, after looking again whether it may go; whether it did. Raises ProvisionError, StoreError."""
+    """Remove a leftover if a new check still allows it; return whether it did. Raises ProvisionError, StoreError."""
     from ..provisioners import tagged_resources
     from .store.store import open_store
 

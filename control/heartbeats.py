@@ -1,6 +1,6 @@
-"""Check whether an orphaned launch still belongs to another store: its nodes write heartbeats.
+"""Check whether an orphaned launch still writes heartbeats, and so may belong to another store.
 
-Two stores may be copies of each other (an image of a machine, a restored backup), and know the same jobs.
+Two stores can be copies of each other (a machine image, a restored backup) and know the same jobs.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ if TYPE_CHECKING:
     from .store.store import Store
 
 FRESH_S = 600.0
-"""How old a heartbeat may be, by two computers' clocks, that says that a node is alive."""
+"""Maximum age in seconds of a heartbeat that proves a node alive; allows for the skew between two computers' clocks."""
 _NEWEST_JOBS = 200
-"""Jobs beside whose folders an unknown job's folder is looked for."""
+"""Number of the newest known jobs whose parent folders are searched for the folder of an unknown job."""
 
 
 def is_alive(store: Store, leftover: Leftover, now: float) -> bool:
-    """Return whether a node of the launch has written a heartbeat within FRESH_S, and no result.
+    """Return whether a node of the launch wrote a heartbeat within FRESH_S and no result.
 
-    A store that refuses or does not answer may hide one, so True; a bucket that does not exist has none.
+    Also True if the object store refuses access or does not answer. A missing bucket counts as having no heartbeat.
     """
     return bool(leftover.job_id) and any(
         _has_live_node(url, leftover.attempt, now) for url in _job_dirs(store, leftover.job_id)
@@ -32,7 +32,7 @@ def is_alive(store: Store, leftover: Leftover, now: float) -> bool:
 
 
 def _job_dirs(store: Store, job_id: str) -> Iterator[str]:
-    """The folders of a job; of one that the store does not know, those it would have beside the other jobs'."""
+    """Yield the folders of a job; for a job unknown to the store, the possible folders beside those of known jobs."""
     job = store.job(job_id)
     if job is not None:
         yield from {job.job_dir, *job.policy.job_dirs.values()}
@@ -59,6 +59,6 @@ def _has_live_node(url: str, attempt: int, now: float) -> bool:
 def _is_fresh(job_dir: JobDir, key: str, now: float) -> bool:
     try:
         heartbeat = Heartbeat.read(job_dir, key)
-    except RecordError:  # whatever it is, it is no heartbeat
+    except RecordError:  # an invalid record is not a heartbeat
         return False
     return heartbeat is not None and abs(now - heartbeat.time) < FRESH_S

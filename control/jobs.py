@@ -1,6 +1,6 @@
-"""Jobs for the command line and for Python programs: submit, look, wait, cancel, preempt.
+"""Jobs, for the command line and Python programs: submit, query, wait, cancel, preempt.
 
-Everything here returns at once except `submit` (ships the code) and `Job.wait`. Errors: ControlError (errors.py),
+All calls return at once except `submit` (uploads the code) and `Job.wait`. Errors: ControlError (errors.py),
 JobDirError (protocol/jobdir.py), ProvisionError (provisioners/base.py).
 """
 
@@ -40,10 +40,10 @@ _ENSURE_S = 3.0
 
 
 class Job:
-    """A job in the store. The fields are those of the last `refresh()`; see model.JobRow for what they mean."""
+    """A job in the store. Its fields have the values of the last `refresh()`; see model.JobRow for their meaning."""
 
     def __init__(self, store: Store, row: JobRow, attempts: list[Attempt] | None = None) -> None:
-        """`attempts`: where they were read with the row; until refresh() they are not read again."""
+        """Create a job from its row. `attempts`: if given, used until refresh() instead of reading the store."""
         self._store = store
         self.row = row
         self._watch_mark: WatchMark | None = None
@@ -64,22 +64,22 @@ class Job:
 
     @property
     def done(self) -> bool:
-        """Whether the state is final."""
+        """True if the state is final."""
         return self.row.state in states.JOB_END
 
     @property
     def cause(self) -> str:
-        """Why it is in this state, as a word for programs, e.g. "cancel", "duration", "failed", "capacity"; or ""."""
+        """Cause of the state, a word for programs, e.g. "cancel", "duration", "failed", "capacity"; may be ""."""
         return self.row.cause
 
     @property
     def reason(self) -> str:
-        """Why it is in this state, as a sentence for people; may be ""."""
+        """Reason for the state, a sentence for users; may be ""."""
         return self.row.reason
 
     @property
     def exit_code(self) -> int | None:
-        """Of the user's program (negative: killed by that signal), once the job has ended by it."""
+        """Exit code of the user's program (negative: killed by that signal) if it ended the job."""
         return self.row.exit_code
 
     @property
@@ -93,14 +93,14 @@ class Job:
 
     @property
     def next_try(self) -> float | None:
-        """Epoch seconds of the next try to get machines, while the job waits for it."""
+        """Epoch seconds of the next attempt to get machines, if the job waits for it."""
         waits = not self.done and self.row.not_before > time.time()
         return self.row.not_before if waits else None
 
     @property
     def queue_place(self) -> int | None:
-        """Place in the queue of this machine, from 1, among the jobs that want the same GPUs, or none; None: it is not
-        in the queue. Raises StoreError."""
+        """Position, from 1, among the waiting jobs on this machine that want the same GPUs (or none); None: not
+        queued. Raises StoreError."""
         if self.row.state not in ("queued", "recovering"):
             return None
         place = places(self._store.waiting(time.time() + SOON_S)).get(self.id)
@@ -108,38 +108,38 @@ class Job:
 
     @property
     def job_dir(self) -> str:
-        """URL of this job's own folder; of several, the one that its newest machines work with, see job_dir_of()."""
+        """URL of this job's folder. If there are several, the one that its newest machines use; see job_dir_of()."""
         return worked_dirs(self.row, self.attempts())[0] if self.row.policy.job_dirs else self.row.job_dir
 
     def job_dir_of(self, attempt: Attempt) -> str:
-        """URL of the job's folder that an attempt's machines work with: their logs are there."""
+        """Return the URL of the job folder that an attempt's machines use; their logs are in it."""
         return self.row.dir_on(attempt.offer.cloud)
 
     @property
     def spec(self) -> JobSpec:
-        """The job's spec; the values of `env` are not kept in the store and read as "***"."""
+        """The job's spec. The store does not keep the values of `env`; they read as "***"."""
         from ..jobspecs.models import JobSpec
 
         return JobSpec.from_stored(self.row.spec)
 
     @property
     def offers(self) -> list[Offer]:
-        """Those it was submitted with, in order of preference."""
+        """Offers it was submitted with, in order of preference."""
         return list(self.row.offers)
 
     @property
     def offer(self) -> Offer:
-        """The one of the newest attempt, or else the best."""
+        """Offer of the newest attempt, or the best offer if there is no attempt."""
         current = self._current()
         return self.row.offers[0] if current is None else current.offer
 
     @property
     def cost(self) -> Decimal | None:
-        """US dollars up to now; None: unknown."""
+        """US dollars spent until now; None: unknown."""
         return cost.spent(self.row, self._current(), time.time())
 
     def refresh(self) -> Job:
-        """Read the row again; returns self. Raises NoSuchJobError."""
+        """Read the row again and return self. Raises NoSuchJobError."""
         row = self._store.job(self.id)
         if row is None:
             raise NoSuchJobError(f"{self.id} is no longer in the store")
@@ -150,18 +150,18 @@ class Job:
         return self._store.attempts(self.id) if self._attempts is None else self._attempts
 
     def events(self, after: int = 0) -> list[Event]:
-        """In order, those with a sequence number greater than `after`."""
+        """Return the events with a sequence number greater than `after`, in order."""
         return self._store.events(self.id, after)
 
     def cancel(self, reason: str = "") -> None:
-        """Ask for the end: programs may save, then everything is terminated. Nothing happens if it ended already."""
+        """Request the job's end: programs may save, then all machines are terminated. No-op if it has ended."""
         message = f"cancel: {reason}" if reason else "cancel"
         if self._store.set_goal(self.id, "cancel", message, time.time()):
             ensure_supervisor(self.id)
         self.refresh()
 
     def preempt(self, after_s: float, node: str | None = None) -> list[str]:
-        """Give the machines a notice that they go in `after_s` seconds; returns the nodes. Raises NotRunningError."""
+        """Send the machines a notice of preemption in `after_s` seconds; return the nodes. Raises NotRunningError."""
         from ..protocol.attempt_signal import send_signal
         from ..protocol.jobdir import JobDirError, Notice, node_key
         from .reconcile.node_replacement import every_node
@@ -179,15 +179,16 @@ class Job:
             raise NotRunningError(f"{', '.join(ended)} of {self.id} ended already")
         notice = Notice("preempt", time.time() + after_s, "cloudgpu preempt", after_s).to_bytes()
         for name in nodes:
-            job_dir.create(node_key(current.number, name, "notice.json"), notice)  # the first notice stands
-        with suppress(JobDirError):  # without a signal it is seen within a minute
+            # No-op if the node already has a notice.
+            job_dir.create(node_key(current.number, name, "notice.json"), notice)
+        with suppress(JobDirError):  # without a signal, nodes see the notice within a minute
             send_signal(job_dir, current.number)
         message = f"preemption notice for {', '.join(nodes)}: {after_s:g} s"
         self._store.add_event(self.row, "notice", message, time.time())
         return nodes
 
     def wait(self, on_poll: Callable[[Job], None] | None = None, timeout_s: float | None = None) -> bool:
-        """Wait until the job is done, calling back after every look (about 5 a second); False when time ran out."""
+        """Wait until the job is done; return False on timeout. Calls `on_poll` after each poll (5 per second)."""
         begin = ensured = time.monotonic()
         ensure = True
         while True:
@@ -205,13 +206,13 @@ class Job:
             time.sleep(_POLL_S if timeout_s is None else min(_POLL_S, begin + timeout_s - now))
 
     def open_dir(self, attempt: Attempt | None = None) -> JobDir:
-        """That of an attempt, or else `job_dir`."""
+        """Open the job dir that an attempt uses; without an attempt, the one at `job_dir`."""
         from ..protocol.jobdir import JobDir
 
         return JobDir(self.job_dir if attempt is None else self.job_dir_of(attempt), make=False)
 
     def mark_watched(self) -> None:
-        """Have the machines of a running job report often for a while; to be called every few seconds."""
+        """Make the machines of a running job report at short intervals for a while. Call it every few seconds."""
         current = self._current()
         if current is None or current.state != "running":
             return
@@ -229,7 +230,7 @@ class Job:
         opened: dict[str, JobDir] = {}
 
         def places() -> dict[int, JobDir]:
-            """Of attempts that got machines: others have no log."""
+            """Return the job dirs of the attempts that got machines; only these have logs."""
             for attempt in (known := [one for one in self.attempts() if one.allocation is not None]):
                 opened.setdefault(self.job_dir_of(attempt), self.open_dir(attempt))
             return {attempt.number: opened[self.job_dir_of(attempt)] for attempt in known}
@@ -237,7 +238,7 @@ class Job:
         return LogReader(self.open_dir(), places)
 
     def report(self) -> Report:
-        """As of now. Raises JobDirError if the job runs and its dir cannot be read."""
+        """Return the report as of now. Raises JobDirError if the job runs and its dir cannot be read."""
         from .accounting.report import make_report
 
         attempts = self.attempts()
@@ -246,7 +247,7 @@ class Job:
         return make_report(attempts, time.time(), *(report or ()))
 
     def to_json(self) -> dict[str, Any]:
-        """For `--json`: plain values."""
+        """Return plain values for `--json`."""
         row = self.row
         spent = self.cost
         return {
@@ -280,14 +281,15 @@ class Job:
 def submit(
     loaded: LoadedSpec, plan: Plan, *, on_progress: ProgressCallback | None = None, supervise: bool = True
 ) -> Job:
-    """Ship the code, store the job, and see to it that a supervisor runs. Raises SubmitError."""
+    """Upload the code, store the job and ensure that a supervisor runs. Raises SubmitError."""
     from .submit.submission import prepare
     from .submit.submittable_offers import usable_offers
     from .supervisor.outdated import settle
 
     store, offers = open_store(), usable_offers(loaded.spec, plan)
     if supervise and settle({offer.cloud for offer in offers}):
-        ensure_supervisor()  # at once: somebody else may have stored a job when the one that was ended was still there
+        # Needed now: another process may have stored a job for the supervisor that was just stopped
+        ensure_supervisor()
     row = prepare(loaded, offers, on_progress or (lambda _what, _done, _total: None))
     store.insert_job(row, f"submitted; the best offer is {row.offers[0].label}")
     if supervise:
@@ -299,7 +301,7 @@ def submit(
 
 
 def get_job(ref: str) -> Job:
-    """By id, unique beginning of an id, or name (of the only, or the only active, job so named). NoSuchJobError."""
+    """Return the job by id, unique id prefix, or name (unique among all or active jobs). Raises NoSuchJobError."""
     store = open_store()
     found = store.find_jobs(ref) if ref else []
     exact = [row for row in found if row.id == ref]
@@ -315,9 +317,9 @@ def get_job(ref: str) -> Job:
 
 
 def list_jobs(active_only: bool = False, limit: int | None = 50) -> list[Job]:
-    """Return jobs with their attempts, newest first: one query for each, however many jobs there are.
+    """Return jobs with their attempts, newest first, with two queries in total.
 
-    limit: number of jobs to return at most; None: all
+    limit: maximum number of jobs; None: all
     """
     store = open_store()
     rows = store.list_jobs(active_only=active_only, limit=limit)
@@ -331,7 +333,7 @@ def count_jobs(active_only: bool = False) -> int:
 
 
 def orphans() -> list[Allocation]:
-    """Machines tagged as ours whose job or attempt has ended, or is unknown. Raises ProvisionError."""
+    """Return machines tagged by cloudgpu whose job or attempt has ended or is unknown. Raises ProvisionError."""
     from ..provisioners import get_provisioner, is_set_up, launchable
     from ..provisioners.base import Owner
     from .submit.submission import owner_name
@@ -343,12 +345,12 @@ def orphans() -> list[Allocation]:
         if is_set_up(target)
         for allocation in get_provisioner(target).find(Owner(owner_name()))
     ]
-    # The store is read after the machines: one that was being got meanwhile is known by now.
+    # The store is read after the machines, so that it knows the machines launched during the search.
     return [allocation for allocation in found if _is_orphan(store, allocation)]
 
 
 def terminate_orphan(allocation: Allocation) -> None:
-    """Terminate one of orphans(), after looking again that it is one. Raises ProvisionError."""
+    """Terminate one of orphans() if a new check still finds it orphaned. Raises ProvisionError."""
     from ..provisioners import get_provisioner
 
     if _is_orphan(open_store(), allocation):
@@ -362,7 +364,7 @@ def _is_orphan(store: Store, allocation: Allocation) -> bool:
 
 
 def _choose(nodes: list[str], wanted: str | None) -> list[str]:
-    """All nodes, or the one of that name, with or without its incarnation."""
+    """Return all nodes, or the named node; the name may omit the incarnation."""
     chosen = [name for name in nodes if wanted in (None, name, name.rpartition(".")[0])]
     if not chosen:
         raise NotRunningError(f"there is no node {wanted!r}; there are: {', '.join(nodes)}")

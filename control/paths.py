@@ -1,4 +1,4 @@
-"""Where the control side keeps its files (docs/control.md lists them)."""
+"""Paths of the control side's files (docs/control.md lists them)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ DATABASE_VARIABLE = "CLOUDGPU_DATABASE_URL"
 
 
 def make_private(folder: Path) -> Path:
-    """Create a folder as home.private() does. Raises StoreError."""
+    """Create a folder that only its owner can read, as home.private() does. Raises StoreError."""
     try:
         private(folder)
     except OSError as error:
@@ -22,7 +22,7 @@ def make_private(folder: Path) -> Path:
 
 
 def open_private(path: Path) -> IO[str]:
-    """Open a file for appending that only its owner can read; an existing one that is open to others is closed to them.
+    """Open a file for appending with access for its owner only; restrict an existing file that others can read.
 
     Raises OSError.
     """
@@ -33,22 +33,23 @@ def open_private(path: Path) -> IO[str]:
 
 
 def state_dir() -> Path:
-    """The state directory, made if need be."""
+    """Return the state directory; create it if missing."""
     return make_private(home())
 
 
 def database_url() -> str:
-    """URL of the store, as SQLAlchemy writes them."""
+    """Return the store's URL in SQLAlchemy's format."""
     return os.environ.get(DATABASE_VARIABLE) or f"sqlite:///{home() / 'cloudgpu.db'}"
 
 
 def default_job_dir() -> Path:
-    """Holds the folders of jobs whose file names no job_dir."""
+    """Return the folder for jobs whose file names no job_dir."""
     return home() / "jobs"
 
 
 def supervisor_lock() -> Path:
-    """Held (flock) by the one supervisor of this state directory; what is inside describes it (presence.Running)."""
+    """Return the path of the lock file (flock) that the only supervisor of this state directory holds. It contains a
+    Running record (supervisor/supervisor_lock.py)."""
     return home() / "supervisor.lock"
 
 
@@ -57,5 +58,5 @@ def supervisor_log() -> Path:
 
 
 def supervisor_wake() -> Path:
-    """A FIFO: a byte written to it ends the supervisor's wait."""
+    """Return the path of a FIFO; a byte written to it wakes the supervisor."""
     return home() / "supervisor.wake"

@@ -1,7 +1,7 @@
-"""The variables that say whose machines are launched, and which of them the running supervisor has.
+"""Environment variables that select the cloud accounts, and those that the running supervisor has.
 
 Project, account and credentials of a cloud come from the environment of the process that calls it: the supervisor. Its
-lock file has a keyed hash of each variable, and never a value.
+lock file has a keyed hash of each variable, never a value.
 """
 
 from __future__ import annotations
@@ -20,22 +20,22 @@ _STORE = "store"
 
 
 def settings_of(clouds: Collection[str], environ: Mapping[str, str]) -> frozenset[str]:
-    """Return the names of the settings of these clouds that an environment has."""
+    """Return the names of these clouds' settings that are in an environment."""
     return frozenset().union(*(one.settings.among(environ) for one in _targets(clouds)))
 
 
 def credentials_of(clouds: Collection[str], environ: Mapping[str, str]) -> frozenset[str]:
-    """Return the names of the credentials of these clouds that an environment has."""
+    """Return the names of these clouds' credentials that are in an environment."""
     return frozenset().union(*(one.credentials.among(environ) for one in _targets(clouds)))
 
 
 def credentials_among(cloud: str, environ: Mapping[str, str]) -> list[str]:
-    """Return the names of the credentials of one cloud that an environment has, sorted."""
+    """Return the names of one cloud's credentials that are in an environment, sorted."""
     return sorted(credentials_of([cloud], environ))
 
 
 def hashes(environ: Mapping[str, str], salt: bytes) -> dict[str, str]:
-    """Return name -> keyed hash of each variable that belongs to any cloud or to the store."""
+    """Return name -> keyed hash of each variable that belongs to a cloud or to the store."""
     names = settings_of(listed(), environ) | credentials_of(listed(), environ)
     found = {name: _hash(environ[name], salt) for name in sorted(names)}
     if url := environ.get(DATABASE_VARIABLE, ""):
@@ -44,14 +44,17 @@ def hashes(environ: Mapping[str, str], salt: bytes) -> dict[str, str]:
 
 
 def has_new_password(theirs: Mapping[str, str], salt: bytes) -> bool:
-    """Return whether the store's URL here is that of `theirs`, of hashes(), but for user and password."""
+    """Return whether the store's URL differs from the one hashed in `theirs` only in user and password.
+
+    theirs: result of hashes() in the other process
+    """
     url = os.environ.get(DATABASE_VARIABLE, "")
     is_same = theirs.get(_STORE) == _hash(_without_password(url), salt)
     return is_same and bool(differing([DATABASE_VARIABLE], theirs, salt))
 
 
 def differing(names: Collection[str], theirs: Mapping[str, str], salt: bytes) -> list[str]:
-    """Return those of the names whose values here are not those that `theirs`, of hashes(), was made from."""
+    """Return the names, sorted, whose values differ from those hashed in `theirs`, a result of hashes()."""
     ours = {name: _hash(os.environ[name], salt) for name in names if os.environ.get(name)}
     return sorted(name for name in names if ours.get(name) != theirs.get(name))
 

@@ -1,1 +1,2 @@
-"""What lives longer than a job, as code: Pulumi components and programs, and their driver."""
+"""Infrastructure as code for resources that outlive a job: Pulumi components, programs, and the engine that runs
+them."""

@@ -1,7 +1,7 @@
-"""Checks of components' arguments: unknown names, missing ones, wrong types and values, before anything is registered.
+"""Validation of components' arguments before any resource is registered: unknown or missing names, types, values.
 
-Pulumi's own classes refuse an argument that they do not have; a component's are a TypedDict, which nothing checks when
-a program runs. Every message is one sentence that names the component and the argument.
+Pulumi's own classes reject unknown arguments; a component's arguments are a TypedDict, which is not checked at run
+time. Every message is one sentence that names the component and the argument.
 """
 
 from __future__ import annotations
@@ -22,27 +22,27 @@ from ..jobspecs.suggest import did_you_mean
 from ..provisioners.base import ProvisionError
 
 OWNER_PREFIX = "cloudgpu-"
-"""Reapers, and the rights that they have, end only what has an owner that begins so."""
+"""Required prefix of `owner`: reapers, and their permissions, are limited to resources whose owner starts with it."""
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,62}")
 _FLEET_NAME = re.compile(r"[a-z]([a-z0-9-]{0,61}[a-z0-9])?")
 _TYPE_NAMES = {str: "a text", int: "a whole number", float: "a number", bool: "true or false"}
 
 
 class ArgumentError(pulumi.RunError, ValueError):
-    """An argument that a component does not take. Pulumi prints the message without a traceback."""
+    """Raised for an invalid argument of a component. Pulumi prints the message without a traceback."""
 
 
 def check_arguments(component: str, name: str, args: Mapping[str, Any], known: type) -> None:
-    """Raise ArgumentError unless `args` are arguments of the component, by its TypedDict `known`."""
+    """Raise ArgumentError unless `args` match the component's arguments TypedDict, `known`."""
     what = f"{component} {name!r}"
     if not _NAME.fullmatch(name):
         raise ArgumentError(f"{what}: the name must be letters, digits, - and _, beginning with a letter, at most 63")
     hints: dict[str, Any] = known.__annotations__
-    optional: frozenset[str] = known.__optional_keys__  # type: ignore[attr-defined]  # of every TypedDict
+    optional: frozenset[str] = known.__optional_keys__  # type: ignore[attr-defined]  # all TypedDicts have it
     for key, value in args.items():
         if key not in hints:
             raise ArgumentError(f"{what}: unknown argument {key!r}{_suggestion(key, hints)}")
-        if value is None and key in optional:  # as omitted: a setting that may be absent
+        if value is None and key in optional:  # None for an optional argument means omitted
             continue
         if not _fits(value, hints[key]):
             raise ArgumentError(f"{what}: {key}: expected {_wanted(hints[key])}, not {_shown(value)}")
@@ -67,7 +67,7 @@ def _check_tags(what: str, args: Mapping[str, Any]) -> None:
 
 
 def fleet_spec(name: str, values: Mapping[str, Any], check: Callable[[FleetSpec], None]) -> FleetSpec:
-    """Return the fleet that `values` describe. Raises ArgumentError, also for what `check` refuses."""
+    """Return the fleet that `values` describe. Raises ArgumentError, also for whatever `check` rejects."""
     with refusals(name):
         try:
             fleet = FleetSpec.model_validate(dict(values))
@@ -80,7 +80,7 @@ def fleet_spec(name: str, values: Mapping[str, Any], check: Callable[[FleetSpec]
 
 @contextlib.contextmanager
 def refusals(name: str) -> Iterator[None]:
-    """Raise ArgumentError in place of ProvisionError, for a fleet that its cloud cannot have."""
+    """Translate ProvisionError (a fleet that its cloud does not support) to ArgumentError."""
     try:
         yield
     except ProvisionError as error:
@@ -88,7 +88,7 @@ def refusals(name: str) -> Iterator[None]:
 
 
 def check_fleet_name(name: str, fleet_name: str) -> None:
-    """Raise ArgumentError for a fleet name that cannot be a part of machines' names."""
+    """Raise ArgumentError for a fleet name that cannot be part of a machine's name."""
     if not _FLEET_NAME.fullmatch(fleet_name):
         raise ArgumentError(
             f"GpuFleet {name!r}: fleet_name: {fleet_name!r} must be lower-case letters, digits and hyphens, beginning "
@@ -97,7 +97,7 @@ def check_fleet_name(name: str, fleet_name: str) -> None:
 
 
 def check_size(argument: str, text: str, limit: int) -> str:
-    """Return the text. Raises ArgumentError if it is longer than `limit` bytes."""
+    """Return `text`. Raises ArgumentError if it is longer than `limit` bytes in UTF-8."""
     size = len(text.encode())
     if size > limit:
         raise ArgumentError(f"{argument}: {size:,} bytes, of which a machine can have {limit:,} at most")
@@ -105,7 +105,8 @@ def check_size(argument: str, text: str, limit: int) -> str:
 
 
 def _check_machine_type(name: str, fleet: FleetSpec) -> None:
-    """Refuse a size that a known family of machine types does not have. Other families may be newer than the table."""
+    """Raise ArgumentError for an unknown size of a known machine family. Unknown families pass: the table may be
+    older."""
     known = machine_types(fleet.cloud)
     if fleet.machine_type in known:
         return
@@ -123,7 +124,7 @@ def _family(machine_type: str) -> str:
 
 
 def _problem(error: Mapping[str, Any]) -> str:
-    """Format one of pydantic's errors: `market: 'spott': input should be …; did you mean spot?`."""
+    """Format a pydantic error: `market: 'spott': input should be …; did you mean spot?`."""
     where = ".".join(str(part) for part in error["loc"])
     text = f"{where}: {_shown(error['input'])}: {error['msg'][:1].lower()}{error['msg'][1:]}"
     options = re.findall(r"'([^']+)'", str((error.get("ctx") or {}).get("expected", "")))
@@ -138,8 +139,9 @@ def _suggestion(text: str, options: Iterable[str]) -> str:
 # --- types ------------------------------------------------------------------------------------------------------------
 
 
-def _fits(value: object, hint: Any) -> bool:  # type hints
-    """Return whether a value is of a type hint of Pulumi's arguments. An Output fits where an input is taken."""
+def _fits(value: object, hint: Any) -> bool:  # a type hint's type is Any
+    """Return True if `value` matches a type hint of Pulumi's arguments. An Output matches where an input is
+    accepted."""
     alternatives = _alternatives(hint)
     if isinstance(value, pulumi.Output | Awaitable):
         return any(_is_wrapper(one) for one in alternatives)
@@ -156,7 +158,7 @@ def _fits_plain(value: object, hint: Any) -> bool:
     if origin in (dict, Mapping):
         of = typing.get_args(hint)[1]
         return isinstance(value, Mapping) and all(isinstance(k, str) and _fits(one, of) for k, one in value.items())
-    if hint in (int, float):  # programs in other languages give whole numbers as floats
+    if hint in (int, float):  # programs in other languages pass whole numbers as floats
         return (
             isinstance(value, int | float)
             and not isinstance(value, bool)
@@ -166,7 +168,7 @@ def _fits_plain(value: object, hint: Any) -> bool:
 
 
 def _alternatives(hint: Any) -> list[Any]:
-    """Return the members of a union, such as `pulumi.Input`; another hint is its own only member."""
+    """Return the members of a union such as `pulumi.Input`; for any other hint, a list of only that hint."""
     if typing.get_origin(hint) is typing.Union:
         return [found for one in typing.get_args(hint) for found in _alternatives(one)]
     if typing.get_origin(hint) is typing.NotRequired:
@@ -175,7 +177,8 @@ def _alternatives(hint: Any) -> list[Any]:
 
 
 def _is_wrapper(hint: Any) -> bool:
-    """Return whether a member of pulumi.Input is an Output, which it spells as a text, or what is awaited."""
+    """Return True for the members of `pulumi.Input` that are not plain values: an Output (a forward reference) or an
+    awaitable."""
     return isinstance(hint, typing.ForwardRef) or typing.get_origin(hint) in (pulumi.Output, Awaitable)
 
 

@@ -1,4 +1,4 @@
-"""Settings of a cluster's machines: the newest image, the agent, the reservation, the folder that has their orders."""
+"""Settings of a cluster's machines: newest image, agent, reservation, and the fleet folder with their orders."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ if TYPE_CHECKING:
 
 
 _KIND = ("cloud", "region", "market", "machine_type", "accelerator", "gpus")
-"""What of a fleet says which machines they are."""
+"""Fields of a fleet that decide the kind of its machines."""
 
 
 def are_alike(one: FleetSpec, other: FleetSpec) -> bool:
-    """Return whether the machines of two fleets are of one kind."""
+    """Return True if the machines of two fleets are of the same kind."""
     return all(getattr(one, key) == getattr(other, key) for key in _KIND)
 
 
 def is_reserved_elsewhere(fleet: FleetSpec, before: FleetSettings) -> bool:
-    """Return whether a fleet needs another reservation than it has: that one is of other machines, or over. Raises
+    """Return True if the fleet needs another reservation: the current one is for other machines, or has ended. Raises
     ProvisionError."""
     if fleet.market != "reservation":
         return False
@@ -32,9 +32,9 @@ def is_reserved_elsewhere(fleet: FleetSpec, before: FleetSettings) -> bool:
 
 
 def ending_with_reservation(settings: FleetSettings) -> FleetSettings:
-    """Return settings that expire when the provider begins to end the machines, if not before.
+    """Return settings that expire no later than the provider starts to terminate the reservation's machines.
 
-    The end of a Capacity Block is asked for anew each time: it can be extended. Raises ProvisionError.
+    The end of a Capacity Block is queried on every call, since a block can be extended. Raises ProvisionError.
     """
     until = _reserved_until(settings) if settings.fleet.size else None
     if until is None or (settings.expires is not None and settings.expires <= until):
@@ -53,10 +53,10 @@ def _reserved_until(settings: FleetSettings) -> float | None:
 def settings_for(
     stack: str, fleet: FleetSpec, stands_in: Infrastructure, before: FleetSettings | None = None
 ) -> FleetSettings:
-    """Return the settings of machines that are new from image to agent; nothing is made yet.
+    """Return settings with the newest image and agent, without creating resources.
 
-    Of market reservation, they stay in that of `before`, whose room its machines take; else they get one with room for
-    all. Raises InfraError, ProvisionError.
+    With market reservation, the fleet keeps the reservation of `before`, whose capacity its machines occupy; without
+    `before` it gets a reservation with capacity for all machines. Raises InfraError, ProvisionError.
     """
     from ..control.submit.submission import owner_name
     from ..protocol.jobdir import agent_key
@@ -99,8 +99,8 @@ def settings_for(
 
 
 def put_files(settings: FleetSettings, *, agent: bool) -> None:
-    """Write what machines find in the fleet's folder: their settings, read also by those that run already, and with
-    `agent` the agent that the settings name. Raises JobDirError."""
+    """Write the files in the fleet's folder: the settings, which running machines read too, and with `agent` the agent
+    that the settings name. Raises JobDirError."""
     from ..provisioners.cluster.files import put_agent, put_settings
 
     if agent:

@@ -1,4 +1,4 @@
-"""From cluster.yaml to the machines of a cluster: the best offer where an infra stack stands."""
+"""Plan a cluster from cluster.yaml: the best offer in a region with an infra stack."""
 
 from __future__ import annotations
 
@@ -22,25 +22,26 @@ if TYPE_CHECKING:
 
 
 class ClusterPlan(NamedTuple):
-    """The machines of a cluster, and the infra stack that they stand in."""
+    """Planned machines of a cluster, and the infra stack to use."""
 
     fleet: FleetSpec
     infrastructure: Infrastructure
     offer: Offer
     best: Offer
-    """The best offer, whether or not an infra stack stands there."""
+    """The best offer in any region, with or without an infra stack."""
     price: Decimal | None
-    """US dollars per hour of one machine with its disk; None: unknown."""
+    """US dollars per hour of one machine including its disk; None: unknown."""
     on_demand_price: Decimal | None
-    """Of one that is bought on demand in a fleet of market spot; None: unknown, or there is none."""
+    """US dollars per hour of one on-demand machine in a spot fleet; None: unknown, or the fleet has none."""
 
 
 def plan_cluster(
     loaded: LoadedCluster, before: FleetSpec | None, stacks: Iterable[Infrastructure], today: datetime.date
 ) -> ClusterPlan:
-    """Return the best offer; for a cluster that is up, one where it stands, as long as its file allows that.
+    """Return a plan for the best offer. A running cluster keeps its region, and if possible its machines (`before`).
 
-    Raises NoOfferError if no machines can be had, RefusedError if no infra stack stands where they could be.
+    Raises NoOfferError if no offer exists, RefusedError if no offer's region has an infra stack or the cluster's file
+    no longer allows its region.
     """
     clouds = loaded.cluster.resources.cloud or FLEET_CLOUDS
     found = plan(loaded.job, machine=None, today=today, clouds=clouds)
@@ -56,13 +57,13 @@ def plan_cluster(
 
 
 def _on_demand_price(loaded: LoadedCluster, offer: Offer, today: datetime.date) -> Decimal | None:
-    """Return ClusterPlan.on_demand_price for the machines of an offer."""
+    """Return the value of ClusterPlan.on_demand_price for an offer."""
     if not loaded.cluster.on_demand:
         return None
     (role,) = offer.roles
     here = {"region": (offer.region,), "machine_type": role.machine_type, "market": ("on-demand",)}
     resources = loaded.job.resources.model_copy(update=here)
-    limits = loaded.job.limits.model_copy(update={"price": None})  # it is all machines' of both markets
+    limits = loaded.job.limits.model_copy(update={"price": None})  # the price limit covers all machines of both markets
     job = loaded.job.model_copy(update={"resources": resources, "limits": limits})
     found = plan(job, machine=None, today=today, clouds=(offer.cloud,))
     return next((_each(one) for one in found.offers if _kind(one) == _kind(offer)), None)
@@ -103,8 +104,8 @@ def _is_as_before(offer: Offer, before: FleetSpec) -> bool:
 
 
 def _going_on(fleet: FleetSpec, before: FleetSpec) -> FleetSpec:
-    """Keep what is settled of the same machines: those that may reach each other still may, however few they are now;
-    and they stay where their reservation is, as long as the file allows it."""
+    """Return the fleet with settings that unchanged machines keep: `peers`, even if only one machine is left, and the
+    zones of their reservation if the file still allows them."""
     if not are_alike(fleet, before):
         return fleet
     stays = fleet.market == "reservation" and (not fleet.zones or set(before.zones) <= set(fleet.zones))
@@ -113,8 +114,7 @@ def _going_on(fleet: FleetSpec, before: FleetSpec) -> FleetSpec:
 
 
 def _zones(plan: Plan, offer: Offer, stands: Infrastructure) -> list[str]:
-    """Return the zones in which the same is offered at any price, and in which the stack has a subnet, if it has one
-    for each."""
+    """Return the zones with the same machine type and market, at any price, for which the stack has a subnet."""
     alike = [
         one.zone
         for one in plan.offers

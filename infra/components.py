@@ -1,6 +1,6 @@
-"""What the components of all clouds have in common: how they are found and served, who owns what they make, until when.
+"""Code shared by the components of all clouds: import, plugin server, owner and expiry arguments.
 
-Nothing of a cloud's SDK, and Pulumi's own only where it is used: `cloudgpu.infra.aws` is imported for its names.
+Cloud SDKs are never imported here, and Pulumi's only inside functions: importing `cloudgpu.infra.aws` stays cheap.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ MODULES = {
     "MachineRole": "role",
     "OrphanReaper": "reaper",
 }
-"""Each cloud's components -> the module of its package that has one, and the class of its arguments."""
+"""Component -> module in each cloud's package that defines it and its arguments class."""
 
 
 def component(package: str, name: str) -> object:
-    """A cloud's component, or its class of arguments, imported now. Raises AttributeError, as a module does."""
+    """Import and return a cloud's component or arguments class. Raises AttributeError for an unknown name."""
     module = MODULES.get(name.removesuffix("Args"))
     if module is None:
         raise AttributeError(f"module {package!r} has no attribute {name!r}")
@@ -32,7 +32,7 @@ def component(package: str, name: str) -> object:
 
 
 def serve(package: str) -> None:
-    """Be the Pulumi plugin of a cloud, `cloudgpu-<cloud>`, until the engine ends it: the address is in sys.argv."""
+    """Run the Pulumi plugin `cloudgpu-<cloud>` until the engine stops it. The engine's address is in sys.argv."""
     from pulumi.provider.experimental import component_provider_host
 
     from .. import __version__
@@ -42,28 +42,28 @@ def serve(package: str) -> None:
     component_provider_host(name=name, namespace="cloudgpu", version=__version__, components=classes)
 
 
-def child_of(parent: pulumi.Resource, **more: Any) -> pulumi.ResourceOptions:  # ResourceOptions' own
-    """Options of a component's own resource: its providers are the component's."""
+def child_of(parent: pulumi.Resource, **more: Any) -> pulumi.ResourceOptions:  # ResourceOptions' arguments
+    """Return options for a component's child resource, which inherits the component's providers."""
     import pulumi
 
     return pulumi.ResourceOptions(parent=parent, **more)
 
 
 def arguments_of_part(args: Mapping[str, Any], names: Iterable[str], **more: object) -> Any:  # a part's arguments
-    """Return those of a component's arguments that are given, for a part that has the same, and `more` that are."""
+    """Return arguments for a part: the given ones of `args` in `names`, and those of `more` that are not None."""
     given = {name: args[name] for name in names if name in args}
     return {**given, **{name: value for name, value in more.items() if value is not None}}
 
 
 def owner_of(args: Mapping[str, Any]) -> str:
-    """`owner` of a component's arguments; omitted: made of the project's and the stack's names."""
+    """Return the `owner` argument. Default: `cloudgpu-PROJECT-STACK`."""
     import pulumi
 
     return args.get("owner") or f"cloudgpu-{pulumi.get_project()}-{pulumi.get_stack()}"
 
 
 def expiry_of(args: Mapping[str, Any]) -> pulumi.Input[str] | None:
-    """`expires` of a component's arguments as a tag tells it: whole epoch seconds. None: never."""
+    """Return the `expires` argument as a tag's value, in whole epoch seconds; None: never."""
     import pulumi
 
     expires = args.get("expires")

@@ -1,4 +1,4 @@
-"""What ends a command of infra: each says what is wrong, and in `hint` what to do."""
+"""Errors that end an infra command: each has a message and, in `hint`, a remedy."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ if TYPE_CHECKING:
 
 
 class InfraError(Exception):
-    """The stack, its backend or the engine cannot be used now, or the cloud refused something."""
+    """The stack, its backend or the engine is unusable, or the cloud rejected an operation."""
 
     def __init__(self, message: str, hint: str = "") -> None:
         super().__init__(message)
@@ -17,15 +17,15 @@ class InfraError(Exception):
 
 
 class BadRequestError(InfraError):
-    """What was asked for makes no sense; nothing was done."""
+    """Invalid request; nothing was changed."""
 
 
 class RefusedError(InfraError):
-    """It could be done, but a check says no; nothing was done."""
+    """A check rejected a possible operation; nothing was changed."""
 
 
 class NoOfferError(RefusedError):
-    """No machines can be had as the cluster's file asks for them; `plan` has the refusals."""
+    """No offer matches the cluster's file; `plan` has the refusals."""
 
     def __init__(self, plan: Plan) -> None:
         super().__init__("nothing can be this cluster")
@@ -33,8 +33,8 @@ class NoOfferError(RefusedError):
 
 
 class LockedError(InfraError):
-    """Somebody else works on the stack."""
+    """Another process or user holds the stack's lock."""
 
 
 class CancelledError(InfraError):
-    """Ended by Ctrl-C; what was made until then is in the stack."""
+    """Cancelled by Ctrl-C; resources created until then are in the stack."""

@@ -1,4 +1,4 @@
-"""Names of buckets as each cloud allows them (infra/<cloud>/bucket_name.py), checked before anything is made."""
+"""Validation of bucket names by each cloud's rules (infra/<cloud>/bucket_name.py), before any resource is created."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from .errors import BadRequestError
 
 
 class Rule(NamedTuple):
-    """What a cloud's bucket may be called."""
+    """A cloud's naming rule for buckets."""
 
     pattern: re.Pattern[str]
     forbidden: re.Pattern[str]
@@ -18,7 +18,7 @@ class Rule(NamedTuple):
 
 
 def check_bucket(cloud: str, name: str) -> None:
-    """Raise BadRequestError for what cannot be the name of a bucket."""
+    """Raise BadRequestError for an invalid bucket name."""
     rule: Rule = importlib.import_module(f".{cloud}.bucket_name", __package__).RULE
     if not rule.pattern.fullmatch(name) or rule.forbidden.search(name):
         raise BadRequestError(f"{name!r} cannot be the name of a bucket on {cloud}", f"it is {rule.allowed}")

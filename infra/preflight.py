@@ -1,4 +1,4 @@
-"""What is looked at before a stack is brought up or down: what goes, what it costs, what forbids it. Pure."""
+"""Checks before a stack is created, updated or deleted: changes, price, and reasons to refuse. Pure functions."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from .engine.events import Change, counted
 _TABLE = Path(__file__).with_name("billing.csv")
 BUCKETS = ("aws:s3/bucket:Bucket", "gcp:storage/bucket:Bucket", "azure-native:storage:StorageAccount")
 _HOLDS_DATA = (*BUCKETS, "azure-native:storage:BlobContainer")
-"""Kinds that are deleted with what is in them: checkpoints."""
+"""Types whose deletion also deletes their data, such as checkpoints."""
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """What a check says."""
+    """Result of a check."""
 
     code: str
     severity: Literal["refused", "warning"]
@@ -30,24 +30,24 @@ class Finding:
 
 
 class Price(NamedTuple):
-    """Of a whole stack."""
+    """Price of a whole stack."""
 
     usd_h: Decimal | None
     """US dollars per hour; None: unknown."""
     notes: tuple[str, ...]
-    """What it leaves out: what bills by use, and what no table tells the price of."""
+    """Exclusions: usage-based charges, and resources without a known price."""
 
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """All that is known before anything is done."""
+    """Result of all checks before an operation."""
 
     changes: tuple[Change, ...]
-    """By name."""
+    """Sorted by name."""
     price: Price | None
-    """None: nothing is brought up."""
+    """None: the operation creates nothing."""
     quota: str = ""
-    """What was found of the machines' quotas; "": the stack has no machines."""
+    """Result of the quota check for the machines; "": the stack has no machines."""
     findings: tuple[Finding, ...] = ()
 
     @property
@@ -80,8 +80,11 @@ class Report:
 def check_up(
     changes: Sequence[Change], *, machines: Decimal | None = Decimal(0), cap: Decimal | None = None, quota: str = ""
 ) -> Report:
-    """Of what up would do. `machines`: US dollars per hour of all machines it wants (None: unknown); `cap`: at most so
-    much for the whole stack; `quota`: "", or what is known of it."""
+    """Check the changes of an `up`.
+
+    `machines`: US dollars per hour of all machines (None: unknown); `cap`: maximum price of the whole stack in US
+    dollars per hour; `quota`: result of the quota check, or "".
+    """
     price = price_of((change.kind for change in changes if change.op != "delete"), machines)
     changes = _by_name(changes)
     return Report(tuple(changes), price, quota, (*_destroyed(changes), *_too_dear(price, cap)))
@@ -95,8 +98,11 @@ def check_down(
     force: bool,
     with_data: bool = False,
 ) -> Report:
-    """Of what down would do. `running`: jobs that use the stack; `clusters`: names of those that stand in it; `force`:
-    jobs and clusters are not asked about; `with_data`: checkpoints are to go as well."""
+    """Check the changes of a `down`.
+
+    `running`: jobs that use the stack; `clusters`: names of clusters in it; `force`: running jobs are a warning only;
+    `with_data`: checkpoints may be deleted as well.
+    """
     findings = [] if with_data else list(_unprotected(changes))
     if running:
         severity: Literal["refused", "warning"] = "warning" if force else "refused"
@@ -109,7 +115,7 @@ def check_down(
 
 
 def jobs_run(ids: Sequence[str]) -> str:
-    """`2 jobs run there: digits-1, digits-2`."""
+    """Return a message: `2 jobs run there: digits-1, digits-2`."""
     shown = ", ".join(ids[:5]) + (f" and {len(ids) - 5} more" if len(ids) > 5 else "")
     return f"{len(ids)} {'job runs' if len(ids) == 1 else 'jobs run'} there: {shown}"
 
@@ -132,7 +138,8 @@ def _destroyed(changes: Iterable[Change]) -> Iterable[Finding]:
 
 
 def _unprotected(changes: Iterable[Change]) -> Iterator[Finding]:
-    """What holds data and would go, for a `down --delete-bucket` that did not come to its end protects it no more."""
+    """Yield a refusal for each unprotected resource with data: an interrupted `down --delete-bucket` leaves it
+    unprotected."""
     for change in changes:
         if change.op == "delete" and change.kind in _HOLDS_DATA:
             message = f"{change.name} ({change.kind}) would be deleted with every checkpoint in it: it is not protected"
@@ -153,7 +160,8 @@ def _too_dear(price: Price, cap: Decimal | None) -> Iterable[Finding]:
 
 
 def price_of(kinds: Iterable[str], machines: Decimal | None) -> Price:
-    """Of a stack with resources of these kinds, one entry each. A kind that the table lacks is named."""
+    """Return the price of a stack, given its resources' types (one entry per resource). Types missing in the table are
+    listed in the notes."""
     total, notes, machines_counted = Decimal(0), dict[str, None](), False
     unknown = False
     for kind in kinds:
@@ -176,7 +184,7 @@ def price_of(kinds: Iterable[str], machines: Decimal | None) -> Price:
 
 
 def _row(kind: str) -> Mapping[str, str] | None:
-    """The first row of billing.csv that fits."""
+    """Return the first matching row of billing.csv."""
     return next((row for row in _rows() if fnmatchcase(kind, row["kind"])), None)
 
 
@@ -187,5 +195,5 @@ def _rows() -> tuple[dict[str, str], ...]:
 
 
 def _short(kind: str) -> str:
-    """`Bucket` of `aws:s3/bucket:Bucket`."""
+    """Return the class in a type: `Bucket` for `aws:s3/bucket:Bucket`."""
     return kind.rpartition(":")[2]

@@ -1,4 +1,4 @@
-"""The inline programs, by cloud: each loads that cloud's SDK and no other's."""
+"""Inline Pulumi programs of all clouds; each imports only its cloud's SDK."""
 
 from __future__ import annotations
 
@@ -14,26 +14,26 @@ from .errors import InfraError
 from .settings import FleetSettings, InfraSettings, fields_of
 
 SETTINGS = "settings"
-"""A second output of every stack: what its program was given, which later commands go on with."""
+"""Name of a stack output: the program's settings, from which later commands continue."""
 TERMS = "terms"
-"""A third one of a cluster's stack: Terms."""
+"""Name of a cluster stack's output with its Terms."""
 
 
 @dataclass(frozen=True, slots=True)
 class Terms:
-    """What a cluster's file says that is not of its machines, for commands that have no file. JSON values only."""
+    """Settings of a cluster's file that do not describe machines, for commands without the file. JSON values only."""
 
     price_usd_h: str | None
-    """Of one machine with its disk when it was brought up, a Decimal's text; None: unknown."""
+    """US dollars per hour of one machine with its disk at creation, as a Decimal's string; None: unknown."""
     cap_usd_h: str | None
-    """limits.price; None: none."""
+    """limits.price in US dollars per hour; None: no limit."""
     on_demand: int
-    """As in ClusterFile, however few machines there are now."""
+    """ClusterFile's value, even if the cluster has fewer machines now."""
     on_demand_usd_h: str | None = None
-    """As price_usd_h, of those of them that are bought on demand, which cost more; None: unknown, or there are none."""
+    """Like price_usd_h, for the machines bought on demand, which cost more; None: unknown, or there are none."""
 
     def price_of(self, fleet: FleetSpec) -> Decimal | None:
-        """US dollars per hour of all its machines; None: unknown."""
+        """Return US dollars per hour of all machines; None: unknown."""
         parts = ((fleet.size - fleet.on_demand, self.price_usd_h), (fleet.on_demand, self.on_demand_usd_h))
         bought = [(machines, price) for machines, price in parts if machines]
         if any(price is None for _, price in bought):
@@ -41,8 +41,10 @@ class Terms:
         return sum((machines * Decimal(price) for machines, price in bought if price is not None), Decimal(0))
 
     def share_of(self, fleet: FleetSpec) -> str | None:
-        """Of one of its machines, as price_usd_h. Nobody chooses which of them a job gets: each costs what all do on
-        average."""
+        """Return the average price of a machine, as a Decimal's string; None: unknown.
+
+        A job cannot choose between spot and on-demand machines, so each machine is charged at the average.
+        """
         if not fleet.on_demand:
             return self.price_usd_h
         price = self.price_of(fleet)
@@ -50,12 +52,12 @@ class Terms:
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> Terms:
-        """Lenient: what another version added is dropped. Raises TypeError if something is missing."""
+        """Deserialize, ignoring unknown fields of other versions. Raises TypeError if a field is missing."""
         return cls(**fields_of(cls, value))
 
 
 def infra_stack(cloud: str, region: str) -> str:
-    """Name of the stack of a cloud and region."""
+    """Return the name of the infra stack of a cloud and region."""
     return f"infra-{cloud}-{region}"
 
 
@@ -64,13 +66,13 @@ def cluster_stack(name: str) -> str:
 
 
 def infra_program(settings: InfraSettings) -> Callable[[], None]:
-    """Raises InfraError if the cloud's SDK is not installed."""
+    """Return the Pulumi program for shared infrastructure. Raises InfraError if the cloud's SDK is not installed."""
     module = _programs(settings.cloud)
     return _exporting(lambda: module.infra_program(settings), {SETTINGS: settings.to_json()})
 
 
 def fleet_program(settings: FleetSettings, terms: Terms) -> Callable[[], None]:
-    """Raises InfraError if the cloud's SDK is not installed."""
+    """Return the Pulumi program for a fleet. Raises InfraError if the cloud's SDK is not installed."""
     module = _programs(settings.fleet.cloud)
     more = {SETTINGS: settings.to_json(), TERMS: asdict(terms)}
     return _exporting(lambda: module.fleet_program(settings), more)
@@ -80,7 +82,7 @@ def _exporting(program: Callable[[], object], outputs: Mapping[str, Any]) -> Cal
     def run() -> None:
         import pulumi
 
-        # First: Pulumi keeps what was exported until a program failed, and nothing else of what it knew before.
+        # Export before the program runs: if it fails, Pulumi keeps only the outputs exported so far.
         for name, value in outputs.items():
             pulumi.export(name, value)
         program()
@@ -93,6 +95,6 @@ def _programs(cloud: str) -> ModuleType:
         return importlib.import_module(f".{cloud}.programs", __package__)
     except ImportError as error:
         if error.name is not None and error.name.startswith("cloudgpu"):
-            raise  # a module of ours: a defect
+            raise  # one of cloudgpu's modules is missing: a bug
         hint = f"pip install 'cloudgpu[infra-{cloud}]'"
         raise InfraError(f"stacks of {cloud} need its Pulumi SDK: {error}", hint) from error

@@ -1,10 +1,10 @@
-"""From the wire format of a cloud's API to the arguments of Pulumi's classes, by the names and types the classes carry.
+"""Conversion from cloud APIs' wire format to arguments of Pulumi's classes, based on the classes' names and types.
 
-A launch template's data, an instance's properties, a virtual machine's profile are built once, as dicts in the words
-of the cloud's API (provisioners/<cloud>/machine/template.py); the components register the same dicts through
-keywords(). The SDKs spell the same fields in their own way: `NetworkCardIndex` and `networkCardIndex` are
-`network_card_index`, booleans of EC2's interfaces are the texts "true" and "false", 64-bit numbers of Google's JSON
-are ints. What a class does not know is an error here, not a field that is dropped.
+A launch template's data, an instance's properties, a virtual machine's profile are built once, as dicts in the cloud
+API's format (provisioners/<cloud>/machine/template.py); the components register the same dicts through keywords().
+Pulumi's SDKs spell fields differently: `NetworkCardIndex` and `networkCardIndex` are `network_card_index`, booleans of
+EC2's interfaces are the strings "true" and "false", 64-bit numbers of Google's JSON are ints. A field that a class
+lacks raises an error and is never dropped silently.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ _WRAPPERS = frozenset({"Output", "Awaitable"})
 
 
 class WireError(ValueError):
-    """A field that the class does not have, or another type than it takes; the message names its path."""
+    """Raised for a field that the class lacks, or a value of the wrong type; the message has the field's path."""
 
 
 def keywords(args: type, wire: Mapping[str, Any], renames: Mapping[str, str] | None = None) -> dict[str, Any]:
-    """Keyword arguments of a resource, or of one of its nested types, by its class of arguments.
+    """Return keyword arguments for a resource, or one of its nested types, given its arguments class.
 
-    `args`: e.g. `aws.ec2.LaunchTemplateArgs`. `renames`: path of a field of the wire, without indexes ->
-    the Python name it has in Pulumi, where that is not the same name; "": its own fields are its parent's
-    (`{"NetworkInterfaces.Groups": "security_groups", "disks.initializeParams": ""}`). Values that are Outputs pass as
-    they are. Lists of `{"Key": …, "Value": …}`, AWS's way to write tags (Google's metadata in lower case), become maps
-    where the class wants a map.
+    `args`: e.g. `aws.ec2.LaunchTemplateArgs`. `renames`: path of a field in the wire format, without indexes -> its
+    Python name in Pulumi, if that differs; "": the field's own fields move up to its parent
+    (`{"NetworkInterfaces.Groups": "security_groups", "disks.initializeParams": ""}`). Outputs are passed through. Lists
+    of `{"Key": …, "Value": …}`, AWS's format of tags (in lower case: Google's metadata), become maps where the class
+    has a map.
 
     Raises WireError.
     """
@@ -70,7 +70,7 @@ def _check_once(found: Mapping[str, Any], names: Iterable[str], where: str) -> N
 
 
 def _value(hint: Any, value: Any, renames: Mapping[str, str], where: str) -> Any:  # any JSON value
-    """`value` as the hint wants it."""
+    """Convert `value` to the hint's type."""
     if _is_output(value):
         return value
     wanted = _alternatives(hint)
@@ -91,7 +91,7 @@ def _object(wanted: Sequence[Any], value: Mapping[str, Any], renames: Mapping[st
             given = _fields(one, value, renames, where)
             try:
                 return one(**given)
-            except TypeError as error:  # what is required is missing
+            except TypeError as error:  # a required argument is missing
                 raise WireError(f"{where}: {error}") from error
         if typing.get_origin(one) is collections.abc.Mapping:
             of = typing.get_args(one)[1]
@@ -112,7 +112,8 @@ def _list(wanted: Sequence[Any], value: Sequence[Any], renames: Mapping[str, str
 
 
 def _scalar(wanted: Sequence[Any], value: Any, where: str) -> Any:
-    """As it is, or in the other spelling that means the same. An enum's value is not checked: clouds' enums grow."""
+    """Return a scalar, converted if the class expects another type. Enum values are not checked, as clouds add new
+    ones."""
     kinds = {one for one in wanted if one in _SCALARS}
     if type(value) in kinds or (type(value) is int and float in kinds):
         return value
@@ -127,18 +128,21 @@ def _scalar(wanted: Sequence[Any], value: Any, where: str) -> Any:
     raise WireError(f"{where}: {_names(wanted)} is wanted, and this is {_kind(value)}")
 
 
-# --- what Pulumi's classes say of themselves --------------------------------------------------------------------------
+# --- introspection of Pulumi's classes
+# ----------------------------------------------------------------------------------
 
 
 class _Properties(typing.NamedTuple):
     types: Mapping[str, Any]
     """Python name -> type."""
     names: Mapping[str, str]
-    """Pulumi's name -> Python name."""
+    """Pulumi name -> Python name."""
 
     def python(self, key: str) -> str | None:
-        """The Python name of a field of the wire, which is Pulumi's but for the first letter, or (of Google's SDK) that
-        name itself; None: there is none."""
+        """Return the Python name of a wire-format field; None: unknown.
+
+        The wire name equals Pulumi's name except for the case of the first letter or, in Google's SDK, the Python name.
+        """
         return self.names.get(key) or self.names.get(key[:1].lower() + key[1:]) or (key if key in self.types else None)
 
 
@@ -153,8 +157,8 @@ def _properties(args: type) -> _Properties:
     return _Properties({names[pulumi]: hint for pulumi, hint in types.items()}, names)
 
 
-def _alternatives(hint: Any) -> list[Any]:  # type hints
-    """The types in a hint, without None and without Pulumi's wrappers, which say the same once more."""
+def _alternatives(hint: Any) -> list[Any]:  # a type hint's type is Any
+    """Return the types in a hint, without None and Pulumi's wrappers (Output, Awaitable)."""
     if typing.get_origin(hint) is not None and not _is_container(hint):
         flat = [found for one in typing.get_args(hint) if not _is_wrapper(one) for found in _alternatives(one)]
         return list(dict.fromkeys(flat))

@@ -1,7 +1,7 @@
-"""What the inline programs of a cloud are given, and what a fleet's stack exports. JSON values only; no SDK.
+"""Settings of the inline Pulumi programs, and outputs of a fleet's stack. JSON values only; no SDK imports.
 
-Programs and components read no environment: whatever they need is here. Credentials are not: the provider plugin takes
-them from where the cloud's own tools do.
+Programs and components do not read the environment; all settings are here, except credentials, which the provider
+plugin finds in the same way as the cloud's own tools.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from ..provisioners.shared.infra_outputs import Infrastructure
 from .errors import InfraError
 
 OUTPUT = "cloudgpu"
-"""The output of both programs: Infrastructure's or FleetOutputs' JSON."""
+"""Name of the stack output with Infrastructure's or FleetOutputs' JSON."""
 _Value = TypeVar("_Value")
 
 
 def read_output(outputs: Mapping[str, Any], name: str, from_json: Callable[[Mapping[str, Any]], _Value]) -> _Value:
-    """One output of a stack, which somebody else's version may have written. Raises InfraError."""
+    """Parse one output of a stack. Raises InfraError, for example if an incompatible version wrote it."""
     try:
         return from_json(outputs[name])
     except (AttributeError, KeyError, TypeError, ValueError) as error:
@@ -29,68 +29,68 @@ def read_output(outputs: Mapping[str, Any], name: str, from_json: Callable[[Mapp
 
 
 def fields_of(kind: type[Any], value: Mapping[str, Any]) -> dict[str, Any]:
-    """What of it is a field of this dataclass: what another version added is dropped."""
+    """Return the values of a dataclass's fields, ignoring unknown keys of other versions."""
     return {one.name: value[one.name] for one in fields(kind) if one.name in value}
 
 
 @dataclass(frozen=True, slots=True)
 class InfraSettings:
-    """Of `infra_program`: network, role, bucket and reaper of one cloud and region."""
+    """Settings of `infra_program`: network, role, bucket and reaper of one cloud and region."""
 
     cloud: FleetCloud
     region: str
     stack: str
-    """Name of the Pulumi stack, e.g. `infra-aws-us-east-1`: for the outputs; names in the cloud may begin with it."""
+    """Name of the Pulumi stack, e.g. `infra-aws-us-east-1`, also used as a prefix of resource names."""
     owner: str
-    """As in Owner.name: who everything is tagged with."""
+    """Owner.name, the value of the owner tag."""
     account: str = ""
-    """gcp: the project's id. azure: the subscription's id. aws: the account's id."""
+    """Project id (gcp), subscription id (azure) or account id (aws)."""
     bucket: str | None = None
-    """A bucket to make, or to go on with, by this name (azure: `ACCOUNT/CONTAINER`; of one to adopt with its resource
-    group, `GROUP/ACCOUNT/CONTAINER`); None: the program names it."""
+    """Name of the bucket to create or keep (azure: `ACCOUNT/CONTAINER`, to adopt one `GROUP/ACCOUNT/CONTAINER`); None:
+    the program chooses it."""
     adopt: bool = False
-    """`bucket` exists and is somebody else's: it is used, never made, changed or deleted."""
+    """Use `bucket`, an existing one not managed by the stack: it is never created, changed or deleted."""
     protect: bool = True
-    """The bucket, and all that belongs to it, is protected: `infra down` leaves it in its stack. False: it may be
-    deleted with everything in it (force_destroy), for the user said so twice."""
+    """Protect the bucket and its parts from `infra down`. If false (confirmed twice by the user), it may be deleted
+    with all its contents (force_destroy)."""
     expires: float | None = None
-    """Epoch seconds after which anybody may remove what bills; None: never."""
+    """Epoch seconds after which any cleanup may delete billable resources; None: never."""
     boundary: str = ""
-    """aws: ARN of the permissions boundary of every role that the stack makes; "": none."""
+    """aws: ARN of the permissions boundary of every role in the stack; "": none."""
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> InfraSettings:
-        """Lenient: what another version added is dropped. Raises TypeError if something is missing."""
+        """Deserialize, ignoring unknown fields of other versions. Raises TypeError if a field is missing."""
         return cls(**fields_of(cls, value))
 
 
 @dataclass(frozen=True, slots=True)
 class FleetSettings:
-    """Of `fleet_program`: the template and the group of one fleet."""
+    """Settings of `fleet_program`: the template and the group of one fleet."""
 
     stack: str
     """Name of the Pulumi stack, e.g. `cluster-big`."""
     owner: str
     fleet: FleetSpec
     infrastructure: Infrastructure
-    """What it stands in: the outputs of the infra stack of the same cloud and region."""
+    """Outputs of the infra stack of the same cloud and region."""
     user_data: str
-    """What machines boot with, as text; components take it as it is."""
+    """Boot script as plain text; the components encode it."""
     image: str
     """aws: AMI id. gcp: self link or `projects/P/global/images/…`. azure: URN `publisher:offer:sku:version`."""
     fleet_dir: str
-    """URL below `infrastructure.job_dir` where its machines look for what to do."""
+    """URL of the fleet folder below `infrastructure.job_dir`, in which the machines find their orders."""
     account: str = ""
-    """As in InfraSettings."""
+    """Like InfraSettings.account."""
     expires: float | None = None
-    """Epoch seconds after which anybody may end the machines, as the group or its resource group says, and the infra
-    stack's reaper does; None: never."""
+    """Epoch seconds after which any cleanup, such as the infra stack's reaper, may delete the machines; None: never.
+    Stored on the group or its resource group."""
     reservation: str | None = None
-    """Of market reservation. aws: id of the capacity reservation, in the fleet's one zone. gcp:
-    `projects/P/reservations/R`, if it must be named to be used."""
+    """With market reservation: the capacity reservation's id in the fleet's only zone (aws), or
+    `projects/P/reservations/R` if it must be targeted by name (gcp)."""
     capacity_block: bool = False
     """aws: the reservation is a Capacity Block for ML."""
 
@@ -111,8 +111,10 @@ class FleetSettings:
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> FleetSettings:
-        """Lenient: what another version added is dropped. Raises KeyError or TypeError if something is missing, and
-        pydantic's ValidationError for a bad fleet."""
+        """Deserialize, ignoring unknown fields of other versions.
+
+        Raises KeyError or TypeError if a field is missing, pydantic's ValidationError for an invalid fleet.
+        """
         fleet = FleetSpec.from_json(value["fleet"])
         infrastructure = Infrastructure.from_json(value["infrastructure"])
         return cls(**{**fields_of(cls, value), "fleet": fleet, "infrastructure": infrastructure})
@@ -126,16 +128,16 @@ class FleetOutputs:
     cloud: str
     region: str
     template_hash: str
-    """FleetSpec.template_hash of what the template was made of."""
+    """FleetSpec.template_hash of the fleet that the template was built from."""
     template: str
-    """aws: launch template id. gcp: unique self link of the instance template. azure: "" (a part of the group)."""
+    """aws: launch template id. gcp: unique self link of the instance template. azure: "" (part of the scale set)."""
     template_version: str
-    """aws: number of the launch template's version. Elsewhere ""."""
+    """aws: version number of the launch template. Other clouds: ""."""
     group: str
     """aws: name of the Auto Scaling group. gcp: self link of the managed instance group. azure: resource id of the
     scale set."""
     size: int
-    """Machines wanted when the stack was last brought up."""
+    """Requested number of machines at the last `up`."""
     fleet_dir: str
 
     def to_json(self) -> dict[str, Any]:
@@ -143,7 +145,9 @@ class FleetOutputs:
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> FleetOutputs:
-        """Lenient: what another version added is dropped; Pulumi's numbers, which are floats, become whole ones. Raises
-        TypeError if something is missing."""
+        """Deserialize, ignoring unknown fields of other versions; Pulumi's floats become ints.
+
+        Raises TypeError if a field is missing.
+        """
         known = fields_of(cls, value)
         return cls(**{**known, "size": int(known["size"])} if "size" in known else known)

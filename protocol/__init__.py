@@ -1,1 +1,1 @@
-"""The records of the job dir and of a fleet's folder: what the control side and the machines exchange."""
+"""Records of the job dir and of a fleet's folder, which the control side and the machines exchange."""

@@ -1,7 +1,8 @@
-"""signal.json of an attempt: the one small object that its machines poll.
+"""signal.json of an attempt: the only small object that its machines poll.
 
-Who writes stop.json or notice.json writes it too, so machines see these within one poll. A command that follows the job
-renews a watch mark in it: then heartbeats and log lines come often.
+A writer of stop.json or notice.json also writes signal.json, so that machines see these within one poll. A command
+that follows the job renews a watch mark in it, which makes machines write heartbeats and log lines at short
+intervals.
 """
 
 from __future__ import annotations
@@ -14,9 +15,9 @@ from contextlib import suppress
 from .jobdir import JobDir, JobDirError, Signal, attempt_key
 
 WATCH_S = 90.0
-"""Seconds for which a watch mark counts."""
+"""Seconds for which a watch mark is valid."""
 RENEW_S = 60.0
-"""Seconds between two marks of a command that watches."""
+"""Seconds between two marks of a watching command."""
 
 
 def signal_key(attempt: int) -> str:
@@ -24,17 +25,17 @@ def signal_key(attempt: int) -> str:
 
 
 def send_signal(job_dir: JobDir, attempt: int, *, watch_s: float = 0.0) -> None:
-    """Have the attempt's machines look at stop.json and notice.json at once. Raises JobDirError.
+    """Make the attempt's machines read stop.json and notice.json at once. Raises JobDirError.
 
-    In a local folder they look often by themselves. Every signal replaces the one before: machines count a watch from
-    when they see it, so none is cut short by the next signal.
+    No-op in a local folder, where machines read these at short intervals anyway. Every signal replaces the previous
+    one, but machines count a watch from when they see it, so the next signal does not cut it short.
     """
     if job_dir.folder is None:
         job_dir.put(signal_key(attempt), Signal(uuid.uuid4().hex, watch_s).to_bytes())
 
 
 class WatchMark:
-    """Says in the job dir that a command watches a job; best effort."""
+    """Mark in the job dir that a command watches a job; best effort."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -42,7 +43,7 @@ class WatchMark:
         self._due = 0.0
 
     def renew(self, job_dir: JobDir, attempt: int) -> None:
-        """Write the mark, at most once in RENEW_S for an attempt; without the right to write, lines come rarely."""
+        """Write the mark, at most once per RENEW_S for an attempt. Errors are ignored."""
         where, now = (job_dir.url, attempt), self._clock()
         if job_dir.folder is not None or (where == self._marked and now < self._due):
             return

@@ -1,4 +1,4 @@
-"""A checkpoint's name: unique, told by its age, and the same on every rank without asking the others."""
+"""Names of checkpoints: unique, sortable by age, and equal on every rank without communication."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ _NAME = re.compile(r"(\d{8,18})-(\d{4,9})-([0-9a-f]{12})", re.ASCII)
 
 @dataclass(frozen=True, slots=True)
 class Name:
-    """A checkpoint's folder, `<step>-<attempt>-<nonce>`; none is ever used twice."""
+    """Name of a checkpoint's folder, `<step>-<attempt>-<nonce>`; never reused."""
 
     step: int
     attempt: int
     nonce: str
-    """12 hexadecimal digits: the run's count of its saves (4), for one step may be saved twice, and its nonce (8)."""
+    """12 hexadecimal digits: the run's save counter (4), as a step may be saved twice, and the run's nonce (8)."""
 
     @classmethod
     def of_run(cls, step: int, attempt: int, count: int, run: str) -> Name:
-        """The name of a run's save number `count`. `run`: run_nonce() of the first rank, agreed upon once."""
+        """Return the name of a run's save number `count`. `run`: run_nonce() of the first rank, broadcast once."""
         return cls(step, attempt, f"{count % 0x10000:04x}{run}")
 
     @classmethod
     def new(cls, step: int, attempt: int, count: int) -> Name:
-        """A name that has never been used."""
+        """Return a name that has never been used."""
         return cls.of_run(step, attempt, count, run_nonce())
 
     @classmethod
@@ -38,10 +38,10 @@ class Name:
 
     @property
     def age(self) -> tuple[int, int, str]:
-        """Sorts from old to new; docs/checkpoint-format.md tells why the attempt comes first."""
+        """Sort key from old to new; docs/checkpoint-format.md explains why the attempt comes first."""
         return (self.attempt, self.step, self.nonce)
 
 
 def run_nonce() -> str:
-    """8 hexadecimal digits at random: two runs, also those of one attempt, never share a name."""
+    """Return 8 random hexadecimal digits, so that two runs never share a name, even within an attempt."""
     return os.urandom(4).hex()

@@ -1,15 +1,15 @@
-"""The job dir: the only meeting place of the control side and the machines. Standard library and obstore only.
+"""Job dir: the only communication channel between the control side and the machines. Standard library and obstore only.
 
     <job_dir>/<job id>/
-      job.json                          the resolved spec; its sha256 is what a machine is told at boot
+      job.json                          the resolved spec; machines get its sha256 at boot
       code/<sha256>.tar.gz
-      agent/<sha256>.pyz                what a machine in a cloud fetches first, and runs
+      agent/<sha256>.pyz                what a machine in a cloud downloads first, and runs
       attempts/0001/attempt.json        offer, nodes, ranks
-      attempts/0001/stop.json           what is wanted of this attempt's machines: Stop
-      attempts/0001/signal.json         changes when these machines are to look, or are watched: Signal
+      attempts/0001/stop.json           request to the attempt's machines to end: Stop
+      attempts/0001/signal.json         changes when these machines must read the others, or are watched: Signal
       attempts/0001/nodes/worker-0.1/   claim (create-only), address.json, notice.json, heartbeat.json,
                                         log/00000001.gz ..., result.json (create-only)
-      attempts/0001/generations/0002.json     create-only: how the program goes on after one of its processes died
+      attempts/0001/generations/0002.json     create-only: how the program continues after one of its processes died
       checkpoints/<step>-<attempt>-<nonce>/   shards, manifests, COMMIT.json written last
       outputs/
 
@@ -92,56 +92,56 @@ def generation_key(attempt: int, generation: int) -> str:
 
 @dataclass(frozen=True, slots=True)
 class JobRecord(Record):
-    """job.json: what a machine needs to know of a job, resolved, so that it needs no parser of job files."""
+    """job.json: all that a machine needs to know of a job, in resolved form, so that it needs no parser of job
+    files."""
 
     MOST_BYTES: ClassVar[int] = 64 << 20
     MOST_CHARACTERS: ClassVar[int] = 64 << 20
     job_id: str
     name: str
     run: str | list[str]
-    """A string is run by the shell, a list is executed as it is; likewise `setup`."""
+    """A string is run by the shell, a list is executed without one; the same holds for `setup`."""
     args: list[str] = field(default_factory=list)
     setup: str | list[str] | None = None
     env: dict[str, str] = field(default_factory=dict)
     launcher: str = "auto"
     code: str | None = None
-    """sha256 of the code archive, see code_key(); None: nothing was shipped."""
+    """sha256 of the code archive, see code_key(); None: no code was uploaded."""
     search_path: str | None = None
-    """PATH for setup and program; None: the machine's own. Only a job for the submitter's own machine has one."""
+    """PATH for setup and program; None: the machine's own. Set only if the job runs on the submitter's own machine."""
     submitter_env: dict[str, str] | None = None
-    """Variables of the submitter's shell, by an allow-list, in place of the machine's; None: the machine's own. Only a
-    job for the submitter's own machine has them."""
+    """Variables of the submitter's shell that are on an allow-list, replacing the machine's; None: the machine's
+    own. Set only if the job runs on the submitter's own machine."""
     checkpoint_every: str | int = "auto"
-    """"auto" or seconds."""
+    """Seconds, or "auto"."""
     checkpoint_keep: int = 3
     checkpoint_on_damage: str = "stop"
-    """"stop" or "restart": when every checkpoint is damaged."""
+    """Action when every checkpoint is damaged: "stop" or "restart"."""
     inputs: dict[str, str | dict[str, str]] = field(default_factory=dict)
-    """Path on the machine, relative to the code's folder or absolute -> URL of what is fetched there, or for each cloud
-    its own."""
+    """Path on the machine, absolute or relative to the code's folder -> URL to download, or URL for each cloud."""
     outputs: list[str] = field(default_factory=list)
-    """Paths relative to the code's folder: copied to outputs/ when the program has ended."""
+    """Paths relative to the code's folder that are copied to outputs/ when the program has ended."""
     gpu_idle_s: int | None = None
-    """The job is stopped when its GPUs do nothing for so long: nodes with GPUs tell for how long theirs have."""
+    """Seconds without GPU activity after which the job is stopped. If set, nodes with GPUs report their idle time."""
     spec: dict[str, Any] = field(default_factory=dict)
-    """The whole JobSpec as stored; for people and for a later version, machines do not read it."""
+    """The whole JobSpec in stored form, for users and later versions; machines do not read it."""
 
     def inputs_on(self, cloud: str) -> dict[str, str]:
-        """Those of machines of a cloud."""
+        """Return path -> URL of the inputs for machines of a cloud."""
         found = {path: where if isinstance(where, str) else where.get(cloud) for path, where in self.inputs.items()}
         return {path: url for path, url in found.items() if url is not None}
 
 
 @dataclass(frozen=True, slots=True)
 class NodeRecord(Record):
-    """One machine's place in an attempt."""
+    """One machine of an attempt."""
 
     node: str
     role: str
     index: int
     rank: int
     gpus: int
-    """Whole GPUs, each of which gets its own process under `torchrun`; 0: one process on the CPU."""
+    """Number of whole GPUs, each with a separate process under `torchrun`; 0: one process on the CPU."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,14 +153,14 @@ class AttemptRecord(Record):
     offer: dict[str, Any]
     nodes: list[Annotated[dict[str, Any], NodeRecord]]
     failures_left: int = 0
-    """How many failures of the program may be answered by starting it again on the same machines."""
+    """Number of restarts on the same machines that are left for failures of the program."""
     interruptions_left: int | None = 0
-    """Likewise, when the program asks to be run again; None: without limit."""
+    """Restarts on the same machines left for when the program asks to be run again; None: without limit."""
     heals: bool = False
-    """A lost node is replaced, or done without: those that are left wait for the Generation that says so."""
+    """True if a lost node is replaced or done without; the others wait for the supervisor's Generation record."""
     job_dir: str = ""
-    """URL of the job's folder that this attempt works with, if the job has moved there: this record is in both, that
-    one and the one which it has left; "": it is in the only one."""
+    """URL of the job's folder that this attempt uses, if the job has moved there. The record is then also in the
+    folder that it left. "": the job has not moved."""
     earlier: dict[str, Any] = field(default_factory=dict)
     """Interruptions of the job's earlier attempts: checkpoint.interval.History as JSON."""
 
@@ -170,44 +170,43 @@ GenerationKind = Literal["failure", "interruption", "members", "closed"]
 
 @dataclass(frozen=True, slots=True)
 class Generation(Record):
-    """generations/<g>.json, create-only: what follows upon generation g - 1 of an attempt's program.
+    """generations/<g>.json, create-only: what follows generation g - 1 of an attempt's program.
 
-    They are numbered from 2 and without gaps. Each says what the attempt has used of its budget by then. `failure` and
-    `interruption` begin with a process that died, on the nodes there are. `members` is the supervisor's word: from then
-    on the nodes are others. `closed` is the last: the program has ended on some node, `reason` says how, and
-    starts nowhere again.
+    They are numbered from 2 without gaps. Each has the attempt's use of its budgets so far. `failure` and
+    `interruption`: a process died, and the program restarts on the same nodes. `members`: the supervisor changes the
+    nodes. `closed` is the last: the program has ended on some node for `reason`, and is not restarted on any.
     """
 
     MOST_BYTES: ClassVar[int] = 16 << 20
     generation: int
     kind: GenerationKind
     node: str
-    """Whose process died, or which node has ended, was lost or has joined."""
+    """Node whose process died, or which has ended, was lost or has joined."""
     group: bool
-    """All nodes start anew; else this one only."""
+    """True: all nodes restart the program; False: only this node."""
     reason: str
     pause_s: float
-    """To wait before it starts: a program that dies again and again costs less so."""
+    """Seconds to wait before the restart: a backoff for programs that die repeatedly."""
     failures: int
-    """Of this attempt, by now."""
+    """Number of failures in this attempt so far."""
     interruptions: int
     time: float
-    """Epoch seconds, by the node's clock."""
+    """Epoch seconds of the node's clock."""
     nonce: str
-    """Whose it is: two nodes may find one and the same end."""
+    """Identifies the writer, because two nodes may report the same end."""
     nodes: list[Annotated[dict[str, Any], NodeRecord]] | None = None
-    """NodeRecord objects as JSON, in rank order, of all nodes from now on; None: they are those of before."""
+    """NodeRecord objects as JSON, in rank order, of all nodes from now on; None: unchanged."""
     grace_s: float = 0.0
-    """What a program that still runs has to save and end by itself before it is killed."""
+    """Seconds in which a program that still runs may save and end by itself before it is killed."""
     saved_step: int = 0
-    """Of `members`: steps in the newest checkpoint the nodes had told of by then."""
+    """For `members`: step of the newest checkpoint that the nodes had reported."""
 
 
 def read_generation(job_dir: JobDir, attempt: int, number: int) -> Generation | None:
-    """Return the generation of a number; None: there is none yet. Raises JobDirError.
+    """Return the generation with this number; None: it does not exist yet. Raises JobDirError.
 
-    One that cannot be read, or says that it has another number, ends the row as `closed` does: its node cannot follow
-    it either, and no other can be created in its place.
+    An invalid record, or one with another number, counts as `closed`: its node cannot follow it either, and the
+    create-only object cannot be replaced.
     """
     key = generation_key(attempt, number)
     try:
@@ -223,7 +222,7 @@ def read_generation(job_dir: JobDir, attempt: int, number: int) -> Generation | 
 
 @dataclass(frozen=True, slots=True)
 class Claim(Record):
-    """Create-only: which machine process holds a rank's incarnation."""
+    """Create-only: the machine and process that run an incarnation of a node."""
 
     machine: str
     nonce: str
@@ -235,7 +234,7 @@ PORTS = range(1, 1 << 16)
 
 @dataclass(frozen=True, slots=True)
 class Address(Record):
-    """Where the other nodes reach this one; rank 0's is MASTER_ADDR and MASTER_PORT."""
+    """Address at which the other nodes reach this one; rank 0's is MASTER_ADDR and MASTER_PORT."""
 
     host: str
     port: Annotated[int, PORTS]
@@ -243,30 +242,30 @@ class Address(Record):
 
 @dataclass(frozen=True, slots=True)
 class Progress(Record):
-    """What the program's Checkpointer says of itself, through the file named by CLOUDGPU_PROGRESS."""
+    """Report of the program's Checkpointer, written to the file named by CLOUDGPU_PROGRESS."""
 
     IS_LENIENT: ClassVar[bool] = True
     restored_step: int | None = None
-    """Steps done in the checkpoint this process started from; None: it started from nothing."""
+    """Step of the checkpoint that this process started from; None: it started without one."""
     step: int = 0
-    """Steps done by now, those before the restore included."""
+    """Steps done so far, including those before the restore."""
     saved_step: int | None = None
-    """Steps done in the newest committed checkpoint."""
+    """Step of the newest committed checkpoint."""
     step_seconds: float = 0.0
-    """Time spent in training steps by this process (waiting for data included)."""
+    """Seconds spent in training steps by this process (including waits for data)."""
     blocked_seconds: float = 0.0
-    """Time the training stood still for saving."""
+    """Seconds for which saves blocked the training."""
     restore_seconds: float = 0.0
     saved_seconds: float | None = None
-    """Of `step_seconds`, what the newest committed checkpoint holds; None: unknown."""
+    """Part of `step_seconds` that the newest committed checkpoint covers; None: unknown."""
     cost: float | None = None
-    """For how long a save usually blocks, in seconds; None: there was none."""
+    """Typical seconds for which a save blocks; None: there was none."""
     lag: float | None = None
-    """How long a save usually takes from the copy until it is durable, in seconds."""
+    """Typical seconds from a save's copy until the checkpoint is durable."""
     interval: float | None = None
-    """Seconds between two saves, as they are due now; None: they go by steps."""
+    """Current interval in seconds between two saves; None: it is given in steps."""
     mean: float | None = None
-    """Seconds between two interruptions, as they are expected now."""
+    """Current estimate of the seconds between two interruptions."""
 
 
 Phase = Literal["setup", "waiting", "running", "stopping"]
@@ -274,27 +273,27 @@ Phase = Literal["setup", "waiting", "running", "stopping"]
 
 @dataclass(frozen=True, slots=True)
 class Heartbeat(Record):
-    """heartbeat.json, rewritten every second; in an object store every 3 or, in the steady state, every 90.
+    """heartbeat.json, rewritten every second; in an object store every 3 s or, in the steady state, every 90 s.
 
-    `sequence` tells a live node without comparing clocks.
+    A rising `sequence` proves a node alive without a comparison of clocks.
     """
 
     MOST_BYTES: ClassVar[int] = 4 << 20
     sequence: int
     time: float
     phase: Phase
-    """waiting: it came to replace a lost node, and is ready to be a member."""
+    """waiting: the node replaces a lost one, and is ready to become a member."""
     progress: Annotated[dict[str, Any], Progress] | None = None
     gpu_idle_s: float | None = None
-    """For how long no GPU of this node has done anything while the program ran; None: not watched, or unknown."""
+    """Seconds for which no GPU of this node has done anything while the program ran; None: not watched, or unknown."""
     timeline: Annotated[dict[str, Any], Timeline] | None = None
     """Timeline as JSON."""
     next_s: float = 0.0
-    """Seconds until the next heartbeat, at most; 0: an agent that does not say."""
+    """Maximum seconds until the next heartbeat; 0: an agent that does not announce it."""
 
     @classmethod
     def adapt(cls, value: Mapping[str, object]) -> Mapping[str, Any]:
-        """Return it with a phase that only a newer agent knows as `running`: that node lives, and is not waiting."""
+        """Replace a phase that only a newer agent knows by `running`: its node is alive and not waiting."""
         return {**value, "phase": "running"} if _is_unknown(value.get("phase"), Phase) else value
 
 
@@ -305,28 +304,28 @@ class Span(Record):
     generation: int
     started: float
     first_step: float | None = None
-    """When a step was first seen to be done, within a heartbeat; None: none was."""
+    """When the first finished step was seen, accurate to a heartbeat; None: no step was seen."""
     ended: float | None = None
-    """When none of its processes was left."""
+    """When its last process ended."""
     reason: str = ""
     """Why it ended; "" while it lasts, and after success."""
     progress: Annotated[dict[str, Any], Progress] | None = None
-    """Progress as JSON, the last that this generation told."""
+    """Last Progress of this generation, as JSON."""
 
 
 @dataclass(frozen=True, slots=True)
 class Timeline(Record):
-    """What a node did when. The clock is read once and measured from there: times never go back."""
+    """Times of a node's phases. The wall clock is read once and the rest is measured, so that times never go back."""
 
     claimed: float
     setup: float | None = None
-    """When the code was there and the setup began."""
+    """When the code was downloaded and the setup began."""
     ready: float | None = None
-    """When the setup was done: what follows is the program."""
+    """When the setup was done and the program could start."""
     spans: list[Annotated[dict[str, Any], Span]] = field(default_factory=list)
     """Span objects as JSON, oldest first."""
     ended: float | None = None
-    """When everything that was staged had been written."""
+    """When all staged data was written."""
 
 
 NoticeKind = Literal["preempt", "terminate", "reboot", "maintenance", "freeze"]
@@ -334,17 +333,17 @@ NoticeKind = Literal["preempt", "terminate", "reboot", "maintenance", "freeze"]
 
 @dataclass(frozen=True, slots=True)
 class Notice(Record):
-    """notice.json: the provider's word (or `cloudgpu preempt`'s) that this machine will go at `deadline` (epoch s)."""
+    """notice.json: the provider (or `cloudgpu preempt`) announces the machine's end at `deadline` (epoch s)."""
 
     kind: NoticeKind
     deadline: float
     source: str
     seconds: float | None = None
-    """From its writing to the deadline; it counts from sight where the two clocks differ by more."""
+    """Seconds from its writing to the deadline; counted from when it is seen if the clocks differ by more than that."""
 
     @classmethod
     def adapt(cls, value: Mapping[str, object]) -> Mapping[str, Any]:
-        """Return it with a kind that only a newer version knows as `terminate`: then all is saved."""
+        """Replace a kind that only a newer version knows by `terminate`, which makes the node save everything."""
         return {**value, "kind": "terminate"} if _is_unknown(value.get("kind"), NoticeKind) else value
 
 
@@ -353,16 +352,16 @@ StopReason = Literal["cancel", "duration", "cost", "gpu_idle", "peer"]
 
 @dataclass(frozen=True, slots=True)
 class Stop(Record):
-    """stop.json: every node of the attempt is to save, if it can, and end before `deadline` (epoch s)."""
+    """stop.json: request to every node of the attempt to save, if it can, and end before `deadline` (epoch s)."""
 
     reason: StopReason
     deadline: float
     seconds: float | None = None
-    """As in Notice."""
+    """Seconds to the deadline; see Notice."""
 
     @classmethod
     def adapt(cls, value: Mapping[str, object]) -> Mapping[str, Any]:
-        """Return it with a reason that only a newer supervisor knows as `cancel`: the node is to end all the same."""
+        """Replace a reason that only a newer supervisor knows by `cancel`: the node must end in any case."""
         return {**value, "reason": "cancel"} if _is_unknown(value.get("reason"), StopReason) else value
 
 
@@ -372,12 +371,12 @@ EXIT_CODES = range(-(1 << 31), 1 << 31)
 
 @dataclass(frozen=True, slots=True)
 class Signal(Record):
-    """signal.json: an attempt's machines poll it, and look at stop.json and notice.json when it has changed."""
+    """signal.json: an attempt's machines poll it, and read stop.json and notice.json when it has changed."""
 
     nonce: str
-    """Makes each signal differ from the one before."""
+    """Makes each signal differ from the previous one."""
     watch_s: float = 0.0
-    """Seconds, from when a machine sees it, for which a command watches the job; 0: none does."""
+    """Seconds, from when a machine sees it, for which a command watches the job; 0: no command does."""
 
 
 Outcome = Literal["succeeded", "failed", "again", "preempted", "stopped", "error"]
@@ -387,27 +386,27 @@ Outcome = Literal["succeeded", "failed", "again", "preempted", "stopped", "error
 class Result(Record):
     """result.json, create-only: how a node ended.
 
-    succeeded: exit 0; failed: the program's or the setup's own failure; again: the program asks to be run again;
-    preempted: ended upon a notice; stopped: ended upon stop.json; error: cloudgpu itself could not go on (bad job dir,
+    succeeded: exit code 0; failed: the program or the setup failed; again: the program asks to be run again;
+    preempted: ended after a notice; stopped: ended after stop.json; error: cloudgpu itself failed (bad job dir,
     unsafe archive ...).
     """
 
     MOST_BYTES: ClassVar[int] = 4 << 20
     outcome: Outcome
     exit_code: Annotated[int, EXIT_CODES] | None
-    """Of the program; negative: killed by that signal; None: it never ran."""
+    """Exit code of the program; negative: killed by that signal; None: it never ran."""
     reason: str
     started: float
     ended: float
     progress: Annotated[dict[str, Any], Progress] | None = None
     final: bool = False
-    """The program says that running it again is of no use."""
+    """The program declares that running it again is pointless."""
     timeline: Annotated[dict[str, Any], Timeline] | None = None
     """Timeline as JSON."""
 
     @classmethod
     def adapt(cls, value: Mapping[str, object]) -> Mapping[str, Any]:
-        """Return it with an outcome that only a newer agent knows as `error`, whose reason names it."""
+        """Replace an outcome that only a newer agent knows by `error`, with a reason that names it."""
         outcome = value.get("outcome")
         if not _is_unknown(outcome, Outcome):
             return value
@@ -415,6 +414,6 @@ class Result(Record):
         return {**value, "outcome": "error", "reason": reason}
 
 
-def _is_unknown(word: object, known: object) -> bool:  # a Literal
-    """Return whether a value is a word, but none of these."""
+def _is_unknown(word: object, known: object) -> bool:  # known: a Literal
+    """Return whether a value is a string that is not one of the known words."""
     return isinstance(word, str) and word not in get_args(known)

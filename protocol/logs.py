@@ -1,9 +1,9 @@
-"""Log lines on their way from the machines to whoever reads them. Standard library and job dir only.
+"""Log lines: writer on the machines, and reader. Standard library and job dir only.
 
-A node's lines lie in `attempts/<n>/nodes/<node>/log/00000001.gz` and so on. Each object is a row of gzip members, each
-member some lines as JSON arrays `[time, rank, stream, text, partial]`. The newest object is replaced by a longer one as
-lines come, until it is CHUNK_BYTES long: so there are few objects, what a reader has seen of one never changes, and
-following a log costs one listing and a ranged read of what is new.
+A node's lines are in `attempts/<n>/nodes/<node>/log/00000001.gz` and so on. Each object is a sequence of gzip
+members, and each member contains lines as JSON arrays `[time, rank, stream, text, partial]`. The newest object is
+replaced by a longer one as lines come, until it has CHUNK_BYTES. There are thus few objects, the part that a reader
+has seen never changes, and following a log costs one listing and a ranged read of the new part.
 """
 
 from __future__ import annotations
@@ -27,22 +27,22 @@ from .records import MOST_NUMBER
 Stream = Literal["stdout", "stderr", "agent"]
 
 CHUNK_BYTES = 128 << 10
-"""Compressed; an object this long is not added to any more."""
+"""Compressed size in bytes at which an object is complete."""
 MEMBER_BYTES = 256 << 10
-"""Most bytes of JSON per gzip member (plus one line); bounds the memory of writer and reader."""
+"""Maximum bytes of JSON per gzip member (plus one line); bounds the memory of writer and reader."""
 GATHERED_BYTES = 2 << 20
-"""Bytes of JSON that are written without waiting for the interval of the steady state."""
+"""Bytes of JSON that are written at once, without waiting for the interval of the steady state."""
 BUFFER_BYTES = 8 << 20
-"""Most bytes of JSON in the queue."""
+"""Maximum bytes of JSON in the queue."""
 
-_GATHER_S = 0.05  # a line waits so long for others to go with it
-_INTERVAL_S = (0.15, 1.0)  # between two writes: at first, and when the output goes on and on
-_FAR_INTERVAL_S = (0.15, 1.5)  # likewise in an object store, where each costs money
-_IDLE_S = 3.0  # after so long a silence the interval is short again
+_GATHER_S = 0.05  # time that a line waits for others to be written with it
+_INTERVAL_S = (0.15, 1.0)  # between two writes: first and maximum, the latter for continuous output
+_FAR_INTERVAL_S = (0.15, 1.5)  # the same for an object store, where each write costs money
+_IDLE_S = 3.0  # silence after which the interval is short again
 _RETRY_S = (0.2, 5.0)
-_CLOCKS_APART_S = 600.0  # how far a machine's clock and the store's may differ
-_MEMBER_LIMIT = 4 << 20  # bytes that a member unpacks to, at most: MEMBER_BYTES and one line of escaped characters
-_WINDOW = 512 << 10  # bytes that are read of an object at a time: more than a writer puts into one
+_CLOCKS_APART_S = 600.0  # maximum difference between a machine's clock and the store's
+_MEMBER_LIMIT = 4 << 20  # maximum bytes of an unpacked member: MEMBER_BYTES and one line of escaped characters
+_WINDOW = 512 << 10  # bytes read of an object at a time: more than a writer puts into one
 _ATTEMPT = re.compile(r"\d{4,9}", re.ASCII)
 _CHUNK = re.compile(r"(\d{8})\.gz", re.ASCII)
 _SURROGATE = re.compile("[\ud800-\udfff]")
@@ -50,23 +50,23 @@ _SURROGATE = re.compile("[\ud800-\udfff]")
 
 @dataclass(frozen=True, slots=True)
 class LogLine:
-    """One line that a node's program, or the agent itself, has written."""
+    """One line written by a node's program, or by the agent itself."""
 
     time: float
-    """Epoch seconds by the machine's clock; never goes back within a node."""
+    """Epoch seconds of the machine's clock; never goes back within a node."""
     node: str
     rank: int | None
-    """Of the process; None: the agent's own line, or the setup's."""
+    """Rank of the process; None: a line of the agent or the setup."""
     stream: Stream
     text: str
-    """Without the line end; bytes that are not UTF-8 are shown as U+FFFD."""
+    """Without the line end; bytes that are not UTF-8 are replaced by U+FFFD."""
     attempt: int
     partial: bool = False
-    """The line goes on in the next one of the same node, rank and stream (very long lines, prompts)."""
+    """The line continues in the next one of the same node, rank and stream (very long lines, prompts)."""
 
 
 class SteadyClock:
-    """Epoch seconds that never go back: the wall clock is read once, then time is measured."""
+    """Epoch seconds that never go back: the wall clock is read once, then the monotonic clock is used."""
 
     def __init__(self) -> None:
         self._offset = time.time() - time.monotonic()
@@ -76,14 +76,15 @@ class SteadyClock:
 
 
 class LogWriter:
-    """Ships a node's lines from a thread of its own; bounded memory, whatever the program and the job dir do.
+    """Uploads a node's lines from a background thread, with bounded memory.
 
-    While the job dir answers, a flood of lines makes add() wait, and thereby the program. While it does not, the
-    training goes on: the oldest waiting lines are dropped, and a line says how many.
+    While the job dir is writable, add() blocks, and thereby the program, if lines come faster than they are written.
+    While it is not, the program continues: the oldest queued lines are dropped, and a line reports their number.
     """
 
     def __init__(self, job_dir: JobDir, attempt: int, node: str, chunk: int = 1, pace: Pace | None = None) -> None:
-        """`chunk`: the object to begin with, see next_chunk(). `pace`: omitted, lines are always written soon."""
+        """Start the thread. `chunk`: number of the first object, see next_chunk(). `pace`: if omitted, lines are
+        always written soon."""
         self._job_dir, self._attempt, self._node = job_dir, attempt, node
         self._clock = SteadyClock()
         self._lines: deque[bytes] = deque()
@@ -93,32 +94,32 @@ class LogWriter:
         self._closing = False
         self._pace = pace or Pace(free=True)
         self._urgent = False
-        """Queued lines are to be written soon, also in the steady state."""
+        """Queued lines must be written soon, even in the steady state."""
         self._changed = threading.Condition()
         self._chunk, self._content = chunk, b""
-        self._members = b""  # on their way; kept until written: a write may have worked though its answer was lost
+        self._members = b""  # kept until the write is confirmed: a write may succeed although its response is lost
         self._pace.on_quick(self.flush)
         self._thread = threading.Thread(target=self._run, name="log", daemon=True)
         self._thread.start()
 
     def add(self, stream: Stream, rank: int | None, text: str, partial: bool = False) -> None:
-        """Take a line; waits while the buffer is full and the job dir works."""
+        """Add a line; blocks while the queue is full and the job dir is writable."""
         with self._changed:
             while self._bytes >= BUFFER_BYTES and not self._failing and not self._closing:
                 self._changed.wait()
             self._append(_encode(self._clock(), rank, stream, text, partial))
 
     def say(self, text: str) -> None:
-        """Take a line of the agent's own; never waits, for the agent has deadlines to keep.
+        """Add a line of the agent itself; never blocks, because the agent has deadlines to keep.
 
-        Such a line says that something has happened, so all that waits is written soon.
+        Such a line reports an event, so all queued lines are written soon.
         """
         with self._changed:
             self._append(_encode(self._clock(), None, "agent", text, False))
         self.flush()
 
     def flush(self) -> None:
-        """Have what waits written soon, also in the steady state."""
+        """Write queued lines soon, even in the steady state."""
         with self._changed:
             self._urgent = bool(self._lines)
             self._changed.notify_all()
@@ -129,11 +130,12 @@ class LogWriter:
         while self._failing and self._bytes > BUFFER_BYTES and len(self._lines) > 1:
             self._bytes -= len(self._lines.popleft())
             self._dropped += 1
-        if len(self._lines) == 1 or self._bytes >= self._most_bytes:  # waking the thread for every line would cost much
+        # waking the thread for every line would be expensive
+        if len(self._lines) == 1 or self._bytes >= self._most_bytes:
             self._changed.notify_all()
 
     def close(self, timeout: float) -> bool:
-        """Write what is left; False if that could not be done in time. No line may be added afterwards."""
+        """Write the remaining lines; return False on timeout. No line may be added afterwards."""
         with self._changed:
             self._closing = True
             self._changed.notify_all()
@@ -152,7 +154,7 @@ class LogWriter:
             last = time.monotonic()
 
     def _wait_for_lines(self, last: float, interval: float) -> bool:
-        """Wait until lines are due; False when closed and nothing is left."""
+        """Wait until lines are due; return False when closed and the queue is empty."""
         with self._changed:
             while not self._lines:
                 if self._closing:
@@ -173,7 +175,7 @@ class LogWriter:
 
     @property
     def _most_bytes(self) -> int:
-        """Bytes that are written at once, however soon they have come."""
+        """Number of queued bytes that are written without waiting for the interval."""
         return MEMBER_BYTES if self._is_quick else GATHERED_BYTES
 
     def _next_members(self) -> bytes:
@@ -199,7 +201,7 @@ class LogWriter:
         return gzip.compress(b"\n".join(taken), compresslevel=3, mtime=0)
 
     def _write_members(self) -> None:
-        """Write until it works; the agent ends by itself when the job dir is lost for good."""
+        """Retry the write until it succeeds; the agent ends by itself if the job dir is lost for good."""
         pause = _RETRY_S[0]
         content = self._content + self._members
         while True:
@@ -223,19 +225,20 @@ class LogWriter:
 
 
 class Cursor(TypedDict):
-    """How far a reader has come. JSON values only, so that it can be stored or sent."""
+    """Position of a reader. JSON values only, so that it can be stored or sent."""
 
     done: int
-    """Attempts up to this one have been read to their end."""
+    """Attempts up to this one have been read completely."""
     nodes: dict[str, list[int]]
     """`<attempt>/<node>` -> [object's number, offset of a member in it, lines read of that member]."""
 
 
 class LogReader:
-    """Reads the log of a job, a piece at a time. Keeps nothing: the cursor says where to go on."""
+    """Reads the log of a job in pieces. Stateless: the cursor has the position."""
 
     def __init__(self, job_dir: JobDir, attempts: Callable[[], Mapping[int, JobDir]] | None = None) -> None:
-        """`attempts`: the number of each attempt so far -> where its log is; omitted: all are in this job dir."""
+        """Create a reader. `attempts`: returns the number of each attempt so far -> job dir of its log; omitted: all
+        are in this job dir."""
         self._attempts = attempts or (lambda: dict.fromkeys(attempt_numbers(job_dir), job_dir))
 
     def read(
@@ -247,11 +250,11 @@ class LogReader:
         since: float | None = None,
         limit: int = 10_000,
     ) -> tuple[list[LogLine], Cursor]:
-        """At most `limit` lines that follow the cursor (None: from the beginning), and where to go on.
+        """Return at most `limit` lines after the cursor (None: from the beginning), and the new cursor.
 
-        In the order of attempts, then of time; no line means that there is no more for now. `node` is a node's name,
-        with or without its incarnation (`worker-0.1`, `worker-0`); `since` are epoch seconds. A cursor belongs to the
-        same filters it was made with. Raises JobDirError.
+        Lines are ordered by attempt, then by time; no line means that there is none for now. `node` is a node's name
+        with or without its incarnation (`worker-0.1`, `worker-0`); `since` is in epoch seconds. A cursor is valid
+        only for the filters it was made with. Raises JobDirError.
         """
         done = cursor["done"] if cursor else 0
         nodes = dict(cursor["nodes"]) if cursor else {}
@@ -271,7 +274,7 @@ class LogReader:
             lines.append(line)
             if len(lines) >= limit:
                 break
-        # Machines of an attempt have ended when the next one begins: what has nothing new then never will.
+        # An attempt's machines have ended before the next attempt begins, so its log is complete.
         oldest = lines[0].attempt if lines else max(attempts, default=done + 1)
         ended = [number for number in attempts if number < oldest]
         done = max(ended, default=done)
@@ -279,14 +282,14 @@ class LogReader:
 
 
 def attempt_numbers(job_dir: JobDir) -> list[int]:
-    """Return the numbers of the attempts that a job dir has, in ascending order. Raises JobDirError."""
+    """Return the numbers of the attempts in a job dir, in ascending order. Raises JobDirError."""
     return sorted(int(name) for name in job_dir.folders("attempts") if _ATTEMPT.fullmatch(name))
 
 
 def _lines(
     job_dir: JobDir, attempt: int, node: str, position: list[int], since: float | None
 ) -> Iterator[tuple[LogLine, list[int]]]:
-    """A node's lines after a position, each with the position after it."""
+    """Yield a node's lines after a position, each with the position after it."""
     chunk, offset, skip = position
     folder = node_key(attempt, node, "log")
     for entry in job_dir.entries(folder, after=_chunk_key(attempt, node, chunk - 1)):
@@ -304,9 +307,9 @@ def _lines(
 
 
 def _members(job_dir: JobDir, entry: Entry, start: int) -> Iterator[tuple[list[Any], int, int]]:
-    """Yield the lines of each member from an offset on, where it begins and where it ends.
+    """Yield the lines of each member from an offset on, with the offsets of its start and end.
 
-    Damage is a line of its own, which ends the object. No more is held in memory than a member may have, and a window.
+    Damage is reported as a line and ends the object. Memory is bounded by the size of a member plus one window.
     """
     place, data = start, b""
     while place < entry.size:
@@ -327,7 +330,7 @@ def _members(job_dir: JobDir, entry: Entry, start: int) -> Iterator[tuple[list[A
 
 
 def next_chunk(job_dir: JobDir, attempt: int, node: str) -> int:
-    """For who goes on with a node's log: the number after those of all objects it has. Raises JobDirError."""
+    """Return the number for the next object of a node's log, after all that exist. Raises JobDirError."""
     numbers = map(_chunk_number, job_dir.list(node_key(attempt, node, "log")))
     return max((number for number in numbers if number is not None), default=0) + 1
 
@@ -346,15 +349,16 @@ def _encode(when: float, rank: int | None, stream: Stream, text: str, partial: b
     return json.dumps([*values, True] if partial else values, separators=(",", ":")).encode()
 
 
-def _decode(values: Any, attempt: int, node: str) -> LogLine:  # JSON
-    text = values[3] if values[3].isascii() else _SURROGATE.sub("\ufffd", values[3])  # halves cannot be printed
+def _decode(values: Any, attempt: int, node: str) -> LogLine:  # values: JSON
+    # lone surrogates cannot be printed
+    text = values[3] if values[3].isascii() else _SURROGATE.sub("\ufffd", values[3])
     return LogLine(values[0], node, values[1], values[2], text, attempt, len(values) > 4)
 
 
 def _unpack_member(data: bytes, *, is_whole: bool) -> tuple[list[Any], bytes] | None:
-    """Return the lines of the first member, and what follows it; None: more is to be read first.
+    """Return the lines of the first member and the data after it; None: more data must be read first.
 
-    `is_whole`: there is no more. Raises ValueError, RecursionError or zlib.error.
+    `is_whole`: there is no more data. Raises ValueError, RecursionError or zlib.error.
     """
     unpacker = zlib.decompressobj(wbits=31)
     raw = unpacker.decompress(data, _MEMBER_LIMIT)
@@ -362,15 +366,15 @@ def _unpack_member(data: bytes, *, is_whole: bool) -> tuple[list[Any], bytes] | 
         if is_whole or len(raw) >= _MEMBER_LIMIT:
             raise ValueError("a part of it is missing")
         return None
-    # In one go, five times as fast: a line break inside a text is escaped, so each one here ends a line.
+    # Parsing all lines at once is five times as fast. Line breaks inside texts are escaped.
     lines = json.loads(b"[" + raw.replace(b"\n", b",") + b"]")
     if not all(map(_is_line, lines)):
         raise ValueError("these are no log lines")
     return lines, unpacker.unused_data
 
 
-def _is_line(line: object) -> bool:  # JSON
-    """Return whether this is what _encode() makes."""
+def _is_line(line: object) -> bool:  # line: JSON
+    """Return whether this is a line in the format of _encode()."""
     if not isinstance(line, list) or len(line) < 4:
         return False
     when, rank, stream, text = line[:4]

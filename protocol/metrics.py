@@ -1,12 +1,12 @@
-"""What a training logged, each step once, however often it was interrupted: the format of rows, and their reader.
+"""Logged metrics of a training, each step once in spite of interruptions: format and reader of the rows.
 
-Rows are kept in segments, files of JSON lines. They belong to checkpoints: a segment is written before its checkpoint's
-COMMIT.json, and names the segment that it goes on from. So whoever begins with the newest checkpoint and follows these
-names meets exactly the rows of the history that led there: steps that were done again, and what a zombie or a save that
-failed has written, are on no such path.
+Rows are stored in segments, files of JSON lines, which belong to checkpoints: a segment is written before its
+checkpoint's COMMIT.json, and names the segment that it continues. Following these names from the newest checkpoint
+yields exactly the rows of the history that led there. Repeated steps, and rows of a zombie process or of a failed save,
+are not on this path.
 
-    <checkpoint>/metrics.jsonl      rows since the last closed segment; goes when the checkpoint goes
-    metrics/<checkpoint>.jsonl      a closed segment: full, so the next one begins empty; stays
+    <checkpoint>/metrics.jsonl      rows since the last closed segment; deleted with the checkpoint
+    metrics/<checkpoint>.jsonl      a closed segment: full, so the next one begins empty; kept
 
     {"format": "cloudgpu-metrics/1", "name": "<checkpoint>", "parent": "<checkpoint>" or null, "closed": false}
     {"step": 12, "time": 1767225600.125, "values": {"loss": 0.25, "grad_norm": "NaN"}}
@@ -28,19 +28,19 @@ from .records import MOST_INTEGER, MOST_NUMBER
 
 FORMAT = "cloudgpu-metrics/1"
 _MOST_BYTES = 256 << 20
-"""Size of a segment."""
+"""Maximum size of a segment in bytes."""
 _TRIES = 5
-"""A training that runs may remove the checkpoint that is just being read: then there is a newer one."""
+"""Maximum number of tries; a running training may remove the checkpoint being read, after writing a newer one."""
 
 Number = int | float
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """What was logged in one step."""
+    """Values logged in one step."""
 
     step: int
-    """As ckpt.step in the loop's body: from 0."""
+    """Value of ckpt.step in the loop's body: from 0."""
     time: float
     """Epoch seconds of the first log() of the step, by the machine's clock."""
     values: Mapping[str, Number]
@@ -50,7 +50,7 @@ class Row:
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> Row:
-        """Raises KeyError, TypeError, ValueError or AttributeError if the value is no row."""
+        """Validate and return a row. Raises KeyError, TypeError, ValueError or AttributeError."""
         step, moment = int(value["step"]), float(value["time"])
         if not (abs(step) <= MOST_INTEGER and abs(moment) <= MOST_NUMBER):
             raise ValueError("its step or its time cannot be")
@@ -62,16 +62,16 @@ class Segment:
     """Rows between two points of a history."""
 
     name: str
-    """Of the checkpoint it was written with."""
+    """Name of the checkpoint that it was written with."""
     parent: str | None
-    """The closed segment before it; None: it is the first."""
+    """Name of the closed segment before it; None: it is the first."""
     closed: bool
     lines: list[bytes] = field(default_factory=list)
-    """Rows as they are stored."""
+    """Serialized rows."""
 
     @property
     def key(self) -> str:
-        """Where it is stored, in the folder of the checkpoints."""
+        """Key in the folder of the checkpoints."""
         return closed_key(self.name) if self.closed else open_key(self.name)
 
     def rows(self) -> Iterator[Row]:
@@ -83,7 +83,7 @@ class Segment:
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Segment:
-        """Raises ValueError if the bytes are no segment."""
+        """Parse a segment. Raises ValueError if it is invalid."""
         try:
             first, *lines = data.splitlines()
             head = json.loads(first)
@@ -104,18 +104,18 @@ def closed_key(checkpoint: str) -> str:
 
 
 def key_of(data: bytes) -> str:
-    """Where a segment is to be stored, in the folder of the checkpoints; raises ValueError if the bytes are none."""
+    """Return the key of a serialized segment in the folder of the checkpoints. Raises ValueError if it is invalid."""
     return Segment.from_bytes(data.partition(b"\n")[0]).key
 
 
 def find_segment(find: Callable[[str], bytes | None], checkpoint: str) -> Segment | None:
-    """The segment written with a checkpoint; None: nothing had been logged. `find` reads a key; raises ValueError."""
+    """Return the key of a serialized segment in the checkpoints' folder. Raises ValueError if it is invalid."""
     data = find(open_key(checkpoint)) or find(closed_key(checkpoint))
     return None if data is None else Segment.from_bytes(data)
 
 
 def trainings(job_dir: JobDir, folder: str = "checkpoints") -> list[str]:
-    """The folders of checkpoints in a job dir: one, or one per node where each node trains for itself."""
+    """Return the checkpoint folders of a job dir: one, or one per node if each node trains separately."""
     names = job_dir.folders(folder)
     if any(map(Name.parse, names)):
         return [folder]
@@ -124,7 +124,7 @@ def trainings(job_dir: JobDir, folder: str = "checkpoints") -> list[str]:
 
 
 def read_metrics(job_dir: JobDir, folder: str = "checkpoints") -> list[Row]:
-    """Every step's row once, oldest first, up to the newest checkpoint; empty if nothing was logged.
+    """Return the rows of all steps, oldest first, up to the newest checkpoint; empty if nothing was logged.
 
     Raises JobDirError if the job dir cannot be read, or a segment is missing or damaged.
     """
@@ -156,7 +156,7 @@ def _newest(job_dir: JobDir, folder: str) -> str | None:
 
 
 def _history(find: Callable[[str], bytes | None], newest: Segment) -> Iterator[Row]:
-    """The rows of a segment and of all before it, oldest first."""
+    """Yield the rows of a segment and of all before it, oldest first."""
     chain, seen = [newest], {newest.name}
     while (parent := chain[-1].parent) is not None:
         if parent in seen:
@@ -174,7 +174,7 @@ def _history(find: Callable[[str], bytes | None], newest: Segment) -> Iterator[R
 
 
 def _merged(rows: Iterable[Row]) -> Iterator[Row]:
-    """What was logged of one step at different moments, in one row; the later of two values of one name counts."""
+    """Merge consecutive rows of the same step; of two values with the same name, the later one is kept."""
     last: Row | None = None
     for row in rows:
         if last is not None and row.step == last.step:
@@ -201,5 +201,5 @@ def _from_json(value: Number | str) -> Number:
         return _WORDS[value]
     if not isinstance(value, int | float):
         raise TypeError(f"{value!r:.80} is no number")
-    float(value)  # an integer may be too large for what is done with it
+    float(value)  # raises OverflowError if an integer is too large for later use
     return value

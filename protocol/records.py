@@ -1,8 +1,8 @@
-"""Read JSON objects of the job dir as typed records. Standard library and obstore only.
+"""Typed records, parsed and validated from JSON objects of the job dir. Standard library and obstore only.
 
-Every program with write access to a job dir may write any bytes there. A record is therefore validated by the
-annotations of its fields before it is used: its size before it is held in memory, then types, finite and bounded
-numbers, the length of texts and the depth of nesting.
+Any program with write access to a job dir may write arbitrary bytes there. A record is therefore validated against
+the annotations of its fields before it is used: its size before it is held in memory, then types, finite and bounded
+numbers, lengths of texts and depth of nesting.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ from ..storage.errors import RecordError
 from ..storage.objects import JobDir
 
 MOST_BYTES = 1 << 20
-"""Size of a record, unless its class sets another limit."""
+"""Maximum size of a record in bytes, unless its class overrides it."""
 MOST_CHARACTERS = 64 << 10
-"""Length of a text, unless its class sets another limit."""
+"""Maximum length of a text, unless its class overrides it."""
 MOST_DEPTH = 32
-"""Levels of lists and objects in a value that may be any JSON."""
+"""Maximum levels of lists and objects in a value that may be any JSON."""
 MOST_INTEGER = 1 << 53
-"""Magnitude of whole numbers: what any reader of JSON holds exactly."""
+"""Maximum magnitude of integers: every reader of JSON holds these exactly."""
 MOST_NUMBER = 6e10
-"""Magnitude of other numbers, all of which are times in seconds: calendars end 200,000,000,000 s from now."""
+"""Maximum magnitude of other numbers, all of which are times in seconds: calendars end 200,000,000,000 s from now."""
 _SHOWN = 40
-"""Characters of a wrong value in a message."""
+"""Maximum characters of an invalid value in a message."""
 
 Check = Callable[[Any], Any]
-"""Return the value as a field holds it, or raise _MisfitError."""
+"""Function that returns the value in the form that a field holds, or raises _MisfitError."""
 
 
 class _MisfitError(Exception):
@@ -44,21 +44,21 @@ class _MisfitError(Exception):
         self.needed, self.path = needed, path
 
     def within(self, key: str | int) -> _MisfitError:
-        """Return the same, as seen from the object or list that holds the value."""
+        """Return the error with the key of the object, or index of the list, that holds the value."""
         return _MisfitError(self.needed, f"{key}.{self.path}" if self.path else str(key))
 
 
 class Record:
-    """A JSON object of the job dir. Fields of another version are dropped when it is read."""
+    """A JSON object of the job dir. Fields that this version does not know are dropped when it is read."""
 
     MOST_BYTES: ClassVar[int] = MOST_BYTES
     MOST_CHARACTERS: ClassVar[int] = MOST_CHARACTERS
     IS_LENIENT: ClassVar[bool] = False
-    """A field that does not fit gets its default, which every field has."""
+    """Invalid fields get their defaults; every field of such a class has one."""
 
     @classmethod
     def read(cls, job_dir: JobDir, key: str) -> Self | None:
-        """Return the record under a key; None: there is none. Raises JobDirError, RecordError if it is not one."""
+        """Return the record under a key; None: it does not exist. Raises JobDirError, RecordError if it is invalid."""
         data = job_dir.find(key, cls.MOST_BYTES)
         try:
             return None if data is None else cls.from_bytes(data)
@@ -67,14 +67,14 @@ class Record:
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Self:
-        """Raises RecordError if the bytes are no such record."""
+        """Parse a record. Raises RecordError if it is invalid."""
         if len(data) > cls.MOST_BYTES:
             raise RecordError(f"not a {cls.__name__}: it has {len(data)} bytes, {cls.MOST_BYTES} at most are allowed")
         return cls.from_value(read_json(data, f"not a {cls.__name__}"))
 
     @classmethod
     def from_value(cls, value: object) -> Self:
-        """Return the record that was JSON in another one. Raises RecordError, which names the key, if it is not one."""
+        """Return the record of a key; None: it does not exist. Raises JobDirError, RecordError if it is invalid."""
         try:
             return cls(**_fields(cls, value))
         except _MisfitError as error:
@@ -83,7 +83,7 @@ class Record:
 
     @classmethod
     def adapt(cls, value: Mapping[str, object]) -> Mapping[str, Any]:
-        """Return the value with words that a newer version writes replaced by words of this one."""
+        """Hook for subclasses: replace words that only a newer version knows by words of this one."""
         return value
 
     def to_bytes(self) -> bytes:
@@ -92,17 +92,17 @@ class Record:
 
 
 def read_json(data: bytes, what: str) -> Any:  # any JSON value
-    """Return the JSON value that the bytes are. Raises RecordError, whose message begins with `what`."""
+    """Parse JSON. Raises RecordError, whose message begins with `what`."""
     try:
         return json.loads(data, parse_constant=_refuse_constant)
     except RecursionError:
         raise RecordError(f"{what}: its values are nested too deeply") from None
-    except ValueError as error:  # no JSON, no UTF-8, a number of thousands of digits
+    except ValueError as error:  # invalid JSON or UTF-8, or a number with thousands of digits
         raise RecordError(f"{what}: {error}") from error
 
 
 def fits(kind: type[Record], name: str, value: object) -> bool:
-    """Return whether a value may stand in a record's field."""
+    """Return whether a value is valid for a record's field."""
     check = _shape(kind).checks.get(name)
     if check is None:
         return False
@@ -118,7 +118,7 @@ def _refuse_constant(word: str) -> NoReturn:
 
 
 def _fields(kind: type[Record], value: object) -> dict[str, Any]:
-    """Return the known fields of an object, each as it was checked. Raises _MisfitError."""
+    """Return the known fields of an object after validation. Raises _MisfitError."""
     if not isinstance(value, dict):
         raise _wrong("an object", value)
     found, given, shape = {}, kind.adapt(value), _shape(kind)
@@ -147,7 +147,7 @@ class _Shape:
 
 
 _shapes: dict[type[Record], _Shape] = {}
-"""Annotations are evaluated once for each class."""
+"""Cache: annotations are evaluated once for each class."""
 
 
 def _shape(kind: type[Record]) -> _Shape:
@@ -161,8 +161,8 @@ def _shape(kind: type[Record]) -> _Shape:
     return found
 
 
-def _check_of(hint: object, most: int) -> Check:  # an annotation
-    """Return the check of an annotation; `most`: characters of a text."""
+def _check_of(hint: object, most: int) -> Check:  # hint: an annotation
+    """Return the check of an annotation; `most`: maximum characters of a text."""
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
     simple = _SIMPLE.get(hint)
     if simple is not None:
@@ -173,7 +173,7 @@ def _check_of(hint: object, most: int) -> Check:  # an annotation
 
 
 def _compound_check(hint: object, origin: object, arguments: tuple[Any, ...], most: int) -> Check:
-    """Return the check of an annotation that is made of others."""
+    """Return the check of an annotation that is composed of others."""
     if origin is Literal:
         return functools.partial(_word, arguments)
     if origin is typing.Annotated:  # the JSON of another record, or a narrower range
@@ -215,7 +215,7 @@ def _flag(value: object) -> bool:
 
 def _whole(value: object) -> int:
     if isinstance(value, float) and value.is_integer() and abs(value) <= MOST_INTEGER:
-        return int(value)  # 12.0 is how some programs write 12
+        return int(value)  # some programs write 12 as 12.0
     if isinstance(value, bool) or not isinstance(value, int):
         raise _wrong("a whole number", value)
     if abs(value) > MOST_INTEGER:
@@ -233,7 +233,7 @@ def _within(allowed: range, value: object) -> int:
 def _number(value: object) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise _wrong("a number", value)
-    if not abs(value) <= MOST_NUMBER:  # as it is written, NaN is refused, too
+    if not abs(value) <= MOST_NUMBER:  # also true for NaN
         raise _MisfitError(f"a number up to {MOST_NUMBER:.0f} is needed, and a larger one, or none, is there")
     return value
 
@@ -263,7 +263,7 @@ def _either(checks: list[Check], value: object) -> object:
             return check(value)
         except _MisfitError as error:
             needed.append(error)
-    # The most telling: of the type that got furthest into the value.
+    # Raise the most specific error: that of the type that matched deepest into the value.
     raise max(needed, key=lambda error: len(error.path))
 
 
@@ -292,7 +292,7 @@ def _object(check: Check, most: int, value: object) -> dict[str, Any]:
 
 
 def _any_json(value: object) -> object:
-    """Accept a value as it is, unless it is nested too deeply or holds numbers that JSON has not."""
+    """Return the value after checking that it is not nested too deeply and has only finite numbers."""
     level = [value]
     for _ in range(MOST_DEPTH):
         inner: list[object] = []

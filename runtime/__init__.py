@@ -1,4 +1,12 @@
-"""What runs on the machine: agent, launchers, checkpointing, notices."""
+"""Code that runs on the machines of a job: agent, launchers, checkpointing, preemption notices.
+
+The public API for training programs:
+
+Checkpointer(...)          save and restore a training loop, which resumes after an interruption
+SeededDataset(dataset)     random augmentation that does not depend on workers
+write_output(name, data)   write a file to the job's outputs/; returns its URL, raises JobDirError
+CheckpointError            base class of the errors that Checkpointer and SeededDataset raise
+"""
 
 from __future__ import annotations
 
@@ -21,7 +29,7 @@ _HOME = {
 
 
 def __getattr__(name: str) -> Any:  # each name has its own type, see above
-    """Import on first use: the agent must not pay for what only the program needs."""
+    """Import a public name on first use, so that the agent does not load modules that only training programs need."""
     if name not in _HOME:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from importlib import import_module

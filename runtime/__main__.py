@@ -1,4 +1,4 @@
-"""`python -m cloudgpu.runtime COMMAND …`: what runs on a machine. The image's entry point."""
+"""`python -m cloudgpu.runtime COMMAND …`: entry point of the container image and of the programs on a machine."""
 
 from __future__ import annotations
 
@@ -10,12 +10,13 @@ from typing import NamedTuple
 
 
 class Command(NamedTuple):
-    """A module with main(arguments) -> exit code."""
+    """A subcommand: a module with a function main(arguments) -> exit code."""
 
     module: str
     summary: str
     leaves_at_once: bool = False
-    """Threads that hang in a dead job dir must not keep the machine alive; a program's own end is left to Python."""
+    """Exit by os._exit(): threads that hang on an unreachable job dir must not keep the machine running. A training
+    program (False) gets Python's normal shutdown."""
 
 
 COMMANDS = {

@@ -1,7 +1,7 @@
-"""The code folder as an archive: packed where the job is submitted, checked and unpacked on the machine.
+"""Archive of the code folder: packed when the job is submitted, verified and unpacked on the machine.
 
-The same folder gives the same bytes: names are sorted, times and owners left out. Unpacking trusts nothing: whoever
-can write to the job dir can put an archive there.
+The same folder gives the same bytes: names are sorted, times and owners are left out. The archive is untrusted when it
+is unpacked, because anyone with write access to the job dir can replace it.
 """
 
 from __future__ import annotations
@@ -24,29 +24,29 @@ if TYPE_CHECKING:
     from .ignore import IgnoreRules
 
 MAX_BYTES = 2_000_000_000
-"""Of all files, unpacked: code is small; data belongs into an object store."""
+"""Limit of the unpacked files together, in bytes. Code is small; data belongs in an object store."""
 MAX_FILES = 100_000
-_MAX_RATIO = 200  # unpacked : packed, once it is more than _RATIO_FROM bytes
+_MAX_RATIO = 200  # limit of unpacked : packed size, applied from _RATIO_FROM unpacked bytes
 _RATIO_FROM = 256 << 20
-_MAX_HEADER = 1 << 20  # bytes of an extended header: tarfile reads it in one piece
-_TRIES = 3  # when files change while they are packed
+_MAX_HEADER = 1 << 20  # bytes of an extended header, which tarfile reads into memory whole
+_TRIES = 3  # attempts to pack while files change
 _PIECE = 1 << 20
 
 OnProgress = Callable[[int, int], None]
-"""(bytes packed, bytes in all)."""
+"""Called with (bytes packed, total bytes)."""
 
 
 class ArchiveError(Exception):
-    """A folder cannot be packed, or an archive is not fit to be unpacked; the message says what to do."""
+    """A folder cannot be packed, or an archive cannot be unpacked; the message says what to do."""
 
 
 class _ChangedError(Exception):
-    """A file is not what it was a moment ago."""
+    """A file changed while it was packed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Archive:
-    """A packed folder: a temporary file, which belongs to the caller."""
+    """A packed folder: a temporary file, which the caller deletes."""
 
     path: Path
     sha256: str
@@ -56,14 +56,14 @@ class Archive:
 
 @dataclass(frozen=True, slots=True)
 class _Item:
-    """Something to pack: `info` is its header, `source` the file whose content follows."""
+    """An archive member: `info` is its header, `source` the file that holds its content."""
 
     info: tarfile.TarInfo
     source: str | None = None
 
 
 def pack(folder: Path, on_progress: OnProgress | None = None) -> Archive:
-    """Pack a folder into a temporary .tar.gz. Raises ArchiveError."""
+    """Pack a folder into a temporary .tar.gz file. Raises ArchiveError."""
     root = folder.resolve()
     if not root.is_dir():
         raise ArchiveError(f"{folder} is no folder")
@@ -83,7 +83,10 @@ def pack(folder: Path, on_progress: OnProgress | None = None) -> Archive:
 
 
 def unpack(archive: Path, into: Path, sha256: str) -> None:
-    """Unpack into a folder that is not there yet: all of it or nothing. Raises ArchiveError, or OSError of the disk."""
+    """Unpack an archive into the new folder `into`, completely or not at all.
+
+    Raises ArchiveError if the archive is damaged or unsafe, OSError for errors of the disk.
+    """
     with archive.open("rb") as file:
         if hashlib.file_digest(file, "sha256").hexdigest() != sha256:
             raise ArchiveError(f"the code archive is damaged: its sha256 is not {sha256}")
@@ -140,13 +143,13 @@ def _write(items: list[_Item], file: IO[bytes], on_progress: OnProgress, total: 
 
 
 def _add_file(tar: tarfile.TarFile, item: _Item) -> None:
-    """Raises _ChangedError if the file is not the one that was listed, or is written to meanwhile."""
+    """Add a file to the archive. Raises _ChangedError if it was replaced or written to since it was listed."""
     source = cast("str", item.source)
     try:
-        # Never wait for a pipe that took the file's place, never follow a link that did.
+        # The path may now be a named pipe or a link: do not block on the one, do not follow the other.
         handle = os.open(source, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError as error:
-        if error.errno not in (errno.ENOENT, errno.ELOOP, errno.ENXIO):  # gone, now a link, now a socket
+        if error.errno not in (errno.ENOENT, errno.ELOOP, errno.ENXIO):  # deleted; now a link; now a socket
             raise
         raise _ChangedError(source) from error
     with os.fdopen(handle, "rb") as file:
@@ -156,7 +159,7 @@ def _add_file(tar: tarfile.TarFile, item: _Item) -> None:
         try:
             tar.addfile(item.info, file)
         except OSError as error:
-            if str(error) != "unexpected end of data":  # tarfile's own, of a file that shrank
+            if str(error) != "unexpected end of data":  # raised by tarfile for a file that shrank
                 raise
             raise _ChangedError(source) from error
         after = os.fstat(handle)
@@ -217,8 +220,8 @@ def _item(root: Path, entry: os.DirEntry[str]) -> _Item:
 
 
 def _link_target(root: Path, path: str) -> str:
-    """What a symbolic link is to say on the machine. Raises ArchiveError if it leads out of the folder."""
-    target = os.readlink(path)  # noqa: PTH115 - as it is, not normalised
+    """Return the target to store for a symbolic link. Raises ArchiveError if it points outside of the folder."""
+    target = os.readlink(path)  # noqa: PTH115 - not normalised
     folder = os.path.dirname(path)  # noqa: PTH120
     lexical, real = os.path.normpath(os.path.join(folder, target)), os.path.realpath(path)  # noqa: PTH118
     if not _inside(real, str(root)):
@@ -257,7 +260,7 @@ def _too_many(root: Path, items: list[_Item]) -> str:
 
 
 class _Header(tarfile.TarInfo):
-    """Refuses extended headers that would fill the memory: tarfile reads them in one piece."""
+    """Tar header that rejects large extended headers, which tarfile would read into memory whole."""
 
     def _proc_member(self, tar: tarfile.TarFile) -> tarfile.TarInfo:
         if self.type not in (tarfile.REGTYPE, tarfile.AREGTYPE) and self.size > _MAX_HEADER:
@@ -266,7 +269,10 @@ class _Header(tarfile.TarInfo):
 
 
 def _unpack_into(archive: Path, root: Path) -> None:
-    """Files first, into folders made here; links last, so that nothing is ever written through one."""
+    """Extract files into new folders, then create the links: no file is ever written through a link.
+
+    Raises ArchiveError.
+    """
     packed, total, links = archive.stat().st_size, 0, []
     with tarfile.open(archive, mode="r|gz", tarinfo=_Header) as tar:
         for count, info in enumerate(tar, start=1):
@@ -287,7 +293,7 @@ def _unpack_into(archive: Path, root: Path) -> None:
     for path, target in links:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.symlink_to(target)
-    # Together links may lead where none does alone (x -> ., y -> x/..): so the outcome is what is judged.
+    # Links that are safe one by one can escape in combination (x -> ., y -> x/..): check where each one resolves to.
     for path, target in links:
         if Path(target).is_absolute() or not _inside(os.path.realpath(path), os.path.realpath(root)):
             raise ArchiveError(f"{str(path.relative_to(root))!r} in the code archive is a link that leads out of it")
@@ -320,5 +326,5 @@ def _inside(path: str, root: str) -> bool:
 
 
 def _shown(path: str | Path) -> str:
-    """A path that any terminal and any JSON can show, whatever bytes are in it."""
+    """Return a path as valid Unicode, with undecodable bytes replaced, for terminals and JSON."""
     return os.fsencode(path).decode(errors="replace")

@@ -1,6 +1,6 @@
-"""`launcher: auto`: which launcher a program gets, and why. Standard library only; see docs/launchers.md.
+"""Choose the launcher for `launcher: auto`, with the reason. Standard library only; see docs/launchers.md.
 
-The machines decide, from the code they have unpacked; whoever submits may ask before, from the folder that is shipped.
+The agent makes the choice, from the code that it has unpacked. `plan` and `submit` predict it from the folder to ship.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from .program_scan import Scan, scan
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """A launcher's name, and why it was chosen."""
+    """A launcher's name and the reason for the choice."""
 
     launcher: str
     reason: str
@@ -22,18 +22,18 @@ class Choice:
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """What is known of an attempt's nodes, in rank order."""
+    """Roles and GPU counts of an attempt's nodes, in rank order."""
 
     roles: Sequence[str]
     gpus: Sequence[int]
 
     @property
     def ranks(self) -> int:
-        """Processes, were there one per GPU."""
+        """Number of processes if there is one per GPU, and one on a node without GPUs."""
         return sum(max(1, count) for count in self.gpus)
 
 
-# The first that a program imports decides: who imports mpi4py or Horovod and torch wants the ranks of the former.
+# In order of precedence: a program that imports torch and also mpi4py or Horovod wants the ranks of the latter.
 _FRAMEWORKS = {
     "horovod": "horovod",
     "mpi4py": "mpi",
@@ -51,7 +51,12 @@ _ONE_PER_NODE = frozenset({"tensorflow"})
 
 
 def choose(run: str | Sequence[str] | None, code: Path | None, shape: Shape, env: Mapping[str, str]) -> Choice:
-    """The launcher for a program; `env` is the job's own. Reads files of `code`; runs nothing."""
+    """Return the launcher for a program, without running it.
+
+    run    the job's command; None: the image's entrypoint
+    code   folder of the code, whose files are read
+    env    the job's environment variables
+    """
     if run is None:
         return Choice("none", "the image's own entrypoint is started")
     found = scan(run, code)
@@ -77,7 +82,7 @@ def _launcher(framework: str | None, env: Mapping[str, str]) -> str | None:
 
 
 def _without_hint(found: Scan, shape: Shape) -> Choice:
-    """Most programs that train on several GPUs find their ranks as torchrun tells them."""
+    """Choose by the number of processes: most programs that train on several GPUs read the ranks that torchrun sets."""
     read = f"{found.entry} imports nothing that decides" if found.entry else "the program cannot be read"
     if shape.ranks == 1:
         return Choice("none", f"there is one process; {read}")

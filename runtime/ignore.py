@@ -1,4 +1,4 @@
-"""What is left out of a code folder: `.gitignore` and `.cloudgpuignore` at every level, as git reads them."""
+"""Rules for the files to leave out of a code folder: `.gitignore` and `.cloudgpuignore`, with git's semantics."""
 
 from __future__ import annotations
 
@@ -10,36 +10,36 @@ if TYPE_CHECKING:
     from pathspec import GitIgnoreSpec
 
 IGNORE_FILES = (".gitignore", ".cloudgpuignore")
-"""The later one wins: `.cloudgpuignore` may bring back with `!` what git leaves out."""
+"""In order of precedence, lowest first: `.cloudgpuignore` can re-include with `!` what `.gitignore` excludes."""
 ALWAYS = ".git"
 
 
 class IgnoreError(Exception):
-    """An ignore file cannot be read or understood; the message names it."""
+    """An ignore file cannot be read or parsed; the message names it."""
 
 
 class IgnoreRules:
-    """The rules that hold in one folder: its own and those of the folders above, the nearest first."""
+    """Ignore rules of one folder: its own and those of its parent folders. The nearest file takes precedence."""
 
     def __init__(self, specs: tuple[tuple[str, GitIgnoreSpec], ...] = ()) -> None:
         self._specs = specs
 
     @classmethod
     def above(cls, folder: Path) -> IgnoreRules:
-        """What the folders above `folder` say, as far up as the git repository it lies in; nothing outside of one."""
+        """Return the rules of the parents of `folder`, up to the root of its git repository; without one, no rules."""
         rules = cls()
         root = next((parent for parent in folder.parents if (parent / ALWAYS).exists()), None)
         if root is None or (folder / ALWAYS).exists():
             return rules
         for parent in reversed(folder.parents[: folder.parents.index(root) + 1]):
             rules = rules.within(parent)
-            # A folder which git leaves out, but which the user has named: the rules above do not hold in it.
+            # Git ignores this folder, but the user has named it explicitly: the rules of its parents do not apply.
             if rules.ignores(str(folder), is_folder=True):
                 return cls()
         return rules
 
     def within(self, folder: Path) -> IgnoreRules:
-        """The rules in a folder: these, and those of its own ignore files."""
+        """Return these rules with those of the folder's own ignore files added. Raises IgnoreError."""
         lines = [line for name in IGNORE_FILES for line in _lines(folder / name)]
         if not lines:
             return self
@@ -52,7 +52,7 @@ class IgnoreRules:
         return IgnoreRules(((str(folder), spec), *self._specs))
 
     def ignores(self, path: str, is_folder: bool) -> bool:
-        """Whether a file or folder (absolute path) is left out."""
+        """Return whether a file or folder (absolute path) is left out."""
         if os.path.basename(path) == ALWAYS:  # noqa: PTH119 - called for every file: a Path would double the time
             return True
         for base, spec in self._specs:

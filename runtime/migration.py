@@ -1,9 +1,8 @@
-"""A job moves to another job dir, in another cloud say: what its next attempt needs there is copied.
+"""Migrate a job to another job dir, for example in another cloud: copy what its next attempt needs.
 
-First what any attempt needs (code, agent, job.json), then what the program goes on from: the newest checkpoint, its
-metrics, the outputs so far. Where the job worked last none may be whole: then it is one that is left from before. Logs
-and all else that only tells of earlier attempts stays where it was written. Each step may be repeated, and goes on
-where it was cut off.
+Code, agent and job.json come first. Then come the newest intact checkpoint, its metrics, and the outputs so far. If the
+last job dir holds no intact checkpoint, one from an earlier job dir is copied. Logs and other records of earlier
+attempts are not copied. Each step is idempotent and resumes after an interruption.
 """
 
 from __future__ import annotations
@@ -22,26 +21,27 @@ __all__ = ["AllDamagedError", "InterruptedCopyError", "Moved", "Transferred", "m
 
 @dataclass(frozen=True, slots=True)
 class Moved:
-    """What the program finds in the new job dir."""
+    """Result of a migration."""
 
     furnished: bool
-    """Code, agent and job.json have been copied; False: they were there already."""
+    """True: code, agent and job.json have been copied; False: the new job dir had them already."""
     checkpoints: tuple[Transferred, ...]
-    """One, or one for each node where each trains for itself; empty: there is none to go on from."""
+    """One per training, several if each node trains separately; empty: there is no checkpoint to resume from."""
     damaged: tuple[str, ...]
-    """Checkpoints that were passed over, and why; of those that were marked before, only where no other is whole."""
+    """Checkpoints that were skipped, each with the reason. Those marked as damaged before are tried, and listed,
+    only if there is no other intact checkpoint."""
 
 
 @dataclass(slots=True)
 class _Training:
-    """The checkpoints in one folder, in all job dirs where the job has worked."""
+    """The checkpoints of one training, over all job dirs of the job."""
 
     found: Transferred | None = None
     damaged: Damaged = field(default_factory=dict)
 
     @property
     def is_lost(self) -> bool:
-        """True where there are checkpoints, and none that was tried is whole."""
+        """True if there are checkpoints, and every one that was tried is damaged."""
         return self.found is None and bool(self.damaged)
 
     def reasons(self) -> list[str]:
@@ -57,12 +57,16 @@ def move(
     on_begin: Callable[[Transferred], None],
     on_copied: Callable[[], None],
 ) -> Moved:
-    """Copy what the attempt needs to begin in `target` where the last one ended.
+    """Copy to `target` what the next attempt needs to resume the training.
 
-    `sources`: where the job has worked, the newest first; `target` may be one of them.
-    `on_begin` is called with each checkpoint that is about to be copied; `on_copied` is called whenever an object has
-    been copied. Raises JobDirError, InterruptedCopyError; AllDamagedError where every checkpoint of a training is
-    damaged, unless the job's checkpoint.on_damage is "restart".
+    sources     job dirs of the earlier attempts, newest first; `target` may be one of them
+    attempt     number of the attempt that will resume
+    keep_going  polled during the copy; False: cancel with InterruptedCopyError
+    on_begin    called with each checkpoint before it is copied
+    on_copied   called after each object
+
+    Raises JobDirError, InterruptedCopyError; AllDamagedError if every checkpoint of a training is damaged and the job's
+    checkpoint.on_damage is not "restart".
     """
     copiers = [Copier(source, target, keep_going, on_copied) for source in sources]
     furnished = _furnish(copiers[0])
@@ -79,7 +83,7 @@ def move(
 def _transfer_each(
     copiers: Sequence[Copier], attempt: int, on_begin: Callable[[Transferred], None]
 ) -> dict[str, _Training]:
-    """Copy the newest checkpoint of each training that is whole; return the trainings by folder."""
+    """Copy the newest intact checkpoint of each training; return the trainings by folder."""
     found: dict[str, _Training] = {}
     for marked in (False, True):
         for copier in copiers:
@@ -93,7 +97,10 @@ def _transfer_each(
 
 
 def _furnish(copier: Copier) -> bool:
-    """Return whether there was anything to do. job.json last: with it there, a machine can start."""
+    """Copy code, agent and, last, job.json, with which a machine can start; return False if they exist already.
+
+    Raises JobDirError if the target holds another job.
+    """
     described = copier.source.get(JOB_KEY, JobRecord.MOST_BYTES)
     if copier.target.find(JOB_KEY, JobRecord.MOST_BYTES) == described:
         return False
@@ -106,7 +113,7 @@ def _furnish(copier: Copier) -> bool:
 
 
 def _copy_outputs(copier: Copier) -> None:
-    """Programs replace them: what is older there, or of another size, is copied again."""
+    """Copy the outputs that are missing in the target, or that differ in size or are older there."""
     there = {entry.key: entry for entry in copier.target.entries("outputs")}
     for entry in copier.source.entries("outputs"):
         known = there.get(entry.key)
@@ -115,5 +122,5 @@ def _copy_outputs(copier: Copier) -> None:
 
 
 def _on_damage(job_dir: JobDir) -> str:
-    """Return what the job wants done when every checkpoint is damaged. Raises JobDirError."""
+    """Return the job's checkpoint.on_damage: "stop" or "restart". Raises JobDirError."""
     return JobRecord.from_bytes(job_dir.get(JOB_KEY, JobRecord.MOST_BYTES)).checkpoint_on_damage

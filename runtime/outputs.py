@@ -1,4 +1,4 @@
-"""What a program leaves behind: files in the job's outputs/, or in ./outputs outside a job."""
+"""Outputs of a training program: files in the job's outputs/, or in ./outputs outside a job."""
 
 from __future__ import annotations
 
@@ -11,16 +11,21 @@ from pathlib import Path
 from ..protocol.jobdir import JobDir, JobDirError, attempt_key, local_url
 
 AT_A_TIME = 8
-"""Files under way; a large one goes in several parts at a time (objects.py)."""
+"""Maximum number of concurrent uploads; a large file is itself uploaded in several concurrent parts (objects.py)."""
 _LARGE = 8 << 20
-_LOOK_S = 0.5  # an order to end may come meanwhile
+_LOOK_S = 0.5  # seconds between two checks of the time left, which a termination notice may shorten
 
 
 def write_output(name: str, data: bytes | str) -> str:
-    """Write one file (a name may have folders, `plots/loss.json`), replacing it; its URL. Raises JobDirError.
+    """Write a file to the job's outputs/, or to ./outputs outside a job; return its URL.
 
-    Refused once a newer attempt of the job has begun: a machine that was frozen and given up may wake again, and what
-    it has to say must not replace what its successor says.
+    name   may contain folders: "plots/loss.json"; an existing file is replaced
+    data   bytes, or text that is encoded as UTF-8
+
+    Raises JobDirError if the file cannot be written, or if a newer attempt of the job has begun: a machine that was
+    frozen and replaced may resume, and must not overwrite the outputs of its replacement.
+
+        write_output("metrics.json", json.dumps({"accuracy": accuracy}))
     """
     url = os.environ.get("CLOUDGPU_JOB_DIR")
     job_dir = JobDir(url or local_url(Path()), make=False)
@@ -42,10 +47,9 @@ def upload_outputs(
     seconds_left: Callable[[], float],
     say: Callable[[str], None],
 ) -> None:
-    """Copy files and folders of the program's folder into the job dir, as far as the time allows.
+    """Upload files and folders of the program's working folder, newest files first, until `seconds_left` reaches 0.
 
-    The newest files go first. What could not be copied is said; nothing is raised. Each request is signed with a
-    checksum of what it carries, which the store compares.
+    Failures are reported by `say`; nothing is raised. Each request carries a checksum, which the store verifies.
     """
     begun = time.monotonic()
     files, size = [], 0
@@ -76,7 +80,7 @@ def upload_outputs(
 
 
 def _files(wanted: Sequence[str], folder: Path, say: Callable[[str], None]) -> Iterator[tuple[Path, str]]:
-    """Every file with its name in outputs/. Links to folders are not followed, nor is what leads out of the folder."""
+    """Yield each file with its name in outputs/. Links to folders, and files outside of `folder`, are left out."""
     for name in wanted:
         place = folder / name
         if not place.exists():

@@ -1,7 +1,7 @@
-"""What a program imports, by reading its text: nothing of the user's is imported or run. Standard library only.
+"""Find the imports of a training program by parsing its source; no user code is run. Standard library only.
 
-Read are the script that `run` starts and the modules of the code folder that it imports itself; no deeper. What is
-found is a hint (imports may be built at run time, or never be reached), good enough to choose a launcher by.
+The script that `run` starts is parsed, and the modules of the code folder that it imports directly. The result is a
+hint for the choice of a launcher: imports may be computed at run time, or never be executed.
 """
 
 from __future__ import annotations
@@ -24,25 +24,25 @@ _ASSIGNMENT = re.compile(r"[A-Za-z_]\w*=")
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """How a command starts Python: one of script, module and code is given."""
+    """A Python start found in a command: exactly one of script, module and code is set."""
 
     script: str | None = None
     module: str | None = None
     code: str | None = None
     folder: str = ""
-    """Where the shell has gone before, relative to the code folder."""
+    """Working folder after the `cd` commands before it, relative to the code folder."""
 
 
 @dataclass(frozen=True, slots=True)
 class Scan:
-    """What was found. All empty: the program could not be read."""
+    """Result of a scan; all fields are empty if the program cannot be read."""
 
     entry: str = ""
-    """E.g. `train.py`, `-m trainer.task`."""
+    """Program as given to Python, e.g. `train.py`, `-m trainer.task`."""
     imports: dict[str, str] = field(default_factory=dict)
     """Top-level name → the file that imports it."""
     starters: tuple[str, ...] = ()
-    """Commands in `run` which start processes themselves, e.g. `torchrun`."""
+    """Commands in `run` that start the processes of a distributed program, e.g. `torchrun`."""
 
 
 STARTERS = frozenset({"torchrun", "mpirun", "mpiexec", "horovodrun", "deepspeed", "accelerate", "srun"})
@@ -54,7 +54,10 @@ _STARTER_MODULES = {
 
 
 def scan(run: str | Sequence[str], code: Path | None) -> Scan:
-    """Read the program of a command line; `code` is the folder it runs in. Never raises for what it finds there."""
+    """Parse the program of a command line. Unreadable or invalid files are ignored; nothing is raised for them.
+
+    code   folder in which the command runs
+    """
     commands = list(_commands(run))
     start = next((found for words, folder in commands if (found := python_start(words, folder))), None)
     starters = [name for words, _ in commands if (name := _starter(words))]
@@ -67,7 +70,7 @@ def scan(run: str | Sequence[str], code: Path | None) -> Scan:
 
 
 def python_start(words: Sequence[str], folder: str = "") -> Start | None:
-    """The Python program that a simple command starts, perhaps through another (`uv run python …`); None: none."""
+    """Return the Python program that a simple command starts, also through another command (`uv run python …`)."""
     for at, word in enumerate(words):
         name = PurePosixPath(word).name
         if _PYTHON.fullmatch(name):
@@ -92,14 +95,14 @@ def _python_options(words: Sequence[str], folder: str) -> Start | None:
 
 
 def _starter(words: Sequence[str]) -> str | None:
-    """The command of a simple command, if it starts processes by itself."""
+    """Return the command's name if it starts the processes of a distributed program."""
     command = next((word for word in words if not _ASSIGNMENT.match(word) and word not in ("exec", "env", "time")), "")
     name = PurePosixPath(command).name
     return name if name in STARTERS else None
 
 
 def _commands(run: str | Sequence[str]) -> Iterator[tuple[Sequence[str], str]]:
-    """The simple commands of a command line, each with the folder that `cd` has gone to before."""
+    """Yield the simple commands of a command line, each with the folder that earlier `cd` commands lead to."""
     if not isinstance(run, str):
         shell = len(run) > 2 and PurePosixPath(run[0]).name in ("sh", "bash") and run[1] in ("-c", "-ec", "-lc")
         if not shell:
@@ -112,14 +115,14 @@ def _commands(run: str | Sequence[str]) -> Iterator[tuple[Sequence[str], str]]:
             words.append(word)
             continue
         if words[:1] == ["cd"] and len(words) == 2:
-            folder = os.path.join(folder, words[1])  # noqa: PTH118 - a name that may lead anywhere, as yet only text
+            folder = os.path.join(folder, words[1])  # noqa: PTH118 - only text so far: may contain ".."
         elif words:
             yield words, folder
         words = []
 
 
 def _shell_words(text: str) -> list[str]:
-    """As the shell splits it, nearly: nothing is substituted. Empty if the quotes do not match."""
+    """Split a command line into words like a shell, without substitutions; return [] if its quotes do not match."""
     lexer = shlex.shlex(text.replace("\\\n", " "), posix=True, punctuation_chars=";|&()\n")
     lexer.whitespace = " \t\r"
     lexer.whitespace_split = True
@@ -152,7 +155,7 @@ def _read_program(start: Start, code: Path | None) -> tuple[str, dict[str, str]]
 
 
 def _find(start: Start, code: Path) -> tuple[Path, Sequence[str], Path] | None:
-    """The entry's file, the package it is in, and the folder its imports are found in."""
+    """Return the program's file, its package, and the folder from which its imports are resolved."""
     folder = code / start.folder
     if start.script is not None:
         path = folder / start.script
@@ -165,7 +168,7 @@ def _find(start: Start, code: Path) -> tuple[Path, Sequence[str], Path] | None:
 
 
 def _own_modules(names: Sequence[str], search: Path, code: Path) -> Iterator[Path]:
-    """Files of the code folder that are among the imported names, or above them."""
+    """Yield the files of the code folder for the imported names and their parent packages."""
     seen = set()
     for name in names:
         parts = name.split(".")
@@ -185,11 +188,11 @@ def _package_of(path: Path, search: Path) -> Sequence[str]:
 
 
 def _is_readable(path: Path, code: Path) -> bool:
-    """A plain file of moderate size within the code folder, wherever links lead."""
+    """Return whether a path is a regular file within the code folder (links resolved) of at most _MAX_BYTES bytes."""
     try:
         real = path.resolve()
         return real.is_file() and real.is_relative_to(code.resolve()) and real.stat().st_size <= _MAX_BYTES
-    except (OSError, ValueError, RuntimeError):  # a loop of links; a NUL in the name
+    except (OSError, ValueError, RuntimeError):  # a cycle of links; a NUL in the name
         return False
 
 
@@ -201,7 +204,7 @@ def _text(path: Path, code: Path) -> bytes:
 
 
 def _imported(text: bytes, package: Sequence[str]) -> list[str]:
-    """Dotted names that a module imports, anywhere but for type checkers; none if it is no Python."""
+    """Return the dotted names that a module imports, except under `if TYPE_CHECKING`; [] if it is invalid Python."""
     try:
         tree = ast.parse(text)
     except (SyntaxError, ValueError, RecursionError, MemoryError):

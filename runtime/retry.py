@@ -1,4 +1,4 @@
-"""Retry with backoff, for calls on a job dir or a fleet's folder that does not answer."""
+"""Retry with exponential backoff, for calls on a job dir or fleet folder that is temporarily unavailable."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ _E = TypeVar("_E", bound=Exception)
 
 
 def retry(call: Callable[[], _T], error: type[_E], is_last: Callable[[_E, float], bool], *, longest_s: float) -> _T:
-    """Return the answer of `call`, which is retried while it raises `error`. Raises the last one.
+    """Return the result of `call`, retrying it while it raises `error`. Raises the last error.
 
-    `is_last`: whether an error ends the retries; gets the error and the pause that would follow, in seconds, which
-    doubles up to `longest_s`.
+    is_last    return True to stop retrying; called with the error and the next pause in seconds
+    longest_s  limit of the pause, which starts at 0.2 seconds and doubles
     """
     pause = _FIRST_S
     while True:

@@ -1,4 +1,4 @@
-"""Errors of access, common to all object stores."""
+"""Classification of access errors, common to all object stores."""
 
 from __future__ import annotations
 
@@ -7,43 +7,43 @@ import re
 from urllib.parse import unquote, urlsplit
 
 CODE = re.compile(r"<Code>(\w+)</Code>|\(code: (\w+)\)")
-"""A store's own word of what is wrong, in its XML or as obstore repeats it."""
+"""A store's error code, in its XML or in obstore's message."""
 _UNREACHABLE = re.compile(r"[A-Z]+ (https?://[^/\s]+)\S* .*error sending request", re.DOTALL)
 _LOGIN_CODES = frozenset({"ExpiredToken", "ExpiredTokenException", "TokenRefreshRequired", "InvalidAuthenticationInfo"})
-"""Words of S3, Cloud Storage and Blob Storage for credentials that were good once."""
+"""Codes of S3, Cloud Storage and Blob Storage for credentials that are no longer valid."""
 _UNAUTHENTICATED = re.compile(r"status code: 401\b")
-"""How obstore ends, which raises UnauthenticatedError for some requests only: not for listings."""
+"""End of obstore's message. It raises UnauthenticatedError only for some requests, not for listings."""
 _PROVIDER = re.compile(r"External \w+ (credential|token) provider")
-"""How obstore begins, when what reads the credentials has failed: a login that has expired, or none."""
+"""Start of obstore's message if the provider of credentials failed: an expired login, or none."""
 
 
 class CredentialsError(Exception):
-    """No credentials can be had; the message says what to do."""
+    """No credentials are available; the message contains the remedy."""
 
 
 def code_of(message: str) -> str:
-    """The store's word of what is wrong; "": it says none, as in answers to HEAD."""
+    """Return the store's error code; "": there is none, as in responses to HEAD."""
     return next((word for found in CODE.finditer(message) for word in found.groups() if word), "")
 
 
 def unreachable(message: str) -> str:
-    """The address that could not be reached; "": that is not what is wrong."""
+    """Return the address that could not be reached; "": the error has another cause."""
     found = _UNREACHABLE.search(message)
     return found[1] if found else ""
 
 
 def is_lost(message: str) -> bool:
-    """Return whether a request was sent and no answer came: obstore does not repeat a create-only write then."""
+    """Return whether a request was sent but its response was lost. obstore does not retry a create-only write then."""
     return bool(unreachable(message)) and "kind: Connect" not in message
 
 
 def is_expired(message: str) -> bool:
-    """Return whether the store does not accept the credentials any more, until they are renewed."""
+    """Return whether the store refuses the credentials until they are renewed."""
     return code_of(message) in _LOGIN_CODES or any(known.search(message) for known in (_UNAUTHENTICATED, _PROVIDER))
 
 
 def is_loopback(host: str) -> bool:
-    """Return whether a host is this very machine, by its name or address alone."""
+    """Return whether a host is this machine, judged only by its name or address."""
     try:
         return host == "localhost" or ipaddress.ip_address(host).is_loopback
     except ValueError:

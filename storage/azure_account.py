@@ -1,8 +1,8 @@
-"""The storage account of an az:// URL, and the credentials it is reached with: as Azure's own tools find them.
+"""Storage account of an az:// URL and its credentials, from the same sources as Azure's own tools.
 
-Keys, shared access signatures, an application's secret, a federated token and a machine's managed identity are read by
-obstore itself; what only a login on this computer says (`az login` and the like) by azure-identity, which is there
-wherever Azure's own clients are, else by `az` itself.
+obstore itself reads keys, shared access signatures, an application's secret, a federated token and a machine's
+managed identity. Logins on this computer (`az login` etc.) are read by azure-identity, which is installed with
+Azure's clients, or else by `az`.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ log = logging.getLogger("cloudgpu.job_dir")
 
 SCOPE = "https://storage.azure.com/.default"
 ACCOUNT = "AZURE_STORAGE_ACCOUNT"
-"""The variable of Azure's own tools for a URL that names no account."""
+"""Variable of Azure's own tools for a URL without an account."""
 ENDPOINT = "AZURE_STORAGE_ENDPOINT"
-"""obstore's variable for a store of one's own, with the account in its path: `http://127.0.0.1:10000/account`."""
+"""obstore's variable for a custom endpoint, with the account in its path: `http://127.0.0.1:10000/account`."""
 
 _KEYS = ("AZURE_STORAGE_ACCOUNT_KEY", "AZURE_STORAGE_ACCESS_KEY", "AZURE_STORAGE_MASTER_KEY", "AZURE_STORAGE_KEY")
 _GIVEN = ("AZURE_STORAGE_SAS_TOKEN", "AZURE_STORAGE_SAS_KEY", "AZURE_STORAGE_TOKEN", "AZURE_CREDENTIAL_TYPE")
-"""Variables of obstore's own that leave nothing to be found."""
+"""Variables of obstore that provide complete credentials."""
 _SECRETS = ("AZURE_CLIENT_SECRET", "AZURE_FEDERATED_TOKEN_FILE")
 _ENDPOINT_NAMES = (ENDPOINT, "AZURE_ENDPOINT")
 _PROCESS_S = 20
@@ -74,7 +74,7 @@ def parts(url: str) -> tuple[str, str, str]:
 
 
 def complete(url: str) -> str:
-    """Return the URL with the account in it: it then means the same on every machine. Raises CredentialsError."""
+    """Return the URL including the account, so that it is valid on every machine. Raises CredentialsError."""
     container, account, prefix = parts(url)
     account = account or os.environ.get(ACCOUNT) or os.environ.get("AZURE_STORAGE_ACCOUNT_NAME") or ""
     if not _NAME.fullmatch(account):
@@ -85,7 +85,7 @@ def complete(url: str) -> str:
 
 
 def endpoint() -> str | None:
-    """The store of one's own that the environment names. Raises CredentialsError: plain http leaves no machine."""
+    """Return the custom endpoint of the environment. Raises CredentialsError for plain http to another machine."""
     given = next((os.environ[name] for name in _ENDPOINT_NAMES if os.environ.get(name)), "").rstrip("/")
     if not given:
         return None
@@ -96,7 +96,7 @@ def endpoint() -> str | None:
 
 
 def connection(url: str, client: ClientConfig) -> Connection:
-    """Return how to reach the container of an az:// URL, without a request. Raises CredentialsError."""
+    """Return the arguments to connect to the container of an az:// URL, without a request. Raises CredentialsError."""
     container, account, prefix = parts(complete(url))
     own = endpoint()
     config: AzureConfig = {"account_name": account}
@@ -110,7 +110,7 @@ def connection(url: str, client: ClientConfig) -> Connection:
 
 
 def _authorize(found: Connection, config: AzureConfig) -> None:
-    """Say whose credentials are used, in the order in which Azure's own command line takes them."""
+    """Select the credentials, in the same order as Azure's own command line."""
     if has_key():
         config["account_key"] = _first_of(_KEYS)
     elif _first_of(_GIVEN) or _is_application():
@@ -131,30 +131,30 @@ def has_key() -> bool:
 
 
 def shared_access_signature() -> str:
-    """Return the one that the environment has, as the query of a URL; "": none."""
+    """Return the shared access signature of the environment, as the query of a URL; "": none."""
     return _first_of(_GIVEN[:2]).removeprefix("?")
 
 
 def is_managed_identity() -> bool:
-    """Return whether the identity of this machine is used: there is a client id, and nothing else."""
+    """Return whether this machine's identity is used: the environment has a client id and no other credentials."""
     return bool(os.environ.get("AZURE_CLIENT_ID")) and not (has_key() or _first_of(_GIVEN) or _is_application())
 
 
 def login_token() -> str:
-    """Return a token for Blob Storage that azure-identity finds. Raises CredentialsError."""
+    """Return a token for Blob Storage from azure-identity. Raises CredentialsError."""
     if not _has_azure_identity():
         raise CredentialsError(_NO_LOGIN)
     return _login().token()
 
 
 class _Login:
-    """Tokens by azure-identity, cached until they expire. It reads everything that Azure's own tools leave behind, and
-    opens no browser."""
+    """Provider of tokens from azure-identity, cached until they expire. It reads the logins of all of Azure's own
+    tools, and opens no browser."""
 
     def __init__(self) -> None:
         from azure.identity import DefaultAzureCredential
 
-        # What it warns of is in what it raises.
+        # Its warnings are repeated in its exceptions.
         logging.getLogger("azure.identity").setLevel(logging.ERROR)
         self._lock = threading.Lock()
         self._token: AccessToken | None = None
@@ -171,13 +171,13 @@ class _Login:
         return self._fresh().token
 
     def _fresh(self) -> AccessToken:
-        with self._lock:  # `az` takes a second for each answer, and is asked anew each time
+        with self._lock:  # azure-identity runs `az` for each token, which takes a second
             if self._token is None or self._token.expires_on - time.time() < _FRESH_S:
                 self._token = self._ask()
             return self._token
 
     def _ask(self) -> AccessToken:
-        """Raises CredentialsError, with what each of the places where a login may be has said."""
+        """Request a token. Raises CredentialsError, with the error of each source of logins."""
         from azure.core.exceptions import ClientAuthenticationError
 
         try:
@@ -189,7 +189,7 @@ class _Login:
 
 @functools.lru_cache(maxsize=1)
 def _login() -> _Login:
-    """One for all job dirs of a process: a token is asked for once."""
+    """Return the provider shared by all job dirs of a process, so that a token is requested only once."""
     return _Login()
 
 

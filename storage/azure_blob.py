@@ -1,4 +1,4 @@
-"""Blob Storage as a Service: its connections, its deletions, and what its refusals mean."""
+"""Azure Blob Storage as a Service: connections, deletions, and explanations of its errors."""
 
 from __future__ import annotations
 
@@ -45,26 +45,26 @@ ADVICE: Mapping[str, str] = {
     "BlobImmutableDueToPolicy": "a retention policy of the container lets nothing be replaced or deleted: "
     "choose another",
 }
-"""Code of Blob Storage's answer -> what is wrong and what to do. Codes: "Blob Storage error codes", and common ones."""
+"""Error code of Blob Storage -> what is wrong and what to do. Source: "Blob Storage error codes", and common codes."""
 
 _ROLE = {"reading": "read", "looking": "read", "listing": "read", "deleting": "delete", "copying": "write"}
-"""Verb of the operation -> the data action it takes, of Microsoft.Storage/…/containers/blobs; else `write`."""
+"""Verb of the operation -> required data action of Microsoft.Storage/…/containers/blobs; by default `write`."""
 _PROVIDER = re.compile(r"External Azure credential provider:? \w*:?\s*(.*)")
 _IDENTITY = re.compile(r"/metadata/identity/oauth2/token")
 _NO_HOST = re.compile(r"dns error|failed to lookup address")
 
 
 class BlobStorage:
-    """Azure's Blob Storage: a Service."""
+    """Azure Blob Storage; implements Service."""
 
     rewrite_s = 0.0
     copy_s = 120.0
-    """It may answer before it has copied: the copy has no content until then."""
+    """Blob Storage may answer before a copy is complete; the copy is empty until then."""
 
     def __init__(self, url: str) -> None:
         self._url = url
         self._single: Deletions | None = None
-        """Deletes blobs one by one, once the store has refused a batch, in which obstore sends every deletion."""
+        """Set once the store has refused a batch: deletes blobs one by one. obstore sends every deletion as a batch."""
 
     def portable(self) -> str:
         return complete(self._url)
@@ -82,11 +82,11 @@ class BlobStorage:
         try:
             obstore.delete(connection, path)
         except BaseError as error:
-            from . import azure_deletions  # loads http
+            from . import azure_deletions  # imports http
 
             if not azure_deletions.is_batch_refused(str(error)):
                 raise
-            assert isinstance(connection, AzureStore)  # noqa: S101 - as connect() makes them
+            assert isinstance(connection, AzureStore)  # noqa: S101 - created by connect()
             single = azure_deletions.Deletions(self._url, connection)
             single.delete(path)
             log.warning(
@@ -94,7 +94,7 @@ class BlobStorage:
             )
             self._single = single
 
-    def is_elsewhere(self, message: str) -> bool:  # noqa: ARG002 - the protocol's
+    def is_elsewhere(self, message: str) -> bool:  # noqa: ARG002 - required by the protocol
         return False
 
     def explain(self, message: str, doing: str) -> str:
@@ -102,9 +102,9 @@ class BlobStorage:
 
 
 def _explain(url: str, message: str, doing: str) -> str:
-    """Return what Blob Storage's or obstore's whole message means to people; by default its first line.
+    """Return the explanation of a full message of Blob Storage or obstore; by default its first line.
 
-    `doing` begins with what is being done, such as "reading job.json".
+    `doing` begins with the verb of the operation, e.g. "reading job.json".
     """
     code = code_of(message)
     if code == "AuthorizationPermissionMismatch":
@@ -116,7 +116,7 @@ def _explain(url: str, message: str, doing: str) -> str:
 
 
 def _without_code(url: str, message: str) -> str:
-    """Return what is wrong where Blob Storage has not said it; "": that is not known."""
+    """Return the explanation of an error without a code of Blob Storage; "": unknown."""
     provider, address = _PROVIDER.search(message), unreachable(message)
     if provider:
         return f"no Azure credentials can be had: {provider[1]}"

@@ -1,7 +1,7 @@
-"""Delete blobs one by one, where Blob Storage refuses the batch in which obstore sends every deletion, even of one.
+"""Deletion of single blobs if Blob Storage refuses batches; obstore sends every deletion as a batch.
 
-Whether roles with conditions, which machines have, allow a batch is in no document; each of them allows the deletion
-of a blob in the job's folder. Standard library and obstore only.
+It is not documented whether roles with conditions, which machines have, allow batches; each allows the deletion of a
+blob in the job's folder. Standard library and obstore only.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ _VERSION = "2023-11-03"
 """Version of Blob Storage's REST API."""
 _TIMEOUT_S = 10.0
 _SIGNED = datetime.timedelta(minutes=15)
-"""How long an address that is signed with the account's key is good; clocks differ by minutes."""
+"""Validity of an address that is signed with the account's key; allows for clock skew of minutes."""
 
 
 def is_batch_refused(message: str) -> bool:
-    """Return whether a batch was refused as a whole, by obstore's message; such an answer says nothing of its blobs."""
+    """Return whether a whole batch was refused, which says nothing about its single blobs. Uses obstore's message."""
     return _REFUSED.search(message) is not None
 
 
@@ -44,7 +44,7 @@ class Deletions:
     """Deletions in one container."""
 
     def __init__(self, url: str, store: AzureStore) -> None:
-        """`url`: of the container, or of a folder in it."""
+        """Prepare deletions. `url`: of the container, or of a folder in it."""
         self._store = store
         container, account, _ = azure_account.parts(azure_account.complete(url))
         base = azure_account.endpoint() or f"https://{account}.blob.core.windows.net"
@@ -53,7 +53,7 @@ class Deletions:
     def delete(self, key: str) -> None:
         """Delete a blob by its key in the container.
 
-        Raises FileNotFoundError, OSError for any other refusal, and CredentialsError.
+        Raises FileNotFoundError, OSError for any other error of the service, and CredentialsError.
         """
         headers = {"x-ms-version": _VERSION, "x-ms-date": formatdate(usegmt=True)}
         if azure_account.has_key():
@@ -65,7 +65,7 @@ class Deletions:
             else:
                 headers["Authorization"] = f"Bearer {_token()}"
         try:
-            _ask(urllib.request.Request(address, headers=headers, method="DELETE"))  # noqa: S310 - Blob Storage's
+            _ask(urllib.request.Request(address, headers=headers, method="DELETE"))  # noqa: S310 - address of Blob Storage
         except urllib.error.HTTPError as error:
             if error.code == http.HTTPStatus.NOT_FOUND:
                 raise FileNotFoundError(key) from error
@@ -73,8 +73,7 @@ class Deletions:
 
 
 def _token() -> str:
-    """Return a token for Blob Storage: the one that the environment has, or that of the machine's managed identity, or
-    of a login. Raises OSError, and CredentialsError."""
+    """Return a token from the environment, the managed identity or a login. Raises OSError, CredentialsError."""
     if given := os.environ.get("AZURE_STORAGE_TOKEN"):
         return given
     if not azure_account.is_managed_identity():
@@ -85,12 +84,12 @@ def _token() -> str:
         "client_id": os.environ["AZURE_CLIENT_ID"],
     }
     url = f"{os.environ.get(_METADATA_ENDPOINT) or _METADATA}?{urllib.parse.urlencode(query)}"
-    answer = _ask(urllib.request.Request(url, headers={"Metadata": "true"}))  # noqa: S310 - the metadata service's
+    answer = _ask(urllib.request.Request(url, headers={"Metadata": "true"}))  # noqa: S310 - address of the metadata service
     return str(json.loads(answer)["access_token"])
 
 
 def _ask(request: urllib.request.Request) -> bytes:
-    """Raises OSError; an HTTPError is one."""
+    """Send a request and return the response's body. Raises OSError, including its subclass HTTPError."""
     try:
         with urllib.request.urlopen(request, timeout=_TIMEOUT_S) as answer:  # noqa: S310
             return bytes(answer.read())

@@ -1,4 +1,4 @@
-"""Folders in buckets as stores, whatever service has the bucket."""
+"""Folders in buckets as stores, for any Service."""
 
 from __future__ import annotations
 
@@ -23,9 +23,10 @@ if TYPE_CHECKING:
     from .buckets import Service
 
 RENEW_S = 10.0
-"""Connections that are younger than this many seconds are kept, whatever number of job dirs fails with them."""
-_HIDDEN_S = 600.0  # how long a listing that did not show a key is trusted; an object that is there answers 200 anyway
-_HIDDEN_KEYS = 1_000  # that are remembered
+"""Minimum age in seconds of connections that renew() replaces; limits reconnects if many job dirs fail."""
+# seconds for which an absence in a listing is trusted; an object created since is still read with status 200
+_HIDDEN_S = 600.0
+_HIDDEN_KEYS = 1_000  # maximum number of remembered keys
 
 
 class BucketStore:
@@ -34,12 +35,12 @@ class BucketStore:
     folder: Path | None = None
 
     def __init__(self, url: str, service: Callable[[str], Service], bucket: Bucket | None, *, make: bool) -> None:
-        """`bucket`: whose connections are used; None: this store has its own."""
+        """Open the folder. `bucket`: connections to share; None: this store opens its own."""
         self.url, self.make = url, make
         self._service = service(url)
         self.rewrite_s, self.copy_s = self._service.rewrite_s, self._service.copy_s
         self._hidden: dict[str, float] = {}
-        """Keys that a listing did not show; until then (monotonic) a refusal to read one means that it is not there."""
+        """Key missing in a listing -> monotonic time until which a refused read of it counts as a missing object."""
         with opening(url):
             self._inside = _inside(self._service.path())
             self._bucket = bucket or Bucket(url, service)
@@ -101,9 +102,9 @@ class BucketStore:
         self._service.delete(self._connection(), self._at(key))
 
     def message_of(self, error: Exception) -> str:
-        """Return all of it: S3's word of what is wrong stands behind a line break of its XML.
+        """Return the whole message, because S3's error code comes after a line break of its XML.
 
-        An answer to HEAD says nothing, so the store is asked again in another way.
+        A response to HEAD has no code, so another request is sent to obtain it.
         """
         text = str(error).strip()
         if code_of(text) or "Error performing HEAD" not in text:
@@ -132,13 +133,13 @@ class BucketStore:
         return f"{self._inside}{key}"
 
     def _under(self, prefix: str) -> str:
-        """Return how keys in a folder of this one begin, in the whole bucket."""
+        """Return the prefix, in the whole bucket, of keys in a folder of this one."""
         return self._at(f"{prefix.rstrip('/')}/") if prefix else self._inside
 
     @contextlib.contextmanager
     def _finding(self, key: str) -> Iterator[None]:
-        """Raise FileNotFoundError for a refusal that means so: asked for what is not there, a store answers 403 to
-        callers that may not list the whole bucket."""
+        """Raise FileNotFoundError for a refusal that means a missing object: stores answer 403 to reads of missing
+        objects by callers that may not list the whole bucket."""
         try:
             yield
         except PermissionDeniedError as error:
@@ -147,10 +148,9 @@ class BucketStore:
             raise FileNotFoundError(key) from error
 
     def _hides_missing(self, key: str) -> bool:
-        """Return whether a refusal to read means that there is no such object, by a listing of where it would be.
+        """Return whether a refusal to read means a missing object, by a listing of its folder.
 
-        A listing costs a dozen times as much as a GET: for a key that is looked for again and again it is made
-        once in _HIDDEN_S.
+        A listing costs a dozen times as much as a GET, so for a key that is polled it is made once in _HIDDEN_S.
         """
         now, connection = time.monotonic(), self._connection()
         if now < self._hidden.get(key, 0.0):
@@ -168,7 +168,7 @@ class BucketStore:
 
 
 def _inside(path: str) -> str:
-    """Return how keys in a folder of a bucket begin, e.g. `jobs/digits-abc/`; "" for the whole bucket.
+    """Return the prefix of keys in a folder of a bucket, e.g. `jobs/digits-abc/`; "" for the whole bucket.
 
     Raises ValueError for a path that no key can begin with.
     """

@@ -1,7 +1,7 @@
-"""Connections to buckets, which any number of job dirs may share.
+"""Connections to buckets, shared by any number of job dirs.
 
-A connection keeps sockets, TLS settings and credentials: one for each job of a supervisor would be 0.1 MB and one open
-socket a job.
+A connection keeps sockets, TLS settings and credentials. A separate one for each job of a supervisor would take 0.1
+MB and an open socket per job.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ if TYPE_CHECKING:
 
     from .store import Kind
 
-# `timeout` is of one request, from its connecting to the last byte of its answer; `read_timeout` is how long the server
-# may send nothing. `retry_timeout` counts from the first try, and no try begins after it: it must exceed the timeouts,
-# or a request that hangs is never repeated. Callers retry beyond that by their own rules.
-# Plain http is used where an endpoint is set to it; each store's module refuses one on another host.
+# `timeout` limits one request, from connecting to the last byte of its response; `read_timeout` limits the time in
+# which the server sends nothing. `retry_timeout` counts from the first try, and no try begins after it: it must
+# exceed the timeouts, or a hanging request is never retried. Callers retry beyond that by their own rules. Plain
+# http is used if an endpoint is set to it; each store's module refuses one on another host.
 _SMALL: ClientConfig = {"timeout": "30s", "read_timeout": "10s", "connect_timeout": "5s", "allow_http": True}
 _CLIENTS: dict[Kind, ClientConfig] = {
     "small": _SMALL,
@@ -35,18 +35,18 @@ _RETRIES = 3
 
 
 class Service(Protocol):
-    """One kind of object store, made of the URL of a bucket or of a folder in it."""
+    """A kind of object store, opened for the URL of a bucket or of a folder in it."""
 
     @property
     def rewrite_s(self) -> float:
-        """Seconds to wait before an object is written again."""
+        """Minimum seconds between two writes of the same object."""
 
     @property
     def copy_s(self) -> float:
-        """Seconds after which a copy is complete, at most, although it was answered; 0: the answer says that it is."""
+        """Maximum seconds from the response to a copy request to the complete copy; 0: it is complete then."""
 
     def portable(self) -> str:
-        """Return the URL with all in it that this computer's environment adds to it. Raises CredentialsError."""
+        """Return the URL including parts that come from this computer's environment. Raises CredentialsError."""
 
     def path(self) -> str:
         """Return the folder's path in its bucket, without `/` at its ends. Raises CredentialsError or ValueError."""
@@ -58,27 +58,27 @@ class Service(Protocol):
         """Delete an object of the bucket."""
 
     def is_elsewhere(self, message: str) -> bool:
-        """Return whether a request failed because the bucket is in another region, which is then known."""
+        """Return whether a request failed because the bucket is in another region, which is used from now on."""
 
     def explain(self, message: str, doing: str) -> str:
-        """Return what a failure means to people. `doing` begins with a verb, such as "reading job.json"."""
+        """Return the explanation of an error. `doing` begins with a verb, e.g. "reading job.json"."""
 
 
 class Bucket:
-    """The connections to one bucket; each is made when it is needed first. Threads may share it."""
+    """The connections to one bucket, opened on first use. Thread-safe."""
 
     def __init__(self, url: str, service: Callable[[str], Service]) -> None:
-        """`url`: of the bucket, or of any folder in it."""
+        """Prepare connections. `url`: of the bucket, or of any folder in it."""
         parts = urlsplit(url)
         self.url = f"{parts.scheme}://{parts.netloc}"
         self._service = service(self.url)
         self._lock = threading.Lock()
         self._stores: dict[Kind, ObjectStore] = {}
         self._connected = 0.0
-        """Steady time at which the oldest of them was made."""
+        """Monotonic time at which the oldest connection was opened."""
 
     def store(self, kind: Kind = "small") -> ObjectStore:
-        """Return a connection. Raises CredentialsError, BaseError, ValueError or OSError if it cannot be made."""
+        """Return a connection. Raises CredentialsError, BaseError, ValueError or OSError if it cannot be opened."""
         with self._lock:
             if kind not in self._stores:
                 if not self._stores:
@@ -87,7 +87,7 @@ class Bucket:
             return self._stores[kind]
 
     def reconnect(self, older_than_s: float = 0.0) -> None:
-        """Make the connections anew, with the settings and credentials of that time, if they have this age."""
+        """Drop the connections if the oldest has this age; new ones use the current credentials and settings."""
         with self._lock:
             if time.monotonic() - self._connected >= older_than_s:
                 self._stores = {}

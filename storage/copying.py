@@ -1,7 +1,7 @@
-"""Objects on their way from one job dir into another, which may be in another cloud: a piece at a time.
+"""Copy objects in pieces between two job dirs, which may be in different clouds.
 
-Memory is bounded however large an object is. One that is cut off midway leaves nothing under its key: an object appears
-when all of it is there, so a copy that is resumed begins with the first one that is not.
+Memory is bounded for objects of any size. An interrupted copy leaves nothing under its key, as an object appears
+only when it is complete. A resumed copy therefore begins with the first missing object.
 """
 
 from __future__ import annotations
@@ -18,25 +18,25 @@ from .objects import PART, JobDir
 from .store import Entry
 
 READS = 4
-"""Pieces that are read at the same time; as many are being written meanwhile."""
+"""Number of pieces that are read concurrently; as many are written meanwhile."""
 STREAMS = 16
-"""Large objects that this process copies at the same time, however many jobs move: so its memory is bounded, and they
-share one line in any case."""
+"""Maximum number of large objects that this process copies concurrently, for all jobs together: bounds its memory;
+all of them share the network anyway."""
 
 _TURNS = threading.BoundedSemaphore(STREAMS)
 _LOOK_S = 1.0
-"""Seconds after which a copy that waits for its turn checks whether it is still wanted."""
+"""Interval in seconds at which a copy that waits for its turn checks whether it is still wanted."""
 
 
 class InterruptedCopyError(Exception):
-    """The caller does not want the copy any more, or has something else to do first."""
+    """The copy is no longer wanted, or the caller has something else to do first."""
 
 
 class Copier:
     """Copies objects of `source` to the same key of `target`.
 
-    `keep_going` is asked before each piece; once it says no, InterruptedCopyError is raised. `on_copied` is called when
-    an object is there, and durable.
+    `keep_going` is called before each piece; once it returns False, InterruptedCopyError is raised. `on_copied` is
+    called when an object is copied and durable.
     """
 
     def __init__(
@@ -46,7 +46,7 @@ class Copier:
         self._keep_going, self._on_copied = keep_going, on_copied
 
     def copy(self, entry: Entry) -> None:
-        """An object as the source lists it, replacing what is there. Raises JobDirError."""
+        """Copy an object of a listing of the source; replaces an existing one. Raises JobDirError."""
         if entry.size <= PART:
             self.write(entry.key, self.source.get(entry.key))
             return
@@ -57,19 +57,19 @@ class Copier:
         self.stream(entry.key, entry.size, PART, read)
 
     def copy_new(self, entry: Entry) -> None:
-        """The same where the key names the content: what is there in full already is left alone."""
+        """Copy an object whose key names its content, unless the target has it with the same size."""
         if self.target.size(entry.key) != entry.size:
             self.copy(entry)
 
     def write(self, key: str, data: bytes) -> None:
-        """A small object, durable when this returns."""
+        """Write a small object, which is durable on return."""
         self.check()
         self.target.put(key, data)
         self._arrived(key)
 
     def stream(self, key: str, size: int, piece: int, read: Callable[[int, int], bytes | memoryview]) -> None:
-        """Write an object of `size` bytes, durable when this returns; `read` gives the bytes from start up to end, of
-        at most `piece` bytes, and is called by several threads."""
+        """Write an object of `size` bytes, which is durable on return. `read` returns the bytes from start up to
+        end, at most `piece` bytes, and is called by several threads."""
         self.check()
         while not _TURNS.acquire(timeout=_LOOK_S):
             self.check()
@@ -97,7 +97,7 @@ class Copier:
                 pool.shutdown(cancel_futures=True)
 
     def _arrived(self, key: str) -> None:
-        """Make a local file durable, as an object is that a store has accepted; then report it."""
+        """Make a local file durable, as objects in a store are on success; then report it."""
         if (folder := self.target.folder) is not None:
             path = folder / key
             try:

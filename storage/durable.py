@@ -1,4 +1,4 @@
-"""Write files whole: all functions but write() make them survive a power cut. Every function raises OSError."""
+"""Atomic writes of files, durable across a power failure except by write(). All functions raise OSError."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ NO_LINKS = (
     "have none, nor do some network shares): give the bucket's own URL (s3://, gs://, az://), or another folder"
 )
 NO_LINK_CODES = (errno.EPERM, errno.ENOSYS, errno.EOPNOTSUPP)
-"""Error codes of link(2) there."""
+"""Error codes of link(2) on such file systems."""
 WRITE = 8 << 20
 """Bytes per write(2)."""
 _NO_FALLOCATE = (errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL)
 
 
 def flush_folder(folder: Path) -> None:
-    """Make what was created, renamed and removed in a folder survive a power cut."""
+    """Make entries created, renamed and removed in a folder durable across a power failure."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(descriptor)
@@ -29,7 +29,7 @@ def flush_folder(folder: Path) -> None:
 
 
 def flush_file(path: Path) -> None:
-    """Make what was written into a file by others survive a power cut."""
+    """Make the content of a file durable across a power failure, if other code has written it."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -38,17 +38,17 @@ def flush_file(path: Path) -> None:
 
 
 def write(path: Path, data: bytes, *, mode: int = 0o666) -> None:
-    """Write a small file, replacing what is there: atomic, not durable.
+    """Write a small file, replacing an existing one: atomic, not durable.
 
-    Readers see the old content or the new one, also when the writer is killed. After a power cut, the file may be old
-    or empty: create() makes sure that it is not. `mode`: permissions of the file, less the umask.
+    Readers see the old or the new content, even if the writer is killed. After a power failure the file may be old
+    or empty; create() prevents this. `mode`: permissions of the file, without the umask's bits.
     """
     with _temporary(path, data, mode, flush=False) as temporary:
         temporary.replace(path)
 
 
 def create(path: Path, data: bytes, *, replace: bool) -> bool:
-    """Write a small file: atomic and durable. Return False if it is there and may not be replaced."""
+    """Write a small file: atomic and durable. Return False if it exists and must not be replaced."""
     with _temporary(path, data, 0o666, flush=True) as temporary:
         if replace:
             temporary.replace(path)
@@ -60,9 +60,9 @@ def create(path: Path, data: bytes, *, replace: bool) -> bool:
 
 @contextlib.contextmanager
 def _temporary(path: Path, data: bytes, mode: int, *, flush: bool) -> Iterator[Path]:
-    """Write a file beside the one that it will replace, and remove it in the end if it is still there.
+    """Write a file beside the one that it will replace, and finally remove it if it still exists.
 
-    Its name is unique, also among other machines, and one that a listing of the job dir passes over.
+    Its name is unique, even across machines, and is skipped by listings of the job dir.
     """
     temporary = path.with_name(f"{path.name}#{int.from_bytes(os.urandom(6))}")
     descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
@@ -79,7 +79,7 @@ def _temporary(path: Path, data: bytes, mode: int, *, flush: bool) -> Iterator[P
 
 
 def _link(temporary: Path, path: Path) -> bool:
-    """Give a file its name, unless it is taken: return False then."""
+    """Link a file to its final name; return False if that exists."""
     try:
         path.hardlink_to(temporary)
     except FileExistsError:
@@ -92,9 +92,10 @@ def _link(temporary: Path, path: Path) -> bool:
 
 
 def write_data(path: Path, view: memoryview, each: Callable[[memoryview], None]) -> None:
-    """Write a large file and flush it; `each` sees every WRITE bytes, in order, while they are in the CPU's cache.
+    """Write a large file and flush it. `each` is called with every WRITE bytes, in order, while they are in the CPU's
+    cache.
 
-    What a killed writer left there is no part of it: the file is a new one. One that fails is removed.
+    The file is always created anew, without remains of a killed writer. It is removed on failure.
     """
     path.unlink(missing_ok=True)
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
@@ -120,9 +121,9 @@ def _write_all(descriptor: int, piece: memoryview, at: int) -> None:
 
 
 def _allocate(descriptor: int, size: int) -> None:
-    """Reserve the room, so that a full disk is known at once; nothing where the file system cannot.
+    """Reserve disk space, so that a full disk is detected at once; no-op if the file system does not support it.
 
-    Not os.posix_fallocate(): the C library's stand-in for file systems that cannot writes into every block.
+    os.posix_fallocate() is not used: on such file systems the C library emulates it by writing into every block.
     """
     if not size:
         return

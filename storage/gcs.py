@@ -1,8 +1,8 @@
-"""What is Cloud Storage's own in a job dir: whose credentials are used, how it is reached, what its refusals mean.
+"""Cloud Storage as a Service: credentials, connections, and explanations of its errors.
 
-Credentials come from where Google's own tools find them (Application Default Credentials). A service account's key and
-a machine's metadata server are read by obstore itself; what else such files may hold (a user's login, impersonation,
-workload identity federation) by google-auth, which is there wherever Google's own clients are.
+Credentials have the same sources as for Google's own tools (Application Default Credentials). obstore itself reads a
+service account's key and a machine's metadata server. Other contents of such files (a user's login, impersonation,
+workload identity federation) are read by google-auth, which is installed with Google's clients.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 SCOPE = "https://www.googleapis.com/auth/devstorage.read_write"
 EMULATOR = "STORAGE_EMULATOR_HOST"
-"""The variable of Google's own clients for a store of one's own."""
+"""Variable of Google's own clients for a custom endpoint."""
 
 _REFRESH_S = 20.0
 _SOURCES = (
@@ -39,7 +39,7 @@ _SOURCES = (
     "GOOGLE_SERVICE_ACCOUNT_KEY",
     "GOOGLE_BEARER_TOKEN",
 )
-"""Variables of obstore's own."""
+"""Variables of obstore with credentials."""
 _FILE = "GOOGLE_APPLICATION_CREDENTIALS"
 _LOADERS = {
     "authorized_user": ("google.oauth2.credentials", "from_authorized_user_info"),
@@ -50,7 +50,7 @@ _LOADERS = {
         "from_impersonated_service_account_info",
     ),
 }
-"""Type of a file of credentials -> google-auth's module, and what makes its Credentials."""
+"""Type in a credentials file -> google-auth's module, and the method that creates its Credentials."""
 _NEEDS_GOOGLE_AUTH = "a login, impersonation and federation need google-auth: pip install 'cloudgpu[gcp]'"
 
 NO_CREDENTIALS = (
@@ -70,7 +70,7 @@ ADVICE: Mapping[str, str] = {
     "InvalidBucketName": "this cannot be a bucket's name: correct it",
     "SlowDown": "Cloud Storage has too many requests for the moment, of this object or of the bucket",
 }
-"""Code of the XML API's answer -> what is wrong and what to do. Codes: "HTTP status and error codes for XML"."""
+"""Error code of the XML API -> what is wrong and what to do. Source: "HTTP status and error codes for XML"."""
 
 _PERMISSION = re.compile(r"([^\s<>]+@[^\s<>]+|The caller|Anonymous caller) does not have (storage\.[\w.]+) access")
 _ACTIONS = {
@@ -82,9 +82,9 @@ _ACTIONS = {
     "listing": "storage.objects.list",
     "deleting": "storage.objects.delete",
 }
-"""What is being done -> the permission it takes, where the answer does not say it."""
+"""Verb of the operation -> required permission, if the response does not name it."""
 _CODES = {"401": "AuthenticationRequired", "403": "AccessDenied"}
-"""Status -> code, where the answer has none, as those to HEAD."""
+"""Status -> code, if the response has no code, e.g. to HEAD."""
 _PROVIDER = re.compile(r"External GCP credential provider:? \w*:?\s*(.*)")
 _METADATA = re.compile(r"token request: .*/computeMetadata/", re.DOTALL)
 _STATUS = re.compile(r"non-2xx status code: (\d+)")
@@ -98,7 +98,7 @@ class _Connection(TypedDict, total=False):
 
 
 class CloudStorage:
-    """Google's Cloud Storage: a Service."""
+    """Google Cloud Storage; implements Service."""
 
     rewrite_s = 1.0
     """An object may be replaced once a second: Cloud Storage, "Quotas & limits", writes to the same object name."""
@@ -120,7 +120,7 @@ class CloudStorage:
     def delete(self, connection: ObjectStore, path: str) -> None:
         obstore.delete(connection, path)
 
-    def is_elsewhere(self, message: str) -> bool:  # noqa: ARG002 - the protocol's
+    def is_elsewhere(self, message: str) -> bool:  # noqa: ARG002 - required by the protocol
         return False
 
     def explain(self, message: str, doing: str) -> str:
@@ -128,7 +128,7 @@ class CloudStorage:
 
 
 def _emulator() -> str | None:
-    """The store of one's own that the environment names. Raises CredentialsError: plain http leaves no machine."""
+    """Return the custom endpoint of the environment. Raises CredentialsError for plain http to another machine."""
     given = os.environ.get(EMULATOR, "").rstrip("/")
     if not given:
         return None
@@ -140,10 +140,8 @@ def _emulator() -> str | None:
 
 
 def _adapt(client: ClientConfig, retry: RetryConfig) -> tuple[ClientConfig, RetryConfig]:
-    """Plain http to an emulator only; longer pauses, for an object that was just replaced is refused for a second.
-
-    Raises CredentialsError.
-    """
+    """Return the options with plain http only for an emulator, and with a longer backoff because an object that was
+    just replaced cannot be written for a second. Raises CredentialsError."""
     pauses: BackoffConfig = {
         "init_backoff": datetime.timedelta(seconds=0.4),
         "max_backoff": datetime.timedelta(seconds=8),
@@ -156,7 +154,7 @@ def _adapt(client: ClientConfig, retry: RetryConfig) -> tuple[ClientConfig, Retr
 
 
 def _connection() -> _Connection:
-    """Return how to reach any bucket, without a request. Raises CredentialsError."""
+    """Return the arguments to connect to any bucket, without a request. Raises CredentialsError."""
     config: GCSConfig = {}
     found: _Connection = {"config": config}
     own = _emulator()
@@ -167,10 +165,10 @@ def _connection() -> _Connection:
     file = _file()
     if file is None:
         if os.environ.get("GCE_METADATA_HOST") or (own is None and not _is_no_machine()):
-            return found  # obstore asks the metadata server
+            return found  # obstore queries the metadata server
         if own is None:
             raise CredentialsError(NO_CREDENTIALS)
-        config["skip_signature"] = True  # as Google's own clients ask an emulator
+        config["skip_signature"] = True  # Google's own clients send no credentials to an emulator either
     elif _type_of(file) == "service_account" or not _has_google_auth():
         if _type_of(file) not in ("service_account", "authorized_user"):
             raise CredentialsError(f"the credentials in {file} cannot be used: {_NEEDS_GOOGLE_AUTH}")
@@ -182,9 +180,9 @@ def _connection() -> _Connection:
 
 
 def _explain(message: str, doing: str) -> str:
-    """Return what Cloud Storage's or obstore's whole message means to people; by default its first line.
+    """Return the explanation of a full message of Cloud Storage or obstore; by default its first line.
 
-    `doing` begins with a word of _ACTIONS, such as "reading job.json".
+    `doing` begins with a word of _ACTIONS, e.g. "reading job.json".
     """
     status = _STATUS.search(message)
     code = code_of(message) or _CODES.get(status[1] if status else "", "")
@@ -200,7 +198,7 @@ def _explain(message: str, doing: str) -> str:
 
 
 def _without_code(message: str) -> str:
-    """Return what is wrong where Cloud Storage has not said it; "": that is not known."""
+    """Return the explanation of an error without a code of Cloud Storage; "": unknown."""
     provider, address = _PROVIDER.search(message), unreachable(message)
     if provider:
         return f"no Google credentials can be had: {provider[1]}"
@@ -208,7 +206,7 @@ def _without_code(message: str) -> str:
 
 
 class _GoogleAuth:
-    """Tokens by google-auth, for as long as they last."""
+    """Provider of tokens from google-auth, cached until they expire."""
 
     def __init__(self, file: Path) -> None:
         self._lock = threading.Lock()
@@ -228,8 +226,9 @@ class _GoogleAuth:
             return {"token": str(self._credentials.token), "expires_at": ends}
 
 
-def _load(content: Mapping[str, Any]) -> Any:  # whatever kind of credentials it is
-    """Make credentials of a file's content, without a request; google.auth.default() looks for the project as well.
+def _load(content: Mapping[str, Any]) -> Any:  # any kind of credentials
+    """Create credentials from a file's content, without a request; google.auth.default() would also look up the
+    project.
 
     Raises CredentialsError.
     """
@@ -250,12 +249,12 @@ def _load(content: Mapping[str, Any]) -> Any:  # whatever kind of credentials it
 
 @functools.lru_cache(maxsize=4)
 def _google_auth(file: Path, _changed: int) -> _GoogleAuth:
-    """One for all job dirs of a process: a token is asked for once, as long as the file stays as it is."""
+    """Return the provider shared by a process's job dirs; one token serves all while the file is unchanged."""
     return _GoogleAuth(file)
 
 
 def _file() -> Path | None:
-    """Application Default Credentials, where google-auth looks for them. Raises CredentialsError."""
+    """Return the file of Application Default Credentials, as google-auth finds it. Raises CredentialsError."""
     named = os.environ.get(_FILE)
     if named:
         path = Path(named).expanduser()
@@ -268,7 +267,7 @@ def _file() -> Path | None:
 
 
 def _type_of(file: Path) -> str:
-    """Raises CredentialsError."""
+    """Return the type in a credentials file. Raises CredentialsError."""
     try:
         return str(json.loads(file.read_bytes())["type"])
     except (OSError, ValueError, LookupError, TypeError) as error:
@@ -276,7 +275,7 @@ def _type_of(file: Path) -> str:
 
 
 def _check_key(file: Path) -> None:
-    """obstore names neither the file nor what to do. Raises CredentialsError."""
+    """Check a key file, as obstore's error would name neither the file nor the remedy. Raises CredentialsError."""
     content = json.loads(file.read_bytes())
     lacks = [
         name
@@ -289,7 +288,7 @@ def _check_key(file: Path) -> None:
 
 
 def _is_no_machine() -> bool:
-    """Return whether the environment says that this is no machine of Google's, by google-auth's own variable."""
+    """Return whether the environment declares that this is not a Google Cloud machine (google-auth's variable)."""
     return os.environ.get("NO_GCE_CHECK", "").lower() == "true"
 
 

@@ -1,7 +1,7 @@
 """Local folders as stores.
 
-Objects are files. Most keys are the names of their files; obstore quotes the others. Listings pass over what has a name
-that no key can have, such as one with a line break.
+Objects are files. Most keys equal their files' names; obstore quotes the others. Listings skip names that no key can
+have, e.g. with a line break.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ if TYPE_CHECKING:
     from obstore.store import ObjectStore
 
 _PLAIN_KEY = re.compile(r"[\w./-]+", re.ASCII)
-"""Keys whose files have the same name."""
+"""Keys that equal their files' names."""
 _NOT_LINKED = re.compile(rf"Unable to rename file.*\(os error ({'|'.join(map(str, NO_LINK_CODES))})\)")
-"""How obstore says that there are no hard links; its create-only write is a link."""
+"""obstore's message on file systems without hard links, which its create-only write needs."""
 
 
 class LocalStore:
-    """A local folder. One that was there and has been deleted since is not made again."""
+    """A local folder. If it existed and was deleted, it is not recreated."""
 
     rewrite_s = copy_s = 0.0
 
@@ -50,7 +50,7 @@ class LocalStore:
     def prepare(self) -> None:
         self._writable()
 
-    def put(self, key: str, data: bytes | Path, kind: Kind) -> None:  # noqa: ARG002 - the protocol's
+    def put(self, key: str, data: bytes | Path, kind: Kind) -> None:  # noqa: ARG002 - required by the protocol
         obstore.put(self._writable(), key, data)
 
     def upload(self, key: str, pieces: Iterable[memoryview], part: int) -> None:
@@ -91,7 +91,7 @@ class LocalStore:
     def folders(self, prefix: str) -> list[str]:
         folder = self.folder / prefix
         if not folder.is_dir():
-            return []  # what lies where the folder was, such as a file, has none
+            return []  # e.g. a file in the folder's place
         with os.scandir(folder) as found:
             return sorted(entry.name for entry in found if entry.name.isprintable() and _may_be_folder(entry))
 
@@ -127,15 +127,15 @@ class LocalStore:
 
     def _readable(self) -> ObjectStore:
         store = self._open()
-        # A file in the folder's place holds none of its objects.
+        # A file in the folder's place contains no objects.
         if store is None or not self.folder.is_dir():
             raise FileNotFoundError(self.url)
         return store
 
     def _writable(self) -> ObjectStore:
-        was_there = self._opened is not None  # asked first: another thread may make the folder meanwhile
+        was_there = self._opened is not None  # read first: another thread may create the folder meanwhile
         if not self.folder.is_dir():
-            if self.folder.is_file():  # not exists(): another process may have made the folder since
+            if self.folder.is_file():  # not exists(): another process may have created the folder since
                 code = errno.ENOTDIR
                 raise JobDirError(f"{self.url}: a file lies in its place") from OSError(code, os.strerror(code))
             if was_there or not self.make:
@@ -144,23 +144,23 @@ class LocalStore:
         return self._readable()
 
     def _read_file(self, path: Path, most: int) -> bytes:
-        """Return a file's bytes, without waiting for what is no file: a pipe that nothing writes into."""
+        """Return a file's bytes. Does not block on other file types, e.g. a pipe without a writer."""
         try:
             handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-        except NotADirectoryError as error:  # a file lies where one of the key's folders should be
+        except NotADirectoryError as error:  # a file is in the place of one of the key's folders
             raise FileNotFoundError(str(path)) from error
         try:
             about = os.fstat(handle)
             if not stat.S_ISREG(about.st_mode):
                 raise RecordError(f"{self.url}: {path} is no file")
             requests.check_size(f"{self.url}/{path.name}", about.st_size, most)
-            return os.read(handle, most)  # in one go: what is written here is another file, which takes its place
+            return os.read(handle, most)  # one read is enough: writers replace the file, so its size does not change
         finally:
             os.close(handle)
 
 
 def _may_be_folder(entry: os.DirEntry[str]) -> bool:
-    """Return True, too, for what cannot be looked at: a reader of it finds the reason."""
+    """Return whether an entry is a folder; also True if that is unknown, so that reading it raises the reason."""
     try:
         return entry.is_dir()
     except OSError:

@@ -1,6 +1,6 @@
-"""A job's folder in an object store or a file system, by URL: requests with retries, and errors with reasons.
+"""Job folder in an object store or a file system, by URL: requests with retries, and errors with reasons.
 
-What a store does in its own way is behind the protocol Store. Standard library and obstore only.
+The protocol Store hides the differences between stores. Standard library and obstore only.
 """
 
 from __future__ import annotations
@@ -28,34 +28,34 @@ if TYPE_CHECKING:
     from .store import Entry
 
 PART = 8 << 20
-"""Bytes per request of an upload, unless there would be more than PARTS."""
+"""Bytes per request of an upload, or more if there would be over PARTS requests."""
 PARTS = 10_000
-"""Requests of an upload, at most: S3 takes no more (docs.aws.amazon.com/AmazonS3/latest/userguide/qfacts.html), and
-Cloud Storage, whose uploads in parts are made after S3's, neither."""
+"""Maximum requests of an upload, in S3 (docs.aws.amazon.com/AmazonS3/latest/userguide/qfacts.html) and in Cloud
+Storage, whose multipart uploads are modelled on S3's."""
 
-_SMALL = 1 << 20  # bytes that can be sent within the `read_timeout`, over a slow link too
+_SMALL = 1 << 20  # bytes that can be sent within the `read_timeout` even over a slow link
 
-_CREATE_PAUSES_S = (0.1, 0.3, 1.0, 3.0)  # after a refusal by what is not there
+_CREATE_PAUSES_S = (0.1, 0.3, 1.0, 3.0)  # after a create was refused although no object exists
 _COPY_PAUSE_S = 0.5
 REFUSED_S = 60.0
-"""Seconds for which a refusal (403, 401) is repeated, at most: a role takes a while to be known everywhere."""
+"""Maximum seconds for which a refusal (403, 401) is retried: a new role is effective only after a while."""
 _RETRY_PAUSES_S = (0.2, 5.0)
 
 OnProgress = Callable[[int, int], None]
-"""(bytes done, bytes in all)."""
+"""(bytes done, bytes in total)."""
 
 _T = TypeVar("_T")
 
 
 class _Retrying:
-    """Until when requests that fail are repeated."""
+    """Time limit for retries of failed requests."""
 
     def __init__(self, begun: float, seconds: float, say: Callable[[str], None]) -> None:
         self._begun, self._seconds, self._say = begun, seconds, say
         self._has_said = False
 
     def allows(self, error: JobDirError, pause: float) -> bool:
-        """Return whether to try again after this failure and a pause."""
+        """Return whether to retry after this error and a pause."""
         is_refusal = isinstance(error.__cause__, PermissionDeniedError | UnauthenticatedError)
         seconds = min(self._seconds, REFUSED_S) if is_refusal else self._seconds
         left = self._begun + seconds - time.monotonic()
@@ -70,20 +70,20 @@ class _Retrying:
 class JobDir:
     """One job's folder in an object store or a file system, by URL. Keys are relative, with `/`.
 
-    Opening makes nothing. A local folder that is not there yet is made by the first write, unless `make` is false, as
-    for a job that was submitted. One that was there and has been deleted since is not made again: writing to it fails,
-    so that the deletion is noticed, and nothing is there to be read.
+    Opening creates nothing. The first write creates a missing local folder, unless `make` is false, as for submitted
+    jobs. A folder that existed and was deleted is never recreated: writing raises an error, so that the deletion is
+    noticed, and reading finds no objects.
     """
 
     def __init__(self, url: str, *, make: bool = True, bucket: Bucket | None = None) -> None:
-        """`bucket`: whose connections are used; None: this job dir has its own."""
+        """Open the folder. `bucket`: connections to share; None: this job dir opens its own."""
         self._store = open_store(url, bucket, make=make)
         self.url = self._store.url
         self._retrying: _Retrying | None = None
 
     @property
     def make(self) -> bool:
-        """True if the first write makes a local folder."""
+        """True if the first write creates a local folder."""
         return self._store.make
 
     @make.setter
@@ -91,40 +91,40 @@ class JobDir:
         self._store.make = make
 
     def renew(self) -> None:
-        """Read the settings and credentials anew, where that was not done a moment ago: a request was refused."""
+        """Reconnect with current settings and credentials, at most every 10 s. Call it after a refused request."""
         self._store.renew()
 
     @property
     def folder(self) -> Path | None:
-        """The local folder that this is; None in an object store."""
+        """The local folder; None in an object store."""
         return self._store.folder
 
     @property
     def rewrite_s(self) -> float:
-        """Seconds to wait before an object is written again."""
+        """Minimum seconds between two writes of the same object."""
         return self._store.rewrite_s
 
     def writable_folder(self) -> Path | None:
-        """Return the same, made if need be: for callers that write files into it themselves."""
+        """Return the local folder, created if missing, for callers that write files into it themselves."""
         self._call("writing", self._store.prepare)
         return self._store.folder
 
     def put(self, key: str, data: bytes | Path) -> None:
-        """Write bytes or a file's content, replacing what is there; readers see the old or the new object, no part."""
+        """Write bytes or a file's content, replacing an existing object; atomic for readers."""
         size = data.stat().st_size if isinstance(data, Path) else len(data)
         self._call(f"writing {key}", lambda: self._store.put(key, data, "small" if size <= _SMALL else "upload"))
 
     def upload(self, key: str, pieces: Iterator[memoryview], size: int) -> None:
-        """Write what is too large for one request, a piece at a time; the object appears when all of them are there.
+        """Write a large object in pieces; it appears when all of them are written.
 
-        `size`: bytes of all of them. Pieces are sent from where they lie: they must not change until this returns. At
-        most UPLOADS are under way.
+        `size`: total bytes. Pieces are sent without a copy, so they must not change until this returns. At most
+        UPLOADS requests run concurrently.
         """
         part = max(PART, -(-size // PARTS))
         self._call(f"writing {key}", lambda: self._store.upload(key, pieces, part))
 
     def upload_file(self, key: str, path: Path, on_progress: OnProgress) -> None:
-        """Upload a local file, reporting the bytes that were taken. OSError is of the local file."""
+        """Upload a local file, reporting the bytes read so far. Raises OSError for errors of the local file."""
         size, sent = path.stat().st_size, 0
 
         def pieces() -> Iterator[memoryview]:
@@ -139,17 +139,17 @@ class JobDir:
             self.upload(key, pieces(), size)
 
     def copy(self, key: str, to: str) -> None:
-        """Write an object under another key, within the store. Raises MissingError."""
+        """Copy an object to another key within the store. Raises MissingError."""
         self._call(f"copying {key} to {to}", lambda: self._store.copy(key, to))
         if self._store.copy_s:
             self._await_copy(key, to)
 
     def create(self, key: str, data: bytes) -> bool:
-        """Write only if nothing has this key; True if the object there is this one.
+        """Write only if no object has this key; return whether the existing object is this one.
 
-        A retried write whose first answer was lost finds its own object: so equal content counts as won, and content
-        that decides something must name its writer. S3 also refuses while another write of the key is under way, of
-        which nothing may come: then it is tried again.
+        A retried write whose first response was lost finds its own object. Equal content therefore counts as
+        success, and content that decides a race must name its writer. S3 also refuses while another write of the key
+        is in progress, which may fail; then the write is retried.
         """
         for pause in _CREATE_PAUSES_S:
             if self._put_new(key, data):
@@ -161,9 +161,9 @@ class JobDir:
         raise JobDirError(f"{self.url}: creating {key} failed: others are writing it all the time")
 
     def get(self, key: str, most: int | None = None) -> bytes:
-        """Return the object's bytes; raises MissingError.
+        """Return the object's bytes. Raises MissingError.
 
-        `most`: bytes that may be there. Raises RecordError, before they are read, if there are more, or no file.
+        `most`: maximum bytes. Raises RecordError, before reading, if there are more, or if it is not a regular file.
         """
         return self._call(f"reading {key}", lambda: self._store.get(key, most))
 
@@ -175,37 +175,37 @@ class JobDir:
         return self._call(f"reading {key}", lambda: self._store.get_if_changed(key, etag, limit))
 
     def get_range(self, key: str, start: int, end: int, etag: str = "") -> bytes:
-        """Return the bytes from `start` up to `end`, which must lie inside the object; raises MissingError.
+        """Return the bytes from `start` up to `end`, which must be inside the object. Raises MissingError.
 
-        With an `etag`, of the object that has it: one that was replaced meanwhile is an error.
+        With an `etag`, raises an error if the object has been replaced.
         """
         return self._call(f"reading {key}", lambda: self._store.get_range(key, start, end, etag))
 
     def find(self, key: str, most: int | None = None) -> bytes | None:
-        """Return the object's bytes, or None if there is no such object; `most` as for get()."""
+        """Return the object's bytes, or None if it does not exist; `most` as for get()."""
         try:
             return self.get(key, most)
         except MissingError:
             return None
 
     def exists(self, key: str) -> bool:
-        """Return whether there is such an object."""
+        """Return whether the object exists."""
         return self.size(key) is not None
 
     def size(self, key: str) -> int | None:
-        """The object's bytes, or None if there is no such object."""
+        """Return the object's size in bytes, or None if it does not exist."""
         found = self.entry(key)
         return None if found is None else found.size
 
     def entry(self, key: str) -> Entry | None:
-        """Return the object as a listing shows it, or None if there is no such object."""
+        """Return the object as a listing shows it, or None if it does not exist."""
         try:
             return self._call(f"looking for {key}", lambda: self._store.entry(key))
         except MissingError:
             return None
 
     def download(self, key: str, path: Path) -> None:
-        """Write the object into a local file, a piece at a time. Raises MissingError; OSError is of the local file."""
+        """Write the object to a local file in pieces. Raises MissingError, and OSError for errors of the local file."""
         doing = f"reading {key}"
         pieces = self._call(doing, lambda: self._store.stream(key))
         with path.open("wb") as file:
@@ -213,36 +213,36 @@ class JobDir:
                 file.write(piece)
 
     def list(self, prefix: str) -> Sequence[str]:
-        """Return the keys under a folder, sorted; empty if there is no such folder."""
+        """Return the keys under a folder, sorted; empty if the folder does not exist."""
         return [entry.key for entry in self.entries(prefix)]
 
     def entries(self, prefix: str, after: str | None = None) -> Sequence[Entry]:
-        """Return the objects under a folder in the order of their keys, those after `after` only."""
+        """Return the objects under a folder in the order of their keys, only those after `after`."""
         found: Sequence[Entry] = self._listed(prefix, lambda: [*self._store.entries(prefix, after)], [])
         return sorted(found, key=lambda entry: entry.key)
 
     def folders(self, prefix: str) -> Sequence[str]:
-        """Return the names of the folders right under a folder, sorted."""
+        """Return the names of the direct subfolders of a folder, sorted."""
         return self._listed(prefix, lambda: self._store.folders(prefix), [])
 
     def files(self, prefix: str) -> Mapping[str, int]:
-        """Return the bytes of each object right under a folder, by the last part of its key."""
+        """Return name -> bytes of the objects directly in a folder."""
         return self._listed(prefix, lambda: self._store.files(prefix), {})
 
     def delete(self, key: str) -> None:
-        """Remove the object; nothing happens if it is gone already."""
+        """Delete the object; no-op if it does not exist."""
         with contextlib.suppress(MissingError):
             self._call(f"deleting {key}", lambda: self._store.delete(key))
 
     def _listed(self, prefix: str, call: Callable[[], _T], empty: _T) -> _T:
-        """Return a listing; `empty` for a local folder that is not there, or vanishes meanwhile."""
+        """Return a listing; `empty` for a local folder that does not exist or vanishes meanwhile."""
         try:
             return self._call(f"listing {prefix}", call)
         except MissingError:
             return empty
 
     def _await_copy(self, key: str, to: str) -> None:
-        """Wait until a copy has the content."""
+        """Wait until a copy has its content."""
         size, seconds = self.size(key), self._store.copy_s
         until = time.monotonic() + seconds
         while self.size(to) != size:
@@ -251,7 +251,7 @@ class JobDir:
             time.sleep(_COPY_PAUSE_S)
 
     def _put_new(self, key: str, data: bytes) -> bool:
-        """Return False if something has this key, or it is not known whether this object has it now."""
+        """Create the object; return False if the key exists, or if the response was lost."""
         try:
             self._call(f"creating {key}", lambda: self._store.create(key, data))
         except ExistsError:
@@ -264,10 +264,11 @@ class JobDir:
 
     @contextlib.contextmanager
     def retrying(self, seconds: float, say: Callable[[str], None]) -> Iterator[None]:
-        """Within this, repeat requests that fail for that many seconds from now, refusals for REFUSED_S at most.
+        """Return a context manager in which failed requests are retried for `seconds` from now, refusals for at most
+        REFUSED_S.
 
-        `say` is called once, with the first failure. In a local folder, and where only a person can help, nothing is
-        repeated.
+        `say` is called once, with the first error. Errors of local folders, and those that only an operator can
+        resolve, are not retried.
         """
         self._retrying = _Retrying(time.monotonic(), seconds, say)
         try:
@@ -290,8 +291,8 @@ class JobDir:
             pause = min(2 * pause, _RETRY_PAUSES_S[1])
 
     def _call_once(self, doing: str, call: Callable[[], _T], *, moved: bool = False) -> _T:
-        """`moved`: the bucket has been looked for elsewhere already. Whether that was news for this process says
-        nothing: others may have learnt it while this call was under way."""
+        """Send a request and convert its errors. `moved`: the bucket's region has been looked up for this call. A
+        region that this process knows does not prove that: another thread may have found it meanwhile."""
         try:
             return call()
         except AlreadyExistsError as error:

@@ -1,4 +1,4 @@
-"""Requests by obstore that all stores send in the same way."""
+"""obstore requests that are the same for all stores."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ if TYPE_CHECKING:
 
 
 def get(connection: ObjectStore, path: str, most: int | None, name: str) -> bytes:
-    """Return an object's bytes. Raises RecordError before they are read if there are more than `most`.
+    """Return an object's bytes. Raises RecordError, before reading, if there are more than `most`.
 
-    `name`: what the error calls the object.
+    `name`: the object's name in the error.
     """
     found = obstore.get(connection, path)
     if most is not None:
@@ -34,7 +34,7 @@ def check_size(name: str, size: int, most: int) -> None:
 
 
 def get_if_changed(connection: ObjectStore, path: str, etag: str, most: int) -> tuple[bytes, str] | None:
-    """Return content and ETag, or None if the object still has this ETag. Raises ValueError if it is longer."""
+    """Return content and ETag, or None if the object still has this ETag. Raises ValueError if too long."""
     options: GetOptions = {"if_none_match": etag} if etag else {}
     try:
         found = obstore.get(connection, path, options=options)
@@ -46,7 +46,7 @@ def get_if_changed(connection: ObjectStore, path: str, etag: str, most: int) -> 
 
 
 def get_range(connection: ObjectStore, path: str, start: int, end: int, etag: str) -> bytes:
-    """Return the bytes from `start` up to `end`; with an `etag`, of the object that has it."""
+    """Return the bytes from `start` up to `end`. With an `etag`, raises an error if the object has another one."""
     if start == end:
         return b""
     options: GetOptions = {"range": (start, end)}
@@ -56,12 +56,12 @@ def get_range(connection: ObjectStore, path: str, start: int, end: int, etag: st
 
 
 def stream(connection: ObjectStore, path: str) -> Iterator[bytes]:
-    """Begin to read an object; return its pieces."""
+    """Start to read an object; return an iterator of its pieces."""
     return iter(obstore.get(connection, path).stream(min_chunk_size=1 << 20))
 
 
 def entries(connection: ObjectStore, prefix: str, offset: str | None, folder: str = "") -> Iterator[Entry]:
-    """List objects; `folder` is left out of their keys."""
+    """Yield the objects of a listing; `folder` is removed from their keys."""
     for batch in obstore.list(connection, prefix, offset=offset, chunk_size=1_000):
         for meta in batch:
             yield Entry.of(meta, folder)

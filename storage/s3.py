@@ -1,7 +1,8 @@
-"""What is S3's own in a job dir: whose credentials are used, where a bucket is, and what its refusals mean to people.
+"""S3 as a Service: credentials, a bucket's region, and explanations of its errors.
 
-Credentials come from where AWS's own tools find them. The environment's, a container's and a machine's role are read
-by obstore itself; what only the files in ~/.aws say (profiles, SSO, assumed roles) by botocore, where there are any.
+Credentials have the same sources as for AWS's own tools. obstore itself reads those of the environment, and of a
+container's and a machine's role. Those in ~/.aws (profiles, SSO, assumed roles) are read by botocore, if the files
+exist.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
     from obstore.store import ClientConfig, ObjectStore, RetryConfig, S3Config, S3Credential
 
 _LOOK_S = 10.0
-_TRUSTED_FOR = datetime.timedelta(minutes=5)  # botocore gives no credentials that expire before
+_TRUSTED_FOR = datetime.timedelta(minutes=5)  # minimum remaining lifetime of botocore's credentials
 _NATIVE = ("AWS_ACCESS_KEY_ID", "AWS_WEB_IDENTITY_TOKEN_FILE")
 _CONTAINER = ("AWS_CONTAINER_CREDENTIALS_RELATIVE_URI", "AWS_CONTAINER_CREDENTIALS_FULL_URI")
 _FILES = (("AWS_SHARED_CREDENTIALS_FILE", "~/.aws/credentials"), ("AWS_CONFIG_FILE", "~/.aws/config"))
@@ -52,7 +53,7 @@ ADVICE: Mapping[str, str] = {
     "InternalError": "S3 has a fault at the moment: it is asked again, nothing to do",
     "ServiceUnavailable": "S3 does not answer at the moment: it is asked again, nothing to do",
 }
-"""Code of S3's answer -> what is wrong and what to do. Codes: S3 API reference, "Error responses"."""
+"""Error code of S3 -> what is wrong and what to do. Source: S3 API reference, "Error responses"."""
 
 _ACTIONS = {
     "reading": "s3:GetObject",
@@ -61,14 +62,14 @@ _ACTIONS = {
     "listing": "s3:ListBucket",
     "deleting": "s3:DeleteObject",
 }
-"""What is being done -> the permission it takes."""
+"""Verb of the operation -> required permission."""
 _ELSEWHERE = re.compile("redirect without LOCATION|AuthorizationHeaderMalformed|PermanentRedirect|IllegalLocation")
 _PROVIDER = re.compile(r"External AWS credential provider: \w+: (.*)")
 _IMDS = re.compile("/latest/(api/token|meta-data/iam)")
 
 
 PLAIN_HTTP = "CLOUDGPU_AWS_PLAIN_HTTP"
-"""Set to 1, it allows an endpoint by plain http on another host."""
+"""Set to 1, it allows an endpoint with plain http on another host."""
 
 
 class _Connection(TypedDict, total=False):
@@ -79,7 +80,7 @@ class _Connection(TypedDict, total=False):
 
 
 class _Regions:
-    """The regions of buckets, as this process has found them."""
+    """Cache of the regions of buckets."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -98,7 +99,7 @@ _regions = _Regions()
 
 
 class S3:
-    """S3, and stores that speak its protocol: a Service."""
+    """S3 and compatible stores; implements Service."""
 
     rewrite_s = copy_s = 0.0
 
@@ -131,7 +132,7 @@ class S3:
 
 
 def _connection(url: str) -> _Connection:
-    """Return how to reach the bucket of an s3:// URL, without a request. Raises CredentialsError."""
+    """Return the arguments to connect to the bucket of an s3:// URL, without a request. Raises CredentialsError."""
     _check_endpoint()
     config: S3Config = {}
     found: _Connection = {"config": config}
@@ -172,7 +173,7 @@ def _check_endpoint() -> None:
 
 
 def _find_region(bucket: str) -> str | None:
-    """Return the region that S3 names to an anonymous request for the bucket, in any region; None: it names none."""
+    """Return the bucket's region, which S3 returns to an anonymous request in any region; None: unknown."""
     import http.client
 
     given = _endpoint()
@@ -190,9 +191,9 @@ def _find_region(bucket: str) -> str | None:
 
 
 def _explain(url: str, message: str, doing: str) -> str:
-    """Return what S3's or obstore's whole message means to people; by default its first line.
+    """Return the explanation of a full message of S3 or obstore; by default its first line.
 
-    `doing` begins with a word of _ACTIONS, such as "reading job.json".
+    `doing` begins with a word of _ACTIONS, e.g. "reading job.json".
     """
     code = code_of(message)
     if code in ADVICE:
@@ -217,7 +218,7 @@ def _bucket(url: str) -> str:
 
 
 def _from_files() -> Callable[[], S3Credential] | None:
-    """Credentials by botocore, if there are files for it to read. Raises CredentialsError."""
+    """Return a provider of credentials from botocore if there are files for it. Raises CredentialsError."""
     there = [name for name, usual in _FILES if Path(os.environ.get(name) or usual).expanduser().is_file()]
     if not there and not os.environ.get("AWS_PROFILE"):
         return None
@@ -229,7 +230,7 @@ def _from_files() -> Callable[[], S3Credential] | None:
 
 
 class _Botocore:
-    """Refreshes by itself what expires."""
+    """Provider of credentials from botocore, which refreshes expired ones."""
 
     def __init__(self) -> None:
         import botocore.session
@@ -243,7 +244,7 @@ class _Botocore:
             raise CredentialsError(NO_CREDENTIALS)
 
     def __call__(self) -> S3Credential:
-        assert self._credentials is not None  # noqa: S101 - as made
+        assert self._credentials is not None  # noqa: S101 - checked in __init__()
         frozen = self._credentials.get_frozen_credentials()
         return {
             "access_key_id": str(frozen.access_key),
@@ -254,7 +255,7 @@ class _Botocore:
 
 
 def _region_of_files() -> str | None:
-    """Return the profile's region; None where the environment has one, which obstore reads by itself."""
+    """Return the profile's region; None if the environment has a region, which obstore reads itself."""
     if os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION"):
         return None
     import botocore.session

@@ -1,4 +1,4 @@
-"""The protocol of stores."""
+"""Protocol that every store of a job dir implements."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 Kind = Literal["small", "download", "upload"]
 """Use of a connection: small objects, or large ones in one direction."""
 UPLOADS = 4
-"""Requests of an upload that run at the same time."""
+"""Number of concurrent requests of an upload."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,87 +23,87 @@ class Entry:
     key: str
     size: int
     modified: float
-    """Epoch seconds, by the store's clock."""
+    """Epoch seconds of the store's clock."""
     etag: str = ""
-    """Changes with the content; "" where the store has none."""
+    """Changes with the content; "" if the store has none."""
 
     @classmethod
     def of(cls, meta: ObjectMeta, folder: str = "") -> Entry:
-        """`folder`: how its path begins, which is left out of the key."""
+        """Create an entry from obstore's metadata. `folder`: prefix to remove from the path."""
         key = meta["path"].removeprefix(folder)
         return cls(key, meta["size"], meta["last_modified"].timestamp(), meta["e_tag"] or "")
 
 
 class Store(Protocol):
-    """One folder in an object store or a file system. Keys are relative, with `/`. Threads may share it.
+    """One folder in an object store or a file system. Keys are relative, with `/`. Thread-safe.
 
-    Each method sends its request once. It raises obstore's errors or OSError: NotFoundError or FileNotFoundError for a
-    missing object, AlreadyExistsError for a create-only write that came second. JobDir translates them, and retries.
-    A JobDirError that a store raises itself passes through.
+    Methods do not retry. They raise obstore's errors or OSError: NotFoundError or FileNotFoundError for a missing
+    object, AlreadyExistsError for a create-only write of an existing one. JobDir converts these and retries. A
+    JobDirError of a store is passed on.
     """
 
     make: bool
-    """True if the first write makes the folder; object stores need none."""
+    """True if the first write creates the folder; object stores need none."""
 
     @property
     def url(self) -> str: ...
 
     @property
     def folder(self) -> Path | None:
-        """The local folder that this is; None in an object store, where requests cost time and money."""
+        """The local folder; None in an object store, where requests cost time and money."""
 
     @property
     def rewrite_s(self) -> float:
-        """Seconds to wait before an object is written again."""
+        """Minimum seconds between two writes of the same object."""
 
     @property
     def copy_s(self) -> float:
-        """Seconds after which a copy is complete, at most, although it was answered; 0: the answer says that it is."""
+        """Maximum seconds from the response to a copy request to the complete copy; 0: it is complete then."""
 
     def renew(self) -> None:
-        """Read settings and credentials anew, where that was not done a moment ago."""
+        """Reconnect with the current settings and credentials, unless that was done recently."""
 
     def prepare(self) -> None:
-        """Make the folder, as the first write would."""
+        """Create the folder, as the first write would."""
 
     def put(self, key: str, data: bytes | Path, kind: Kind) -> None: ...
 
     def upload(self, key: str, pieces: Iterable[memoryview], part: int) -> None:
-        """Write an object in parts of `part` bytes, at most UPLOADS of them at a time."""
+        """Write an object in parts of `part` bytes, at most UPLOADS of them concurrently."""
 
     def create(self, key: str, data: bytes) -> None:
-        """Write only if nothing has this key."""
+        """Write only if no object has this key."""
 
     def copy(self, key: str, to: str) -> None: ...
 
     def get(self, key: str, most: int | None) -> bytes:
-        """Return an object's bytes. Raises RecordError, before they are read, if there are more than `most`."""
+        """Return an object's bytes. Raises RecordError, before reading, if there are more than `most`."""
 
     def get_if_changed(self, key: str, etag: str, most: int) -> tuple[bytes, str] | None:
-        """Return content and ETag, or None if the object still has this ETag. Raises ValueError if it is longer."""
+        """Return content and ETag, or None if the object still has this ETag. Raises ValueError if too long."""
 
     def get_range(self, key: str, start: int, end: int, etag: str) -> bytes: ...
 
     def stream(self, key: str) -> Iterator[bytes]:
-        """Begin to read an object. Each piece may raise what a request raises."""
+        """Start to read an object. Each piece may raise a request's errors."""
 
     def entry(self, key: str) -> Entry: ...
 
     def entries(self, prefix: str, after: str | None) -> Iterable[Entry]: ...
 
     def folders(self, prefix: str) -> Sequence[str]:
-        """Return the names of the folders right under a folder, sorted."""
+        """Return the names of the direct subfolders of a folder, sorted."""
 
     def files(self, prefix: str) -> Mapping[str, int]:
-        """Return the bytes of each object right under a folder, by the last part of its key."""
+        """Return name -> bytes of the objects directly in a folder."""
 
     def delete(self, key: str) -> None: ...
 
     def message_of(self, error: Exception) -> str:
-        """Return all that the store says of a failure; it may be asked again for that."""
+        """Return the store's full message on an error; may send another request to obtain it."""
 
     def has_moved(self, message: str) -> bool:
-        """Return whether the request failed because the bucket is elsewhere; it is asked there from now on."""
+        """Return whether the request failed because the bucket is in another region, which is used from now on."""
 
     def explain(self, message: str, doing: str) -> str:
-        """Return what a failure means to people. `doing` begins with a verb, such as "reading job.json"."""
+        """Return the explanation of an error. `doing` begins with a verb, e.g. "reading job.json"."""

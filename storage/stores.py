@@ -1,4 +1,4 @@
-"""Choose the store of a URL. A new object store is one class, and one row here."""
+"""Registry of stores by URL scheme. A new object store is one class, and one row here."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ if TYPE_CHECKING:
     from .store import Store
 
 SERVICES: Mapping[str, Callable[[str], Service]] = {"s3": S3, "gs": CloudStorage, "az": BlobStorage}
-"""Scheme of a URL -> the object stores that it means."""
+"""Scheme of a URL -> class of its object store."""
 SCHEMES = ("file", *SERVICES)
 
 
 def open_store(url: str, bucket: Bucket | None = None, *, make: bool) -> Store:
     """Open the folder of a URL. Raises JobDirError.
 
-    `bucket`: whose connections are used; None: the store has its own. `make`: whether the first write makes a local
+    `bucket`: connections to share; None: the store opens its own. `make`: whether the first write creates a local
     folder.
     """
     plain = url.rstrip("/")
@@ -43,7 +43,7 @@ def open_store(url: str, bucket: Bucket | None = None, *, make: bool) -> Store:
 
 
 def portable_url(url: str) -> str:
-    """Return the URL with all in it that this computer's environment adds to it: it means the same on every machine.
+    """Return the URL including parts that come from this computer's environment, so that it is valid on every machine.
 
     Raises JobDirError.
     """
@@ -55,7 +55,7 @@ def portable_url(url: str) -> str:
 
 
 class Buckets:
-    """The buckets of a process that works with many job dirs. Threads may share it."""
+    """Cache of the buckets of a process that uses many job dirs. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -72,6 +72,6 @@ class Buckets:
 
 
 def _service(url: str) -> Callable[[str], Service] | None:
-    """Return the object stores that a URL means; None: none of them."""
+    """Return the class of a URL's object store; None: it is no object store's URL."""
     scheme, colon, _ = url.partition("://")
     return SERVICES.get(scheme) if colon else None

@@ -9,13 +9,13 @@ _SCHEME = "file://"
 
 
 def local_url(path: Path) -> str:
-    """Return the file:// URL of a folder, any character in its name quoted."""
+    """Return the file:// URL of a folder, with special characters quoted."""
     return _SCHEME + quote(str(path.resolve()))
 
 
 def local_folder(url: str) -> Path | None:
-    """Return the folder of a file:// URL, which is relative where the URL is wrong; None: it is no such URL."""
+    """Return the folder of a file:// URL, relative if the URL is invalid; None: another kind of URL."""
     if not url.startswith(_SCHEME):
         return None
-    # Not by a parser of URLs, which cuts the path at a `#` or `?` that was left unquoted.
+    # A URL parser would cut the path at an unquoted `#` or `?`.
     return Path(unquote(url.removeprefix(_SCHEME).removeprefix("localhost")))

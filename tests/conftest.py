@@ -1,4 +1,4 @@
-"""What holds for all tests."""
+"""Hooks and fixtures for all tests: environment, collection order, durations and locks."""
 
 from __future__ import annotations
 
@@ -19,36 +19,36 @@ import pytest
 from cloudgpu.tests.standins.long_mode import LONG
 from cloudgpu.tests.standins.turns import turn
 
-# Users do not have these set: the one hides what is never flushed, with the other each process compiles all it imports.
+# Usually not set by users: the first hides missing flushes, the second makes every process compile its imports.
 for name in ("PYTHONUNBUFFERED", "PYTHONDONTWRITEBYTECODE"):
     os.environ.pop(name, None)
-# Tests run several jobs at once on this machine, which may have few cores. Supervisors inherit it.
+# Tests run several jobs at once on a machine that may have few cores. Supervisors inherit this.
 os.environ["CLOUDGPU_LOCAL_SLOTS"] = "64"
-# GNU readline, which pytest imports, sets these for child processes: there is no terminal.
+# GNU readline, which pytest imports, sets these for child processes, although there is no terminal.
 for name in ("COLUMNS", "LINES"):
     os.environ.pop(name, None)
-# Ignored, and that inherited, by what a shell starts in the background.
+# A shell's background processes inherit an ignored SIGINT.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 LOCKS = pytest.StashKey[Path]()
-"""The folder of the locks that the processes of one run share."""
+"""Folder of the locks shared by pytest-xdist's workers."""
 
 DURATIONS = Path(__file__).parent / "durations.csv"
-"""Seconds that each test file took in a run of all of them, as --write-durations recorded them."""
+"""Durations of the test files in a full run, in seconds, recorded by --write-durations."""
 
 NO_PULUMI = "NOT CHECKED: `pulumi` is not on PATH (make test-engines)"
 
 
 def pytest_report_header() -> str:
-    """What Pulumi's programs are run with."""
+    """Report the Pulumi engine that the tests use."""
     found = shutil.which("pulumi")
     return f"pulumi: {found}" if found else "pulumi: NOT ON PATH: stacks are tested with a double of its engine only"
 
 
 @pytest.fixture(params=["double", pytest.param("pulumi", marks=pytest.mark.engine)])
 def engine_kind(request: pytest.FixtureRequest) -> str:
-    """Which engine a test of stacks has: a double of Pulumi's (tests/standins/pulumi/double), and Pulumi's own."""
+    """Run a test of stacks with a double of Pulumi's engine (tests/standins/pulumi/double), and with Pulumi itself."""
     is_there = shutil.which("pulumi") is not None
     if request.param == "pulumi" and not is_there:
         pytest.skip(NO_PULUMI)
@@ -59,14 +59,14 @@ def engine_kind(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture(autouse=True)
 def _fresh_orders() -> Generator[None]:
-    """What a process remembers of fleets is of one test's stores: the next one's have the same URLs."""
+    """Clear the cache of fleet orders after each test, as the next test's stores have the same URLs."""
     yield
     if (grouping := sys.modules.get("cloudgpu.provisioners.stacks.job_groups")) is not None:
         grouping.orders.cache_clear()
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """What was not checked with the real engine is said where nobody overlooks it."""
+    """Report prominently which tests were not run with Pulumi's own engine."""
     skipped = [one for one in terminalreporter.getreports("skipped") if NO_PULUMI in str(one.longrepr)]
     if skipped:
         terminalreporter.section("Pulumi's own engine", red=True, bold=True)
@@ -81,7 +81,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_configure_node(node: Any) -> None:
-    """Tell each of pytest-xdist's processes where the locks are."""
+    """Pass the folder of the locks to each of pytest-xdist's workers."""
     if LOCKS not in node.config.stash:
         node.config.stash[LOCKS] = Path(tempfile.mkdtemp(prefix="cloudgpu-tests-"))
     node.workerinput["locks"] = str(node.config.stash[LOCKS])
@@ -107,27 +107,27 @@ def read_durations() -> dict[str, float]:
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """With `-m engine`, import only files that can have such tests: each of the workers would import everything."""
+    """With `-m engine`, import only files that mention it, as each worker would import everything."""
     if config.option.markexpr != "engine" or not collection_path.name.startswith("test_"):
         return None
     return "engine" not in collection_path.read_text(encoding="utf-8") or None
 
 
 def pytest_collection(session: pytest.Session) -> None:
-    """Import without looking for garbage: nothing that is imported is any."""
+    """Disable garbage collection during imports, which create no garbage."""
     gc.disable()
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
-    """Leave what is imported out of every later garbage collection, and of those in forks."""
+    """Exclude all imported objects from later garbage collections, including those in forks."""
     gc.enable()
     gc.freeze()
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Begin with the files that take longest, if several run at once: otherwise the run ends with one of them.
+    """With several workers, start with the slowest files, so that the run does not end with one of them.
 
-    A file without a record is taken for one of its longest test, as far as its timeout says.
+    The expected duration of a file without a record is the timeout of its first test.
     """
     if not hasattr(config, "workerinput"):
         return
@@ -141,7 +141,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
-    """Write down how long the files took whose tests ran; the other rows stay."""
+    """Record the durations of the files whose tests ran; other rows are kept."""
     config = session.config
     if hasattr(config, "workerinput") or not config.option.write_durations:
         return
@@ -159,9 +159,11 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
         writer.writerows([name, f"{seconds:.0f}"] for name, seconds in sorted(rows.items()))
 
 
-@pytest.hookimpl(wrapper=True, tryfirst=True)  # outside pytest-timeout's, so that waiting is not on the test's account
+@pytest.hookimpl(
+    wrapper=True, tryfirst=True
+)  # outside of pytest-timeout's hook, so that waiting for the lock does not count
 def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
-    """A test marked `alone` runs while no other one does."""
+    """Run tests marked `alone` while no other test runs."""
     folder = getattr(item.config, "workerinput", {}).get("locks")
     if folder is None:
         return (yield)

@@ -1,1 +1,1 @@
-"""The cost of jobs, and where their paid time went."""
+"""Accounting of jobs: their cost, and the use of the paid time."""

@@ -18,13 +18,13 @@ _RESERVE_PART = Decimal("0.2")
 
 
 def charge(price: Decimal, seconds: float) -> Decimal:
-    """US dollars for so many seconds at a price per hour; a clock that went back charges nothing."""
+    """Return US dollars for `seconds` at a price per hour. Negative seconds (the clock was set back) cost nothing."""
     hours = Decimal(repr(max(0.0, seconds))) / _HOUR
     return (price * hours).quantize(_CENT_PART)
 
 
 def attempt_cost(attempt: Attempt, now: float) -> Decimal | None:
-    """Return the cost of an attempt up to its end, or up to now; 0 if it had no machine yet; None: price unknown."""
+    """Return the cost of an attempt so far: 0 before it has a machine, None if the price is unknown."""
     if attempt.cost is not None:
         return attempt.cost
     if attempt.launched is None or _is_unanswered(attempt):
@@ -35,7 +35,7 @@ def attempt_cost(attempt: Attempt, now: float) -> Decimal | None:
 
 
 def paid_seconds(attempt: Attempt, now: float) -> float:
-    """For how long an attempt has been paid for, up to its end, or up to now. What costs nothing counts likewise."""
+    """Return the paid seconds of an attempt until its end or until now. Free machines are counted too."""
     if attempt.launched is None or _is_unanswered(attempt):
         return 0.0
     if attempt.cost and attempt.price:
@@ -44,17 +44,20 @@ def paid_seconds(attempt: Attempt, now: float) -> float:
 
 
 def _is_unanswered(attempt: Attempt) -> bool:
-    """Return whether launch() has not answered. Its time is charged when the attempt ends, if there was a machine."""
+    """Return whether launch() has not answered yet. The time is charged at the attempt's end if there was a machine."""
     return attempt.allocation is None and attempt.ended is None
 
 
 def was_free(attempt: Attempt, *, has_started: bool | None, grouped: bool = False) -> bool:
     """Return whether an attempt that requested machines cost nothing.
 
-    `has_started`: whether any machine was started before launch() failed; None: not known, then only the clear refusal
-    of a single machine was free. What was refused after launch() had answered was in the provider's queue until then
-    (NodeState.refused). Of a group, machines may have waited for others, or have been useless: while it had none, time
-    was not counted (Watcher in reconcile/steps/watching.py).
+    `has_started`: whether any machine started before launch() failed. None: unknown; then the attempt was free only if
+    it requested a single machine and the provider clearly refused it. An attempt that was refused after launch() had
+    answered was only queued at the provider (NodeState.refused), so it was free, unless it had a machine group: some of
+    a
+    group's machines may have run while others were missing. Time in which a group had no machine is not counted
+    (Watcher
+    in reconcile/steps/watching.py).
     """
     clear = attempt.outcome == "refused" and attempt.cause not in ("throttled", "transient", "expired")
     if attempt.allocation is not None:
@@ -63,24 +66,24 @@ def was_free(attempt: Attempt, *, has_started: bool | None, grouped: bool = Fals
 
 
 def total(attempts: Iterable[Attempt], now: float) -> Decimal | None:
-    """Of all; None as soon as one is unknown, for a sum that leaves something out would be a lie."""
+    """Return the cost of all attempts; None if the cost of any of them is unknown."""
     costs = [attempt_cost(attempt, now) for attempt in attempts]
     known = [cost for cost in costs if cost is not None]
     return sum(known, Decimal(0)) if len(known) == len(costs) else None
 
 
 def spent(job: JobRow, current: Attempt | None, now: float) -> Decimal | None:
-    """Of a job, from its row and its newest attempt alone."""
+    """Return the cost of a job until now, from its row and its newest attempt alone."""
     running = current is not None and current.state != "ended"
     cost = attempt_cost(current, now) if current is not None and running else Decimal(0)
     return None if cost is None or job.spent is None else job.spent + cost
 
 
 def reserve(limit: Decimal, price: Decimal, grace_s: float) -> Decimal:
-    """Kept back for the time that stopping takes, so that the limit holds; at most a fifth of the limit."""
+    """Return the US dollars reserved for stopping the job within its cost limit: at most a fifth of the limit."""
     return min(charge(price, grace_s), limit * _RESERVE_PART)
 
 
 def seconds_left(limit: Decimal, already: Decimal, price: Decimal) -> float | None:
-    """How long the rest of the limit lasts at a price; None: for ever."""
+    """Return the seconds until the cost limit is reached at `price` per hour; None: never (the price is 0)."""
     return None if price <= 0 else max(0.0, float((limit - already) / price * _HOUR))

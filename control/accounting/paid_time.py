@@ -1,8 +1,8 @@
-"""Where the paid seconds of an attempt went. Pure.
+"""Split the paid seconds of an attempt by their use. Pure functions.
 
-The machine's clock and the supervisor's may differ, and a machine that is taken away has no time to say when. So what
-is told is counted in order of its weight, never more than is left, and what nobody accounts for is `other`: the parts
-always add up to the paid time.
+The machine's clock and the supervisor's may differ, and a machine that is preempted may report no end time. Reported
+times are therefore counted in order of reliability, up to the paid time. The unexplained remainder is `other`, so that
+the parts always add up to the paid time.
 """
 
 from __future__ import annotations
@@ -18,32 +18,32 @@ from ..store.model import Attempt
 
 @dataclass(frozen=True, slots=True)
 class Times:
-    """Seconds; they add up to the paid time."""
+    """Paid seconds by use; they add up to the paid time."""
 
     productive: float = 0.0
-    """In training steps that count."""
+    """Spent in training steps that count."""
     redone: float = 0.0
-    """In training steps that were lost, and done again later."""
+    """Spent in training steps that were lost and repeated later."""
     blocked: float = 0.0
-    """Training stood still for a save."""
+    """Training was blocked by a save."""
     boot: float = 0.0
-    """From asking for machines until one of them reported: queue, boot, installation of the agent."""
+    """From the launch request until the first machine reported: queue, boot, installation of the agent."""
     setup: float = 0.0
-    """Fetching the code, and the job file's `setup`."""
+    """Downloading the code and running the job file's `setup`."""
     start: float = 0.0
     """From the start of the program to its first step, without the restore: imports, compilation, data."""
     restore: float = 0.0
-    """Reading a checkpoint, and finding the place in the data."""
+    """Reading a checkpoint and seeking to its position in the data."""
     pause: float = 0.0
     """Between the end of a program and its next start on the same machines."""
     ending: float = 0.0
-    """From the program's end, or its last word, until all machines were gone: detection, last writes, termination."""
+    """From the program's end, or its last report, until all machines were gone: detection, last writes, termination."""
     other: float = 0.0
-    """The program ran outside of its steps, or told nothing of itself."""
+    """The program ran outside of its steps, or reported nothing."""
 
     @property
     def restart(self) -> float:
-        """What starting costs, all starts together."""
+        """Return the seconds spent on all starts of the program together."""
         return self.boot + self.setup + self.start + self.restore + self.pause
 
     @property
@@ -59,24 +59,24 @@ NOTHING = Times()
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One start of the program, and what became of its steps."""
+    """One start of the program, with the steps of it that were lost."""
 
     span: Span
     progress: Progress | None
-    """None: it told nothing."""
+    """None: it reported no progress."""
     redone: int = 0
-    """Steps that a later run had to do again."""
+    """Steps that a later run had to repeat."""
     lost: float = 0.0
-    """Seconds of those."""
+    """Seconds spent in the redone steps."""
 
 
 def progress_of(record: Heartbeat | Result | Span) -> Progress | None:
-    """Return what the program reports in a record that was read; None: nothing."""
+    """Return the program's progress from a record; None: the record has none."""
     return Progress(**record.progress) if record.progress else None
 
 
 def timeline_of(record: Heartbeat | Result) -> Timeline | None:
-    """Return the timeline in a record that was read; None: an older version of the agent wrote it."""
+    """Return the timeline from a record; None: an older version of the agent wrote the record."""
     return Timeline(**record.timeline) if record.timeline else None
 
 
@@ -86,9 +86,10 @@ def spans_of(timeline: Timeline | None) -> list[Span]:
 
 
 def merge_timelines(timelines: Sequence[Timeline]) -> Timeline:
-    """Return the timelines of several nodes, of which some came late or were lost early, as one.
+    """Merge the timelines of several nodes, some of which started late or were lost early.
 
-    Each generation is that of the node that got furthest in it; what was before is that of the first node.
+    Each generation is taken from the node that reached the most steps in it; the time before is taken from the first
+    node.
     """
     spans: dict[int, Span] = {}
     for span in (span for timeline in timelines for span in spans_of(timeline)):
@@ -113,7 +114,7 @@ def read_runs(attempt: Attempt, timeline: Timeline | None, live: Progress | None
 
 
 def settle(runs: Sequence[Run]) -> list[Run]:
-    """All runs of a job, each with the steps that the next run which told anything had to do again."""
+    """Return all runs of a job, each with the steps that the next run with known progress had to repeat."""
     settled: list[Run] = []
     following: Progress | None = None
     for run in reversed(runs):
@@ -133,7 +134,7 @@ def _settled(run: Run, mine: Progress, following: Progress) -> Run:
 
 
 def spend(paid: float, attempt: Attempt, timeline: Timeline | None, runs: Sequence[Run]) -> Times:
-    """The parts of an attempt's paid seconds."""
+    """Split an attempt's paid seconds by use."""
     told = [run.progress for run in runs if run.progress is not None]
     lost = sum(run.lost for run in runs)
     claims = {
@@ -155,12 +156,12 @@ def spend(paid: float, attempt: Attempt, timeline: Timeline | None, runs: Sequen
 
 
 def _starting(paid: float, attempt: Attempt, timeline: Timeline | None, runs: Sequence[Run]) -> dict[str, float]:
-    """What the timeline tells, in the order of its events."""
+    """Return the times that the timeline reports, in the order of their events."""
     launched = attempt.launched or 0.0
     if timeline is None:
         return {} if runs else {"boot": paid}
     boot = timeline.claimed - launched
-    # Until the setup is done, all that is left is the setup's.
+    # All time until the setup is done counts as setup.
     setup = paid if timeline.ready is None and not runs else (timeline.ready or timeline.claimed) - timeline.claimed
     pause = sum(max(0.0, b.span.started - (a.span.ended or b.span.started)) for a, b in pairwise(runs))
     ending = 0.0
@@ -170,11 +171,11 @@ def _starting(paid: float, attempt: Attempt, timeline: Timeline | None, runs: Se
 
 
 def _start(run: Run) -> float:
-    """From the program's start to its first step; all that is left, if it has not come to that."""
+    """Return the seconds from the program's start to its first step; infinite without one (spend() limits them)."""
     if run.progress is None:
         return 0.0
     if run.span.first_step is None:
         return 0.0 if run.progress.step_seconds else (run.span.ended or math.inf) - run.span.started
     done = run.progress.step - (run.progress.restored_step or 0)
-    first = run.progress.step_seconds / done if done > 0 else 0.0  # a step is seen when it is over
+    first = run.progress.step_seconds / done if done > 0 else 0.0  # a step is reported at its end
     return max(0.0, run.span.first_step - run.span.started - first - run.progress.restore_seconds)

@@ -1,4 +1,4 @@
-"""What became of a job's time and money: attempts, steps, goodput, cost. Pure."""
+"""Report of a job's time and money: attempts, steps, goodput, cost. Pure functions."""
 
 from __future__ import annotations
 
@@ -17,83 +17,83 @@ from .paid_time import NOTHING, Run, Times, read_runs, settle, spend
 
 @dataclass(frozen=True, slots=True)
 class AttemptReport:
-    """One attempt. Steps are those of the training, as the Checkpointer counts them; None: it said nothing of them."""
+    """One attempt. Steps are training steps as the Checkpointer counts them; None: the program reported none."""
 
     number: int
     outcome: str
-    """"" while it lasts."""
+    """Empty while the attempt lasts."""
     reason: str
     place: str
-    """Region or zone, as the offer has it."""
+    """Zone of the offer, or else its region."""
     seconds: float
     """Paid time."""
     cost: Decimal | None
     """US dollars; None: unknown."""
     restored_step: int | None
-    """Steps done in the checkpoint it started from; None: from nothing."""
+    """Step of the checkpoint it started from; None: it started without one."""
     step: int | None
-    """Steps done when it ended, those before the restore included."""
+    """Steps done at its end, including those before the restore."""
     saved_step: int | None
-    """Steps done in its newest checkpoint."""
+    """Step of its newest checkpoint."""
     redone: int
-    """Steps it did that a later attempt had to do again."""
+    """Steps of this attempt that a later attempt had to repeat."""
     useful_seconds: float
-    """Of training steps that counted."""
+    """Seconds in training steps that count."""
     times: Times = NOTHING
-    """What the paid time went into; its parts add up to it."""
+    """Paid seconds by use; they add up to `seconds`."""
     starts: int = 1
-    """How often the program was started in it."""
+    """Number of starts of the program in this attempt."""
 
 
 @dataclass(frozen=True, slots=True)
 class Optimum:
-    """What a job could have come to with the interruptions that it had, and what that follows from. Seconds."""
+    """The best goodput possible with the interruptions that occurred, and its inputs. Times are in seconds."""
 
     goodput: float
     interval: float | None
-    """Between two saves, the best one; None: nothing was interrupted, or nothing is known of saves."""
+    """Best time between two saves; None: there was no interruption, or the save times are unknown."""
     cost: float
-    """C: a save blocks for so long; 0: unknown."""
+    """C: time for which a save blocks training; 0: unknown."""
     restart: float
-    """R: from asking for machines, or the end of a run, to its first step; the mean of all starts."""
+    """R: from the launch request, or from the end of a run, to the first step; mean over all starts."""
     mean: float | None
-    """M: paid time over interruptions; None: there was none."""
+    """M: paid time divided by the number of interruptions; None: there was none."""
     lag: float
-    """L: from a save's copy until it is durable; 0: unknown."""
+    """L: time from a save's copy until the checkpoint is durable; 0: unknown."""
 
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """A job as a whole. `goodput` is useful over paid time; None where there is nothing to divide."""
+    """The whole job. `goodput` is useful divided by paid time; None if no time was paid or no step was done."""
 
     attempts: tuple[AttemptReport, ...]
     interruptions: int
-    """Attempts that ended by the machines' doing, not by the program's."""
+    """Attempts that ended because of their machines, not because of the program."""
     steps: int | None
-    """Done, each counted once."""
+    """Steps done, each counted once."""
     redone: int
     paid_seconds: float
     useful_seconds: float
     lost_seconds: float
-    """Paid, but not useful: start-up, saving, restoring, steps redone."""
+    """Paid, but not useful: startup, saving, restoring, redone steps."""
     goodput: float | None
     cost: Decimal | None
     """US dollars; None: unknown."""
     wasted_cost: Decimal | None
-    """What the lost seconds cost; None: unknown."""
+    """Cost of the lost seconds in US dollars; None: unknown."""
     times: Times = NOTHING
-    """What the paid time went into; its parts add up to it."""
+    """Paid seconds by use; they add up to `paid_seconds`."""
     starts: int = 0
-    """Of the program, in all attempts."""
+    """Number of starts of the program in all attempts."""
     optimum: Optimum | None = None
-    """None: no step is known to have been done."""
+    """None: no step is known to be done."""
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self, dict_factory=lambda pairs: {k: str(v) if isinstance(v, Decimal) else v for k, v in pairs})
 
 
 INTERRUPTED = frozenset({"preempted", "lost", "again"})
-"""Outcomes of attempts that ended by the machines' doing."""
+"""Outcomes of attempts that ended because of their machines."""
 
 
 def make_report(
@@ -102,7 +102,7 @@ def make_report(
     live: Progress | None = None,
     timeline: Timeline | None = None,
 ) -> Report:
-    """Return the report of a job's attempts; `live` and `timeline` are those of the one that still runs."""
+    """Return the report of a job's attempts; `live` and `timeline` belong to the attempt that still runs."""
     launched = [attempt for attempt in attempts if attempt.launched is not None]
     timelines = [one.timeline or (timeline if one.ended is None else None) for one in launched]
     told = [
@@ -159,7 +159,7 @@ def _sum(lines: tuple[AttemptReport, ...], runs: Sequence[Run], total: Decimal |
 
 
 def _optimum(times: Times, told: Sequence[Progress], starts: int) -> Optimum:
-    """By the equations of runtime.goodput, with what was measured; starts but the first follow upon interruptions."""
+    """Apply the equations of runtime.goodput; each start after the first follows an interruption."""
     save = median([one.cost for one in told if one.cost is not None] or [0.0])
     lag = median([one.lag for one in told if one.lag is not None] or [0.0])
     restart = (times.restart + times.ending) / starts

@@ -1,1 +1,1 @@
-"""One step of one job towards its goal, and the decisions that it takes."""
+"""Reconciliation of one job in single steps towards its goal, with the decisions of each step."""

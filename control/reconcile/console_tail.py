@@ -1,4 +1,4 @@
-"""What a machine that has fallen silent wrote on its console, if its target tells it in time."""
+"""Console output of a machine that has fallen silent, if its target provides it in time."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from ...provisioners.base import Allocation, Explainer, Provisioner
 log = logging.getLogger("cloudgpu.supervisor")
 
 LIMIT_S = 20.0
-"""The end of a silent node waits no longer for what its console says."""
+"""Timeout in seconds for reading a silent node's console before the node is declared lost."""
 
 
 class LastWords:
-    """Of an attempt's machines, in one look at them: the first that is asked for is told, for where several fall silent
-    together their consoles say the same, and each would take its time."""
+    """Reader of the consoles of an attempt's machines, for one observation. Only the first call to of() reads a
+    console: nodes that fall silent together usually have the same output, and each read takes time."""
 
     def __init__(self, provisioner: Provisioner, allocation: Allocation, limit_s: float = LIMIT_S) -> None:
         self._provisioner = provisioner
@@ -24,8 +24,8 @@ class LastWords:
         self._asked = False
 
     def of(self, node: str) -> str:
-        """`its console ends with: …`, to be added to a reason; "": the target has no consoles, or does not tell. Never
-        raises, and comes back in time."""
+        """Return `its console ends with: …` to append to a reason; "" if the target has no consoles or the read
+        fails. Never raises; returns within the time limit."""
         if self._asked or not isinstance(self._provisioner, Explainer):
             return ""
         self._asked = True
@@ -39,5 +39,5 @@ class LastWords:
     def _ask(self, provisioner: Explainer, node: str, told: list[str]) -> None:
         try:
             told.append(provisioner.explain(self._allocation, node))
-        except Exception as error:  # noqa: BLE001 - whatever it is, the node ends without its last words
+        except Exception as error:  # noqa: BLE001 - any error: the node then ends without console output
             log.info("%s: the console of %s cannot be read: %s", self._allocation.job_id, node, error)

@@ -1,4 +1,4 @@
-"""What comes next for a job that has no attempt under way: another attempt, or its end. Pure."""
+"""Decide what follows for a job without a running attempt: another attempt, a wait, or its end. Pure functions."""
 
 from __future__ import annotations
 
@@ -20,14 +20,13 @@ from .outcomes import NodeView
 from .refusal_report import CLASSES, message, utc
 
 GRACE_S = {"cancel": 30.0, "peer": 30.0, "duration": 120.0, "cost": 120.0, "gpu_idle": 120.0}
-"""How long programs may take to save and end, by the cause of the stop."""
+"""Seconds in which programs may save and end, by the cause of the stop."""
 
 FRUITLESS_LIMIT = 5
-"""So many interruptions in a row without a new checkpoint are borne; one more, and the job fails."""
+"""Maximum number of consecutive interruptions without a new checkpoint; after one more, the job fails."""
 
 IN_PLACE_S = 120.0
-"""A place that answers with passing errors is asked again for this long, in seconds since the first of them, if there
-are others."""
+"""Seconds, from the first of them, for which transient errors of a place are retried there if other places exist."""
 
 _BACKOFF_S = {
     "lost": (1.0, 60.0),
@@ -37,12 +36,13 @@ _BACKOFF_S = {
     "queue": (0.2, 0.4),
     "login": (2.0, 24.0),
 }
-"""First and longest pause; each is twice the one before. Renewed credentials are found within 30 s, jitter included."""
+"""First and maximum backoff in seconds; each pause doubles the previous one. Renewed credentials are used within 30
+s, jitter included."""
 
 
 @dataclass(frozen=True, slots=True)
 class End:
-    """The job ends."""
+    """Decision to end the job."""
 
     state: str
     cause: str
@@ -52,47 +52,47 @@ class End:
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """A new attempt is made."""
+    """Decision to start a new attempt."""
 
     offer: Offer
     round: int
-    """How often the same was asked for in vain since machines were last got."""
+    """Number of failed requests for this offer since machines were last obtained."""
     pause_s: float
     reason: str
-    """Why there is another one; "" for the first."""
+    """Reason for another attempt; "" for the first."""
 
 
 @dataclass(frozen=True, slots=True)
 class Later:
-    """Every place is closed for now."""
+    """Decision to wait because every place is closed for now."""
 
     until: float
-    """Epoch seconds. Then it is decided anew, with what other jobs have learnt meanwhile."""
+    """Epoch seconds of the next decision, which also takes into account what other jobs found out meanwhile."""
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
 class _Again:
-    """The job goes on, wherever there are machines for it."""
+    """Decision to continue after a pause, with any offer that has machines."""
 
     pause_s: float
     reason: str
 
 
 def backoff(kind: str, tries: int) -> float:
-    """Seconds to wait before the try after `tries` (from 1) in vain."""
+    """Return the seconds to wait after `tries` failed tries (from 1)."""
     first, most = _BACKOFF_S[kind]
     return float(min(most, first * 2.0 ** min(tries - 1, 30)))
 
 
 def jitter(most_s: float, *seed: object) -> float:
-    """Seconds from 0 up to `most_s`, the same for the same seed: many that were refused together come back apart."""
+    """Return seconds from 0 up to `most_s`, fixed for a seed; spreads the retries of jobs refused together."""
     digest = hashlib.sha256("\0".join(map(str, seed)).encode()).digest()
     return most_s * int.from_bytes(digest[:4], "big") / 2**32
 
 
 def wanted_end(job: JobRow, current: Attempt | None, now: float) -> End | None:
-    """Whether the job shall end although nothing is wrong: its user's wish, or a limit."""
+    """Return the end that the user's cancellation or a limit requires; None: the job may continue."""
     policy = job.policy
     if job.state == "stopping":
         return End(_STOPPED_AS[job.cause], job.cause, login_hints.plain(job.reason))
@@ -112,7 +112,8 @@ def wanted_end(job: JobRow, current: Attempt | None, now: float) -> End | None:
 
 
 def idle_end(job: JobRow, nodes: Sequence[NodeView]) -> End | None:
-    """Whether the job shall end because none of its GPUs does anything. What is not known is no reason to end."""
+    """Return the end required by limits.gpu_idle if no GPU of the job does anything; None: continue. Unknown idle
+    times count as busy."""
     limit = job.policy.gpu_idle_s
     idle = [node.gpu_idle_s for node in nodes if node.has_gpus and node.end is None]
     if limit is None or not idle or any(seconds is None or seconds < limit for seconds in idle):
@@ -126,9 +127,9 @@ _STOPPED_AS = {"cancel": "cancelled", "duration": "stopped", "cost": "stopped", 
 def decide(
     job: JobRow, attempts: Sequence[Attempt], now: float, elsewhere: Sequence[Refused] = ()
 ) -> End | Start | Later:
-    """What follows upon the newest of the attempts, all of which have ended.
+    """Decide what follows the newest attempt; all attempts have ended.
 
-    `elsewhere`: where other jobs found no capacity of late, see Store.dry_places().
+    `elsewhere`: recent capacity refusals of other jobs, see Store.dry_places().
     """
     last = attempts[-1] if attempts else None
     if last is not None and last.outcome == "succeeded":
@@ -165,20 +166,20 @@ def _after_interruption(job: JobRow, attempts: Sequence[Attempt]) -> End | _Agai
     if fruitless > FRUITLESS_LIMIT:
         reason = f"interrupted {fruitless} times in a row without a new checkpoint; the last time: {last.reason}"
         return End("failed", last.outcome, reason, last.exit_code)
-    # After the first one at once; when it happens again and again, ever more slowly.
+    # The first interruption is retried at once, later ones with backoff.
     pause = backoff("lost", fruitless - 1) if fruitless > 1 else 0.0
     return _Again(pause, f"interrupted: {last.reason}")
 
 
 def _after_refusal(_job: JobRow, attempts: Sequence[Attempt]) -> End | _Again:
-    """The provider's words are the attempt's own reason, and told with it: once."""
+    """Return the decision to continue. The provider's message is left out, as the attempt's own reason contains it."""
     last = attempts[-1]
     return _Again(0.0, f"{CLASSES.get(last.cause, last.cause)}: {last.offer.label}")
 
 
 @dataclass(frozen=True, slots=True)
 class Tries:
-    """How often a program was, or may be, started again."""
+    """Restarts of a program, used or allowed, by kind."""
 
     failures: int
     interruptions: int
@@ -186,14 +187,14 @@ class Tries:
 
 @dataclass(frozen=True, slots=True)
 class TriesLeft:
-    """As Tries; None: without limit."""
+    """Restarts left in the budgets; None: without limit."""
 
     failures: int
     interruptions: int | None
 
 
 def used(attempts: Sequence[Attempt]) -> Tries:
-    """Return what was used of both budgets: by attempts that ended, and by restarts in place within attempts."""
+    """Return what was used of both budgets, by ended attempts and by restarts in place within attempts."""
     in_place = [attempt.generations[-1] for attempt in attempts if attempt.generations]
     return Tries(
         sum(last.failures for last in in_place) + sum(one.outcome == "failed" for one in attempts),
@@ -202,7 +203,7 @@ def used(attempts: Sequence[Attempt]) -> Tries:
 
 
 def left_in_place(policy: Policy, attempts: Sequence[Attempt]) -> TriesLeft:
-    """What the machines of a new attempt may use of the budgets by themselves."""
+    """Return the restarts that the machines of a new attempt may do by themselves."""
     so_far, limit = used(attempts), policy.preemptions
     interruptions = None if limit is None else max(0, limit - so_far.interruptions)
     return TriesLeft(max(0, policy.failures - so_far.failures), interruptions)
@@ -221,9 +222,9 @@ _INTERRUPTIONS = frozenset({"preempted", "again", "lost", "stopped"})
 
 
 def fruitless_in_a_row(attempts: Sequence[Attempt]) -> int:
-    """Newest attempts that were lost, or asked to be run again, and left no newer checkpoint than there was.
+    """Count the newest consecutive attempts that were interrupted without a newer checkpoint than before.
 
-    Preemptions with a notice are the provider's doing and do not count, but do not break the row either.
+    Preemptions with a notice are the provider's doing: they are not counted, and do not end the sequence.
     """
     count = 0
     ran = [attempt for attempt in attempts if attempt.outcome != "refused"]
@@ -242,16 +243,16 @@ def saved_step(attempt: Attempt) -> int:
     return max((progress.saved_step or 0 for progress in reported if progress), default=0)
 
 
-# -- where
+# -- choice of the offer
 
 SPREAD_S = 30.0
-"""Jobs that wait for the same places ask again within so long of each other: the first one's answer is for all."""
+"""Seconds over which waiting jobs spread their retries of the same places, so that the first answer serves all."""
 
 
 def _where(
     job: JobRow, attempts: Sequence[Attempt], elsewhere: Sequence[Refused], now: float, again: _Again
 ) -> End | Start | Later:
-    """The best offer that no refusal closes; when all are closed, a pause, unless there is no hope or no more time."""
+    """Decide to start on the best open offer, to wait, or to end if none can open within retry.capacity."""
     asked = [Refused.of(attempt) for attempt in search(attempts)]
     found = choose(job.offers, attempts, elsewhere, now)
     deadline = patience_ends(job, attempts)
@@ -269,8 +270,8 @@ def _where(
 
 
 def patience_ends(job: JobRow, attempts: Sequence[Attempt]) -> float:
-    """Return when looking for machines is given up, in epoch seconds. `attempts`: all of the job; a newest one that is
-    still launching belongs to the search."""
+    """Return the epoch seconds when the search for machines times out (retry.capacity). `attempts`: all of the job;
+    a newest one that is still launching belongs to the search."""
     if job.policy.capacity_s is None:
         return math.inf
     before = attempts[:-1] if attempts and attempts[-1].outcome == "" else attempts
@@ -280,7 +281,8 @@ def patience_ends(job: JobRow, attempts: Sequence[Attempt]) -> float:
 
 
 def _no_hope(asked: Sequence[Refused]) -> End:
-    """Waiting is of no use: the cause is the class of the errors if there is one that decided."""
+    """Return the failure of a job whose offers can never open. Its cause is the class of the last error if that is
+    auth or invalid, or the only class."""
     kinds = [refusal.kind for refusal in asked] or ["no-machines"]
     decisive = kinds[-1] in ("auth", "invalid") or len(set(kinds)) == 1
     return End("failed", kinds[-1] if decisive else "no-machines", message(asked))

@@ -1,4 +1,4 @@
-"""Sum up a job's earlier attempts: how long their machines ran, and how often they were interrupted. Pure."""
+"""Summary of a job's earlier attempts: running time of machines, number of interruptions. Pure functions."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ..store.model import Attempt
 
 
 def earlier_history(attempts: Sequence[Attempt]) -> dict[str, Any]:
-    """Return runtime.checkpoint.interval.History as JSON, of all attempts that had machines and have ended.
+    """Return runtime.checkpoint.interval.History as JSON, for all ended attempts that had machines.
 
     Each start of the program that was followed by another counts as one interruption, whether or not it saved.
     """
@@ -27,7 +27,7 @@ def earlier_history(attempts: Sequence[Attempt]) -> dict[str, Any]:
 
 
 def _seconds(launched: float, ended: float, timeline: Timeline | None) -> float:
-    """Return how long the machines ran: without the time in the provider's queue, if one reported a plausible time."""
+    """Return the running time of the machines; excludes the provider's queue if a node reported a plausible start."""
     if timeline is not None and launched <= timeline.claimed <= ended:
         return ended - timeline.claimed
     return max(0.0, ended - launched)

@@ -1,7 +1,8 @@
-"""Where machines are asked for next: which places a refusal closes, and for how long. Pure.
+"""Failover between offers: which places a refusal closes, and for how long. Pure functions.
 
-A refusal closes the places that it speaks of: those within its scope, for machines that would be refused as well. What
-closes for a while (no capacity) opens again by itself; what closes for good (no quota, not offered) does not.
+A refusal closes the places within its scope, for machines that would be refused as well. Some closures expire (no
+capacity), some last until machines are obtained elsewhere (no quota, no permission), others for the job's lifetime
+(not offered).
 """
 
 from __future__ import annotations
@@ -16,26 +17,26 @@ from ...jobspecs.targets import info
 from ..store.model import Attempt, Refused
 
 DRY_S = 600.0
-"""Seconds for which no job of the store asks a place without capacity again, where the target does not say (its
-dry_s): to ask this machine costs nothing, and its GPUs come free one by one."""
+"""Default seconds for which all jobs of the store avoid a place without capacity; a target's dry_s overrides it
+(local: requests cost nothing there, and GPUs become free one by one)."""
 WEARY_S = 3_600.0
 WEARY_FACTOR = 3
-"""A job that has looked for so long in vain leaves each place alone for so many times as long: each try is a launch
-that is prepared and undone, and a day has many."""
+"""After WEARY_S seconds of unsuccessful search, a job avoids each refused place for WEARY_FACTOR times the usual
+time: each try is a launch that must be prepared and undone."""
 
 Lasts = Literal["dry", "search", "ever"]
 
 
 @dataclass(frozen=True, slots=True)
 class Reaction:
-    """What a class of errors says of other offers."""
+    """Effect of an error class on other offers."""
 
     lasts: Lasts
-    """dry: for DRY_S; search: until machines were got somewhere; ever: as long as the job lives."""
+    """dry: for DRY_S; search: until machines are obtained elsewhere; ever: for the lifetime of the job."""
     concerns: Callable[[Offer, Offer], bool]
-    """(an offer, the refused one): whether it would be refused as well, were it in the same place."""
+    """(an offer, the refused offer): whether the offer would be refused as well in the same place."""
     reach: Mapping[str, str]
-    """Its scope -> how far it reaches."""
+    """Scope of the refusal -> scope that it closes."""
 
 
 _AS_SAID = {"attempt": "zone", "zone": "zone", "region": "region", "market": "cloud", "cloud": "cloud"}
@@ -47,13 +48,14 @@ def _same_machines(offer: Offer, refused: Offer) -> bool:
 
 
 def _as_many_machines(offer: Offer, refused: Offer) -> bool:
-    """Who was refused eight machines may well get one: but who wants as many, and perhaps more, will not."""
+    """Return whether `offer` needs at least the refused machines. A smaller request may still succeed."""
     ours, theirs = _machines(offer), _machines(refused)
     return offer.market == refused.market and all(_covers(ours.get(key), asked) for key, asked in theirs.items())
 
 
 def _as_much_of_a_quota(offer: Offer, refused: Offer) -> bool:
-    """Quotas are of a market, and of a family of machines: by the GPUs, as near as it can be told for every cloud."""
+    """Return whether `offer` needs at least the refused quota. Quotas are per market and machine family; the
+    accelerator is the best approximation of a family that works for every cloud, so GPUs and vCPUs are compared."""
     ours, theirs = _sizes(offer), _sizes(refused)
     if ours is None or theirs is None:
         return _as_many_machines(offer, refused)
@@ -68,20 +70,20 @@ REACTIONS = {
     "capacity": Reaction("dry", _as_many_machines, _AS_SAID),
     "quota": Reaction("search", _as_much_of_a_quota, _AS_SAID),
     "not_offered": Reaction("ever", _same_machines, _AS_SAID),
-    # Credentials are a cloud's, not a zone's.
+    # Credentials apply to the whole cloud.
     "auth": Reaction("search", _any_machines, {**_AS_SAID, "zone": "cloud"}),
-    # Asked again a little later, where the job could go on elsewhere meanwhile.
+    # Retried soon; until then the job may run elsewhere.
     "expired": Reaction("dry", _any_machines, dict.fromkeys(_AS_SAID, "cloud")),
-    # A bug, or a wrong job file: a cloud that refuses a request does so in each of its zones.
+    # A bug or an invalid job file: a cloud that refuses a request refuses it in each of its zones.
     "invalid": Reaction("ever", _any_machines, {**_AS_SAID, "zone": "cloud"}),
-    # They were waited out in place without success: machines may be got elsewhere.
+    # Retries in place have already failed; other places may have machines.
     "throttled": Reaction("dry", _any_machines, _AS_SAID),
     "transient": Reaction("dry", _any_machines, _AS_SAID),
 }
 
 
 def search(attempts: Sequence[Attempt]) -> Sequence[Attempt]:
-    """The newest attempts, all refused, since machines were last got."""
+    """Return the newest attempts, all refused, since machines were last obtained."""
     begin = len(attempts)
     while begin and attempts[begin - 1].outcome == "refused":
         begin -= 1
@@ -91,10 +93,11 @@ def search(attempts: Sequence[Attempt]) -> Sequence[Attempt]:
 def choose(
     offers: Sequence[Offer], attempts: Sequence[Attempt], elsewhere: Sequence[Refused], now: float
 ) -> Offer | float | None:
-    """The offer to ask for now; else the time when one of them may be asked again; None: there is no hope for any.
+    """Return the offer to request now, or else the epoch seconds when the first offer reopens; None: no offer ever
+    will.
 
-    `offers`: in order of preference. `attempts`: all of the job, all of which have ended. `elsewhere`: what other jobs
-    of the store were refused for lack of capacity within the last DRY_S.
+    `offers`: in order of preference. `attempts`: all of the job, all ended. `elsewhere`: capacity refusals of other
+    jobs of the store within the last DRY_S.
     """
     newest = search(attempts)
     known = [
@@ -112,8 +115,7 @@ def choose(
 
 
 def opening(offer: Offer, refusals: Sequence[Refused], begun: float = math.inf) -> float:
-    """Return the epoch seconds from which the offer may be asked for; math.inf: never. `begun`: when the job began to
-    look."""
+    """Return the epoch seconds from which the offer may be requested; math.inf: never. `begun`: start of the search."""
     speaking = [refusal for refusal in refusals if concerns(refusal, offer)]
     partial = [refusal for refusal in speaking if refusal.scope == "attempt"]
     if _leave_zones(partial):
@@ -122,14 +124,14 @@ def opening(offer: Offer, refusals: Sequence[Refused], begun: float = math.inf) 
 
 
 def _leave_zones(partial: Sequence[Refused]) -> bool:
-    """Return whether zones of the offer are left that none of the partly refused attempts has tried."""
+    """Return whether the offer has zones that none of the partly refused attempts has tried."""
     newest = max((refusal.time for refusal in partial), default=0.0)
     left = [frozenset(refusal.hints) for refusal in partial if newest - refusal.time < DRY_S]
     return bool(left) and bool(frozenset.intersection(*left))
 
 
 def concerns(refusal: Refused, offer: Offer) -> bool:
-    """Whether a refusal speaks of this offer too."""
+    """Return whether a refusal applies to this offer too."""
     if refusal.scope == "market" and refusal.offer.market != offer.market:
         return False
     reaction = REACTIONS[refusal.kind]
@@ -145,7 +147,8 @@ def _until(refusal: Refused, begun: float) -> float:
 
 
 def _outlives_search(attempt: Attempt) -> bool:
-    """Quotas and credentials may have changed since machines were got; what is not offered, or was dry, may not."""
+    """Return whether a refusal stays valid after a successful launch. Refusals for quotas and credentials do not, as
+    these may have changed; "not offered" and "no capacity" do."""
     return attempt.outcome == "refused" and REACTIONS[attempt.cause].lasts != "search"
 
 
@@ -159,8 +162,8 @@ def _ordered(
     attempts: Sequence[Attempt],
     now: float,
 ) -> list[Offer]:
-    """The plan's order. Of offers that differ by place and price only, first those in zones which the provider named
-    as having capacity, last those where a machine of this job has just been taken away."""
+    """Return open offers in the plan's order. Of offers that differ only in place and price, those in zones that the
+    provider named as having capacity come first, and those where this job has just lost a machine come last."""
     kinds = list(dict.fromkeys(map(_kind, offers)))
     named = {
         (*_place(refusal.offer)[:2], zone, _kind(refusal.offer))
@@ -176,7 +179,7 @@ def _ordered(
         here = (*_place(offer), _kind(offer))
         return kinds.index(_kind(offer)), here not in named, here in lost
 
-    return sorted(now_open, key=rank)  # stable: what is equal stays in the plan's order
+    return sorted(now_open, key=rank)  # stable: equal ranks keep the plan's order
 
 
 _TAKEN = frozenset({"preempted", "lost"})
@@ -187,7 +190,7 @@ def _is_fresh(attempt: Attempt, now: float) -> bool:
 
 
 def _kind(offer: Offer) -> tuple[object, ...]:
-    """What the user's wishes are about but for place and price: market and GPUs."""
+    """Return the properties by which the plan's order ranks an offer, except place and price: market and GPUs."""
     return offer.market, tuple((role.accelerator, role.count) for role in offer.roles)
 
 
@@ -208,12 +211,12 @@ _Amounts = tuple[float, float]
 
 
 def _machines(offer: Offer) -> dict[object, _Amounts]:
-    """(machine type, accelerator) -> (machines, GPUs)."""
+    """Return (machine type, accelerator) -> (machines, GPUs)."""
     return _sums(offer.roles, lambda role: (role.machine_type, role.accelerator), lambda _role: 1.0)
 
 
 def _sizes(offer: Offer) -> dict[object, _Amounts] | None:
-    """Accelerator -> (vCPUs, GPUs); None: some machine's vCPUs are not known."""
+    """Return accelerator -> (vCPUs, GPUs); None: the vCPUs of some machine are unknown."""
     if any(role.vcpus is None for role in offer.roles):
         return None
     return _sums(offer.roles, lambda role: role.accelerator, lambda role: float(role.vcpus or 0))

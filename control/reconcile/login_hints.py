@@ -1,6 +1,6 @@
-"""Add to a job's reason which login to renew while its cloud refuses the credentials.
+"""Hint in a job's reason which login to renew while its cloud refuses the credentials.
 
-It is a line of its own, after the reason that the job has otherwise, and goes as soon as a step succeeds.
+The hint is a separate line after the job's other reason, and is removed once a step succeeds.
 """
 
 from __future__ import annotations
@@ -15,21 +15,21 @@ _MARK = "waiting for credentials: "
 
 
 def trouble(error: Exception) -> str:
-    """Return what to say of an error that credentials have caused; "": they have not."""
+    """Return the message for an error caused by credentials; "": it has another cause."""
     if isinstance(error, ProvisionError) and error.error_class in ("auth", "expired"):
         return words(error)
     return str(error) if isinstance(error, JobDirError) and is_login(error) else ""
 
 
 def words(error: ProvisionError) -> str:
-    """Return what to do, then what the provider said."""
+    """Return the advice followed by the provider's message."""
     if not error.advice:
         return str(error)
     return f"{error.advice} ({str(error).removesuffix(f'; {error.advice}')})"
 
 
 def consequence(target: str, *, has_machines: bool) -> str:
-    """Return what is not being done meanwhile, and how new credentials reach this process, a supervisor."""
+    """Return what is suspended meanwhile, and how new credentials reach this supervisor."""
     given = credentials_among(target, os.environ)
     if given:
         mending = (
@@ -52,5 +52,5 @@ def noted(reason: str, trouble: str) -> str:
 
 
 def plain(reason: str) -> str:
-    """Return a job's reason without that line."""
+    """Return a job's reason without the line about credentials."""
     return "\n".join(line for line in reason.split("\n") if not line.startswith(_MARK))

@@ -1,4 +1,4 @@
-"""What is really there of an attempt: the machines as the target sees them, and what they wrote into the job dir."""
+"""Observe the nodes of an attempt: their machines' states at the target, and their records in the job dir."""
 
 from __future__ import annotations
 
@@ -31,54 +31,57 @@ from .outcomes import NodeEnd, NodeView, end_by_absence, end_by_result, furthest
 log = logging.getLogger("cloudgpu.supervisor")
 
 BOOT_S = 1_200.0
-"""A machine that has not reported by then never will; nor will one that its provider has started again."""
+"""Boot timeout in seconds: maximum time to the first report after launch or after a restart by the provider."""
 SILENT_S = 180.0
-"""A machine that reported, and then not for this many seconds, is lost even if the target thinks that it runs. Machines
-that promise their next heartbeat later have MISSED times that."""
+"""Seconds without a heartbeat after which a machine that has reported is lost, even if the target shows it running.
+If the machine announced a longer heartbeat interval, the limit is MISSED intervals."""
 MISSED = 3.0
-"""Heartbeats that may be missing in a row."""
+"""Heartbeat intervals that may pass without a heartbeat."""
 LONGEST_SILENCE_S = 900.0
-"""Seconds of silence, at most, whatever a machine promises."""
+"""Maximum seconds of silence, regardless of the announced heartbeat interval."""
 
 GAVE_UP = "gave_up.json"
-"""Record of a node: why its machine ended itself without a result (by provisioners/boot/shipped/bootstrap.py)."""
+"""Record of a node: why its machine ended itself without a result (written by
+provisioners/boot/shipped/bootstrap.py)."""
 _REASON = 1_000
-"""Limits the characters of such a reason."""
+"""Maximum characters of such a reason."""
 _MOST_GAVE_UP = 64 << 10
-"""Limits its record, in bytes."""
+"""Maximum size of the record in bytes."""
 
 LOOK_S = 30.0
-"""Of the time between two looks so much counts as silence, at most. Where it is more, nobody could look (a laptop was
-shut, and machines that are this laptop were silent themselves); where looks are rare, silence still adds up."""
+"""Maximum seconds between two polls that count as silence. A longer gap means that the supervisor could not poll (a
+suspended laptop, which may also be the machine itself); with slow polling, silence still accumulates."""
 
 _MISSING, _UNREADABLE = -1, -2
-"""In the place of the number of a heartbeat that is not there, or is no heartbeat."""
+"""Replaces the heartbeat number if the heartbeat is missing or invalid."""
 
 UNSEEN_S = 600.0
-"""Seconds without a look after which machines may have ended unseen: a supervisor looks far more often. Their end is
-then taken to be this long after their last heartbeat."""
+"""Seconds without a poll after which machines may have ended unobserved; a supervisor normally polls at much shorter
+intervals. Their end is then assumed to be this long after their last heartbeat."""
 
 
 SETTLED_READ_S = (3.0, 60.0)
-"""Seconds between two reads of heartbeats and results from an object store, where requests cost money, while all
-machines of an attempt run: at least, and at most. A machine that leaves `running` is read at once; but Azure's lists
-show no machine that has stopped, so its end is seen by a read."""
+"""Minimum and maximum seconds between two reads of heartbeats and results from an object store, where requests cost
+money, while all machines of an attempt run. A machine that leaves `running` is read at once. Azure's lists omit
+stopped machines, so there a read detects the end."""
 SETTLED_READS = 15.0
-"""Reads a second, of all jobs, that the pause is chosen for between these; each read is two requests."""
+"""Target rate of reads per second over all jobs, from which the pause within SETTLED_READ_S follows; a read is two
+requests."""
 
 
 def settled_read_s(jobs: int, nodes: int) -> float:
-    """Return the seconds between two reads of a node that runs. `jobs` are watched, and `nodes` are those of one."""
+    """Return the seconds between two reads of a running node, for the number of watched jobs and the nodes of one of
+    them."""
     least, most = SETTLED_READ_S
     return min(max(least, jobs * nodes / SETTLED_READS), most)
 
 
 @dataclass(slots=True)
 class Watch:
-    """What this process remembers of a node. Only a cache: a new process begins anew and comes to the same."""
+    """Cached observations of a node. A new process starts with an empty cache and reaches the same result."""
 
     end: NodeEnd | None = None
-    """A result is written once and never changes: it is not read again."""
+    """Cached: a result is written once and never changes."""
     progress: Progress | None = None
     timeline: Timeline | None = None
     begun: bool = False
@@ -89,30 +92,30 @@ class Watch:
     damage: str = ""
     """Why its last heartbeat could not be read; "": it could, or there was none."""
     returning: bool = False
-    """Since it was last heard of the provider has begun to start it again."""
+    """Its provider has begun to restart it since the last heartbeat."""
     silence_s: float = SILENT_S
-    """Seconds without another heartbeat after which it is lost."""
+    """Seconds without a new heartbeat after which it is lost."""
     heard: float | None = None
-    """Steady time of the last sign of life; None: not looked at yet."""
+    """Monotonic time of the last sign of life; None: not polled yet."""
     told_at: float | None = None
-    """As in NodeView."""
+    """See NodeView."""
     read: float = -math.inf
-    """Steady time when its heartbeat and result were read the last time."""
+    """Monotonic time of the last read of its heartbeat and result."""
 
 
 @dataclass(slots=True)
 class Watches:
-    """Of one attempt's nodes."""
+    """Cached observations of all nodes of one attempt."""
 
     attempt: int
     nodes: dict[str, Watch] = field(default_factory=dict)
     looked: float | None = None
-    """Steady time of the last look at its machines; None: this process has not looked yet."""
+    """Monotonic time of the last poll of its machines; None: this process has not polled yet."""
     went_unseen: bool = False
-    """Its machines are all gone, and nobody had looked for long when that was seen."""
+    """All its machines are gone, and this was seen after more than UNSEEN_S without a poll."""
 
     def note_look(self, now: float, *, gone: bool) -> None:
-        """`now`: steady time; `gone`: all machines are."""
+        """Record a poll. `now`: monotonic time; `gone`: all machines are gone."""
         pause = None if self.looked is None else now - self.looked
         unseen = pause is None or pause > UNSEEN_S
         self.went_unseen, self.looked = gone and (self.went_unseen or unseen), now
@@ -121,7 +124,7 @@ class Watches:
                 watch.heard += max(0.0, (pause or 0.0) - LOOK_S)
 
 
-def look(  # noqa: PLR0917 - what is known of an attempt
+def look(  # noqa: PLR0917 - the inputs of an observation
     job_dir: JobDir,
     watches: Watches,
     requests: Sequence[NodeRequest],
@@ -132,9 +135,13 @@ def look(  # noqa: PLR0917 - what is known of an attempt
     stopping: bool = False,
     jobs: int = 1,
 ) -> list[NodeView]:
-    """Return one view per node. `states` were observed before this call: so a result is never missed; `now` is steady
-    time; `last_words`: of a node that is given up for its silence, or vanished without a result, to be added to the
-    reason; `stopping`: the nodes were asked to end, and are read at every look; `jobs`: how many are watched."""
+    """Return one view per node.
+
+    `states`: must be observed before this call, so that a result is never missed. `now`: monotonic time.
+    `last_words`: returns console output to append to the reason of a node that is lost by silence or vanished
+    without a result. `stopping`: the nodes were asked to end, so every poll reads them. `jobs`: number of watched
+    jobs.
+    """
     settled = not stopping and job_dir.folder is None and all(_is_settled(watches, one, states) for one in requests)
     oldest = now - settled_read_s(jobs, len(requests)) if settled else now
     return [
@@ -143,7 +150,7 @@ def look(  # noqa: PLR0917 - what is known of an attempt
 
 
 def _is_settled(watches: Watches, request: NodeRequest, states: Mapping[str, NodeState]) -> bool:
-    """Return whether a node's program runs, and nothing says that it does not."""
+    """Return whether a node's program runs, without any sign to the contrary."""
     watch, state = watches.nodes.get(request.node), states.get(request.node)
     if watch is None or state is None or watch.end is not None:
         return False
@@ -158,9 +165,9 @@ class Reported(NamedTuple):
 
 
 def read_furthest(job_dir: JobDir, attempt: Attempt) -> Reported | None:
-    """Return the newest report of the node that got furthest; None: there is none yet.
+    """Return the newest report of the node that has done the most steps; None: no node has reported yet.
 
-    Its timeline is that of the whole attempt, where nodes have come and gone. Raises JobDirError.
+    If nodes were replaced, its timeline covers the whole attempt. Raises JobDirError.
     """
     reports = _reports(job_dir, attempt, [request.node for request in every_node(attempt)])
     if not reports:
@@ -170,10 +177,8 @@ def read_furthest(job_dir: JobDir, attempt: Attempt) -> Reported | None:
 
 
 def read_whole_timeline(job_dir: JobDir, attempt: Attempt) -> Timeline | None:
-    """Return the timeline of an attempt whose nodes were changed; None: they were not, so each node's is complete.
-
-    Raises JobDirError.
-    """
+    """Return the merged timeline of an attempt whose nodes were replaced; None: they were not, so each node's is
+    complete. Raises JobDirError."""
     if not any(record.kind == "members" for record in attempt.generations):
         return None
     timelines = [one.timeline for one in _reports(job_dir, attempt, names_ever(attempt)) if one.timeline is not None]
@@ -181,7 +186,7 @@ def read_whole_timeline(job_dir: JobDir, attempt: Attempt) -> Timeline | None:
 
 
 def _reports(job_dir: JobDir, attempt: Attempt, names: Sequence[str]) -> list[Reported]:
-    """Return the reports of these nodes; a heartbeat that cannot be read is left out."""
+    """Return the reports of these nodes; invalid heartbeats are skipped."""
     found = []
     for name in names:
         with suppress(RecordError):
@@ -190,9 +195,10 @@ def _reports(job_dir: JobDir, attempt: Attempt, names: Sequence[str]) -> list[Re
 
 
 def new_generation(job_dir: JobDir, attempt: Attempt, nodes: Sequence[NodeView] | None) -> Generation | None:
-    """The next restart in place that the attempt's row does not tell of yet; one at a time: each is an event.
+    """Return the next restart in place that is not yet in the attempt's row; one per call, because each is an event.
 
-    A node may have ended before it could beat once more: then the job dir is asked.
+    If a node has ended, the job dir is read even without a new heartbeat, as the node may have ended before it could
+    send one.
     """
     number = len(attempt.generations) + 2
     if nodes is not None and not any(node.generation >= number or node.end is not None for node in nodes):
@@ -210,12 +216,12 @@ def new_generation(job_dir: JobDir, attempt: Attempt, nodes: Sequence[NodeView] 
 
 
 def is_closed(job_dir: JobDir, attempt: Attempt) -> bool:
-    """Whether a node has ended, or will, and has said that the program starts nowhere again."""
+    """Return whether a node has declared that the program will not be started again because it ends or has ended."""
     record = read_generation(job_dir, attempt.number, len(attempt.generations) + 2)
     return record is not None and record.kind == "closed"
 
 
-def _look_at(  # noqa: PLR0917 - as look()
+def _look_at(  # noqa: PLR0917 - see look()
     job_dir: JobDir,
     watches: Watches,
     request: NodeRequest,
@@ -224,7 +230,7 @@ def _look_at(  # noqa: PLR0917 - as look()
     oldest: float,
     last_words: Callable[[str], str],
 ) -> NodeView:
-    """Return the view of a node; what was read after `oldest` is not read again. Silence is judged after reading."""
+    """Return the view of a node. Records read after `oldest` are not read again. Silence is judged after reading."""
     watch = watches.nodes.setdefault(request.node, Watch())
     silent = watch.heard is not None and now - watch.heard >= SILENT_S
     if watch.end is None and (watch.read <= oldest or silent):
@@ -232,7 +238,7 @@ def _look_at(  # noqa: PLR0917 - as look()
         sequence = _read_heartbeat(job_dir, folder, watch)
         watch.end = _read_end(job_dir, folder, watch, state, last_words)
         watch.read = now
-        if state is not None and state.queued:  # what has not been got yet is not silent, nor what was lost
+        if state is not None and state.queued:  # a machine in the provider's queue, new or after a loss, is not silent
             watch.heard = None
         elif watch.end is None and state is not None:
             end = _end_by_silence(watch, sequence, now, returns=state.returns)
@@ -254,8 +260,8 @@ def _look_at(  # noqa: PLR0917 - as look()
 
 
 def _read_heartbeat(job_dir: JobDir, folder: str, watch: Watch) -> int:
-    """Take note of what the node says of itself; the number of its heartbeat. Of one that cannot be read nothing is
-    taken: the node counts as silent until the next one that can."""
+    """Copy the heartbeat into `watch` and return its number. If the heartbeat is invalid, the node counts as silent
+    until the next valid one."""
     try:
         heartbeat = Heartbeat.read(job_dir, f"{folder}heartbeat.json")
     except RecordError as error:
@@ -300,7 +306,7 @@ def _read_end(
 
 
 def _read_reason(job_dir: JobDir, folder: str) -> str:
-    """Return why a machine ended itself without a result, to be added to a reason; "" where it has not said."""
+    """Return why a machine ended itself without a result, to append to a reason; "" if it left no record."""
     try:
         reason = json.loads(job_dir.find(f"{folder}{GAVE_UP}", most=_MOST_GAVE_UP) or b"{}").get("reason")
     except (RecordError, ValueError, RecursionError, AttributeError):
@@ -309,7 +315,7 @@ def _read_reason(job_dir: JobDir, folder: str) -> str:
 
 
 def _end_by_silence(watch: Watch, sequence: int, now: float, *, returns: bool) -> NodeEnd | None:
-    """`sequence`: of its heartbeat."""
+    """Copy the heartbeat into `watch` and return its number. An invalid one counts as silence."""
     if watch.heard is None or (sequence not in (watch.sequence, _UNREADABLE)):
         watch.sequence, watch.heard, watch.returning = sequence, now, False
     watch.returning = watch.returning or returns
@@ -322,5 +328,5 @@ def _end_by_silence(watch: Watch, sequence: int, now: float, *, returns: bool) -
 
 
 def _silence_s(heartbeat: Heartbeat) -> float:
-    """Return after how many seconds without another heartbeat a machine is lost."""
+    """Return the seconds without a new heartbeat after which a machine is lost."""
     return max(SILENT_S, min(MISSED * heartbeat.next_s, LONGEST_SILENCE_S))

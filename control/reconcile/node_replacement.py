@@ -1,8 +1,8 @@
-"""What to do about lost nodes of an attempt whose other nodes are well: replace them, or do without them. Pure.
+"""Decide about lost nodes of an attempt whose other nodes run: replace them, or continue without them. Pure functions.
 
-A new attempt means new machines for all; a lost node needs one. So as long as some of the nodes live, only what was
-lost is got again, and the program starts anew from its newest checkpoint when all are there. With `nodes: 2..4` it does
-not even wait: it goes on with those that are left, and takes the new one in when that is ready.
+A new attempt would replace all machines. While some nodes run, only the lost machines are replaced, and the program
+restarts from its newest checkpoint when all are ready. With `nodes: 2..4` the program continues on the remaining
+nodes at once, and includes the new node when it is ready.
 """
 
 from __future__ import annotations
@@ -18,29 +18,29 @@ from ..store.model import Attempt
 from .outcomes import NodeView
 
 FRUITLESS = 3
-"""So often in a row an attempt's nodes are changed without a new checkpoint in between; then all are got anew."""
+"""Maximum number of consecutive node changes without a new checkpoint in an attempt; then all machines are replaced."""
 JOIN_GRACE_S = 120.0
-"""What a program that trains with fewer nodes has to save and end by itself, when a new one is ready."""
+"""Seconds in which a program that trains with fewer nodes may save and end by itself when a new node is ready."""
 
 LOSSES = frozenset({"lost", "preempted"})
 
 
 @dataclass(frozen=True, slots=True)
 class Replace:
-    """Get machines for these, which are numbered as the next incarnations of the lost ones."""
+    """Decision to launch machines for nodes, named as the next incarnations of the lost ones."""
 
     nodes: tuple[NodeRequest, ...]
-    """All that the attempt shall have by now, in rank order."""
+    """All nodes that the attempt should have, in rank order."""
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
 class Regroup:
-    """The program starts again on these."""
+    """Decision to restart the program on these nodes."""
 
     nodes: tuple[NodeRequest, ...]
     lost: int
-    """Interruptions that this costs of the job's budget."""
+    """Interruptions that this deducts from the job's budget."""
     node: str
     reason: str
     grace_s: float
@@ -48,17 +48,17 @@ class Regroup:
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """Machines are to come, or come, in the place of lost ones."""
+    """Decision to wait for replacement machines that have been requested."""
 
     idle: bool
-    """Nothing trains meanwhile."""
+    """No program trains meanwhile."""
 
 
 Cure = Replace | Regroup | Wait
 
 
 def node_requests(offer: Offer) -> tuple[NodeRequest, ...]:
-    """The machines of an offer in rank order, each in its first incarnation."""
+    """Return the machines of an offer in rank order, each in its first incarnation."""
     nodes = [(role, index) for role in offer.roles for index in range(role.nodes)]
     return tuple(
         NodeRequest(
@@ -75,14 +75,14 @@ def node_requests(offer: Offer) -> tuple[NodeRequest, ...]:
 
 
 def wanted_nodes(attempt: Attempt) -> tuple[NodeRequest, ...]:
-    """The machines that an attempt shall have by now, in rank order: each place once, in its newest incarnation."""
+    """Return the machines that an attempt should have, in rank order: the newest incarnation of each node."""
     if attempt.nodes is None:
         return node_requests(attempt.offer)
     return attempt.nodes
 
 
 def node_records(requests: Sequence[NodeRequest]) -> list[NodeRecord]:
-    """As the machines read them; numbered without gaps, and a part of a GPU is one GPU to its program."""
+    """Return the node records that the machines read. Indices have no gaps; a fraction of a GPU counts as one GPU."""
     records: list[NodeRecord] = []
     for rank, request in enumerate(requests):
         index = sum(record.role == request.role for record in records)
@@ -92,7 +92,7 @@ def node_records(requests: Sequence[NodeRequest]) -> list[NodeRecord]:
 
 
 def member_names(attempt: Attempt) -> list[str]:
-    """The nodes that the program runs on, or would if all of them were well."""
+    """Return the nodes that the program runs on, or should run on if some of them are lost."""
     for record in reversed(attempt.generations):
         if record.nodes is not None:
             return [node["node"] for node in record.nodes]
@@ -100,7 +100,7 @@ def member_names(attempt: Attempt) -> list[str]:
 
 
 def every_node(attempt: Attempt) -> list[NodeRequest]:
-    """The members, and those that are to become members: whoever must be looked at, in rank order."""
+    """Return all nodes to observe, in rank order: current members and future ones."""
     wanted = wanted_nodes(attempt)
     place_of = {place(request.node): request for request in wanted}
     gone = [
@@ -118,20 +118,21 @@ def names_ever(attempt: Attempt) -> list[str]:
 
 
 def place(node: str) -> str:
-    """`worker-0` of `worker-0.2`."""
+    """Return the name without the incarnation: `worker-0` for `worker-0.2`."""
     return node.rpartition(".")[0]
 
 
 def cure(
     attempt: Attempt, nodes: Mapping[str, NodeView], least: int | None, interruptions_left: int | None
 ) -> Cure | None:
-    """What to do next about what was lost; None: nothing was, or it cannot be healed.
+    """Return the next action on lost nodes; None: no node is lost, or the attempt cannot be repaired.
 
-    `nodes`: every_node() by name, as they are seen now. `least`: with so many the program may go on; None: with all.
+    `nodes`: the current view of each of every_node(), by name. `least`: minimum number of nodes to continue with;
+    None: all.
     """
     wanted, names = wanted_nodes(attempt), member_names(attempt)
     if len(wanted) == 1 or any(nodes[name].end is not None and not _is_lost(nodes[name]) for name in names):
-        return None  # a member's own end is the program's
+        return None  # a member whose program ended ends the whole program
     gone = [name for name in names if nodes[name].end is not None]
     lost = [request for request in wanted if _is_lost(nodes[request.node])]
     if not gone and not lost:
@@ -155,7 +156,7 @@ def _replace(
     least: int | None,
 ) -> Replace | None:
     if least is None and any(request.node not in names for request in lost):
-        return None  # what came to replace a node was lost as well: these machines are not meant to be
+        return None  # a replacement was lost too: give up on these machines
     renewed = tuple(_next(request) if request in lost else request for request in wanted)
     return Replace(renewed, _how(nodes[lost[0].node]))
 
@@ -191,16 +192,16 @@ def _exceeds(count: int, limit: int | None) -> bool:
 
 
 def _is_fruitless(attempt: Attempt, nodes: Mapping[str, NodeView]) -> bool:
-    """Whether the last changes have all been made at the newest checkpoint that there is."""
+    """Return whether the last FRUITLESS changes were all made without a new checkpoint since."""
     now = newest_saved(nodes.values())
     changes = [record for record in attempt.generations if record.kind == "members"][-FRUITLESS:]
     return len(changes) == FRUITLESS and all(record.saved_step >= now for record in changes)
 
 
 def forgiven(attempt: Attempt, nodes: Iterable[NodeView]) -> Attempt:
-    """The attempt without what its nodes have used of the budgets because others were lost: the loss itself counts.
+    """Return the attempt without the restarts that other nodes made in reaction to a lost node: only the loss counts.
 
-    A generation of all that a lost node never began was the others' answer to its end.
+    A restart of the whole group that the lost node never began is such a reaction.
     """
     known, names = attempt.generations, member_names(attempt)
     begun = [node.generation for node in nodes if node.node in names and _is_lost(node)]
@@ -219,5 +220,5 @@ def _is_answer(record: Generation, begun: Sequence[int]) -> bool:
 
 
 def newest_saved(nodes: Iterable[NodeView]) -> int:
-    """Return the steps in the newest checkpoint that any of the nodes has reported."""
+    """Return the step of the newest checkpoint that any of the nodes has reported."""
     return max((node.progress.saved_step or 0 for node in nodes if node.progress), default=0)

@@ -11,16 +11,16 @@ from .outcomes import NodeView
 
 
 class Sightings:
-    """Steps and heartbeat times of attempts that are not written yet. Threads may share it."""
+    """Buffer of steps and heartbeat times of attempts that are not written yet. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._unwritten: dict[tuple[str, int], Seen] = {}
         self._newest: dict[str, tuple[int, Seen]] = {}
-        """Job id -> attempt and what is known of it."""
+        """Job id -> number and newest state of its attempt."""
 
     def note(self, attempt: Attempt, nodes: Sequence[NodeView]) -> None:
-        """Keep what the nodes say, if it is new."""
+        """Buffer the nodes' newest reports if they changed."""
         times = [node.told_at for node in nodes if node.told_at is not None]
         if not times:
             return
@@ -31,12 +31,12 @@ class Sightings:
                 self._unwritten[attempt.job_id, attempt.number] = seen
 
     def forget(self, job_id: str) -> None:
-        """Drop what is kept of a job that has ended."""
+        """Drop the entry of a job that has ended."""
         with self._lock:
             self._newest.pop(job_id, None)
 
     def write(self, store: Store) -> None:
-        """Write all that is new in one transaction. Raises StoreError; what was not written is kept."""
+        """Write all buffered states in one transaction. Raises StoreError, and keeps the states for a retry."""
         with self._lock:
             batch, self._unwritten = self._unwritten, {}
         if not batch:

@@ -1,4 +1,4 @@
-"""From how its nodes ended to how an attempt ended. Pure."""
+"""Derive the outcome of an attempt from the ends of its nodes. Pure functions."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ...provisioners.base import ProvisionError
 from ..accounting.paid_time import spans_of
 
 _SERVERS = frozenset({"parameter_server"})
-"""They serve the others and never end by themselves."""
+"""Roles that serve the others and never end by themselves."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,42 +20,42 @@ class NodeEnd:
     """How one node ended."""
 
     outcome: str
-    """As in states.OUTCOMES."""
+    """One of states.OUTCOMES."""
     reason: str
     exit_code: int | None = None
     ended: float = 0.0
     final: bool = False
-    """Running it again is of no use, whatever the budget allows."""
+    """Running it again is pointless, regardless of the budget."""
     refused: ProvisionError | None = None
-    """As in NodeState: there never was a machine."""
+    """See NodeState: the machine never existed."""
 
 
 @dataclass(frozen=True, slots=True)
 class NodeView:
-    """What is seen of one node now."""
+    """Current view of one node."""
 
     node: str
     role: str
     end: NodeEnd | None
-    """None: it is still there."""
+    """None: it has not ended."""
     begun: bool
-    """Its program runs or ran."""
+    """Its program runs or has run."""
     progress: Progress | None
     has_gpus: bool = False
     gpu_idle_s: float | None = None
-    """For how long none of its GPUs has done anything; None: unknown."""
+    """Seconds for which none of its GPUs has done anything; None: unknown."""
     timeline: Timeline | None = None
-    """The newest one that the node has written."""
+    """The newest timeline that the node has written."""
     waiting: bool = False
-    """It came to replace a lost node, and is ready."""
+    """It is the replacement of a lost node, and ready."""
     reported: bool = False
-    """It was heard of, ever: a machine was there, and is paid for."""
+    """It has reported at least once: the machine existed and is paid for."""
     told_at: float | None = None
-    """When it last told anything, epoch seconds by its machine's clock; None: never."""
+    """Time of its last report, in epoch seconds of its machine's clock; None: never."""
 
     @property
     def generation(self) -> int:
-        """Of its program; 0: none yet."""
+        """Current generation of its program; 0: none yet."""
         spans = spans_of(self.timeline)
         return spans[-1].generation if spans else 0
 
@@ -70,7 +70,7 @@ class HasProgress(Protocol):
 _N = TypeVar("_N", bound=HasProgress)
 
 AT_DEADLINE = "terminated at the deadline"
-"""Why a node ended that we ended."""
+"""Reason of a node that cloudgpu terminated."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,18 +82,18 @@ class Verdict:
     exit_code: int | None
     progress: Progress | None
     final: bool = False
-    """As in NodeEnd."""
+    """See NodeEnd."""
     timeline: Timeline | None = None
-    """Of the node that got furthest."""
+    """Timeline of the node that has done the most steps."""
 
 
 def end_by_result(result: Result) -> NodeEnd:
-    """What a node says of itself."""
+    """Return the end that a node reported in its result."""
     return NodeEnd(result.outcome, result.reason, result.exit_code, result.ended, result.final)
 
 
 def end_by_absence(noticed: bool, detail: str, *, taken: bool = False) -> NodeEnd:
-    """What must be said of a node that is gone without a word; `taken` as in NodeState."""
+    """Return the end of a node that is gone without a result; `taken` as in NodeState."""
     tail = f": {detail}" if detail else ""
     if noticed:
         return NodeEnd("preempted", f"the machine was taken after a notice{tail}")
@@ -103,7 +103,7 @@ def end_by_absence(noticed: bool, detail: str, *, taken: bool = False) -> NodeEn
 
 
 def must_stop_peers(nodes: Sequence[NodeView]) -> NodeView | None:
-    """The node whose end means that those still there are of no more use; None: go on."""
+    """Return the node whose end makes the remaining nodes useless; None: continue."""
     if all(node.end is not None for node in nodes):
         return None
     for node in nodes:
@@ -114,23 +114,22 @@ def must_stop_peers(nodes: Sequence[NodeView]) -> NodeView | None:
 
 
 def _needed(nodes: Sequence[NodeView]) -> Sequence[NodeView]:
-    """The nodes whose work makes the job's; when they have ended, the others have nothing left to do.
+    """Return the nodes whose work is the job's work; once they have ended, the others are idle.
 
-    With a chief and parameter servers, TensorFlow's workers are servers too: the chief hands them their steps.
+    With a chief and parameter servers, TensorFlow's workers are servers too: they get their steps from the chief.
     """
     roles = {node.role for node in nodes}
     serving = _SERVERS | ({"worker"} if "chief" in roles and roles & _SERVERS else set())
     return [node for node in nodes if node.role not in serving] or nodes
 
 
-# The first that any node has decides. A program whose peer vanished fails too (its connection breaks), so what the
-# machines did goes before what the programs did, and what was ordered comes last.
+# The first outcome in this list that any node has decides. A program also fails when its peer vanishes (its
+# connection breaks), so ends of machines precede ends of programs; requested stops come last.
 _PRECEDENCE = ("error", "preempted", "lost", "failed", "again", "stopped", "succeeded")
 
 
 def judge(nodes: Sequence[NodeView], *, left: str = AT_DEADLINE) -> Verdict:
-    """How the attempt ended, from all its nodes; one that is still there is taken as stopped by us, for the reason
-    `left`."""
+    """Return the outcome of the attempt from all its nodes. Running nodes count as stopped, for the reason `left`."""
     if not nodes:
         return Verdict("stopped", "it had no machines yet", None, None)
     first = furthest(nodes)
@@ -141,7 +140,7 @@ def judge(nodes: Sequence[NodeView], *, left: str = AT_DEADLINE) -> Verdict:
     for outcome in _PRECEDENCE:
         having = [(name, end) for name, end in ends if end.outcome == outcome]
         if having:
-            # A final one decides whatever came before it: what broke its peers' connections may have been its end.
+            # A final end takes precedence over earlier ones: it may have broken its peers' connections.
             name, end = min(having, key=lambda pair: (not pair[1].final, pair[1].ended))
             reason = end.reason if len(nodes) == 1 else f"{name}: {end.reason}"
             return verdict(outcome, reason, end.exit_code, final=end.final)
@@ -149,5 +148,5 @@ def judge(nodes: Sequence[NodeView], *, left: str = AT_DEADLINE) -> Verdict:
 
 
 def furthest(nodes: Sequence[_N]) -> _N:
-    """Return the node whose program has done the most steps; the first of several."""
+    """Return the node whose program has done the most steps; the first on a tie."""
     return max(nodes, key=lambda node: node.progress.step if node.progress else 0)

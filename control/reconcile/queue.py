@@ -1,7 +1,7 @@
-"""The order in which jobs that wait for this machine are started: by priority, then first in, first out.
+"""Queue of the jobs that wait for this machine: by priority, then first in, first out.
 
-A job may start if, after all jobs ahead of it have been given what they wait for, enough is left: a large job is not
-overtaken by small ones that want the same GPUs, and jobs that want other GPUs, or none, do not wait for it.
+A job may start if enough is left after all jobs ahead of it get what they wait for. A large job is therefore not
+overtaken by small ones that want the same GPUs, and does not delay jobs that want other GPUs or none.
 """
 
 from __future__ import annotations
@@ -18,27 +18,27 @@ if TYPE_CHECKING:
     from ..store.store import Store
 
 SOON_S = 1.0
-"""A job whose next try is later than this many seconds from now does not take part: others go first meanwhile."""
+"""Seconds. A job whose next try is later than this is left out of the queue, so that others can pass it."""
 _FRESH_S = 0.2
-"""The store is asked for the waiting jobs this often, at most."""
+"""Minimum seconds between two queries of the store for waiting jobs."""
 _PAUSE_S = (0.25, 30.0)
-"""Between two looks of a waiting job: at least, and at most."""
+"""Minimum and maximum seconds between two polls of a waiting job."""
 _PAUSE_PER_PLACE_S = 0.1
 _WANTED_S = 2.0
-"""The queue is taken to be empty if no job has asked for its place for this many seconds."""
+"""Seconds without a call to place() after which the queue is assumed to be empty."""
 
 
 class Place(NamedTuple):
-    """A job's place in the queue."""
+    """A job's position in the queue."""
 
     number: int
-    """From 1, among the jobs that wait for the same."""
+    """Position, from 1, among the jobs that wait for the same resources."""
     ahead: Mapping[str, int]
-    """The same of the jobs ahead, as far as they wait for what this one wants."""
+    """Resource -> amount that the jobs ahead wait for, of the resources this job wants."""
 
     @property
     def pause_s(self) -> float:
-        """Seconds until the job is to be looked at again: the next ones soon, the others the later the farther."""
+        """Seconds until the next poll of the job; longer for jobs farther back."""
         return min(max(_PAUSE_PER_PLACE_S * self.number, _PAUSE_S[0]), _PAUSE_S[1])
 
 
@@ -56,7 +56,7 @@ def places(waiting: Sequence[Waiting]) -> dict[str, Place]:
 
 
 class Queue:
-    """The queue of one store, cached for all its jobs. Threads may share it."""
+    """Cached queue of one store, shared by all its jobs. Thread-safe."""
 
     def __init__(self, store: Store, clock: Clock) -> None:
         self._store, self._clock = store, clock
@@ -76,16 +76,16 @@ class Queue:
             return self._places.get(job_id) or Place(1, {})
 
     def is_waited_for(self) -> bool:
-        """Return whether jobs have asked for their places lately: what others hold is wanted as soon as it is free."""
+        """Return whether jobs asked for their places within _WANTED_S, i.e. wait for resources that other jobs hold."""
         with self._lock:
             return bool(self._places) and self._clock.monotonic() - self._read < _WANTED_S
 
     def skip(self, job_id: str) -> None:
-        """Let other jobs pass one whose steps fail, until its next step succeeds."""
+        """Let other jobs pass a job whose steps fail, until its next step succeeds."""
         with self._lock:
             self._skipped.add(job_id)
 
     def restore(self, job_id: str) -> None:
-        """Give a job its place back, or forget it."""
+        """Return a job to its place after skip(); also forgets a job that ended."""
         with self._lock:
             self._skipped.discard(job_id)

@@ -1,4 +1,4 @@
-"""Every place that was asked for machines in vain, when, and why: told so that forty of them can be read. Pure."""
+"""Readable summary of refused requests for machines, grouped by reason: place, time, count. Pure functions."""
 
 from __future__ import annotations
 
@@ -21,35 +21,35 @@ CLASSES = {
     "throttled": "too many requests",
     "transient": "no answer that helps",
 }
-"""What the classes of errors are called in a message."""
+"""Names of the error classes in messages."""
 
-# Providers write places, numbers and ids into their messages: without these the same reason reads the same everywhere.
+# Providers put places, numbers and ids into their messages; without these, equal reasons compare equal.
 _NAMES = re.compile(r"[\w.:/-]*\d[\w.:/-]*|\bhttps?://\S+")
 _SEVERAL = re.compile(r"…(?:[,\s]+(?:and\s+|or\s+)?…)+")
 
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """One place, and how often it was asked."""
+    """One place, with the number of requests."""
 
     offer: Offer
     times: int
     last: float
-    """Epoch seconds."""
+    """Epoch seconds of the last request."""
 
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Places that were refused for the same reason, in the order in which they were first asked."""
+    """Places that were refused for the same reason, in the order of their first request."""
 
     kind: str
     reason: str
-    """The provider's words, the newest."""
+    """The provider's newest message."""
     places: tuple[Asked, ...]
 
 
 def group(refusals: Sequence[Refused]) -> list[Group]:
-    """By class and reason; places that differ only by name have the same reason. Each place once in its group."""
+    """Group refusals by class and reason, ignoring names in the reason. A place occurs once in its group."""
     groups: dict[tuple[str, str], list[Refused]] = {}
     for refusal in refusals:
         groups.setdefault((refusal.kind, _alike(refusal)), []).append(refusal)
@@ -57,7 +57,7 @@ def group(refusals: Sequence[Refused]) -> list[Group]:
 
 
 def lines(groups: Sequence[Group], clock: Callable[[float], str]) -> list[str]:
-    """One line for each reason, one below it for each region and kind of machine."""
+    """Return one line for each reason, followed by a line for each region and machine type."""
     found = []
     for one in groups:
         count = len(one.places)
@@ -70,7 +70,7 @@ def lines(groups: Sequence[Group], clock: Callable[[float], str]) -> list[str]:
 
 
 def message(refusals: Sequence[Refused], headline: str = "no machines") -> str:
-    """A job's reason: one line that says how much was tried, then lines() with times in UTC."""
+    """Return a job's reason: a line with the number of tries, then lines() with times in UTC."""
     if not refusals:
         return headline
     groups = group(refusals)
@@ -85,7 +85,7 @@ def message(refusals: Sequence[Refused], headline: str = "no machines") -> str:
 
 
 def utc(moment: float) -> str:
-    """`2026-05-01 14:03 UTC`."""
+    """Format epoch seconds as `2026-05-01 14:03 UTC`."""
     return datetime.datetime.fromtimestamp(moment, tz=datetime.UTC).strftime("%Y-%m-%d %H:%M UTC")
 
 
@@ -117,6 +117,6 @@ def _by_region(places: Sequence[Asked]) -> dict[str, list[Asked]]:
 
 
 def _zone(asked: Asked, clock: Callable[[float], str]) -> str:
-    """`use1-az1 14:03`, `use1-az1 3 × until 14:03`."""
+    """Format a place as `use1-az1 14:03` or `use1-az1 3 × until 14:03`."""
     when = clock(asked.last) if asked.times == 1 else f"{asked.times} × until {clock(asked.last)}"
     return f"{asked.offer.zone} {when}" if asked.offer.zone else when

@@ -1,7 +1,7 @@
-"""Handle jobs whose steps fail: bound every retry, whatever the failures are.
+"""Limits on retries of a job's failing steps.
 
-A step reads a job dir, which others may write, and calls a cloud. Neither may keep unwanted machines alive: a job that
-was cancelled, or has reached a limit, ends without reading either.
+A step reads a job dir, to which others may write, and calls a cloud. Failures of either must not keep unwanted
+machines running, so a job that was cancelled or has reached a limit ends without them.
 """
 
 from __future__ import annotations
@@ -16,26 +16,26 @@ from .decisions import wanted_end
 log = logging.getLogger("cloudgpu.supervisor")
 
 ENDING_S = 120.0
-"""Seconds for which the steps of a job that is to end may fail; then its machines are terminated."""
+"""Seconds for which the steps of an ending job may fail before its machines are terminated."""
 UNEXPECTED_S = 3_600.0
-"""Seconds for which steps may fail with errors that nothing expects; then the job is given up."""
+"""Seconds for which steps may fail with unexpected errors before the job is given up."""
 
 
 @dataclass(slots=True)
 class Patience:
-    """How long the steps of a job have failed. Times are steady."""
+    """Start of the failures of a job's steps, for two time limits. Times are monotonic."""
 
     ending_since: float = math.inf
-    """When a step of the job failed first since it is to end."""
+    """Time of the first failed step since the job has to end."""
     unexpected_since: float = math.inf
-    """When a step failed first with an error that nothing expects."""
+    """Time of the first step that failed with an unexpected error."""
 
     def reason_to_end(
         self, job: JobRow, attempt: Attempt | None, *, now: float, job_now: float, message: str, is_expected: bool
     ) -> str:
-        """Return why a job is not to wait any longer, now that a step has failed; "": it is to wait.
+        """Return why a job must end after a step failed; "": the step is retried.
 
-        `now`: steady time; `job_now`: the job's time; `message`: of the failure.
+        `now`: monotonic time; `job_now`: the job's time; `message`: of the failure.
         """
         self.unexpected_since = math.inf if is_expected else min(self.unexpected_since, now)
         self.ending_since = min(self.ending_since, now) if _is_ending(job, attempt, job_now) else math.inf
@@ -47,16 +47,16 @@ class Patience:
 
 
 def _is_ending(job: JobRow, attempt: Attempt | None, now: float) -> bool:
-    """Return whether the machines of a job are not wanted any more."""
+    """Return whether the machines of a job are no longer wanted."""
     if job.goal == "cancel" or (attempt is not None and attempt.state == "stopping"):
         return True
     try:
         return wanted_end(job, attempt, now) is not None
-    except Exception:  # what cannot be read of the job may be why its steps fail
+    except Exception:  # invalid data of the job may be the reason why its steps fail
         log.exception("%s: its limits cannot be read", job.id)
         return False
 
 
 def _deadline(attempt: Attempt | None) -> float:
-    """Return until when the attempt's program may save and end by itself, in the job's time."""
+    """Return the job's time until which its program may save and end by itself."""
     return 0.0 if attempt is None or attempt.state != "stopping" else attempt.deadline or 0.0

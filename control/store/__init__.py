@@ -1,1 +1,1 @@
-"""The store of jobs, attempts and events: its rows, tables, migrations and states."""
+"""Store of jobs, attempts and events: rows, tables, migrations and states."""

@@ -1,4 +1,4 @@
-"""Define what the store needs of a database: queries with parameters as :name, and transactions."""
+"""Interface between the store and a database: queries with parameters as :name, and transactions."""
 
 from __future__ import annotations
 
@@ -14,24 +14,23 @@ class Connection(Protocol):
     """A connection within a transaction."""
 
     def execute(self, statement: str, values: Values) -> int:
-        """Run a statement; return the number of rows that it changed."""
+        """Run a statement; return the number of changed rows."""
 
     def rows(self, statement: str, values: Values) -> list[dict[str, Any]]:
-        """Run a query; return its rows, by name of the column."""
+        """Run a query; return its rows as column name -> value."""
 
 
 class Database(Protocol):
-    """An open database, which threads may share; as text it is its URL, without a password. Every method raises
-    StoreError."""
+    """An open, thread-safe database. str() returns its URL without a password. Every method raises StoreError."""
 
     def transaction(self) -> AbstractContextManager[Connection]:
-        """Begin a transaction for writing; it is committed at the end, and rolled back after an exception."""
+        """Return a context manager for a write transaction; it commits, or rolls back after an exception."""
 
     def rows(self, statement: str, values: Values | None = None) -> list[dict[str, Any]]:
         """Run one query outside a transaction."""
 
     def has_table(self, name: str) -> bool:
-        """Return whether there is a table of that name."""
+        """Return whether a table exists."""
 
     def close(self) -> None:
         """Close the idle connections."""

@@ -1,4 +1,4 @@
-"""Databases by SQLAlchemy: PostgreSQL and what else it has a driver for, and the migrations of all."""
+"""SQLAlchemy databases: PostgreSQL and others with a driver. Also runs the migrations of SQLite stores."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from .tables import metadata
 
 
 class Connection:
-    """A connection of an engine, as database.Connection."""
+    """A SQLAlchemy connection; implements database.Connection."""
 
     def __init__(self, raw: sa.Connection) -> None:
         self._raw = raw
@@ -32,7 +32,7 @@ class Connection:
 
 
 class EngineDatabase:
-    """A database of an engine; see database.Database."""
+    """A SQLAlchemy engine; implements database.Database."""
 
     def __init__(self, url: str) -> None:
         self._engine = _engine(url)
@@ -57,15 +57,15 @@ class EngineDatabase:
         self._engine.dispose()
 
     def upgrade(self) -> None:
-        """Bring the tables up to date. Raises StoreError."""
+        """Upgrade the tables to the newest schema. Raises StoreError."""
         from alembic import command
         from alembic.config import Config
 
         config = Config()
         config.set_main_option("script_location", str(Path(__file__).parent / "migrations"))
         with self._named("cannot be opened"), self._engine.connect() as connection:
-            # All or nothing, and one process at a time: the second finds the work done. SQLite's driver begins no
-            # transaction for CREATE TABLE by itself.
+            # One transaction, for one process at a time: a second process finds the tables upgraded. SQLite's driver
+            # does not begin a transaction for CREATE TABLE by itself.
             begin = {"sqlite": "BEGIN IMMEDIATE", "postgresql": "SELECT pg_advisory_xact_lock(7026380001)"}
             connection.exec_driver_sql(begin[self._engine.dialect.name])
             config.attributes.update(connection=connection, metadata=metadata)
@@ -74,7 +74,7 @@ class EngineDatabase:
 
     @contextmanager
     def _named(self, what: str) -> Iterator[None]:
-        """Raise the errors of SQLAlchemy as StoreError."""
+        """Convert errors of SQLAlchemy to StoreError."""
         try:
             yield
         except SQLAlchemyError as error:
@@ -99,17 +99,17 @@ def _engine(url: str) -> sa.Engine:
 
 
 def _parse(url: str) -> sa.URL:
-    """Raises ArgumentError, StoreError."""
+    """Parse a database URL. Raises ArgumentError, StoreError."""
     try:
         parsed = make_url(url)
-    except ValueError as error:  # its text may be a piece of a password that has an @ in it
+    except ValueError as error:  # its text may contain part of a password with an @
         raise StoreError(f"{paths.DATABASE_VARIABLE} is no database URL: its port is no number") from error
-    if "@" in (parsed.host or ""):  # the rest of a password, which would be shown as the host's name
+    if "@" in (parsed.host or ""):  # part of a password with an @, which would be shown as the host
         raise StoreError(f"{paths.DATABASE_VARIABLE} is no database URL: write an @ in its password as %40")
     return parsed
 
 
-def _prepare_sqlite(connection: Any, _record: object) -> None:  # a raw driver connection
+def _prepare_sqlite(connection: Any, _record: object) -> None:  # raw driver connection
     cursor = connection.cursor()
     for pragma in PRAGMAS:
         cursor.execute(f"PRAGMA {pragma}")

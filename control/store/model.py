@@ -13,45 +13,45 @@ from ...protocol.jobdir import Generation, Progress, Timeline
 from ...provisioners.base import Allocation, NodeRequest
 
 QUEUES = frozenset(name for name in CLOUDS if info(name).is_here)
-"""Targets whose waiting jobs are a queue."""
+"""Targets for which waiting jobs form a queue."""
 
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """What of the job the supervisor acts upon, as plain values, fixed at submit."""
+    """The settings of a job that the supervisor acts on, as plain values, fixed at submission."""
 
     failures: int
     """Number of restarts allowed after failures of the program."""
     preemptions: int | None = None
     """Number of restarts allowed after interruptions; None: no limit."""
     duration_s: int | None = None
-    """From submit to end."""
+    """Maximum seconds from submission to end."""
     cost_usd: Decimal | None = None
-    """All attempts together."""
+    """Maximum US dollars for all attempts together."""
     gpu_idle_s: int | None = None
-    """While no GPU does anything."""
+    """Seconds without GPU activity after which the job is stopped."""
     price_usd: Decimal | None = None
-    """Per hour of all machines together, when they are asked for."""
+    """Maximum US dollars per hour of all machines together, when they are requested."""
     capacity_s: int | None = None
-    """How long machines are looked for, each time there are none; None: without limit."""
+    """Timeout in seconds for each search for machines; None: no timeout."""
     least_nodes: int | None = None
-    """With this many machines the program may go on; None: it needs all of them."""
+    """Minimum number of machines with which the program may continue; None: all."""
     agents: dict[str, str] = field(default_factory=dict)
-    """The agent files in the job dir: architecture -> sha256; empty: this machine needs none."""
+    """Agent files in the job dir: architecture -> sha256; empty: this machine needs none."""
     reads: list[str] = field(default_factory=list)
     """URLs that the machines must be able to read, besides the job dir."""
     reads_on: dict[str, list[str]] = field(default_factory=dict)
-    """Cloud -> the same, where they differ; empty: it is `reads` for all."""
+    """Cloud -> such URLs, where they differ between clouds; empty: `reads` is for all clouds."""
     images: dict[str, str] = field(default_factory=dict)
-    """Role -> container image, of roles that have one."""
+    """Role -> container image, for roles that have one."""
     grouped: bool = False
-    """The machines of each attempt are a group of their own, which replaces lost ones (`recover: fleet`)."""
+    """The machines of each attempt are a dedicated group that replaces lost machines (`recover: fleet`)."""
     job_dirs: dict[str, str] = field(default_factory=dict)
-    """Cloud -> URL of the job's folder there, where each has its own; empty: JobRow.job_dir is that of all."""
+    """Cloud -> URL of the job's folder there, if each has a separate one; empty: JobRow.job_dir is for all clouds."""
     priority: int = 0
-    """In the queue of a target: higher first; from 0 to 100."""
+    """Priority in a target's queue, from 0 to 100; higher values go first."""
     accounts: dict[str, str] = field(default_factory=dict)
-    """Cloud -> the account of its submitter's credentials (provisioners/shared/accounts.py), where that is known."""
+    """Cloud -> account of its submitter's credentials (provisioners/shared/accounts.py), if known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,28 +65,28 @@ class JobRow:
     goal: str
     """What the user wants: "run" or "cancel"."""
     cause: str
-    """Why it is in this state: a word for programs."""
+    """Cause of the state: a word for programs."""
     reason: str
-    """Why it is in this state: a sentence for people."""
+    """Reason for the state: a sentence for users."""
     exit_code: int | None
     spec: dict[str, Any]
-    """The stored form; values of `env` masked."""
+    """The spec in its stored form; values of `env` are masked."""
     policy: Policy
     offers: tuple[Offer, ...]
     """In order of preference; at least one."""
     job_dir: str
-    """URL of the job's folder, as it was submitted; see dir_on()."""
+    """URL of the job's folder at submission; see dir_on()."""
     job_sha256: str
     owner: str
-    """Tag of everything this store's jobs create."""
+    """Tag of all resources that this store's jobs create."""
     attempt: int
     """Number of the newest attempt; 0: none yet."""
     round: int
-    """How often the newest attempt's offer was refused since machines were last got."""
+    """Number of refusals of the newest attempt's offer since machines were last obtained."""
     waits: int
-    """Tries in place since machines were last got or asked for elsewhere."""
+    """Tries in place since machines were last obtained, or requested elsewhere."""
     not_before: float
-    """The next try to get machines is not earlier."""
+    """Epoch seconds before which machines are not requested again."""
     spent: Decimal | None
     """US dollars of all ended attempts; None: unknown."""
     created: float
@@ -95,14 +95,14 @@ class JobRow:
     lease_owner: str | None
     lease_beat: int
     waiting_since: float | None = None
-    """Epoch seconds of the first of these `waits`; of no meaning without any."""
+    """Epoch seconds of the first of these `waits`; meaningless if there are none."""
 
     def dir_on(self, cloud: str) -> str:
-        """URL of the job's folder that machines of a cloud work with."""
+        """Return the URL of the job's folder that machines of a cloud use."""
         return self.policy.job_dirs.get(cloud, self.job_dir)
 
     def reads_on(self, cloud: str) -> list[str]:
-        """URLs that machines of a cloud must be able to read, besides the job dir."""
+        """Return the URLs that machines of a cloud must be able to read, besides the job dir."""
         return self.policy.reads_on.get(cloud, self.policy.reads)
 
 
@@ -111,7 +111,7 @@ class Seen:
     """The newest heartbeat of an attempt that the supervisor has read."""
 
     time: float
-    """Epoch seconds, by the machine's clock."""
+    """Epoch seconds of the machine's clock."""
     step: int | None = None
     """Steps done; None: the program reports none."""
 
@@ -128,7 +128,7 @@ class Attempt:
     round: int
     offer: Offer
     price: Decimal | None
-    """US dollars per hour of the whole attempt, frozen when it was made; None: unknown."""
+    """US dollars per hour of the whole attempt, fixed at its launch; None: unknown."""
     token: str
     allocation: Allocation | None
     """The machines, once launch() has answered."""
@@ -138,32 +138,32 @@ class Attempt:
     scope: str
     """Scope of that error: "zone", "region", "market", "cloud"."""
     deadline: float | None
-    """While stopping: when what still runs is terminated."""
+    """While stopping: time at which machines that still run are terminated."""
     outcome: str
-    """succeeded | failed | preempted | lost | stopped | error | refused; "" until it is known."""
+    """succeeded | failed | preempted | again | lost | stopped | error | refused; "" until it is known."""
     reason: str
     exit_code: int | None
     progress: Progress | None
-    """That of the node that got furthest, when it ended."""
+    """Final progress of the node that had done the most steps."""
     created: float
     launched: float | None
-    """When its machines were asked for: paid time begins."""
+    """Start of paid time: when its machines were requested."""
     ended: float | None
-    """When all machines were seen to be gone: paid time ends."""
+    """End of paid time: when all machines were observed to be gone."""
     cost: Decimal | None
     """US dollars, once it has ended; None: unknown."""
     generations: tuple[Generation, ...] = ()
-    """One for each time its program was started again on the same machines."""
+    """One record for each restart of its program on the same machines."""
     timeline: Timeline | None = None
-    """That of the node that got furthest, when it ended."""
+    """Final timeline of the node that had done the most steps."""
     nodes: tuple[NodeRequest, ...] | None = None
-    """The machines it shall have by now, in rank order; None: those of the offer, and a lost one is not replaced (there
-    is one only, the target cannot, or an older version has begun it)."""
+    """The machines that it should have, in rank order; None: those of the offer, without replacement of lost ones (a
+    single machine, a target without replacement, or an attempt begun by an older version)."""
     hints: tuple[str, ...] = ()
-    """Zones that the refusal of its launch named as worth a try."""
+    """Zones that the refusal of its launch suggested to try."""
     account: str | None = None
-    """The account of its machines (provisioners/shared/accounts.py), written before the first call. "": the target has
-    none; None: not known yet, or an older version has begun it."""
+    """Account of its machines (provisioners/shared/accounts.py), written before the first call. "": the target has
+    none; None: not known yet, or begun by an older version."""
     seen: Seen | None = None
     """None: no heartbeat was read."""
 
@@ -177,27 +177,27 @@ class Event:
     attempt: int | None
     time: float
     kind: str
-    """Kebab-case, e.g. "submitted", "state", "launch-refused"."""
+    """Lower-case word, e.g. "submitted", "state", "launched"."""
     message: str
 
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """A place that had no machines when it was asked."""
+    """A refused request for machines of one place."""
 
     offer: Offer
     kind: str
-    """The class of the error: a key of REACTIONS."""
+    """Class of the error: a key of REACTIONS."""
     scope: str
     """Scope of the error: "zone", "region", "market", "cloud" or "attempt" (provisioners/base.py)."""
     reason: str
-    """The provider's words."""
+    """The provider's message."""
     time: float
     """Epoch seconds."""
     hints: tuple[str, ...] = ()
-    """Zones that the provider named as having capacity, as offers spell them."""
+    """Zones that the provider named as having capacity, spelled as in offers."""
     job_id: str = ""
-    """The job that asked."""
+    """The job that requested the machines."""
 
     @classmethod
     def of(cls, attempt: Attempt) -> Refused:
@@ -214,10 +214,10 @@ class Refused:
 
 
 class Waiting(NamedTuple):
-    """A job that waits, as the store lists it."""
+    """A waiting job, as the store lists it."""
 
     job_id: str
     needs: Mapping[str, int]
     """Accelerator -> GPUs of all nodes together; CPU -> nodes of a job without GPUs."""
     priority: int = 0
-    """Higher first."""
+    """Higher values go first."""

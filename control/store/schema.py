@@ -1,4 +1,4 @@
-"""Opening the store's database, and the revision of its tables."""
+"""Open the store's database and upgrade its schema to the newest revision."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from .database import Database
 from .sqlite import SqliteDatabase, file_of
 
 REVISIONS = ("0001", "0002", "0003", "0004", "0005", "0006")
-"""Every schema this version can upgrade, oldest first."""
+"""Every schema that this version can upgrade, oldest first."""
 HEAD = REVISIONS[-1]
 
 
 def connect(url: str | None = None) -> Database:
-    """Open a database whose tables are those of tables.py; they are made or upgraded first. Raises StoreError."""
+    """Open a database, creating or upgrading its tables if necessary. Raises StoreError."""
     given = url or paths.database_url()
     database = _open(given)
     if _revision(database) != HEAD:
@@ -35,7 +35,7 @@ def _open(url: str) -> Database:
 
 
 def _revision(database: Database) -> str | None:
-    """The schema's revision as Alembic wrote it, read without importing Alembic (0.4 s); None: an empty database."""
+    """Return the schema's revision, read without importing Alembic (0.4 s); None: an empty database."""
     if not database.has_table("alembic_version"):
         return None
     found = [row["version_num"] for row in database.rows("SELECT version_num FROM alembic_version")]

@@ -1,7 +1,7 @@
-"""Decode and validate the rows of the store, and encode them: the only place that knows their JSON.
+"""Serialization of the store's rows, with validation when they are read. No other module knows their JSON.
 
-JSON and decimals are text in the tables. What is stored keeps its form: this version reads the rows of earlier ones,
-and they read the rows of this one.
+JSON and decimals are text in the tables. The format is compatible both ways: this version reads the rows of earlier
+ones, and they read the rows of this one.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ from .model import Attempt, JobRow, Policy, Seen
 _T = TypeVar("_T")
 
 _DAMAGE = (ValueError, TypeError, LookupError, ArithmeticError, AttributeError, RecursionError, RecordError)
-"""Raised when a stored value that cloudgpu did not write is decoded."""
+"""Errors that decoding an invalid stored value can raise."""
 
 # -- types
 
 
 def _checked(value: _T) -> _T:
-    """Return an object whose fields have the types of their annotations. Raises TypeError."""
+    """Return an object after checking its fields against their annotations. Raises TypeError."""
     for name, hint in _HINTS[type(value)].items():
         if not _fits(found := getattr(value, name), hint):
             raise TypeError(f"{name} cannot be {found!r:.80}")
@@ -48,8 +48,8 @@ _HINTS: dict[type, dict[str, Any]] = {
 """Class -> annotations of its fields."""
 
 
-def _fits(value: object, hint: Any) -> bool:  # an annotation
-    """Return whether a value has the type of an annotation; the fields of objects are checked where they are made."""
+def _fits(value: object, hint: Any) -> bool:  # hint: an annotation
+    """Return whether a value has the type of an annotation. Nested objects were checked when created."""
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
     if origin is types.UnionType:
         return any(_fits(value, one) for one in arguments)
@@ -71,7 +71,7 @@ def _dump(value: object) -> str:
     return json.dumps(value, sort_keys=True, separators=(",", ":"))
 
 
-def _load_list(text: str) -> list[Any]:  # of JSON values
+def _load_list(text: str) -> list[Any]:  # JSON values
     found = json.loads(text)
     if not isinstance(found, list):
         raise TypeError(f"a list is needed, not {found!r:.80}")
@@ -81,7 +81,7 @@ def _load_list(text: str) -> list[Any]:  # of JSON values
 _AMOUNTS = ("cost_usd", "price_usd")
 """Fields of Policy that are decimals, which JSON lacks."""
 _OPTIONAL = ("reads_on", "job_dirs", "accounts")
-"""Fields of Policy that are null where they are empty."""
+"""Fields of Policy that are stored as null when empty."""
 
 
 def _dump_policy(policy: Policy) -> str:
@@ -104,14 +104,14 @@ def _offer(value: Mapping[str, object]) -> Offer:
 
 
 def _dump_offers(offers: Sequence[Offer]) -> str:
-    """Offers that differ only by their zone are one, with all its zones: a job may have a hundred places."""
+    """Serialize offers; those that differ only in zone become one (a job may have a hundred places)."""
     ways = [list(way) for _, way in groupby(offers, key=lambda offer: offer._replace(zone=None))]
     return _dump([{**way[0].to_json(), "zone": [offer.zone for offer in way]} for way in ways])
 
 
 @functools.lru_cache(maxsize=64)
 def _load_offers(text: str) -> tuple[Offer, ...]:
-    """Return the offers of a row: the jobs of a sweep share theirs, which may be hundreds each."""
+    """Return the offers of a row. Cached because the jobs of a sweep share their offers, possibly hundreds."""
     found: list[Offer] = []
     for way in _load_list(text):
         zones = way["zone"] if isinstance(way["zone"], list) else [way["zone"]]  # earlier versions wrote one zone
@@ -160,11 +160,11 @@ _CODECS: dict[str, _Codec] = {
     "spent": _DECIMAL,
 }
 _NULL: dict[str, object] = {"generations": (), "hints": ()}
-"""Field -> value that is NULL in the tables; of all others it is None."""
+"""Field -> value stored as NULL; for all other fields it is None."""
 
 
 def target(offer: str | None) -> str:
-    """Return the cloud of an offer as the tables hold it; "" without one, or if it cannot be read."""
+    """Return the cloud of an offer in stored form; "" if there is no offer or it is invalid."""
     try:
         return "" if offer is None else str(json.loads(offer)["cloud"])
     except _DAMAGE:
@@ -172,8 +172,8 @@ def target(offer: str | None) -> str:
 
 
 def wanted(text: str) -> tuple[str, dict[str, int]]:
-    """Return the cloud of an offer, or of the first of several, as the tables hold them, and accelerator -> GPUs of all
-    its nodes, or CPU -> nodes if it has no GPU; ("", {}) if it cannot be read."""
+    """Return the cloud and the needs of an offer, or of the first of several, in stored form; ("", {}) if it is
+    invalid. Needs: accelerator -> GPUs of all its nodes, or CPU -> nodes if it has no GPU."""
     try:
         value = json.loads(text)
         offer = value[0] if isinstance(value, list) else value
@@ -187,7 +187,7 @@ def wanted(text: str) -> tuple[str, dict[str, int]]:
 
 
 def priority(policy: str) -> int:
-    """Return the priority of a policy as the tables hold it; 0 if it has none, or cannot be read."""
+    """Return the priority of a policy in stored form; 0 if it has none or is invalid."""
     try:
         return int(json.loads(policy).get("priority", 0))
     except _DAMAGE:
@@ -195,13 +195,13 @@ def priority(policy: str) -> int:
 
 
 def plain(text: str) -> str:
-    """Text that every database takes, for programs write what they like, and a job must end all the same: halves of
-    characters (lone surrogates) are spelled out, and NUL, which PostgreSQL refuses."""
+    """Escape characters that some database refuses, so that a job can end whatever its program writes: lone
+    surrogates, and NUL (PostgreSQL)."""
     return text.encode("utf-8", "backslashreplace").decode().replace("\0", "\\0")
 
 
 def encode(**values: object) -> dict[str, Any]:
-    """Return fields of rows as the tables hold them."""
+    """Return fields of rows in stored form."""
     return {name: _encode_one(name, value) for name, value in values.items()}
 
 
@@ -218,7 +218,7 @@ def encode_row(row: JobRow | Attempt) -> dict[str, Any]:
 
 
 def encode_changes(before: JobRow | Attempt, after: JobRow | Attempt) -> dict[str, Any]:
-    """Return the fields of `after` that differ, as the tables hold them."""
+    """Return the fields of `after` that differ from `before`, in stored form."""
     values = {name: getattr(after, name) for name in _HINTS[type(after)]}
     return encode(**{name: value for name, value in values.items() if value != getattr(before, name)})
 
@@ -231,13 +231,13 @@ def _decode(columns: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def decode_job(columns: Mapping[str, object]) -> JobRow:
-    """Raises DamagedRowError."""
+    """Decode a row. Raises DamagedRowError."""
     with _named(f"job {columns.get('id')}"):
         return _checked(JobRow(**_decode(columns)))
 
 
 def decode_attempt(columns: Mapping[str, object]) -> Attempt:
-    """Raises DamagedRowError."""
+    """Decode a row. Raises DamagedRowError."""
     with _named(f"attempt {columns.get('number')} of job {columns.get('job_id')}"):
         return _checked(Attempt(**_decode(columns)))
 

@@ -1,4 +1,4 @@
-"""SQLite by the driver of the standard library: most stores are a file, and importing SQLAlchemy takes 0.15 s."""
+"""SQLite databases with the standard library's driver, as importing SQLAlchemy takes 0.15 s."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ..errors import StoreError
 from .database import Values
 
 BUSY_MS = 30_000
-"""Milliseconds to wait for another process that writes."""
+"""Milliseconds to wait for another process's write."""
 PRAGMAS = (f"busy_timeout={BUSY_MS}", "journal_mode=WAL", "synchronous=FULL", "foreign_keys=ON")
 """Settings of every connection."""
 _READ_ONLY = (errno.EROFS, errno.EACCES)
@@ -24,15 +24,15 @@ _SCHEMES = ("sqlite:///", "sqlite+pysqlite:///")
 
 
 def file_of(url: str) -> Path | None:
-    """Return the file that a URL names; None: it is of another database, or says more than the name of a file."""
+    """Return the file that a URL names; None: another database, or a URL with further parameters."""
     name = next((url.removeprefix(scheme) for scheme in _SCHEMES if url.startswith(scheme)), "")
     return Path(name) if name not in ("", ":memory:") and "?" not in name else None
 
 
 def make_file(path: Path) -> bool:
-    """Create the file, for its owner's eyes only: command lines and paths are in it. SQLite gives -wal and -shm the
-    same mode. Return whether it can be written. Raises StoreError."""
-    if not path.is_absolute():  # it would be another one for each folder that a command is run in
+    """Create the file, readable only by its owner because it contains command lines and paths. SQLite gives -wal and
+    -shm the same mode. Return whether the file is writable. Raises StoreError."""
+    if not path.is_absolute():  # a relative path would depend on the working directory
         raise StoreError(f"{paths.DATABASE_VARIABLE}: expected an absolute path, as in sqlite:////home/me/jobs.db")
     paths.make_private(path.parent)
     try:
@@ -45,7 +45,7 @@ def make_file(path: Path) -> bool:
 
 
 class Connection:
-    """A connection of the driver, as database.Connection."""
+    """A connection of the driver; implements database.Connection."""
 
     def __init__(self, raw: sqlite3.Connection) -> None:
         self._raw = raw
@@ -61,7 +61,7 @@ class Connection:
 
 
 class SqliteDatabase:
-    """A file of SQLite's; see database.Database. A connection serves one thread at a time, and is then kept."""
+    """A SQLite file; implements database.Database. Pools its connections, each used by one thread at a time."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -91,7 +91,7 @@ class SqliteDatabase:
 
     @contextmanager
     def _connection(self) -> Iterator[sqlite3.Connection]:
-        """Lend a connection that no other thread uses; after an exception it is closed, which rolls back."""
+        """Yield a connection for exclusive use. After an exception it is closed, which rolls back."""
         try:
             raw = self._idle.pop() if self._idle else self._connect()
             try:
@@ -105,7 +105,7 @@ class SqliteDatabase:
 
     def _connect(self) -> sqlite3.Connection:
         name = str(self._path)
-        if not self._writable:  # nothing writes to it, not even SQLite's own index of what is still in the -wal file
+        if not self._writable:  # read-only: SQLite cannot even write the -shm index of the -wal file
             return sqlite3.connect(f"file:{quote(name)}?immutable=1", uri=True, check_same_thread=False)
         raw = sqlite3.connect(name, timeout=BUSY_MS / 1000, isolation_level=None, check_same_thread=False)
         for pragma in PRAGMAS:

@@ -1,4 +1,4 @@
-"""The states of jobs and attempts, and every transition there is: one table, checked at each write.
+"""States of jobs and attempts, and all permitted transitions, which are checked at each write.
 
 docs/control.md shows the same table; tests/unit/test_states.py compares them.
 """
@@ -90,7 +90,7 @@ OUTCOMES = {
 
 
 class IllegalTransitionError(RuntimeError):
-    """A bug: somebody tried a change of state that the table does not have."""
+    """A bug: an attempted change of state that is not in the table."""
 
 
 _JOB_MOVES = frozenset((move.old, move.new) for move in JOB_TRANSITIONS)
@@ -98,12 +98,12 @@ _ATTEMPT_MOVES = frozenset((move.old, move.new) for move in ATTEMPT_TRANSITIONS)
 
 
 def check_job(old: str, new: str) -> None:
-    """Raises IllegalTransitionError; staying in a state is always permitted, except in a final one."""
+    """Raise IllegalTransitionError unless the change is permitted. A job may stay in any state that is not final."""
     _check("job", old, new, _JOB_MOVES, JOB_END)
 
 
 def check_attempt(old: str, new: str) -> None:
-    """As check_job, for an attempt."""
+    """Like check_job(), for an attempt."""
     _check("attempt", old, new, _ATTEMPT_MOVES, ATTEMPT_END)
 
 

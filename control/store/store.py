@@ -1,9 +1,9 @@
-"""The store: jobs, attempts and events in SQLite or PostgreSQL. The only module that speaks SQL (but for schema.py).
+"""Store of jobs, attempts and events in SQLite or PostgreSQL. The only module with SQL on these tables.
 
-Statements are those that both take, and values never stand in them but as parameters.
-
-Every change is one transaction that compares what it was decided upon with what is there, and writes its event. A
-change whose ground has shifted raises LostRaceError: read again and decide anew.
+Statements are valid for both databases; values are always passed as parameters.
+Every change is one transaction: it compares the rows with those that the decision was based on, then writes the new
+rows and an event. If the rows have changed meanwhile, it raises LostRaceError, and the caller must read them and
+decide again.
 """
 
 from __future__ import annotations
@@ -34,18 +34,18 @@ class LostRaceError(ControlError):
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """One step of a job: what was read (`job`, `attempt`), what becomes of it, and the event that tells it."""
+    """One step of a job: the rows that were read (`job`, `attempt`), the new rows, and the event."""
 
     job: JobRow
     kind: str
     message: str
-    """Empty: no event is written; for what nobody needs to be told."""
+    """Empty: no event is written."""
     time: float
     attempt: Attempt | None = None
     to_job: JobRow | None = None
-    """The job's row after the change; only the fields that differ are written. None: they stay."""
+    """The job's row after the change; only the fields that differ are written. None: unchanged."""
     to_attempt: Attempt | None = None
-    """The same for the attempt."""
+    """The attempt's row after the change; None: unchanged."""
     new_attempt: Attempt | None = None
 
 
@@ -57,21 +57,21 @@ class ActiveJob(NamedTuple):
     """Epoch seconds."""
     goal: str
     target: str
-    """Of its newest attempt; "" before there is one."""
+    """Cloud of its newest attempt; "" without an attempt."""
 
 
 class Changes(NamedTuple):
     """Jobs that have new events."""
 
     last: int
-    """Sequence number of the newest event seen."""
+    """Sequence number of the newest event in this result."""
     active: list[ActiveJob]
     ended: list[str]
-    """Ids."""
+    """Ids of jobs that have ended."""
 
 
 _IDS_PER_QUERY = 500
-"""Databases limit the parameters of a query."""
+"""Maximum number of ids per query, as databases limit its parameters."""
 _NEWEST = "attempts.job_id = jobs.id AND attempts.number = jobs.attempt"
 _WITH_TARGET = (
     f"SELECT jobs.id, jobs.updated, jobs.goal, jobs.ended, attempts.offer FROM jobs LEFT JOIN attempts ON {_NEWEST}"
@@ -85,16 +85,16 @@ def _active(row: Mapping[str, Any]) -> ActiveJob:
 
 
 class Store:
-    """Threads may share it, and processes the database."""
+    """Store of jobs. Threads may share an instance, and processes may share its database."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
-        # SQLite lets one write at a time, and lets the others look whether it is their turn: threads can queue instead.
+        # SQLite allows one writer at a time, and the others poll for their turn; with this lock, threads wait.
         self._writing = threading.Lock()
 
     @classmethod
     def open(cls, url: str | None = None) -> Store:
-        """Connect, creating or upgrading the tables as needed. Raises StoreError."""
+        """Connect, creating or upgrading the tables if necessary. Raises StoreError."""
         return cls(connect(url))
 
     def close(self) -> None:
@@ -103,7 +103,7 @@ class Store:
     # -- reading
 
     def owner(self) -> str:
-        """Return the tag of everything that is made for this store's jobs: made with the store, and kept in it."""
+        """Return the tag of all resources created for this store's jobs, which is kept in the store."""
         found = self._read("SELECT owner FROM stores")
         return str(found[0]["owner"])
 
@@ -112,13 +112,13 @@ class Store:
         return found[0] if found else None
 
     def find_jobs(self, ref: str) -> list[JobRow]:
-        """Those whose id begins with `ref`, or who are named so; newest first."""
+        """Return the jobs whose id starts with `ref` or whose name it is, newest first."""
         ref = serialization.plain(ref)
         where = "WHERE substr(jobs.id, 1, :length) = :ref OR jobs.name = :ref"
         return self._jobs(f"{where} {_NEWEST_FIRST}", ref=ref, length=len(ref))
 
     def list_jobs(self, *, active_only: bool, limit: int | None = None) -> list[JobRow]:
-        """Return jobs, newest first; limit=None: all of them."""
+        """Return jobs, newest first. limit: maximum number of jobs; None: all."""
         query = f"SELECT * FROM jobs {_active_if(active_only)} {_NEWEST_FIRST}"
         found = self._read(query) if limit is None else self._read(f"{query} LIMIT :limit", limit=limit)
         return list(_undamaged(serialization.decode_job, found))
@@ -128,7 +128,7 @@ class Store:
         return int(self._read(f"SELECT count(*) AS count FROM jobs {_active_if(active_only)}")[0]["count"])
 
     def active_jobs(self) -> list[ActiveJob]:
-        """Return every job that has not ended, oldest first. Its cost grows with their number; see changes()."""
+        """Return every job that has not ended, oldest first; changes() is the incremental query."""
         return [_active(row) for row in self._read(f"{_WITH_TARGET} WHERE jobs.ended IS NULL {_OLDEST_FIRST}")]
 
     def has_active(self) -> bool:
@@ -140,7 +140,7 @@ class Store:
         return self._read("SELECT max(seq) AS seq FROM events")[0]["seq"] or 0
 
     def changes(self, after: int) -> Changes:
-        """Return the jobs that have events newer than `after`, ended jobs included, by the index of events."""
+        """Return the jobs that have events newer than `after`, ended jobs included. Uses the index of events."""
         recent = self._read("SELECT seq, job_id FROM events WHERE seq > :after", after=after)
         if not recent:
             return Changes(after, [], [])
@@ -155,7 +155,7 @@ class Store:
         return Changes(max(row["seq"] for row in recent), active, ended)
 
     def current_attempts(self, of: Sequence[JobRow]) -> dict[str, Attempt]:
-        """The newest attempt of each job that has one, in one query."""
+        """Return the newest attempt of each job that has one, in one query."""
         if not of:
             return {}
         query = f"SELECT attempts.* FROM attempts JOIN jobs ON {_NEWEST} WHERE jobs.id IN (:ids)"
@@ -167,7 +167,7 @@ class Store:
         return [serialization.decode_attempt(row) for row in found]
 
     def attempts_of(self, job_ids: Sequence[str]) -> dict[str, list[Attempt]]:
-        """Return the attempts of several jobs by number; jobs that have a damaged one are left out."""
+        """Return job id -> attempts by number. Jobs with a damaged attempt are left out."""
         found: dict[str, list[Attempt]] = {job_id: [] for job_id in job_ids}
         for at in range(0, len(job_ids), _IDS_PER_QUERY):
             query = "SELECT * FROM attempts WHERE job_id IN (:ids) ORDER BY number"
@@ -181,7 +181,7 @@ class Store:
         return found
 
     def dry_places(self, but: JobRow, since: float) -> list[Refused]:
-        """Where the other jobs were refused for lack of capacity since then (epoch seconds); newest last."""
+        """Return capacity refusals of other jobs since then (epoch seconds), newest last."""
         query = """
             SELECT attempts.* FROM attempts JOIN jobs ON jobs.id = attempts.job_id AND jobs.owner = :owner
             WHERE attempts.outcome = 'refused' AND attempts.cause = 'capacity' AND attempts.job_id != :but
@@ -191,8 +191,7 @@ class Store:
         return [Refused.of(attempt) for attempt in _undamaged(serialization.decode_attempt, found)]
 
     def waiting(self, before: float) -> list[Waiting]:
-        """Return the jobs that wait for this machine, oldest first; not those whose next try is after
-        `before`, in epoch seconds."""
+        """Return the jobs that wait for this machine and are due by `before` (epoch seconds), oldest first."""
         query = f"""
             SELECT jobs.id, jobs.offers, jobs.policy, attempts.state, attempts.offer
             FROM jobs LEFT JOIN attempts ON {_NEWEST}
@@ -218,7 +217,7 @@ class Store:
             _add_event(connection, job.id, None, time=job.created, kind="submitted", message=message)
 
     def set_goal(self, job_id: str, goal: str, message: str, time: float) -> bool:
-        """Say what the user wants; False if the job has ended or that is wanted already."""
+        """Set what the user wants; return False if the job has ended or has that goal already."""
         with self._transaction() as connection:
             values = {"goal": goal, "updated": time}
             if _update(connection, "jobs", values, "id = :of AND ended IS NULL AND goal != :goal", of=job_id) != 1:
@@ -231,14 +230,14 @@ class Store:
             _add_event(connection, job.id, job.attempt or None, time=time, kind=kind, message=message)
 
     def set_reason(self, job: JobRow, reason: str, lease_owner: str) -> None:
-        """Write why the job is in its state, if that is as it was read and the lease is still `lease_owner`'s."""
+        """Write the reason for the job's state if its stored reason is unchanged and `lease_owner` has the lease."""
         held = "id = :of AND lease_owner = :held_by AND reason = :read"
         with self._transaction() as connection:
             values = serialization.encode(reason=reason)
             _update(connection, "jobs", values, held, of=job.id, held_by=lease_owner, read=job.reason)
 
     def apply(self, change: Change, lease_owner: str) -> None:
-        """Write a step, if the job is as it was read and the lease is still `lease_owner`'s. Raises LostRaceError."""
+        """Write a step. Raises LostRaceError if the job has changed or `lease_owner` has lost the lease."""
         job, attempt = change.job, change.attempt
         to_job = change.to_job or job
         states.check_job(job.state, to_job.state)
@@ -260,16 +259,16 @@ class Store:
                 _add_event(connection, job.id, number, time=change.time, kind=change.kind, message=change.message)
 
     def write_seen(self, seen: Mapping[tuple[str, int], Seen]) -> None:
-        """Write what was read of attempts, by job id and number, in one transaction; it is no change of the job."""
+        """Write observations of attempts, by job id and number, in one transaction. They are not changes of the job."""
         of = "job_id = :of AND number = :of_number"
         with self._transaction() as connection:
             for (job_id, number), one in seen.items():
                 _update(connection, "attempts", serialization.encode(seen=one), of, of=job_id, of_number=number)
 
-    # -- leases (leases.py says when)
+    # -- leases (see supervisor/leases.py)
 
     def take_lease(self, job: JobRow, owner: str) -> bool:
-        """Take or renew; False if somebody else moved since the row was read."""
+        """Take or renew the lease; return False if another process was faster since the row was read."""
         held = "lease_owner IS NULL" if job.lease_owner is None else "lease_owner = :held_by"
         read = {"of": job.id, "read_beat": job.lease_beat, "held_by": job.lease_owner}
         values = {"lease_owner": owner, "lease_beat": job.lease_beat + 1}
@@ -277,7 +276,7 @@ class Store:
             return _update(connection, "jobs", values, f"id = :of AND lease_beat = :read_beat AND {held}", **read) == 1
 
     def renew_leases(self, owner: str) -> list[str]:
-        """Count up the beats of all active jobs that are the owner's; their ids."""
+        """Increment the heartbeat of the owner's leases on all active jobs; return the ids of these jobs."""
         held, values = "WHERE lease_owner = :owner AND ended IS NULL", {"owner": owner}
         with self._transaction() as connection:
             connection.execute(f"UPDATE jobs SET lease_beat = lease_beat + 1 {held}", values)
@@ -289,7 +288,7 @@ class Store:
             _update(connection, "jobs", _NO_LEASE, "id = :of AND lease_owner = :held_by", of=job.id, held_by=owner)
 
     def release_leases(self, owner: str, but: Collection[str] = ()) -> None:
-        """Of all jobs `but` these."""
+        """Release the owner's leases on all jobs except `but`."""
         condition, values = _in_list("lease_owner = :held_by AND id NOT IN (:ids)", but)
         with self._transaction() as connection:
             _update(connection, "jobs", _NO_LEASE, condition, held_by=owner, **values)
@@ -303,12 +302,12 @@ class Store:
         return self._database.rows(query, values)
 
     def _read_for(self, ids: Collection[str], query: str) -> list[dict[str, Any]]:
-        """Read with the ids in place of `(:ids)` in the query."""
+        """Run a query in which the ids replace `(:ids)`."""
         return self._database.rows(*_in_list(query, ids))
 
     @contextlib.contextmanager
     def _transaction(self) -> Iterator[Connection]:
-        """For writing."""
+        """Begin a write transaction."""
         with self._writing, self._database.transaction() as connection:
             yield connection
 
@@ -317,20 +316,21 @@ _NO_LEASE: Values = {"lease_owner": None}
 
 
 def insert(connection: Connection, table: str, values: Values) -> None:
-    """Insert a row of values as the tables hold them."""
+    """Insert a row of values in stored form."""
     connection.execute(f"INSERT INTO {table} ({', '.join(values)}) VALUES (:{', :'.join(values)})", values)
 
 
 def _update(connection: Connection, table: str, values: Values, condition: str, **parameters: object) -> int:
-    """Update the rows for which a condition holds; return their number. Its own parameters are not named as columns."""
+    """Update the rows that match a condition; return their number. `parameters` must not have names of columns."""
     changes = ", ".join(f"{name} = :{name}" for name in values)
     return connection.execute(f"UPDATE {table} SET {changes} WHERE {condition}", {**values, **parameters})
 
 
 def _in_list(statement: str, ids: Collection[str]) -> tuple[str, dict[str, str]]:
-    """Return a statement with a parameter for each id in place of `(:ids)`, and the values of these."""
+    """Replace `(:ids)` in a statement with a parameter for each id; return it and the values of these."""
     values = {f"id_{number}": one for number, one in enumerate(ids)}
-    listed = ", ".join(f":{name}" for name in values) or "SELECT id FROM jobs WHERE 1 = 0"  # () is no list for all
+    # not every database accepts ()
+    listed = ", ".join(f":{name}" for name in values) or "SELECT id FROM jobs WHERE 1 = 0"
     return statement.replace("(:ids)", f"({listed})"), values
 
 
@@ -339,7 +339,7 @@ def _active_if(active_only: bool) -> str:
 
 
 def _undamaged(decode: Callable[[Mapping[str, object]], _T], found: Iterable[Mapping[str, object]]) -> Iterator[_T]:
-    """Yield the rows that can be read; of the others the reason is logged."""
+    """Yield the valid rows; log the errors of the others."""
     for row in found:
         try:
             yield decode(row)

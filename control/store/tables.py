@@ -1,7 +1,7 @@
-"""The store's tables, for its migrations. A change here needs one (migrations/versions/) and a new HEAD in schema.py; a
-test compares them.
+"""Tables of the store, for its migrations. A change here needs a migration (migrations/versions/) and a new HEAD in
+schema.py; a test compares them.
 
-Only types that every database has: JSON values and decimals are kept as text, times as epoch seconds.
+Only types that every database has: JSON values and decimals are stored as text, times as epoch seconds.
 """
 
 from __future__ import annotations

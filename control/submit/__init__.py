@@ -1,1 +1,1 @@
-"""From a plan to a stored job and a job dir that machines can start from."""
+"""Submission: turns a plan into a stored job and a job dir that machines can start from."""

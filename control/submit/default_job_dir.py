@@ -1,4 +1,4 @@
-"""Where a job is that names no job_dir: in the bucket of the cloud's infra stack, if one is known here."""
+"""Default job dir of a job whose file names none: in the bucket of the cloud's infra stack, if known here."""
 
 from __future__ import annotations
 
@@ -16,10 +16,11 @@ if TYPE_CHECKING:
 
 
 def with_job_dir(loaded: LoadedSpec, plan: Plan) -> tuple[LoadedSpec, str]:
-    """The same job with the job dirs of the stacks known here, and a sentence that says so; "": it is as it was.
+    """Return the job with the job dirs of the infra stacks known here, and a sentence about them; "": the job is
+    unchanged.
 
-    One for each cloud that has a stack: that of the best offer's region, else of any region. This machine, if the job
-    may run here too, keeps its folder. Raises StoreError if what is known of a stack cannot be read.
+    Uses one stack for each cloud: that of the best offer's region, else of any region. If the job may also run on
+    this machine, that uses the local default folder. Raises StoreError if the record of a stack cannot be read.
     """
     if loaded.spec.job_dir is not None:
         return loaded, ""

@@ -1,4 +1,4 @@
-"""Name what terminates a machine that hangs while no supervisor runs."""
+"""Advice on how to terminate machines that hang while no supervisor runs."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ if TYPE_CHECKING:
 
 
 def advice(offer: Offer) -> str | None:
-    """Return how to have such machines ended; None: the provider ends them, or an infra stack known here does."""
+    """Return how to set up the termination of hung machines; None: provider or infra stack terminate them."""
     if info(offer.cloud).ended_outside:
         return None
     try:
         if infra_outputs.load(offer.cloud, offer.region) is not None:
             return None
-    except ValueError:  # there is one, and other commands say what is wrong with it
+    except ValueError:  # a stack exists; other commands report what is wrong with its record
         return None
     return (
         f"nothing ends a machine on {offer.cloud} that hangs while no supervisor runs;\n"

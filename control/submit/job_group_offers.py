@@ -1,4 +1,4 @@
-"""Where a job with `recover: fleet` can have its group: in regions whose infra stack is known here."""
+"""Offers for a job with `recover: fleet`: only regions whose infra stack is known here can have its machine group."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ RULE = "infra-stack"
 
 
 def with_groups(spec: JobSpec, plan: Plan) -> Plan:
-    """The plan without the offers in regions where the job cannot have a group, and why not; the same for others."""
+    """Return the plan without the offers in regions where the job cannot have a group, which become refusals. Other
+    jobs' plans are returned unchanged."""
     if spec.recover == "supervisor":
         return plan
     places = dict.fromkeys((offer.cloud, offer.region) for offer in plan.offers if info(offer.cloud).groups)
@@ -35,5 +36,5 @@ def with_groups(spec: JobSpec, plan: Plan) -> Plan:
 
 
 def _folders(spec: JobSpec, cloud: str) -> list[str]:
-    """What the machines use, as far as the job file says it."""
+    """Return the URLs that the machines use, as far as the job file names them."""
     return [url for url in (spec.job_dir_on(cloud), *spec.inputs_on(cloud).values()) if url]

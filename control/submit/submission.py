@@ -1,7 +1,7 @@
-"""From a job file and its plan to a row for the store and a job dir that a machine can start from.
+"""Submission of a job: turns a job file and its plan into a row for the store and a job dir for the machines.
 
-Everything that can be refused is refused before anything is written. The row is written last, by the caller: until then
-there is no job, only an unused folder.
+All checks precede the first write. The caller writes the row last: before that there is no job, only an unused
+folder.
 """
 
 from __future__ import annotations
@@ -41,16 +41,16 @@ if TYPE_CHECKING:
 log = logging.getLogger("cloudgpu.submit")
 
 CAPACITY_S = 86_400
-"""How long machines are looked for, where the job file does not say. Shortages go with the hours of work, and a day has
-them all; looking costs nothing, but nobody should be surprised by machines, and their bill, weeks later."""
+"""Default seconds of each search for machines. Shortages vary with working hours, so a day covers all of them. A
+search is free, but machines obtained weeks later would surprise the user with their cost."""
 MASK = "***"
-"""Stands for the value of an environment variable in the store, which may be shared; job.json alone has them."""
+"""Replaces the values of environment variables in the store, which may be shared; only job.json has the values."""
 
 
 def prepare(loaded: LoadedSpec, offers: list[Offer], on_progress: ProgressCallback) -> JobRow:
-    """Ship the code and job.json for offers that are usable (submittable_offers.py); the row is not stored yet.
+    """Upload the code and job.json for usable offers (submittable_offers.py). Returns a row that is not stored yet.
 
-    A submit that fails leaves no folder of the job on this computer. Raises SubmitError, JobDirError, StoreError.
+    If it fails, the job's local folders are removed. Raises SubmitError, JobDirError, StoreError.
     """
     job_id = f"{loaded.spec.name}-{_random_suffix()}"
     urls = _job_dir_urls(loaded, list(dict.fromkeys(offer.cloud for offer in offers)), job_id)
@@ -67,7 +67,7 @@ def _ship(
     spec, url = loaded.spec, urls[offers[0].cloud]
     program = _program(spec)
     for other in set(urls.values()) - {url}:
-        JobDir(other).list("code")  # that the bucket is there is better known now than when machines are
+        JobDir(other).list("code")  # detect a missing bucket now, before machines run
     bucket = _buckets(frozenset(os.environ.items())).of(url)
     try:
         shipper = Shipper(url, on_progress, bucket)
@@ -83,13 +83,13 @@ def _ship(
             raise SubmitError(f"{url} holds another job already")
     except JobDirError:
         if bucket is not None:
-            bucket.reconnect()  # the next submit reads the credentials anew
+            bucket.reconnect()  # the next submission reads the credentials again
         raise
     return row
 
 
 def _remove_unused(urls: Iterable[str]) -> None:
-    """Remove the local folders of a job that was not submitted; one with a job.json is another job's."""
+    """Remove the local folders of a failed submission; a folder with a job.json belongs to another job."""
     for folder in {local_folder(url) for url in urls}:
         if folder is not None and not (folder / JOB_KEY).exists():
             shutil.rmtree(folder, ignore_errors=True)
@@ -97,19 +97,19 @@ def _remove_unused(urls: Iterable[str]) -> None:
 
 @functools.lru_cache(maxsize=1)
 def _buckets(_environment: frozenset[tuple[str, str]]) -> Buckets:
-    """Return the connections that all submits of this process share, for as long as its environment is the same."""
+    """Return the connections shared by all submissions of this process while its environment is unchanged."""
     return Buckets()
 
 
 def owner_name() -> str:
-    """Return the tag of everything that is made for the jobs of this store. Raises StoreError."""
+    """Return the tag of all resources created for this store's jobs. Raises StoreError."""
     from ..store.store import open_store
 
     return open_store().owner()
 
 
 def _accounts(offers: Iterable[Offer]) -> dict[str, str]:
-    """Return cloud -> the account of this process's credentials, for each cloud where they are there and accepted."""
+    """Return cloud -> account of this process's credentials, for clouds that accept them."""
     from ...provisioners import get_provisioner
     from ...provisioners.base import ProvisionError
 
@@ -122,7 +122,7 @@ def _accounts(offers: Iterable[Offer]) -> dict[str, str]:
 
 
 def _program(spec: JobSpec) -> str | list[str]:
-    """What the agent starts; it cannot start an image's own entrypoint yet. Raises SubmitError."""
+    """Return the command to start. Raises SubmitError for an image's own entrypoint (not supported yet)."""
     if spec.run is None:
         raise SubmitError("this version cannot start an image's own entrypoint: write `run:`")
     return spec.run if isinstance(spec.run, str) else list(spec.run)
@@ -133,7 +133,7 @@ def _random_suffix() -> str:
 
 
 def _job_dir_urls(loaded: LoadedSpec, clouds: Sequence[str], job_id: str) -> dict[str, str]:
-    """Cloud -> URL of this job's folder there; the same for all, if the job file names one only."""
+    """Return cloud -> URL of this job's folder there; equal for all clouds if the job file names a single job dir."""
     given = loaded.spec.job_dir
     if not isinstance(given, Mapping):
         return dict.fromkeys(clouds, _job_dir_url(loaded, given, job_id))
@@ -141,7 +141,8 @@ def _job_dir_urls(loaded: LoadedSpec, clouds: Sequence[str], job_id: str) -> dic
 
 
 def _job_dir_url(loaded: LoadedSpec, given: str | None, job_id: str) -> str:
-    """URL of a folder of this job; a local one is made here, for its owner's eyes only: job.json holds `env`.
+    """Return the URL of this job's folder. A local folder is created, readable only by its owner because job.json holds
+    `env`.
 
     Raises SubmitError.
     """
@@ -150,7 +151,7 @@ def _job_dir_url(loaded: LoadedSpec, given: str | None, job_id: str) -> str:
         parent = paths.default_job_dir()
     elif (folder := local_folder(given)) is not None:
         parent = folder
-        if not parent.is_absolute():  # another computer's, or a mistake
+        if not parent.is_absolute():  # another computer's path, or a mistake
             raise SubmitError(f"job_dir: {given} is no folder of this computer: expected file:// and an absolute path")
     elif "://" in given:
         if given.partition("://")[0] not in SCHEMES:
@@ -170,9 +171,10 @@ def _expanded(given: str) -> Path:
 
 
 def _search_path() -> str:
-    """PATH as in the submitter's shell, not as in the one that happened to start the supervisor.
+    """Return PATH of the submitter's shell; the supervisor's may differ.
 
-    `cloudgpu` may be run without its environment being activated; unless another one is, `python` is then its own.
+    If no virtual environment is active, the folder of cloudgpu's interpreter comes first, so that `python` is that
+    of cloudgpu's environment.
     """
     path = os.environ.get("PATH", os.defpath)
     if os.environ.get("VIRTUAL_ENV") or os.environ.get("CONDA_PREFIX"):
@@ -269,20 +271,21 @@ def _portable(where: str | Mapping[CloudName, str]) -> str | dict[str, str]:
 
 
 def _reads(spec: JobSpec, clouds: Iterable[str]) -> dict[str, list[str]]:
-    """Return the inputs' URLs of each cloud; empty: they are the same for all."""
+    """Return cloud -> input URLs; empty: they are equal for all clouds."""
     if all(isinstance(where, str) for where in spec.inputs.values()):
         return {}
     return {cloud: sorted({url for url in spec.inputs_on(cloud).values() if url}) for cloud in clouds}
 
 
 def _images(spec: JobSpec) -> dict[str, str]:
-    """Of each role that has one, its own or the job's."""
+    """Return role -> image, its own or the job's, for roles that have one."""
     named = {name: role.image or spec.image for name, role in spec.effective_roles().items()}
     return {name: image for name, image in named.items() if image is not None}
 
 
 def _capacity_s(asked: Literal["unlimited"] | int | None, offers: list[Offer]) -> int | None:
-    """Jobs for this machine alone stand in a queue: unless their user says so, they do not leave it."""
+    """Return retry.capacity in seconds; None: without limit, which is the default for jobs that run only on this
+    machine and wait in its queue."""
     if asked is None:
         return None if all(info(offer.cloud).is_here for offer in offers) else CAPACITY_S
     return None if asked == "unlimited" else asked

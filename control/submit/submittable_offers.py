@@ -1,5 +1,5 @@
-"""Which offers of a plan a job can be submitted with from here, and why the others cannot. Nobody is asked but this
-computer: no cloud, no network."""
+"""Select the offers of a plan that can be submitted from here, and explain the others. Uses only this computer's
+state: no calls to clouds, no network."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ if TYPE_CHECKING:
     from ...jobspecs.models import JobSpec
 
 MAX_WAYS = 40
-"""Kept with a job: so many ways to run it, each in one region with all its zones."""
+"""Maximum number of ways to run a job that are stored with it; a way is one region with all its zones."""
 
 
 def usable_offers(spec: JobSpec, plan: Plan) -> list[Offer]:
-    """Those to submit the job with, in order. Raises SubmitError if there are none.
+    """Return the offers to submit the job with, in order. Raises SubmitError if there are none.
 
-    Of clouds that the job names, each must be usable as far as this version goes: what a user asks for is not left out.
-    Where it names none, it is offered to every target that is set up and reaches the job dir.
+    If the job file names clouds, each that this version supports must be usable: a requested cloud is not dropped
+    silently. Otherwise the offers of all targets that are set up and reach the job dir are used.
     """
     if not plan.offers:
         raise SubmitError("nothing can run this job: `cloudgpu plan` shows every refusal")
@@ -50,7 +50,7 @@ def usable_offers(spec: JobSpec, plan: Plan) -> list[Offer]:
 
 
 def _with_groups(spec: JobSpec, plan: Plan) -> Plan:
-    """Without offers where a job with `recover: fleet` cannot have its group. Raises SubmitError as usable_offers()."""
+    """Return the plan without offers that lack a `recover: fleet` group. Raises SubmitError, like usable_offers()."""
     found = with_groups(spec, plan)
     able = {offer.cloud for offer in found.offers}
     refusals = [one for one in found.refusals if one.rule == RULE and one.cloud not in able]
@@ -61,9 +61,9 @@ def _with_groups(spec: JobSpec, plan: Plan) -> Plan:
 
 
 def obstacle(spec: JobSpec, cloud: str, *, look: bool) -> str:
-    """Why the job cannot be submitted to a cloud from here, and what to do about it; "" if it can.
+    """Return why the job cannot be submitted to a cloud from here, and the remedy; "" if it can.
 
-    `look`: also whether the cloud's SDK and credentials are there, which takes as long as importing the SDK.
+    `look`: also check for the cloud's SDK and credentials, which takes as long as importing the SDK.
     """
     if not can_launch(cloud):
         names = ", ".join(filter(is_name, sorted(launchable())))
@@ -84,12 +84,12 @@ def obstacle(spec: JobSpec, cloud: str, *, look: bool) -> str:
 def _reaches_job_dir(spec: JobSpec, cloud: str) -> bool:
     given = spec.job_dir_on(cloud)
     if given is None and spec.job_dir is not None:
-        return False  # others have one
+        return False  # only other clouds have one
     return reaches(cloud, given)
 
 
 def _apart(spec: JobSpec, clouds: Sequence[str]) -> str:
-    """What to say if machines of these clouds cannot reach the job dir."""
+    """Return the message if machines of these clouds cannot reach the job dir."""
     names = " and ".join(clouds)
     if isinstance(spec.job_dir, str | None):
         where = "a folder of this computer" if spec.job_dir is None else spec.job_dir
@@ -98,7 +98,7 @@ def _apart(spec: JobSpec, clouds: Sequence[str]) -> str:
 
 
 def _to_write(spec: JobSpec, clouds: Sequence[str]) -> str:
-    """A job dir for these clouds, and for all others that the job names or has one for."""
+    """Return a job dir to write for these clouds and for all others that the job names or has a job dir for."""
     others = [*(spec.job_dir if isinstance(spec.job_dir, dict) else ()), *(spec.resources.cloud or ())]
     together = list(dict.fromkeys([*others, *clouds]))
     common = [scheme for scheme in info(clouds[0]).schemes if all(scheme in info(one).schemes for one in together)]
@@ -112,8 +112,9 @@ def _to_write(spec: JobSpec, clouds: Sequence[str]) -> str:
 
 
 def keep(offers: Sequence[Offer], most: int = MAX_WAYS) -> list[Offer]:
-    """The ways that go with the job, in order: the best, but of every region and of every kind (market and GPUs) the
-    best first, then the second best; for the more alike the places are, the more likely they are full together."""
+    """Return the offers to store with the job, in order: at most `most` ways. Each region and each kind (market and
+    GPUs) contributes its best way first, then its second best, because similar places are likely to be full
+    together."""
     ways = [list(group) for _, group in groupby(offers, key=lambda offer: offer._replace(zone=None))]
     if len(ways) <= most:
         return list(offers)
@@ -124,7 +125,7 @@ def keep(offers: Sequence[Offer], most: int = MAX_WAYS) -> list[Offer]:
 
 
 def _places(keys: Iterable[object]) -> list[int]:
-    """How many of the same came before each."""
+    """Return for each key the number of equal keys before it."""
     seen: Counter[object] = Counter()
     places = []
     for key in keys:

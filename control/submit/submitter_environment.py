@@ -18,7 +18,7 @@ NAMES = frozenset(
     HTTP_PROXY HTTPS_PROXY ALL_PROXY NO_PROXY http_proxy https_proxy all_proxy no_proxy
     """.split()  # noqa: SIM905 - a table
 )
-"""Besides PATH, which is kept with the job in any case (JobRecord.search_path)."""
+"""Names of variables that are passed on, besides PATH, which is always kept with the job (JobRecord.search_path)."""
 PREFIXES = ("LC_", "CUDA_", "CUDNN_", "NCCL_", "NVIDIA_", "OMP_", "MKL_", "OPENBLAS_", "PYTORCH_", "XLA_", "TF_")
 SET_BY_THE_MACHINE = frozenset({"CUDA_VISIBLE_DEVICES", "TF_CONFIG"})
 _CREDENTIALS = re.compile("://[^/@]*@")
@@ -28,7 +28,7 @@ _SECRET_NAME = re.compile("TOKEN|SECRET|PASSWORD|_KEY")
 def choose(environ: Mapping[str, str]) -> tuple[dict[str, str], list[str]]:
     """Return the variables that a job gets, and the names of those left out because they seem to hold a secret.
 
-    They are stored with the job, in clear: a URL with a user or a password in it, such as a proxy's, is left out.
+    They are stored with the job as plain text, so a URL with a user or a password, such as a proxy's, is left out.
     """
     allowed = {name: value for name, value in environ.items() if _is_allowed(name) and value.isprintable()}
     secret = [name for name, value in allowed.items() if _SECRET_NAME.search(name) or _CREDENTIALS.search(value)]

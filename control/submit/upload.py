@@ -1,7 +1,7 @@
-"""What a job's machines need, on its way into the job dir: the code, and the agent for machines in clouds.
+"""Upload of the files that a job's machines need into the job dir: the code, and the agent for machines in clouds.
 
-Both are named by their content. In an object store each content is uploaded once, into `shared/` beside the jobs'
-folders by each computer, and copied from there by the store itself: machines may read their own job's folder only.
+Both are named by their content. In an object store, each computer uploads the same content only once, to `shared/`
+beside the jobs' folders; the store then copies it to the job's folder, because machines may read only that.
 """
 
 from __future__ import annotations
@@ -25,25 +25,25 @@ if TYPE_CHECKING:
     from ...storage.buckets import Bucket
 
 ProgressCallback = Callable[[str, int, int], None]
-"""(what, bytes done, bytes in all), what being "packing", "uploading" (the code, both), "preparing agent",
-"uploading agent" or "submitting"."""
+"""(step, bytes done, bytes in all); step: "packing", "uploading" (the code, both), "preparing agent", "uploading
+agent" or "submitting"."""
 
 SHARED = "shared"
-"""Folder beside the jobs' own; no job's id is without a suffix. It may be deleted at any time."""
+"""Folder beside those of the jobs, whose ids always have a suffix. It may be deleted at any time."""
 
 
 class Shipper:
-    """Puts files into a job's folder. `url` is the folder's, `<job_dir>/<job id>`."""
+    """Uploads files into a job's folder. `url` is the folder's, `<job_dir>/<job id>`."""
 
     def __init__(self, url: str, on_progress: ProgressCallback, bucket: Bucket | None = None) -> None:
-        """`bucket`: whose connections are used; None: this shipper has its own."""
+        """Create a shipper. `bucket`: connections to share; None: it opens its own."""
         self._parent_url, _, self._job = url.rpartition("/")
         self._job_dir = JobDir(url, bucket=bucket)
         self._bucket = bucket
         self._on_progress = on_progress
 
     def code(self, folder: Path) -> str:
-        """Pack a folder and ship it; the archive's sha256. Raises SubmitError, JobDirError."""
+        """Pack and upload a folder; return the archive's sha256. Raises SubmitError, JobDirError."""
         self._on_progress("packing", 0, 0)
         try:
             archive = pack(folder, lambda done, total: self._on_progress("packing", done, total))
@@ -56,7 +56,7 @@ class Shipper:
         return archive.sha256
 
     def agents(self, offers: Sequence[Offer]) -> dict[str, str]:
-        """Ship the agent for every machine in a cloud; architecture -> sha256. Raises SubmitError, JobDirError."""
+        """Upload the agents for cloud machines; return architecture -> sha256. Raises SubmitError, JobDirError."""
         needed = sorted({architecture for offer in offers for architecture in architectures(offer)})
         if not needed:
             return {}
@@ -73,10 +73,10 @@ class Shipper:
         return {file.architecture: file.sha256 for file in built}
 
     def _ship(self, what: str, key: str, path: Path, size: int) -> None:
-        """Put a file under a key that names its content.
+        """Upload a file under a key that names its content.
 
-        What is in the shared folder may be written by others, machines among them: it is used if this computer has
-        sent it, and it is still the same object.
+        Others, machines included, may write to the shared folder. An object there is reused only if this computer
+        uploaded it and it has not been replaced.
         """
         if self._job_dir.folder is not None:
             self._upload(what, self._job_dir, key, path)
@@ -97,11 +97,11 @@ class Shipper:
 
 
 _BUILT: dict[tuple[str, Path, str | None], Built] = {}
-"""Agent files by what they are made of in this process: building one anew reads all of its wheels."""
+"""Agent files that this process has built, by their inputs: building one again would read all of its wheels."""
 
 
 def _built(architecture: str, folder: Path, pythons: str | None) -> Built:
-    """Build an agent file, or return the one that this process has built before. Raises AgentFileError."""
+    """Return an agent file; build it unless this process has done so before. Raises AgentFileError."""
     from ...provisioners.boot.agent_file import build_agent_file
 
     key = architecture, folder, pythons
@@ -111,15 +111,15 @@ def _built(architecture: str, folder: Path, pythons: str | None) -> Built:
 
 
 def architectures(offer: Offer) -> Sequence[str]:
-    """Of the machines of an offer; none on this machine, which has an agent."""
+    """Return the architectures of an offer's machines; empty on this machine, which has an agent."""
     found = (architecture_of(offer.cloud, role.machine_type) for role in offer.roles)
     return tuple(dict.fromkeys(architecture for architecture in found if architecture is not None))
 
 
 def agent_for(offer: Offer, shipped: dict[str, str]) -> AgentFile | None:
-    """The agent file for the machines of an offer; None: the target has its own.
+    """Return the agent file for the machines of an offer; None: the target has its own agent.
 
-    An offer with machines of two architectures gets that of the first, and is refused by the provisioner.
+    An offer with machines of two architectures gets the first one's file, and the provisioner refuses it.
     """
     for architecture in architectures(offer):
         if architecture in shipped:

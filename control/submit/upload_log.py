@@ -1,4 +1,4 @@
-"""Remember what this computer has uploaded to folders that others may write, to notice what they replaced."""
+"""Log of this computer's uploads to folders that others may write, which detects replaced objects."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ from ...protocol.jobdir import Entry
 from ...storage import durable
 
 _KEPT = 1_000
-"""Uploads that are remembered, the newest; of a forgotten one the content is sent once more."""
+"""Maximum number of remembered uploads, the newest ones. Forgotten uploads are repeated."""
 _MOST_BYTES = 1 << 20
 
 
 class Uploads:
-    """A file of URL -> ETag. It is a cache: without it, or with a damaged one, everything is sent again."""
+    """A file of URL -> ETag. It is a cache: if it is missing or damaged, everything is uploaded again."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
 
     def has(self, url: str, found: Entry | None) -> bool:
-        """Return whether the object that is at the URL is the one that this computer has uploaded."""
+        """Return whether the object at the URL is the one that this computer uploaded."""
         return found is not None and bool(found.etag) and self._read().get(url) == found.etag
 
     def note(self, url: str, uploaded: Entry | None) -> None:
-        """Remember an upload. Failing to is no error."""
+        """Remember an upload. Errors are ignored."""
         if uploaded is None or not uploaded.etag:
             return
         known = self._read()

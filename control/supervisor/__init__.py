@@ -1,1 +1,1 @@
-"""The supervisor: its process, its threads, its lock, and which job is advanced when."""
+"""Supervisor: its process, its threads, its lock, and the scheduling of jobs' steps."""

@@ -1,7 +1,7 @@
-"""The supervisor's process: one per state directory, woken through a FIFO, gone when there is nothing to do.
+"""Process of the supervisor: one per state directory, woken through a FIFO, ends when no job is active.
 
-No job is ever left with nobody: whoever stores a job looks at the lock afterwards, and the supervisor looks for jobs
-again after it has let the lock go.
+No job is missed: a submitter checks the lock after storing a job, and the supervisor checks for active jobs after
+releasing the lock.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from .worker_pool import Crew
 log = logging.getLogger("cloudgpu.supervisor")
 
 CLOSE_S = 10.0
-"""When it is told to stop, steps under way have so long to end; then they are abandoned, as by a kill."""
+"""Seconds that running steps get to end after a stop signal; then they are abandoned, as by SIGKILL."""
 
 _STORE_PAUSE_S = (0.5, 30.0)
 _LONGEST_WAIT_S = 5.0
@@ -34,9 +34,9 @@ _GONE = "the state directory is gone: ending"
 
 
 def run(*, idle_exit_s: float | None = None) -> bool:
-    """Supervise until told to stop (SIGINT, SIGTERM), or until no job was active for `idle_exit_s`.
+    """Supervise until a stop signal (SIGINT, SIGTERM), or until no job has been active for `idle_exit_s`.
 
-    False: another process is the supervisor already. Raises StoreError if the store cannot be opened.
+    Returns False if another process is the supervisor already. Raises StoreError if the store cannot be opened.
     """
     paths.state_dir()
     _share_heaps()
@@ -56,30 +56,30 @@ def run(*, idle_exit_s: float | None = None) -> bool:
                 again = _Loop(store, stop, pipe, lock, idle_exit_s).run()
                 if not again:
                     return True
-            # The lock is free now. A job stored before that, whose submitter saw it held, is ours to find.
+            # The lock is free now. A job stored earlier, while its submitter saw the lock held, must be found here.
             if not store.has_active():
                 return True
 
 
 def _share_heaps() -> None:
-    """Have glibc use one heap for all threads: with one each, every thread keeps memory that it has freed."""
+    """Make glibc use one heap for all threads; otherwise each thread's heap keeps the memory it has freed."""
     with suppress(AttributeError, OSError):  # another C library
         ctypes.CDLL(None).mallopt(_M_ARENA_MAX, 1)
 
 
 _M_ARENA_MAX = -8
-"""mallopt(3)."""
+"""M_ARENA_MAX of mallopt(3)."""
 
 
 class _Stop:
-    """Set by a signal."""
+    """Flag set by a stop signal."""
 
     def __init__(self) -> None:
         self.wanted = False
 
 
 class _Bell:
-    """Ends a wait of this process, from any of its threads."""
+    """Self-pipe with which any thread of this process ends the loop's wait."""
 
     def __init__(self) -> None:
         self._read, self._write = os.pipe()
@@ -90,12 +90,12 @@ class _Bell:
         return self._read
 
     def ring(self) -> None:
-        with suppress(BlockingIOError):  # full: it will be heard
+        with suppress(BlockingIOError):  # full: a wake-up is pending already
             os.write(self._write, b".")
 
 
 class _Loop:
-    """Ticks while holding the lock."""
+    """Loop of ticks while this process holds the lock."""
 
     def __init__(self, store: Store, stop: _Stop, pipe: int, lock: IO[str], idle_exit_s: float | None) -> None:
         self._store = store
@@ -107,7 +107,7 @@ class _Loop:
         self._crew = Crew(Supervisor(store), self._bell.ring)
 
     def run(self) -> bool:
-        """True: ended for idleness; False: told to stop, or the state directory is gone and nobody can tell us more."""
+        """Tick until the end; return True if idle, False after a stop signal or if the state directory is gone."""
         try:
             return self._run()
         finally:
@@ -140,9 +140,9 @@ class _Loop:
         return False
 
     def _wait(self, seconds: float, *, steps: bool = True) -> set[str] | None:
-        """Return the jobs that commands named before the time was over; None: there was no wake.
+        """Return the jobs that commands named within `seconds`; None: there was no wake-up by a command.
 
-        With `steps`, a step that has ended ends the wait too.
+        With `steps`, the end of a step also ends the wait.
         """
         ready, _, _ = select.select([self._pipe, *([self._bell.fileno()] if steps else [])], [], [], seconds)
         woken: set[str] | None = None
@@ -155,7 +155,7 @@ class _Loop:
 
 @contextmanager
 def _stop_signals() -> Iterator[_Stop]:
-    """SIGINT and SIGTERM end the loop."""
+    """Yield a flag that SIGINT and SIGTERM set."""
     stop = _Stop()
 
     def on_signal(_number: int, _frame: object) -> None:

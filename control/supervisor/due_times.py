@@ -1,4 +1,4 @@
-"""A heap of due times: which jobs are due is known without looking at the others."""
+"""Priority queue of due times, which finds the due jobs without checking the others."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Due:
-    """A job that is to be looked at."""
+    """A job whose next step is due."""
 
     job_id: str
     target: str
-    """Whose calls the look may make; "": none's."""
+    """Cloud that the step may call; "": none."""
 
 
 class DueTimes:
-    """Job ids by steady time. Threads may share it."""
+    """Job ids by monotonic due time. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -28,7 +28,7 @@ class DueTimes:
         self._count = 0
 
     def put(self, job_id: str, due: float) -> None:
-        """Set when a job is due; what was set before is void."""
+        """Set a job's due time; replaces its earlier one."""
         with self._lock:
             self._count += 1
             self._valid[job_id] = self._count

@@ -1,4 +1,4 @@
-"""Add to a job's reason that its machines are in another account than the supervisor's credentials."""
+"""Reason of a job whose machines are in another account than the supervisor's credentials."""
 
 from __future__ import annotations
 
@@ -19,6 +19,6 @@ def is_unsupervised(job: JobRow) -> bool:
 
 
 def unsupervised_reason(error: ProvisionError, *, has_machines: bool) -> str:
-    """Return what is wrong, what is not being done meanwhile, and how to mend it."""
+    """Return what is wrong, what is suspended meanwhile, and the remedy."""
     mending = "Run any command, e.g. `cloudgpu status`, with credentials of that account"
     return f"{_BEGINS}{error}. Until then {undone(has_machines=has_machines)}. {mending}"

@@ -1,4 +1,4 @@
-"""A supervisor's memory of each job that it watches. A cache: a new supervisor reads all of it again."""
+"""A supervisor's memory of each job that it watches. It is a cache: a new supervisor reads everything again."""
 
 from __future__ import annotations
 
@@ -10,50 +10,51 @@ from ..reconcile.steps.context import Memory
 from ..store.model import Attempt, JobRow
 
 _UNTRIED_S = 300.0
-"""Between two failures of a job dir: longer than the longest pause and the slowest try together. So it was not tried
-meanwhile (a laptop was shut, or there was other trouble), and may have been usable."""
+"""Seconds after a job dir's last failure from which another one counts as its first. It exceeds the longest pause
+plus the slowest try, so the dir was not tried in between (suspended laptop, other errors), and may have been
+usable."""
 
 
 @dataclass(slots=True)
 class Trouble:
-    """Steps of a job that failed in a row. Times are steady."""
+    """Consecutive failed steps of a job. Times are monotonic."""
 
     message: str = ""
     times: int = 0
     dir_since: float = -math.inf
-    """Since then the job dir could not be used, as often as that was tried."""
+    """Time since which every use of the job dir has failed."""
     dir_tried: float = -math.inf
-    """When it was, the last time."""
+    """Time of the last failure of the job dir."""
     patience: Patience = field(default_factory=Patience)
 
     def without_dir(self, now: float, copied: float) -> float:
-        """For how long the job dir, which has failed just now, has been of no use; `copied` as in Memory."""
+        """Return the seconds for which the job dir, which has just failed, has been unusable; `copied` as in Memory."""
         if now - self.dir_tried > _UNTRIED_S:
             self.dir_since = now
-        self.dir_since = max(self.dir_since, copied)  # what gets on, however often it is cut off, is used
+        self.dir_since = max(self.dir_since, copied)  # each copied object shows that the job dir is usable
         self.dir_tried = now
         return now - self.dir_since
 
 
 @dataclass(slots=True)
 class Watched:
-    """The memory of one job: its rows as they were read last, and when it is due."""
+    """The memory of one job: its rows as last read, and its troubles."""
 
     memory: Memory
     target: str
-    """Target of the newest attempt; "" before there is one."""
+    """Target of the newest attempt; "" without an attempt."""
     job: JobRow | None = None
-    """None: it must be read, for it may have changed. A stale row only loses a race: see Store.apply()."""
+    """None: it must be read again because it may have changed. A stale row only loses a race: see Store.apply()."""
     attempt: Attempt | None = None
     changes: int = 0
-    """Counts the changes that were heard of: rows that were read before one are not kept."""
+    """Number of known changes; rows that were read before a change are not kept."""
     quiet_s: float = 0.0
-    """The last pause while nothing changed; 0: something did."""
+    """Last pause in seconds while nothing changed; 0: something changed."""
     trouble: Trouble | None = None
     damage: str = ""
     """Why its row in the store cannot be read; "": it can."""
 
     def expire(self) -> None:
-        """Have the rows read again by the next step."""
+        """Make the next step read the rows again."""
         self.changes += 1
         self.job = None

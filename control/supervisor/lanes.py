@@ -1,4 +1,4 @@
-"""The lanes of steps: what takes long must not delay what is quick."""
+"""Lanes of steps, which keep slow steps from delaying quick ones."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from ..store.model import Attempt, JobRow
 
 
 class Lane(Enum):
-    """The threads that take a step."""
+    """A group of threads for one kind of step."""
 
     LOOK = "looks"
-    """Looks, stops, cancels and limits: a few requests each."""
+    """Polls, stops, cancellations and limits: a few requests each."""
     LAUNCH = "launches"
-    """Launches may wait for the provider's rate limits, and copy checkpoints before."""
+    """Launches: may wait for the provider's rate limits, and copy checkpoints before."""
     END = "ends"
-    """Ends may wait until a provider has terminated its machines."""
+    """Terminations: may wait until a provider has terminated its machines."""
 
 
 def lane_of(job: JobRow, attempt: Attempt | None, now: float) -> Lane:
-    """Return the lane of a job's next step. A launch that is not due, or not wanted any more, is quick."""
+    """Return the lane of a job's next step. A launch that is not due or no longer wanted is quick."""
     if attempt is not None and attempt.state == "terminating":
         return Lane.END
     if attempt is None or attempt.state != "launching":

@@ -1,9 +1,9 @@
-"""Leases: one process advances a job; when it dies, another goes on.
+"""Leases on jobs: one process at a time advances a job; if it dies, another takes over.
 
-A lease is an owner and a beat in the job's row. Its holder renews it by counting the beat up, also while a step of the
-job takes its time; another process takes it over when the owner is known to be dead, or when it has watched the same
-beat for LEASE_S of its own steady time. No two computers' clocks are ever compared. A holder that was asleep for too
-long finds out at its next write, which compares the owner.
+A lease is an owner and a heartbeat counter in the job's row. Its holder increments the counter, also during a long
+step. Another process takes the lease over when it knows that the owner is dead, or when the counter has not changed
+for LEASE_S of its own monotonic clock. Clocks of different computers are never compared. A holder that was suspended
+for too long loses its next write, which compares the owner.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ LEASE_S = 15.0
 
 
 class Leases:
-    """The leases of one supervisor. Its threads may call all of it at any time."""
+    """The leases of one supervisor. Thread-safe."""
 
     def __init__(self, store: Store, clock: Clock, owner: str, lease_s: float = LEASE_S) -> None:
         self._store = store
@@ -38,11 +38,11 @@ class Leases:
         self._watched: dict[str, tuple[tuple[str, int], float]] = {}
 
     def hold(self, job: JobRow) -> bool:
-        """Whether this process may advance the job; takes the lease if it can and must."""
+        """Return whether this process may advance the job; takes or renews the lease if necessary."""
         with self._lock:
             now = self._clock.monotonic()
             if now - self._renewed.get(job.id, -math.inf) < self.lease_s * 2 / 3:
-                return True  # the row may have been read before the lease was taken
+                return True  # the row may be older than the lease
             if job.lease_owner != self.owner and not self._is_free(job, now):
                 return False
             if not self._store.take_lease(job, self.owner):
@@ -52,14 +52,14 @@ class Leases:
             return True
 
     def renew(self) -> None:
-        """Count up the beat of every job that is still ours."""
+        """Renew the lease of every job that this process still holds."""
         with self._lock:
             now = self._clock.monotonic()
             self._renewed = dict.fromkeys(self._store.renew_leases(self.owner), now)
             self._all_renewed = now
 
     def renew_if_old(self) -> bool:
-        """Renew if a third of the lease's time has passed since; return whether it had."""
+        """Renew all leases if a third of their time has passed since the last renewal; return whether it had."""
         old = self._clock.monotonic() - self._all_renewed >= self.lease_s / 3
         if old:
             self.renew()
@@ -71,13 +71,13 @@ class Leases:
             self._watched.pop(job_id, None)
 
     def give_back(self, job: JobRow) -> None:
-        """Let another process have the job."""
+        """Release the lease of a job for another process."""
         with self._lock:
             self._store.release_lease(job, self.owner)
             self._renewed.pop(job.id, None)
 
     def release(self, but: Collection[str] = ()) -> None:
-        """Give back all `but` these, so that the next process need not wait."""
+        """Release all leases except those of `but`, so that the next process need not wait."""
         with self._lock:
             self._store.release_leases(self.owner, but)
             self._renewed = {job_id: at for job_id, at in self._renewed.items() if job_id in but}
@@ -94,12 +94,12 @@ class Leases:
 
 
 def new_owner() -> str:
-    """`<where processes have this number>/<process>/<nonce>` of this process."""
+    """Return a lease owner for this process: `<process space>/<process id>/<nonce>`."""
     return f"{process_space()}/{os.getpid()}/{secrets.token_hex(4)}"
 
 
 def is_dead(owner: str) -> bool:
-    """Whether the owner is a process of this computer that is no more; False when that cannot be told."""
+    """Return whether the owner is a dead process of this computer; False if that is unknown."""
     space, _, rest = owner.rpartition("/")[0].rpartition("/")
     if space != process_space() or not rest.isdecimal():
         return False
@@ -113,7 +113,7 @@ def is_dead(owner: str) -> bool:
 
 
 def _is_zombie(process: str) -> bool:
-    """Dead, but its parent has not asked about it: so is a supervisor whose submitter follows the log."""
+    """Return whether a process is a zombie, like a supervisor whose submitter follows the log."""
     with suppress(OSError):
         stat = Path(f"/proc/{process}/stat").read_text(encoding="utf-8", errors="replace")
         return stat.rpartition(")")[2].split()[:1] == ["Z"]

@@ -1,6 +1,6 @@
-"""Whether the supervisor that runs is the one that is wanted: its version, its settings, its credentials.
+"""Detection and replacement of an outdated supervisor, by its version, settings and credentials.
 
-By design a supervisor may be killed at any moment, so one that a command has started is replaced.
+By design a supervisor may be killed at any moment, so a command may replace one that a command has started.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ from . import supervisor_lock
 from .supervisor_lock import Running
 
 _ENDS_S = 12.0
-"""How long a supervisor that was asked to end may take: daemon.CLOSE_S, and a margin."""
+"""Seconds to wait for a supervisor to end after a signal: daemon.CLOSE_S plus a margin."""
 _POLL_S = 0.05
 
 _judged: set[tuple[int | None, frozenset[tuple[str, str]]]] = set()
-"""Supervisors whose credentials this process has compared with an environment: two commands that run with different
-ones replace each other's supervisor once, and not for ever."""
+"""Supervisors whose credentials this process has compared with an environment. Two running commands with different
+credentials therefore replace each other's supervisor only once."""
 
 
 def is_outdated(there: Running) -> bool:
-    """Return whether any command is to replace the supervisor: it is of an older version, or this process has other
-    credentials of all accounts that active jobs need. A newer supervisor stays, and one that is a service."""
+    """Return whether any command should replace the supervisor: its version is older, or this process has different
+    credentials for all accounts that active jobs need. A newer supervisor, or one that is a service, is kept."""
     if not there.is_replaceable:
         return False
     if _version(there.version) != _version(__version__):
@@ -45,10 +45,10 @@ def is_outdated(there: Running) -> bool:
 
 
 def settle(clouds: Collection[str]) -> bool:
-    """End the supervisor that runs if it has other settings or credentials of these clouds than this process, and may
-    be replaced; whether it was ended, so that another is to be started.
+    """End the running supervisor if its settings or credentials of these clouds differ from this process's and it may
+    be replaced. Return whether it was ended, so that the caller must start another.
 
-    Raises SubmitError if it must stay, and its settings or the account of its credentials are others.
+    Raises SubmitError if it must be kept although its settings or the account of its credentials differ.
     """
     there = supervisor_lock.running()
     if there is None or not (unlike := _unlike(clouds, there)):
@@ -69,7 +69,7 @@ def settle(clouds: Collection[str]) -> bool:
 
 
 def end(there: Running) -> bool:
-    """End a supervisor, and wait until it has let its lock go; return whether it has."""
+    """End a supervisor and wait until it has released its lock; return whether it has."""
     is_sent = supervisor_lock.send_signal(there, signal.SIGTERM)
     until = time.monotonic() + _ENDS_S
     while (now := supervisor_lock.running()) is not None and now.pid == there.pid:
@@ -80,7 +80,7 @@ def end(there: Running) -> bool:
 
 
 def _needed_accounts() -> dict[str, set[str | None]]:
-    """Return cloud -> the accounts that active jobs have machines in, or are to have; None: unknown."""
+    """Return cloud -> accounts in which active jobs have or will have machines; None: unknown."""
     from ..store.store import open_store
 
     store = open_store()
@@ -103,7 +103,7 @@ def _is_ours(needed: Mapping[str, set[str | None]], clouds: Collection[str]) -> 
 
     try:
         return all(needed[cloud] == {get_provisioner(cloud).account()} for cloud in clouds)
-    except ProvisionError:  # the credentials here are refused, or missing
+    except ProvisionError:  # the credentials here are missing or refused
         return False
 
 
@@ -121,5 +121,5 @@ def _all_names(there: Running) -> set[str]:
 
 
 def _version(text: str) -> tuple[int, ...]:
-    """An older version's lock has none: it comes first."""
+    """Parse a version for comparison. A lock file of an older cloudgpu has none, which sorts first."""
     return tuple(int(part) for part in re.findall(r"\d+", text.partition("+")[0]))

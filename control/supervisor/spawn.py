@@ -1,4 +1,4 @@
-"""Start a supervisor where none runs, and replace one that is outdated."""
+"""Start a supervisor if none runs, and replace an outdated one."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ from .supervisor_lock import running, wake
 
 IDLE_EXIT = "60s"
 LOG_BYTES = 2_000_000
-"""supervisor.log is moved to supervisor.log.1 when it is longer and a supervisor starts."""
+"""Maximum size of supervisor.log in bytes; a larger one is renamed to supervisor.log.1 when a supervisor starts."""
 START_S = 2.0
-"""How long a new supervisor is watched: until then it holds its lock, or has failed to start."""
+"""Seconds for which a new supervisor is watched until it holds its lock or has failed."""
 _TRIES = 3
-"""Supervisors that are started, at most, where each is killed at once."""
+"""Maximum number of supervisors to start if each is killed at once."""
 _POLL_S = 0.02
 _LAST_LINES = 20
 _LINE = 500
 
 
 def ensure_supervisor(job_id: str | None = None) -> None:
-    """Start a supervisor in the background if none runs, or replace one that is outdated.
+    """Start a supervisor in the background if none runs, or replace an outdated one.
 
-    Call it after storing what it shall do. `job_id`: of the job that was changed; a running supervisor is woken for
-    this one. None: nothing was changed. Raises ControlError if the one that was started has failed at once.
+    Call it after storing a change. `job_id`: the changed job, for which a running supervisor is woken; None: nothing
+    changed. Raises ControlError if the started supervisor fails at once.
     """
     paths.state_dir()
     there = running()
@@ -49,7 +49,7 @@ def ensure_supervisor(job_id: str | None = None) -> None:
 
 
 def _start() -> subprocess.Popen[bytes]:
-    """In its own session, so that neither Ctrl-C nor the terminal's end reaches it."""
+    """Start a supervisor in a separate session, out of reach of Ctrl-C and of the terminal's end."""
     log = paths.supervisor_log()
     _rotate(log)
     with paths.open_private(log) as output:
@@ -59,14 +59,14 @@ def _start() -> subprocess.Popen[bytes]:
             stdout=output,
             stderr=output,
             start_new_session=True,
-            cwd="/",  # no folder is kept busy; so a state directory named relative to ours must be made absolute
+            cwd="/",  # keeps no folder busy; HOME_VARIABLE below must therefore be absolute
             env={**os.environ, HOME_VARIABLE: str(home())},
         )
 
 
 def _holds_lock(child: subprocess.Popen[bytes], *, last: bool) -> bool:
-    """Wait until the supervisor, or another one, holds the lock; return False if it was killed, unless it is the last
-    try. Raises ControlError if it has failed before."""
+    """Wait until this or another supervisor holds the lock; return False if it was killed, except on the last try.
+    Raises ControlError if it failed before."""
     until = time.monotonic() + START_S
     while time.monotonic() < until:
         failed = child.poll()

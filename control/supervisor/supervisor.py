@@ -1,6 +1,6 @@
-"""The supervisor: looks at every active job again and again, and takes one step for each (reconcile/steps/).
+"""Supervisor: polls every active job and takes single steps for it (reconcile/steps/).
 
-Nothing is decided upon what is only remembered: whoever holds a job's lease comes to the same step.
+Memory is only a cache: any process that holds a job's lease decides on the same step.
 """
 
 from __future__ import annotations
@@ -36,41 +36,43 @@ from .leases import LEASE_S, Leases, new_owner
 log = logging.getLogger("cloudgpu.supervisor")
 
 TRAINING_PATIENCE_S = 3_600.0
-"""A job whose dir cannot be used for this many seconds is given up once its machines ran: they may go on training, or
-have ended and cost nothing. The same while its checkpoint is being copied: nothing is paid for meanwhile."""
+"""Seconds after which a job is given up if its dir is unusable while its machines run: they may train on, or have
+ended and cost nothing. It also applies while a checkpoint is copied, as nothing is paid for then."""
 PATIENCE_S = 900.0
-"""The same before its machines run: longer than an outage of some minutes."""
+"""Seconds after which a job without running machines is given up if its dir is unusable: longer than a short outage."""
 
 _UNRECORDED = 15
-"""How many tries, a second apart, a job of another account may be left to another supervisor without a word."""
+"""Number of tries, a second apart, after which a job of another account gets a reason, if it has no machines. Until
+then, another supervisor may take it."""
 _PAUSE_S = (1.0, 60.0)
-"""After a failed step: at first, and at most."""
+"""First and maximum pause in seconds after a failed step."""
 LOGIN_S = 30.0
-"""After a failed step whose credentials were not accepted, in seconds at most: renewed ones are found within it."""
+"""Maximum pause in seconds after a step whose credentials were refused, so that renewed ones are used soon."""
 _QUIET_WANTED_S = 0.4
-"""Between two looks at a job of a target with a queue, at most, while others wait there: its end is to be seen soon."""
+"""Maximum seconds between two polls of a job of a target with a queue while others wait there, so that they start
+soon after its end."""
 _QUIET_CLOUD_S = (1.0, 3.0)
-"""Between two looks at a job while nothing changes, at first and at most, where the target does not say (its quiet_s):
-each look at a cloud is paid for, and a hundred jobs are looked at as often as one."""
+"""First and maximum seconds between two polls of a job while nothing changes, unless the target's quiet_s overrides
+them: polls of a cloud cost money, and a hundred jobs are polled at the same rate as one."""
 _ASK_S = 1.0
 """Seconds between two queries for changed jobs, unless a command names a job."""
 _LIST_S = 30.0
-"""Seconds between two lists of all active jobs: finds changes without an event, or that became visible out of order."""
+"""Seconds between two lists of all active jobs, which find changes without an event and events that became visible
+out of order."""
 
 
 @dataclass(frozen=True, slots=True)
 class Tick:
-    """What a tick found."""
+    """Result of a tick."""
 
     active: int
-    """Jobs that have not ended."""
+    """Number of jobs that have not ended."""
     wait_s: float
-    """The next tick is of no use sooner, unless somebody asks for something."""
+    """Seconds until the next tick is useful, unless there is a wake-up before."""
 
 
 def _opener() -> Callable[[str], JobDir]:
-    """Return what opens the dirs of jobs that were submitted: one that is gone is not made again, and all in a bucket
-    share its connections."""
+    """Return a function that opens job dirs. It does not recreate a missing one, and shares a bucket's connections."""
     buckets = Buckets()
     return lambda url: JobDir(url, make=False, bucket=buckets.of(url))
 
@@ -78,8 +80,8 @@ def _opener() -> Callable[[str], JobDir]:
 class Supervisor:
     """Advances all jobs of a store.
 
-    tick() does it in one thread. In a pool of threads (worker_pool.py) one thread calls due() and outlook(), one thread
-    at a time calls advance() for a job, and every other method is thread-safe.
+    tick() does so in one thread. In a pool of threads (worker_pool.py), one thread calls due() and outlook(), a job
+    is advanced by one thread at a time, and all other methods are thread-safe.
     """
 
     def __init__(
@@ -99,23 +101,23 @@ class Supervisor:
         self._tools = Tools(store, self._clock, self._leases.owner, provisioner, open_dir or _opener())
         self._watched: dict[str, Watched] = {}
         self._lock = threading.Lock()
-        """For the keys of `_watched`."""
+        """Guards the keys of `_watched`."""
         self._due_times = DueTimes()
         self._ask_at = self._list_at = -math.inf
-        """Steady times: when the store is asked for changes, and for all active jobs.
+        """Monotonic times of the next query for changes and of the next list of active jobs.
 
-        Kept as sums, for due() and outlook() must agree: `now - asked >= S` may be false where `asked + S <= now`.
+        Kept as sums, so that due() and outlook() agree: `now - asked >= S` may be false although `asked + S <= now`.
         """
         self._last_event = 0
         self._patience_s = patience_s
 
     @property
     def lease_s(self) -> float:
-        """renew() is to be called about three times within it."""
+        """Lease time in seconds; renew() should be called about three times within it."""
         return self._leases.lease_s
 
     def tick(self, *, woken: Collection[str] | None = None) -> Tick:
-        """Take one step for each job that is due; `woken` as in due(). Raises StoreError only."""
+        """Take one step for each job that is due; `woken` as in due(). Raises only StoreError."""
         if self._leases.renew_if_old():
             self._tools.seen.write(self._store)
         for due in self.due(woken=woken):
@@ -123,9 +125,9 @@ class Supervisor:
         return self.outlook()
 
     def due(self, *, woken: Collection[str] | None = None) -> list[Due]:
-        """Return the jobs that are due, the earliest first, and those that changed. Raises StoreError.
+        """Return the jobs that are due, earliest first, including changed ones. Raises StoreError.
 
-        `woken`: ids of jobs that a command has changed; empty: the store is to be asked at once; None: no wake.
+        `woken`: ids of jobs that a command has changed; empty: query the store at once; None: there was no wake-up.
         """
         now = self._clock.monotonic()
         named = set(woken or ())
@@ -146,21 +148,21 @@ class Supervisor:
         ]
 
     def outlook(self) -> Tick:
-        """Return how many jobs there are, and when the next tick has something to do. Jobs in hand are not due."""
+        """Return the number of jobs and the time of the next useful tick. Jobs being advanced are not due."""
         now = self._clock.monotonic()
         wait_s = min(self._due_times.next(), self._ask_at) - now
         return Tick(active=len(self._watched), wait_s=max(0.0, wait_s))
 
     def advance(self, job_id: str, lane: Lane | None = None) -> Lane | None:
-        """Take one step of a job that is watched, if the lease is ours. Raises StoreError only.
+        """Take one step of a watched job if this process holds the lease. Raises only StoreError.
 
-        `lane`: of this thread; None: any step may be taken here. Returns the lane that the step has to be taken in,
-        where it was not taken for this reason: the job stays due, for its goal or a limit may end it meanwhile.
+        `lane`: of this thread; None: it may take any step. Returns the lane that the step needs if that is another
+        one. The job then stays due, because its goal or a limit may end it before the step is taken.
         """
         watched = self._watched.get(job_id)
         if watched is None:
             return None
-        due = self._clock.monotonic() + _PAUSE_S[0]  # whatever happens now, it does not happen without a pause
+        due = self._clock.monotonic() + _PAUSE_S[0]  # default, so that no error causes a busy loop
         needed = None
         try:
             rows = self._rows(job_id, watched)
@@ -168,7 +170,7 @@ class Supervisor:
                 self._forget(job_id)
             else:
                 due, needed = self._advance(*rows, watched, lane)
-        except DamagedRowError as error:  # a person must mend it, and the other jobs go on
+        except DamagedRowError as error:  # only an operator can repair it; the other jobs continue
             if watched.damage != str(error):
                 log.warning("%s", error)
             watched.damage, due = str(error), self._clock.monotonic() + _PAUSE_S[1]
@@ -178,18 +180,18 @@ class Supervisor:
         return needed
 
     def target(self, job_id: str) -> str:
-        """Return the target of the job's newest attempt; "" before there is one."""
+        """Return the target of the job's newest attempt; "" without an attempt."""
         watched = self._watched.get(job_id)
         return "" if watched is None else watched.target
 
     def hurry(self, job_id: str) -> None:
-        """Make a job due at once, unless its steps fail: then it has its pause."""
+        """Make a job due at once, unless its steps fail: then its backoff is kept."""
         watched = self._watched.get(job_id)
         if watched is not None and watched.trouble is None:
             self._due_times.put(job_id, self._clock.monotonic())
 
     def _list_all(self, now: float) -> None:
-        """Read all active jobs: at the beginning, and now and then to find changes of which there is no event."""
+        """Read all active jobs: at first, and then periodically to find changes without an event."""
         last = self._store.last_event()
         active = self._store.active_jobs()
         for gone in self._watched.keys() - {job.id for job in active}:
@@ -200,7 +202,7 @@ class Supervisor:
         self._last_event = last
 
     def _ask(self, now: float) -> None:
-        """Read the jobs that have changed since the store was asked the last time."""
+        """Read the jobs that have changed since the last query."""
         changes = self._store.changes(self._last_event)
         for gone in changes.ended:
             self._forget(gone)
@@ -209,7 +211,7 @@ class Supervisor:
         self._ask_at, self._last_event = now + _ASK_S, changes.last
 
     def _note(self, job: ActiveJob) -> None:
-        """Watch a job from now on; one that is watched is due if its row is not as it was read."""
+        """Start to watch a job; make a watched job due if its row has changed."""
         watched = self._watched.get(job.id)
         if watched is None:
             with self._lock:
@@ -218,7 +220,7 @@ class Supervisor:
             return
         watched.target = job.target
         if watched.job is None:
-            watched.changes += 1  # it is being read: what comes of that may be older
+            watched.changes += 1  # a read is in progress, and its result may be stale
         elif (watched.job.updated, watched.job.goal) != (job.updated, job.goal):
             watched.expire()
             self.hurry(job.id)
@@ -232,7 +234,7 @@ class Supervisor:
         self._tools.queue.restore(job_id)
 
     def _rows(self, job_id: str, watched: Watched) -> tuple[JobRow, Attempt | None] | None:
-        """Return the job and its newest attempt, read anew where they may have changed; None: it has ended."""
+        """Return the job and its newest attempt, read again if they may have changed; None: it has ended."""
         if watched.job is not None:
             return watched.job, watched.attempt
         changes = watched.changes
@@ -247,12 +249,12 @@ class Supervisor:
         return job, attempt
 
     def renew(self) -> None:
-        """Keep the leases of all jobs that this process holds, and write what was read of them. Raises StoreError."""
+        """Renew all leases of this process and write the observed states. Raises StoreError."""
         self._leases.renew()
         self._tools.seen.write(self._store)
 
     def release(self, but: Collection[str] = ()) -> None:
-        """Give up all leases, `but` those of jobs in the middle of a step: another process may go on at once."""
+        """Release all leases for other processes, except those of jobs in the middle of a step (`but`)."""
         self._leases.release(but)
 
     def _advance(
@@ -270,14 +272,14 @@ class Supervisor:
             return self._troubled(job, attempt, watched, error), None
         except StoreError:
             raise
-        except Exception as error:  # noqa: BLE001 - one job's bug must not leave the machines of others alone
+        except Exception as error:  # noqa: BLE001 - one job's bug must not stop the supervision of others
             return self._failed(job, attempt, watched, error), None
 
     def _step(
         self, job: JobRow, attempt: Attempt | None, watched: Watched, lane: Lane | None
     ) -> tuple[float, Lane | None]:
         if not self._leases.hold(job):
-            watched.memory.first_launch_of = 0  # another process may ask
+            watched.memory.first_launch_of = 0  # another process may send the request
             watched.expire()
             return self._rest(watched), None
         if lane is Lane.LOOK and (needed := lane_of(job, attempt, watched.memory.time.now())) is not lane:
@@ -295,13 +297,13 @@ class Supervisor:
         return self._changed(watched) if changed else self._rest(watched), None
 
     def _changed(self, watched: Watched) -> float:
-        """Return when a job is due whose rows have changed: at once."""
+        """Return the due time of a job whose rows have changed: now."""
         watched.trouble, watched.quiet_s = None, 0.0
         watched.expire()
         return self._clock.monotonic()
 
     def _failed(self, job: JobRow, attempt: Attempt | None, watched: Watched, error: Exception) -> float:
-        """Return when to try again after a step has failed."""
+        """Return when to retry after a failed step."""
         if isinstance(error, ProvisionError) and error.code == OTHER_ACCOUNT:
             return self._locked_out(job, attempt, watched, error)
         self._note_login(job, attempt, watched, error)
@@ -310,7 +312,7 @@ class Supervisor:
         return self._troubled(job, attempt, watched, error)
 
     def _rest(self, watched: Watched) -> float:
-        """Return when a job is due that has not changed."""
+        """Return the due time of a job that has not changed."""
         if watched.memory.pause_s:
             return self._clock.monotonic() + watched.memory.pause_s
         first, most = info(watched.target).quiet_s or _QUIET_CLOUD_S
@@ -320,10 +322,10 @@ class Supervisor:
         return self._clock.monotonic() + watched.quiet_s
 
     def _locked_out(self, job: JobRow, attempt: Attempt | None, watched: Watched, error: ProvisionError) -> float:
-        """Return when to try again; record in the job's reason that its machines are in another account.
+        """Return when to retry; write in the job's reason that its machines are in another account.
 
-        A supervisor that has credentials of that account may take the lease: nothing is recorded at once where it is
-        yet to launch the job.
+        Before the job's launch the reason is delayed, as a supervisor with credentials of that account may take the
+        lease.
         """
         tries = watched.trouble.times if watched.trouble else 0
         has_machines = attempt is not None and attempt.launched is not None
@@ -341,7 +343,7 @@ class Supervisor:
         return due
 
     def _note_login(self, job: JobRow, attempt: Attempt | None, watched: Watched, error: Exception) -> None:
-        """Say in the job's reason which credentials must be renewed, if they have caused the error."""
+        """Write in the job's reason which credentials must be renewed, if they caused the error."""
         if said := login_hints.trouble(error):
             has_machines = attempt is not None and attempt.launched is not None
             said = f"{said}. {login_hints.consequence(watched.target, has_machines=has_machines)}"
@@ -350,7 +352,7 @@ class Supervisor:
                 watched.expire()
 
     def _troubled(self, job: JobRow, attempt: Attempt | None, watched: Watched, error: Exception) -> float:
-        """Return when to try again after a step has failed; after too long without a job dir give the job up."""
+        """Return when to retry after a failed step. Gives the job up if failures last for too long."""
         is_expected, by_job_dir = isinstance(error, (JobDirError, ProvisionError)), isinstance(error, JobDirError)
         is_ours = is_expected or isinstance(error, StoreError)
         message = str(error) if is_ours else f"{type(error).__name__}: {error}"
@@ -367,12 +369,12 @@ class Supervisor:
             watched.memory.reopen_dirs()
         pause = min(_PAUSE_S[0] * 2.0 ** min(trouble.times - 1, 30), LOGIN_S if by_login else _PAUSE_S[1])
         runs = attempt is not None and attempt.state == "running"
-        # Machines that are gone cost nothing, and a store comes back; a local folder that they lost does not.
+        # Machines that are gone cost nothing, and an object store recovers; their local folder does not.
         gone = watched.memory.machines_gone and local_folder(job.dir_on(watched.target)) is not None
         moves = attempt is not None and attempt.state == "launching" and watched.memory.moving == attempt.number
         patience = TRAINING_PATIENCE_S if (runs and not gone) or moves else self._patience_s
         reason = ""
-        if not _is_out_of_reach(error):  # concluding it would only hide why its machines run on
+        if not _is_out_of_reach(error):  # giving up would only hide why its machines keep running
             reason = trouble.patience.reason_to_end(
                 job, attempt, now=now, job_now=watched.memory.time.now(), message=message, is_expected=is_expected
             )
@@ -396,5 +398,5 @@ class Supervisor:
 
 
 def _is_out_of_reach(error: Exception) -> bool:
-    """Return whether other credentials than these are needed: of another account, or renewed ones."""
+    """Return whether the error requires other credentials: of another account, or renewed ones."""
     return isinstance(error, ProvisionError) and (error.code == OTHER_ACCOUNT or error.error_class == "expired")

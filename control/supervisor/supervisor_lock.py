@@ -1,4 +1,4 @@
-"""Detect a running supervisor (by a lock) and wake it (by a FIFO). Imports none of the supervisor's own modules."""
+"""Detect a running supervisor by its lock, and wake it through a FIFO. Imports none of the supervisor's own modules."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ from ..supervisor_environment import hashes
 _LOCK_TRIES = 4
 _LOCK_PAUSE_S = 0.05
 _LOCK_BYTES = 1 << 20
-"""Most that is read of a lock file."""
+"""Maximum bytes read of a lock file."""
 _WRITTEN_S = 1.0
-"""How long the description of a supervisor that has just taken the lock is waited for, in seconds."""
+"""Seconds to wait for the description of a supervisor that has just taken the lock."""
 
 
 @dataclass(frozen=True, slots=True)
 class Running:
-    """The supervisor that runs, as its lock file describes it."""
+    """The running supervisor, as described in its lock file."""
 
     pid: int | None = None
     """None: unknown."""
@@ -41,27 +41,27 @@ class Running:
     started: float | None = None
     """Epoch seconds."""
     by_command: bool = False
-    """A command has started it in the background; else it is a service, or runs in a terminal."""
+    """True if a command started it in the background; False for a service or in a terminal."""
     space: str = ""
     """Result of process_space(): where `pid` identifies this process."""
     salt: bytes = b""
     settings: Mapping[str, str] = field(default_factory=dict)
-    """Result of settings.hashes()."""
+    """Result of supervisor_environment.hashes()."""
 
     @property
     def is_replaceable(self) -> bool:
-        """Return whether a command may stop it and start another one."""
+        """True if a command may stop it and start another one."""
         return self.pid is not None and self.by_command and self.space == process_space()
 
 
 def is_running() -> bool:
-    """Whether a supervisor holds this state directory's lock."""
+    """Return whether a supervisor holds this state directory's lock."""
     return running() is not None
 
 
 def running() -> Running | None:
-    """Return the supervisor that holds this state directory's lock; None: there is none. One that has just taken it may
-    not have written its description yet."""
+    """Return the supervisor that holds this state directory's lock; None: there is none. Waits briefly if its
+    description is not written yet."""
     until = time.monotonic() + _WRITTEN_S
     while (found := _held()) == Running() and time.monotonic() < until:
         time.sleep(_LOCK_PAUSE_S)
@@ -81,7 +81,7 @@ def _held() -> Running | None:
 
 
 def _read(content: bytes) -> Running:
-    """Decode a lock file; Running() if that fails: it is being written, or damaged. Older versions wrote a pid only."""
+    """Decode a lock file; return Running() if it is incomplete or damaged. Older versions wrote only a pid."""
     try:
         value = json.loads(content)
         if isinstance(value, int):
@@ -101,7 +101,7 @@ def _read(content: bytes) -> Running:
 
 
 def _process_id(value: object) -> int:
-    """Raises ValueError: to kill(), zero and negative numbers mean groups of processes."""
+    """Validate a process id. Raises ValueError for 0 and negative numbers, which kill() takes as process groups."""
     if not isinstance(value, int) or isinstance(value, bool) or value <= 0:
         raise ValueError(f"not a process id: {value!r}")
     return value
@@ -110,13 +110,13 @@ def _process_id(value: object) -> int:
 def send_signal(there: Running, number: signal.Signals) -> bool:
     """Send a signal to a supervisor of this state directory; return whether it was sent.
 
-    The lock file may be damaged, or name a process that has ended and whose id another one has now: the signal is sent
-    only to a process that has the lock file open for writing, as supervisors alone do.
+    The lock file may be damaged, or its process may have ended and its id been reused. The signal is therefore sent
+    only to a process that has the lock file open for writing, as only supervisors do.
     """
     if there.pid is None or there.space != process_space():
         return False
     try:
-        process = os.pidfd_open(there.pid)  # it means this process also when its id is used again
+        process = os.pidfd_open(there.pid)  # refers to this process even if its id is reused
     except (OSError, OverflowError, ValueError):
         return False
     try:
@@ -147,7 +147,7 @@ def ourselves(*, by_command: bool) -> Running:
 
 
 def process_space() -> str:
-    """Name the boot and the process namespace: only there does a process id mean the same process."""
+    """Return a name for the boot and the process namespace, within which a process id is unique."""
     parts = [platform.node()]
     with suppress(OSError):
         parts.append(Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip())
@@ -156,35 +156,35 @@ def process_space() -> str:
 
 
 WAKE_BYTES = 65_536
-"""Read from the FIFO at a time: as much as a pipe holds."""
+"""Maximum bytes per read from the FIFO: the capacity of a pipe."""
 
 
 def wake(job_id: str = "") -> None:
-    """Wake the supervisor, if one runs, to look at this job; without an id, to ask the store for new jobs."""
+    """Wake a running supervisor to check this job, or without an id, to query the store for new jobs."""
     try:
         pipe = os.open(paths.supervisor_wake(), os.O_WRONLY | os.O_NONBLOCK)
     except FileNotFoundError:
         return
     except OSError as error:
-        if error.errno == errno.ENXIO:  # nobody listens
+        if error.errno == errno.ENXIO:  # no supervisor reads from it
             return
         raise
     try:
-        with suppress(BlockingIOError):  # full: it wakes up, and the store names the job within a second
+        with suppress(BlockingIOError):  # full: the supervisor wakes up anyway, and finds the job by its next query
             os.write(pipe, f"{job_id}\n".encode())
     finally:
         os.close(pipe)
 
 
 def woken_jobs(data: bytes) -> set[str]:
-    """Return the ids of jobs in what was read from the FIFO. An earlier version writes a dot and no id."""
+    """Parse data from the FIFO; return the ids of jobs. An earlier version writes a dot and no id."""
     lines = data.decode("utf-8", "replace").split("\n")
     return {line.lstrip(".") for line in lines} - {""}
 
 
 def take_lock(*, by_command: bool = False) -> IO[str] | None:
-    """The lock, with our description in it; None: another supervisor has it (a short probe by is_running() is waited
-    out)."""
+    """Return the lock, with this process's description in it; None: another supervisor has it. A short probe by
+    is_running() is waited out."""
     lock = paths.open_private(paths.supervisor_lock())
     about = dataclasses.asdict(us := ourselves(by_command=by_command)) | {"salt": us.salt.hex()}
     for attempt in range(_LOCK_TRIES):
@@ -194,7 +194,7 @@ def take_lock(*, by_command: bool = False) -> IO[str] | None:
             if attempt + 1 < _LOCK_TRIES:
                 time.sleep(_LOCK_PAUSE_S)
             continue
-        with suppress(OSError):  # on a full disk the lock alone must do
+        with suppress(OSError):  # on a full disk, the lock alone is enough
             lock.truncate(0)
             os.write(lock.fileno(), f"{json.dumps(about)}\n".encode())
         return lock
@@ -203,18 +203,18 @@ def take_lock(*, by_command: bool = False) -> IO[str] | None:
 
 
 def is_asked_for(lock: IO[str]) -> bool:
-    """Whether this lock is the one others look at: it is not, once the state directory was deleted or replaced."""
+    """Return whether this lock file still belongs to the state directory, which may have been deleted or replaced."""
     try:
         return os.path.samestat(paths.supervisor_lock().stat(), os.fstat(lock.fileno()))
     except (FileNotFoundError, NotADirectoryError):
         return False
-    except OSError:  # a disk that fails for now says nothing
+    except OSError:  # a transient disk error proves nothing
         return True
 
 
 @contextmanager
 def wake_pipe() -> Iterator[int]:
-    """Our end of the FIFO. Opened for writing too, so that it never reports an end of file."""
+    """Yield the supervisor's end of the FIFO. It is also opened for writing, so that it never reports end of file."""
     path = paths.supervisor_wake()
     with suppress(FileExistsError):
         os.mkfifo(path, 0o600)

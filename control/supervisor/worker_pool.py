@@ -1,9 +1,9 @@
-"""Threads that advance jobs: a call that takes its time, or hangs, keeps no other job waiting.
+"""Thread pools that advance jobs, so that a slow or hanging call delays no other job.
 
-Each target has threads of its own, for what hangs is mostly a target, and each of its lanes (lanes.py), for what takes
-long are launches and ends; each job has one thread at a time. A thread more keeps the leases, so that no other process
-takes a job over in the middle of a long step. A step may be abandoned between any two of its calls, as by a kill of
-the process.
+Each target has separate threads for each lane (lanes.py), because calls to the same target tend to hang together,
+and launches and terminations are slow. A job is advanced by one thread at a time. A further thread renews the
+leases, so that no other process takes a job over during a long step. A step may be abandoned between any two of its
+calls, as if the process were killed.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from .supervisor import Supervisor, Tick
 log = logging.getLogger("cloudgpu.supervisor")
 
 THREADS: Mapping[Lane, int] = {Lane.LOOK: 16, Lane.LAUNCH: 16, Lane.END: 64}
-"""Most threads per target, started on demand. Terminations mostly wait for machines to shut down, so they have more."""
+"""Maximum threads per target, started on demand; higher for terminations, which mostly wait for shutdowns."""
 
 
 class Crew:
-    """Does what Supervisor.tick() does, without waiting for the steps. All methods are for one thread."""
+    """Thread pool that does the work of Supervisor.tick() without waiting for the steps. Not thread-safe."""
 
     def __init__(self, supervisor: Supervisor, on_done: Callable[[], None], *, threads: int | None = None) -> None:
-        """`on_done` is called, in some thread, whenever tick() has something new to find.
+        """Create a pool. `on_done` is called, in any thread, whenever tick() has something new to find.
 
         `threads`: of each lane of a target; None: as in THREADS.
         """
@@ -37,16 +37,16 @@ class Crew:
         self._threads = THREADS if threads is None else dict.fromkeys(Lane, threads)
         self._lock = threading.Lock()
         self._busy: dict[str, bool] = {}
-        """Jobs that are being advanced, or will be as soon as a thread is free; True: look again at once afterwards."""
+        """Jobs that are being advanced or wait for a thread; True: advance again at once afterwards."""
         self._teams: dict[tuple[str, Lane], _Team] = {}
         self._lines: dict[tuple[str, Lane], dict[str, None]] = {}
-        """Jobs that wait for a lane other than LOOK, in turn. They are still looked at, and so may be cancelled."""
+        """(target, lane) -> jobs waiting for a slow lane, in order. They are still polled for cancellation."""
         self._failed: StoreError | None = None
         self._closed = threading.Event()
         threading.Thread(target=self._keep_leases, name="leases", daemon=True).start()
 
     def tick(self, *, woken: Collection[str] | None = None) -> Tick:
-        """Have every job advanced that is due; `woken` as in Supervisor.due(). Raises StoreError, also of a step."""
+        """Hand every due job to a thread; `woken` as in Supervisor.due(). Raises StoreError, also of past steps."""
         failed, self._failed = self._failed, None
         if failed is not None:
             raise failed
@@ -56,12 +56,12 @@ class Crew:
                     if due.job_id in self._busy:
                         self._busy[due.job_id] = True
                         continue
-                self._supervisor.hurry(due.job_id)  # it has ended a moment ago
+                self._supervisor.hurry(due.job_id)  # its step has just ended
         self._admit()
         return self._supervisor.outlook()
 
     def _hand(self, job_id: str, target: str, lane: Lane) -> bool:
-        """Give a job to the threads of a lane; False: it has one already."""
+        """Give a job to the threads of a lane; return False if a thread has it already."""
         with self._lock:
             if job_id in self._busy:
                 return False
@@ -80,7 +80,7 @@ class Crew:
         return team
 
     def _admit(self) -> None:
-        """Hand the first of each line to its lane, as many as there are free threads."""
+        """Hand waiting jobs, in order, to their lanes' free threads."""
         for (target, lane), line in list(self._lines.items()):
             room = self._team(target, lane).room
             with self._lock:
@@ -92,14 +92,14 @@ class Crew:
 
     @property
     def busy(self) -> int:
-        """How many jobs are being advanced, or wait for a thread."""
+        """Number of jobs that are being advanced or wait for a thread."""
         with self._lock:
             return len(self._busy)
 
     def close(self, grace_s: float, *, release: bool = True) -> bool:
-        """Begin nothing more; whether every step under way has ended within `grace_s`.
+        """Start no more steps; return whether all running ones ended within `grace_s`.
 
-        Leases are released, but for those of jobs in the middle of a step: an abandoned one may still go on.
+        Leases are released, except for jobs in the middle of a step: an abandoned step may still continue.
         """
         self._closed.set()
         end = time.monotonic() + grace_s
@@ -124,7 +124,7 @@ class Crew:
                 needed = self._supervisor.advance(job_id, lane)
         except StoreError as error:
             self._failed = error
-        except Exception:  # a bug outside of the step itself: the job's next look will meet it again
+        except Exception:  # a bug outside of the step itself, logged again at the job's next step
             log.exception("%s: a look failed", job_id)
         finally:
             with self._lock:
@@ -140,7 +140,7 @@ class Crew:
         while not self._closed.wait(self._supervisor.lease_s / 3):
             try:
                 self._supervisor.renew()
-            except StoreError as error:  # who takes over then cannot write either
+            except StoreError as error:  # a process that takes over cannot write either
                 log.warning("leases were not renewed: %s", error)
             except Exception:
                 log.exception("leases were not renewed")
@@ -150,7 +150,7 @@ _CLOSE_POLL_S = 0.02
 
 
 class _Team:
-    """The threads of one lane of a target; they are started as they are needed."""
+    """The threads of one lane of a target, started on demand."""
 
     def __init__(self, work: Callable[[str], None], most: int, name: str) -> None:
         self._work = work
@@ -160,11 +160,11 @@ class _Team:
         self._lock = threading.Lock()
         self._size = 0
         self._handed = 0
-        """Jobs that wait or are in hand."""
+        """Number of jobs that wait or are being advanced."""
         self._in_hand: set[str] = set()
 
     def hand(self, job_id: str) -> None:
-        """In turn: whoever waited first is served first."""
+        """Add a job to the queue (FIFO), and start a thread if all are busy."""
         with self._lock:
             self._handed += 1
             grow = self._handed > self._size < self._most
@@ -175,7 +175,7 @@ class _Team:
 
     @property
     def room(self) -> int:
-        """How many more jobs would begin at once."""
+        """Number of further jobs that would start at once."""
         with self._lock:
             return self._most - self._handed
 

@@ -2,7 +2,7 @@
 
     from cloudgpu.infra.aws import GpuCluster
 
-Each is imported when it is asked for: AWS's classes take half a second.
+Each component is imported on first access: importing AWS's classes takes half a second.
 """
 
 from __future__ import annotations

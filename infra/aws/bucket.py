@@ -1,4 +1,4 @@
-"""Where jobs keep everything: a bucket that is encrypted, private, and not deleted by accident."""
+"""S3 bucket for job dirs: encrypted, private, and protected from accidental deletion."""
 
 import json
 from typing import NotRequired, TypedDict
@@ -24,27 +24,29 @@ class JobBucketArgs(TypedDict):
     """Arguments of JobBucket."""
 
     existing: NotRequired[pulumi.Input[str]]
-    """Name of a bucket that is there and stays as it is: nothing is made or changed, only used."""
+    """Name of an existing bucket to use; it is not changed. Omitted: a bucket is created."""
     bucket: NotRequired[pulumi.Input[str]]
-    """Name of the bucket to make; omitted: Pulumi makes one up."""
+    """Name of the bucket to create. Omitted: Pulumi generates one."""
     prefix: NotRequired[str]
-    """Job dirs are below; omitted: `jobs`."""
+    """Prefix of the job dirs in the bucket. Default: `jobs`."""
     protect: NotRequired[bool]
-    """Pulumi refuses to delete it; omitted: it does. `false`: it is deleted with everything that is in it."""
+    """Make Pulumi refuse to delete the bucket. Default: true. If false, the bucket is deleted with all its objects."""
     owner: NotRequired[str]
-    """As in GpuNetworkArgs."""
+    """Value of the tag cloudgpu-owner; see GpuNetworkArgs."""
     tags: NotRequired[dict[str, pulumi.Input[str]]]
-    """More, of the bucket."""
+    """Additional tags of the bucket."""
 
 
 class JobBucket(pulumi.ComponentResource):
-    """A bucket for job dirs: encrypted, no public access, reached by TLS only; uploads that were never finished go
-    after a week, versions that were replaced (of a bucket on which somebody turns versions on) after a day."""
+    """S3 bucket for job dirs: encrypted, no public access, TLS only.
+
+    Incomplete uploads are deleted after a week and, if versioning is turned on, replaced versions after a day.
+    """
 
     bucket: pulumi.Output[str]
-    """Its name."""
+    """Name of the bucket."""
     job_dir: pulumi.Output[str]
-    """`s3://BUCKET/jobs`: for `job_dir` of job files."""
+    """`s3://BUCKET/jobs`: the value for `job_dir` in job files."""
 
     def __init__(self, name: str, args: JobBucketArgs, opts: pulumi.ResourceOptions | None = None) -> None:
         check_arguments("JobBucket", name, args, JobBucketArgs)

@@ -1,6 +1,6 @@
-"""Check the name of a bucket on AWS.
+"""Naming rule for S3 buckets.
 
-https://docs.aws.amazon.com/AmazonS3/latest/userguide/bucketnamingrules.html (dots break TLS, so none here)
+https://docs.aws.amazon.com/AmazonS3/latest/userguide/bucketnamingrules.html (dots break TLS and are not allowed here)
 """
 
 from __future__ import annotations

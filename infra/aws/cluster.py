@@ -1,4 +1,4 @@
-"""All of it in one: network, bucket, role and fleet."""
+"""Component that combines network, bucket, role and fleet."""
 
 from typing import NotRequired, TypedDict
 
@@ -14,46 +14,47 @@ from .role import MachineRole
 
 
 class GpuClusterArgs(TypedDict):
-    """Arguments of GpuCluster: those of its parts that most programs set. Others take the components themselves."""
+    """Arguments of GpuCluster: the commonly used ones of its parts. For the others, use the parts' components
+    directly."""
 
     machine_type: str
-    """As in GpuFleetArgs."""
+    """EC2 instance type; see GpuFleetArgs."""
     size: pulumi.Input[int]
-    """How many machines."""
+    """Number of machines."""
     zones: NotRequired[list[str]]
-    """As in GpuFleetArgs; the network is in all of the region's all the same."""
+    """Zones for the machines; see GpuFleetArgs. The network always covers all zones of the region."""
     market: NotRequired[str]
-    """As in GpuFleetArgs."""
+    """`on-demand` (the default), `spot` or `reservation`; see GpuFleetArgs."""
     on_demand: NotRequired[int]
-    """As in GpuFleetArgs."""
+    """Number of on-demand machines in a spot fleet; see GpuFleetArgs."""
     reservation: NotRequired[pulumi.Input[str]]
-    """As in GpuFleetArgs."""
+    """Id of the capacity reservation or capacity block; see GpuFleetArgs."""
     capacity_block: NotRequired[bool]
-    """As in GpuFleetArgs."""
+    """The reservation is a Capacity Block for ML; see GpuFleetArgs."""
     disk_gb: NotRequired[float]
-    """As in GpuFleetArgs."""
+    """Disk size in GB; see GpuFleetArgs."""
     peers: NotRequired[bool]
-    """As in GpuFleetArgs."""
+    """The machines communicate with each other; see GpuFleetArgs."""
     heal: NotRequired[bool]
-    """As in GpuFleetArgs."""
+    """Replace lost or unhealthy machines; see GpuFleetArgs."""
     image: NotRequired[pulumi.Input[str]]
-    """As in GpuFleetArgs."""
+    """AMI id; see GpuFleetArgs."""
     user_data: NotRequired[pulumi.Input[str]]
-    """As in GpuFleetArgs."""
+    """Boot script of the machines; see GpuFleetArgs."""
     expires: NotRequired[pulumi.Input[float]]
-    """As in GpuFleetArgs."""
+    """Expiry of the machines in epoch seconds; see GpuFleetArgs."""
     existing_bucket: NotRequired[pulumi.Input[str]]
-    """Name of a bucket that is there: it is used, and stays. Omitted: one is made."""
+    """Name of an existing bucket to use; it is not changed or deleted. Omitted: a bucket is created."""
     bucket: NotRequired[pulumi.Input[str]]
-    """Name of the bucket to make; omitted: Pulumi makes one up."""
+    """Name of the bucket to create. Omitted: Pulumi generates one."""
     protect: NotRequired[bool]
-    """Pulumi refuses to delete the bucket that is made; omitted: it does."""
+    """Make Pulumi refuse to delete the created bucket. Default: true."""
     boundary: NotRequired[pulumi.Input[str]]
     """ARN of the permissions boundary of the machines' role."""
     owner: NotRequired[str]
-    """As in GpuNetworkArgs."""
+    """Value of the tag cloudgpu-owner; see GpuNetworkArgs."""
     tags: NotRequired[dict[str, pulumi.Input[str]]]
-    """More, of everything."""
+    """Additional tags of all resources."""
 
 
 _OWNED = ("owner", "tags")
@@ -65,18 +66,18 @@ _OF_FLEET = (
 
 
 class GpuCluster(pulumi.ComponentResource):
-    """Machines with GPUs, and what they stand in."""
+    """GPU machines together with their network, bucket and role."""
 
     group: pulumi.Output[str]
     """Name of the Auto Scaling group."""
     job_dir: pulumi.Output[str]
-    """`s3://BUCKET/jobs`: what the machines can reach."""
+    """`s3://BUCKET/jobs`: the prefix that the machines can access."""
     network_id: pulumi.Output[str]
-    """Of the VPC."""
+    """Id of the VPC."""
     subnets: pulumi.Output[dict[str, str]]
     """Zone -> subnet id."""
     profile_arn: pulumi.Output[str]
-    """Of the machines' instance profile."""
+    """ARN of the machines' instance profile."""
 
     def __init__(self, name: str, args: GpuClusterArgs, opts: pulumi.ResourceOptions | None = None) -> None:
         check_arguments("GpuCluster", name, args, GpuClusterArgs)

@@ -1,4 +1,4 @@
-"""Machines with GPUs that are kept at a number: a launch template, and an Auto Scaling group of it."""
+"""Fleet of a fixed number of GPU machines: a launch template and an Auto Scaling group that uses it."""
 
 import base64
 from collections.abc import Mapping
@@ -28,7 +28,7 @@ from ..components import child_of
 from ..pulumi_arguments import keywords
 from .children import TYPES, tags_of
 
-# Where Pulumi calls a field by another name than EC2's API.
+# Pulumi's name of a field, where it differs from the EC2 API's.
 TEMPLATE_NAMES = {"NetworkInterfaces.Groups": "security_groups"}
 _GROUP_NAMES = {
     "LaunchTemplate.LaunchTemplateId": "id",
@@ -37,76 +37,82 @@ _GROUP_NAMES = {
 }
 
 _LEAST_HEALTHY_PERCENT = 50
-"""Of the machines, while all of them are replaced. The new come after the old are gone: there may be no more to get."""
+"""Minimum percentage of healthy machines during a rolling replacement.
+
+Machines are terminated before their replacements start, since there may be no spare capacity.
+"""
 
 
 class GpuFleetArgs(TypedDict):
-    """Arguments of GpuFleet. How machines are made is said in plain values; what other resources say may be outputs."""
+    """Arguments of GpuFleet. Arguments that shape the machines are plain values; values from other resources may be
+    outputs."""
 
     machine_type: str
-    """e.g. `g6.xlarge`."""
+    """EC2 instance type, e.g. `g6.xlarge`."""
     size: pulumi.Input[int]
-    """How many machines."""
+    """Number of machines."""
     network_id: pulumi.Input[str]
-    """VPC: GpuNetwork's output."""
+    """Id of the VPC: GpuNetwork's output."""
     subnets: pulumi.Input[dict[str, str]]
     """Zone (`use1-az1`) -> subnet id: GpuNetwork's output."""
     profile_arn: pulumi.Input[str]
-    """Instance profile: MachineRole's output."""
+    """ARN of the instance profile: MachineRole's output."""
     zones: NotRequired[list[str]]
-    """Where machines may be; omitted: wherever there is a subnet. Machines that talk through Elastic Fabric Adapters
-    must be in one."""
+    """Zones for the machines. Default: every zone with a subnet. Machines that use Elastic Fabric Adapters need a
+    single zone."""
     market: NotRequired[str]
     """`on-demand` (the default), `spot`, or `reservation`."""
     on_demand: NotRequired[int]
-    """Of market spot: so many machines are bought on demand."""
+    """With market spot, the number of machines that are bought on demand."""
     reservation: NotRequired[pulumi.Input[str]]
-    """Id of the capacity reservation or capacity block of market reservation."""
+    """With market reservation, the id of the capacity reservation or capacity block."""
     capacity_block: NotRequired[bool]
     """The reservation is a Capacity Block for ML."""
     disk_gb: NotRequired[float]
-    """Omitted: 100."""
+    """Disk size in GB. Default: 100."""
     peers: NotRequired[bool]
-    """The machines talk to each other: they may reach each other, are placed together, and use their fast fabric."""
+    """The machines communicate: they may connect to each other, share a placement group and use their fast fabric."""
     private: NotRequired[bool]
-    """The subnets are private, with a way out of their own: machines get no public address, and use all their Elastic
-    Fabric Adapters. Not so in GpuNetwork's."""
+    """The subnets are private and have NAT or another egress, unlike GpuNetwork's: machines get no public address and
+    use all their Elastic Fabric Adapters."""
     heal: NotRequired[bool]
-    """A machine that is gone, or fails its checks, is replaced; omitted: it is."""
+    """Replace machines that are lost or fail their health checks. Default: true."""
     image: NotRequired[pulumi.Input[str]]
-    """AMI id, of Ubuntu with NVIDIA's driver. Omitted: AWS's newest at each `up`, so that there is another template,
-    and all machines are replaced, when AWS publishes one."""
+    """AMI id of an Ubuntu image with NVIDIA's driver. Omitted: AWS's newest at each `up`; when AWS publishes a new one,
+    the template changes and all machines are replaced."""
     user_data: NotRequired[pulumi.Input[str]]
-    """What a machine boots with, as text; 16 KiB at most. No secrets: whoever may describe machines reads it."""
+    """User data as text, at most 16 KiB. It must not contain secrets: everyone allowed to describe the machines can
+    read it."""
     fleet_name: NotRequired[str]
-    """Value of the tag cloudgpu-fleet, and the machines' name; omitted: the component's name."""
+    """Value of the tag cloudgpu-fleet, and the machines' name. Default: the component's name."""
     expires: NotRequired[pulumi.Input[float]]
-    """Epoch seconds after which anybody may end the machines: they are tagged so, and an OrphanReaper does."""
+    """Expiry in epoch seconds, set as a tag: after it the machines may be terminated by any cleanup, such as
+    OrphanReaper."""
     owner: NotRequired[str]
-    """As in GpuNetworkArgs."""
+    """Value of the tag cloudgpu-owner; see GpuNetworkArgs."""
     tags: NotRequired[dict[str, pulumi.Input[str]]]
-    """More, of everything, machines too."""
+    """Additional tags of all resources, including the machines."""
 
 
 class GpuFleet(pulumi.ComponentResource):
-    """A fleet: so many machines of a kind, which come back when they are lost.
+    """Fleet of a fixed number of identical machines; lost machines are replaced.
 
-    Another template (image, type, disk, user data) replaces the machines one part after the other. Machines end for
-    good when they are switched off, and are told template.GRACE_S before the group ends them. No rule lets anything in
-    but, of `peers`, the machines themselves.
+    A changed template (image, type, disk, user data) replaces the machines by a rolling update. A machine that shuts
+    down is terminated. A machine gets template.GRACE_S seconds of notice before the group terminates it. Inbound
+    traffic is blocked except, with `peers`, between the machines.
     """
 
     group: pulumi.Output[str]
     """Name of the Auto Scaling group."""
     template_id: pulumi.Output[str]
-    """Of the launch template."""
+    """Id of the launch template."""
     template_version: pulumi.Output[str]
-    """Its number."""
+    """Version number of the launch template."""
     security_group_id: pulumi.Output[str]
-    """Of the machines."""
+    """Id of the machines' security group."""
 
     def __init__(self, name: str, args: GpuFleetArgs, opts: pulumi.ResourceOptions | None = None) -> None:
-        """Raises ValueError for what EC2 cannot have."""
+        """Raise ValueError for arguments that EC2 does not support."""
         check_arguments("GpuFleet", name, args, GpuFleetArgs)
         super().__init__(f"{TYPES}:GpuFleet", name, {}, opts)
         fleet = fleet_of(name, args)
@@ -125,10 +131,10 @@ class GpuFleet(pulumi.ComponentResource):
             }
         )
 
-    # -- who may reach whom
+    # -- security group
 
     def _security_group(self, name: str, fleet: FleetSpec) -> pulumi.Output[str]:
-        """Its id, known once its rules are there."""
+        """Return the security group's id, resolved once its rules exist."""
         made = aws.ec2.SecurityGroup(
             f"{name}-machines",
             vpc_id=self._args["network_id"],
@@ -146,7 +152,7 @@ class GpuFleet(pulumi.ComponentResource):
                 opts=child_of(self),
             )
         ]
-        if fleet.peers:  # Elastic Fabric Adapters ask for the outward rule as well
+        if fleet.peers:  # Elastic Fabric Adapters require the egress rule as well
             for direction, rule in (
                 ("from", aws.vpc.SecurityGroupIngressRule),
                 ("to", aws.vpc.SecurityGroupEgressRule),
@@ -163,7 +169,7 @@ class GpuFleet(pulumi.ComponentResource):
                 )
         return pulumi.Output.all(made.id, *(rule.id for rule in rules)).apply(lambda ids: str(ids[0]))
 
-    # -- what a machine is
+    # -- launch template
 
     def _template(self, name: str, fleet: FleetSpec, security: pulumi.Output[str]) -> aws.ec2.LaunchTemplate:
         ami, root_device, gib = self._image(fleet)
@@ -176,7 +182,8 @@ class GpuFleet(pulumi.ComponentResource):
             group=security,
             public=not self._args.get("private", False),
             user_data=pulumi.Output.from_input(self._args.get("user_data") or "").apply(_base64),
-            # Not when they expire, which the group tells them: another time would be another template, new machines.
+            # Without the expiry tag, which the group adds: a new expiry would change the template and replace all
+            # machines.
             tags={key: value for key, value in self._tags.items() if key != tags.EXPIRES},
             placement_group=self._placement_group(name) if is_placed(fleet) else None,
             reservation=None
@@ -192,7 +199,7 @@ class GpuFleet(pulumi.ComponentResource):
         )
 
     def _image(self, fleet: FleetSpec) -> tuple[pulumi.Output[str], pulumi.Output[str], pulumi.Output[int]]:
-        """Id, root device, and GiB of the volume."""
+        """Return the image's id and root device name, and the volume's size in GiB."""
         options = pulumi.InvokeOutputOptions(parent=self)
         given = self._args.get("image")
         if given is None:
@@ -209,7 +216,7 @@ class GpuFleet(pulumi.ComponentResource):
         made = aws.ec2.PlacementGroup(f"{name}-near", strategy="cluster", tags=self._tags, opts=child_of(self))
         return made.name
 
-    # -- how many of them
+    # -- Auto Scaling group
 
     def _group(self, name: str, fleet: FleetSpec, made: aws.ec2.LaunchTemplate) -> aws.autoscaling.Group:
         size = pulumi.Output.from_input(self._args["size"])
@@ -224,7 +231,7 @@ class GpuFleet(pulumi.ComponentResource):
             max_size=size.apply(lambda count: max(int(count), 1)),
             desired_capacity=size,
             vpc_zone_identifiers=subnets,
-            wait_for_capacity_timeout="0",  # whether there are any to get is not the stack's to wait for
+            wait_for_capacity_timeout="0",  # `up` does not wait for capacity
             suspended_processes=suspended(fleet),
             instance_refresh={
                 "strategy": "Rolling",
@@ -236,7 +243,7 @@ class GpuFleet(pulumi.ComponentResource):
 
 
 def fleet_of(name: str, args: GpuFleetArgs) -> FleetSpec:
-    """Return the fleet that the arguments describe, of which size is not a part. Raises ArgumentError."""
+    """Return the fleet that the arguments describe, without its size. Raises ArgumentError."""
     market = args.get("market") or "on-demand"
     if (market == "reservation") != (args.get("reservation") is not None):
         message = "market reservation and the id of a reservation belong together: give both, or neither"
@@ -264,7 +271,7 @@ def fleet_of(name: str, args: GpuFleetArgs) -> FleetSpec:
 
 
 def subnets_in(subnets: Mapping[str, str], zones: tuple[str, ...]) -> list[str]:
-    """Of the zones, or of all. Raises ValueError for a zone without one."""
+    """Return the subnets of the given zones, or all of them. Raises ValueError for a zone without a subnet."""
     missing = sorted(set(zones) - set(subnets))
     if missing:
         raise ValueError(f"zones: there is no subnet in {', '.join(missing)}, only in {', '.join(sorted(subnets))}")
@@ -275,8 +282,8 @@ def _base64(text: str) -> str:
     return base64.b64encode(check_size("user_data", text, MAX_BYTES).encode()).decode()
 
 
-def _snapshot_gib(ami: Any) -> int:  # GetAmiResult
-    """Of the image's root volume."""
+def _snapshot_gib(ami: Any) -> int:  # a GetAmiResult
+    """Return the size of the image's root volume in GiB."""
     sizes = [
         int(mapping["ebs"].get("volume_size") or 0)
         for mapping in ami.block_device_mappings

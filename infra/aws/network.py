@@ -1,4 +1,4 @@
-"""Where machines are attached: a network in all zones that nothing can come in to."""
+"""Network for machines: a VPC with a subnet in every zone and no inbound access."""
 
 import re
 from typing import NotRequired, TypedDict
@@ -18,25 +18,25 @@ class GpuNetworkArgs(TypedDict):
     """Arguments of GpuNetwork."""
 
     zones: NotRequired[list[str]]
-    """Zones as AWS numbers them, e.g. `use1-az1`; omitted: all of the region."""
+    """Zone ids, e.g. `use1-az1`. Default: all of the region."""
     cidr: NotRequired[str]
-    """Addresses of the whole network, a /16; omitted: 10.90.0.0/16. A change means another network."""
+    """Address range of the network, a /16. Default: 10.90.0.0/16. A change replaces the network."""
     owner: NotRequired[str]
-    """Value of the tag cloudgpu-owner; begins with `cloudgpu-`. Omitted: made of the project and the stack."""
+    """Value of the tag cloudgpu-owner; begins with `cloudgpu-`. Default: derived from the project and the stack."""
     tags: NotRequired[dict[str, pulumi.Input[str]]]
-    """More, of everything in it."""
+    """Additional tags of all resources in the network."""
 
 
 class GpuNetwork(pulumi.ComponentResource):
-    """A VPC, a public subnet in each zone, a way out and one to S3 that costs nothing.
+    """VPC with a public subnet in each zone, an internet gateway, and a gateway endpoint for S3, which is free.
 
-    Nothing can come in: there is no rule that lets it, the default security group has none at all, and machines bring
-    groups of their own. Machines in it have public addresses, without which they would need a NAT gateway to get out,
-    which costs more than some of them. Launches of cloudgpu find the subnets by their tag.
+    Inbound access is blocked: the default security group has no rules, and machines use separate security groups.
+    Machines have public addresses for outbound access, because a NAT gateway would cost more than some of them.
+    cloudgpu's launches find the subnets by their tag.
     """
 
     network_id: pulumi.Output[str]
-    """Of the VPC."""
+    """Id of the VPC."""
     subnets: pulumi.Output[dict[str, str]]
     """Zone (`use1-az1`) -> subnet id."""
 
@@ -68,7 +68,7 @@ class GpuNetwork(pulumi.ComponentResource):
         self.register_outputs({"network_id": self.network_id, "subnets": self.subnets})
 
     def _zones(self, asked: list[str] | None) -> list[str]:
-        """Raises ValueError for a zone that the region does not have."""
+        """Return the zone ids to use. Raises ValueError for a zone that the region does not have."""
         usual = aws.GetAvailabilityZonesFilterArgs(name="opt-in-status", values=["opt-in-not-required"])
         found = aws.get_availability_zones(state="available", filters=[usual], opts=pulumi.InvokeOptions(parent=self))
         unknown = sorted(set(asked or ()) - set(found.zone_ids))
@@ -121,9 +121,9 @@ class GpuNetwork(pulumi.ComponentResource):
 
 
 def range_of(zone: str, cidr: str) -> str:
-    """The /20 of a zone in a /16, by the number at the end of its id: it stays when AWS opens or closes another.
+    """Return a zone's /20 in a /16, chosen by the number in the zone's id, so other zones do not affect it.
 
-    Raises ValueError for another network, and for a zone without such a number.
+    Raises ValueError if `cidr` is not a /16 or the zone's id has no number from 0 to 15.
     """
     network = re.fullmatch(r"(\d+\.\d+)\.0\.0/16", cidr)
     number = re.search(r"az(\d+)$", zone)

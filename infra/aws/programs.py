@@ -1,6 +1,7 @@
-"""The programs of `cloudgpu infra` and `cloudgpu cluster` on AWS: what the components are, with settings and outputs.
+"""Pulumi programs of `cloudgpu infra` and `cloudgpu cluster` on AWS: they map settings to components and outputs.
 
-Everything is in the settings' region, whatever region the environment names: the provider is the program's own.
+All resources are in the settings' region: the programs use an explicit provider, so the environment's region is
+ignored.
 """
 
 import pulumi
@@ -18,9 +19,9 @@ _NAME = "cloudgpu"
 
 
 def infra_program(settings: InfraSettings) -> None:
-    """Network, bucket, role and reaper; exports Infrastructure's JSON.
+    """Create network, bucket, role and reaper; export Infrastructure's JSON.
 
-    `settings.expires` is of no use here: nothing of it bills but the bucket, which no reaper removes.
+    `settings.expires` is ignored: only the bucket bills, and no reaper removes it.
     """
     opts = pulumi.ResourceOptions(providers=[_provider(settings.region, settings.account)])
     network = GpuNetwork(f"{_NAME}-network", {"owner": settings.owner}, opts)
@@ -46,7 +47,8 @@ def infra_program(settings: InfraSettings) -> None:
 
 
 def fleet_program(settings: FleetSettings) -> None:
-    """The template and the group of one fleet; exports FleetOutputs' JSON. Raises ValueError for what cannot be."""
+    """Create one fleet's launch template and group; export FleetOutputs' JSON. Raises ValueError for an invalid
+    fleet."""
     fleet, stands_in = settings.fleet, settings.infrastructure
     args: GpuFleetArgs = {
         "fleet_name": fleet.name,
@@ -81,8 +83,11 @@ def fleet_program(settings: FleetSettings) -> None:
 
 
 def _provider(region: str, account: str) -> aws.Provider:
-    """With the credentials of another account it does nothing: nearly everything has a name or an id without an account
-    in it, so there it would be taken for gone, and made again."""
+    """Return a provider that refuses credentials of another account.
+
+    Most resources are identified without an account, so in another account Pulumi would find them missing and recreate
+    them.
+    """
     return aws.Provider(f"{_NAME}-{region}", region=region, allowed_account_ids=[account] if account else None)
 
 

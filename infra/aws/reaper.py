@@ -1,4 +1,4 @@
-"""The last guard against machines that nobody ends: a function that runs by itself, and ends what has expired."""
+"""Lambda function on a schedule that terminates expired machines: the safety net when no other cleanup runs."""
 
 import json
 from pathlib import Path
@@ -22,33 +22,35 @@ class OrphanReaperArgs(TypedDict):
     """Arguments of OrphanReaper."""
 
     every_minutes: NotRequired[int]
-    """Omitted: 15."""
+    """Interval between runs in minutes. Default: 15."""
     keep_log_days: NotRequired[int]
-    """Omitted: 30."""
+    """Retention of the function's logs in days. Default: 30."""
     boundary: NotRequired[pulumi.Input[str]]
     """ARN of the permissions boundary of the function's role."""
     owner: NotRequired[str]
-    """As in GpuNetworkArgs. What it ends may be of any owner: it says so itself by its time."""
+    """Value of the tag cloudgpu-owner of the reaper's resources; see GpuNetworkArgs. The reaper deletes resources of
+    any owner that begins with `cloudgpu-`."""
     tags: NotRequired[dict[str, pulumi.Input[str]]]
-    """More, of all that the reaper consists of."""
+    """Additional tags of all the reaper's resources."""
 
 
 class OrphanReaper(pulumi.ComponentResource):
-    """A Lambda function on a schedule that ends what bills in its region, is tagged as cloudgpu's, and has expired:
-    machines, groups of them, volumes that are attached to nothing. It can touch nothing else.
+    """Scheduled Lambda function that deletes billable resources in its region that cloudgpu tagged and that have
+    expired.
 
-    It costs nothing: a few seconds a day of Lambda. It needs no job, no store and no computer of anybody's.
+    It covers machines, groups of machines, and unattached volumes; its role allows no other deletion. It costs almost
+    nothing, a few seconds of Lambda a day, and needs no job, store or computer of a user to run.
     """
 
     function_name: pulumi.Output[str]
-    """Of the Lambda function."""
+    """Name of the Lambda function."""
 
     def __init__(self, name: str, args: OrphanReaperArgs, opts: pulumi.ResourceOptions | None = None) -> None:
         check_arguments("OrphanReaper", name, args, OrphanReaperArgs)
         super().__init__(f"{TYPES}:OrphanReaper", name, {}, opts)
         self._tags = tags_of(args)
         function = self._function(name, int(args.get("keep_log_days") or 30), args.get("boundary"))
-        minutes = int(args.get("every_minutes") or 15)  # a float, where it comes from another language
+        minutes = int(args.get("every_minutes") or 15)  # programs in other languages pass a float
         rule = aws.cloudwatch.EventRule(
             f"{name}-schedule",
             description="ends what is tagged cloudgpu-expires and has expired",
@@ -96,7 +98,7 @@ class OrphanReaper(pulumi.ComponentResource):
             f"{name}-function",
             runtime=_RUNTIME,
             handler="reaper_handler.handler",
-            # As text: a path of this computer's would be in the stack's state.
+            # As text: a file asset would put a local path into the stack's state.
             code=pulumi.AssetArchive({"reaper_handler.py": pulumi.StringAsset(_HANDLER.read_text(encoding="utf-8"))}),
             role=role.arn,
             timeout=_LIMIT_S,
@@ -111,7 +113,8 @@ _TRUST = policy([{"Effect": "Allow", "Principal": {"Service": "lambda.amazonaws.
 
 
 def reaper_policy(log_arn: str, partition: str) -> dict[str, Any]:
-    """Look at everything; end only what carries both tags; write its log."""
+    """Return a policy that allows describing everything, deleting only resources with both tags, and writing the
+    log."""
     ours = {"StringLike": {f"aws:ResourceTag/{tags.OWNER}": "cloudgpu-*", f"aws:ResourceTag/{tags.EXPIRES}": "*"}}
     ends = {
         f"arn:{partition}:autoscaling:*:*:autoScalingGroup:*:autoScalingGroupName/*": (

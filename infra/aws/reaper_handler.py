@@ -1,8 +1,8 @@
-"""What the orphan reaper runs: a Lambda function of one file, for which Lambda has boto3 and nothing else is needed.
+"""Lambda handler of the orphan reaper: one file that needs only the boto3 that Lambda provides.
 
-It ends what bills and is tagged cloudgpu-expires with a time that has passed: Auto Scaling groups are brought to zero,
-machines terminated, volumes that are attached to nothing deleted. What its role does not allow (reaper.py) it cannot do
-by mistake. Each thing is by itself: what is refused is told, and the rest goes on; the next run tries again.
+It cleans up billable resources whose cloudgpu-expires tag is in the past: scales Auto Scaling groups to zero,
+terminates machines, deletes unattached volumes. Its role (reaper.py) prevents other deletions. An error of one resource
+is logged and does not stop the others; the next run retries.
 """
 
 from __future__ import annotations
@@ -15,14 +15,15 @@ from typing import Any
 EXPIRES = "cloudgpu-expires"
 OWNER = "cloudgpu-owner"
 GROUP = "aws:autoscaling:groupName"
-"""On the machines of a group, by Auto Scaling itself: it would replace one that is terminated alone."""
+"""Tag that Auto Scaling sets on a group's machines: a machine that is terminated alone would be replaced."""
 _ALIVE = ["pending", "running", "stopping", "stopped"]
 
 
 def handler(event: Mapping[str, Any], _context: object) -> dict[str, list[str]]:
-    """Ids of what was ended. `event`: {"now": epoch seconds} instead of the clock's time, for who tries it out.
+    """Return the ids of the deleted resources, by kind. `event`: {"now": epoch seconds} overrides the clock, for
+    testing.
 
-    Raises RuntimeError at the end if something could not be: the function's errors are what alarms look at.
+    Raises RuntimeError at the end if any deletion failed: alarms watch the function's errors.
     """
     import boto3
 
@@ -39,7 +40,7 @@ def handler(event: Mapping[str, Any], _context: object) -> dict[str, list[str]]:
         for name in names:
             try:
                 end(name)
-            except Exception as error:  # noqa: BLE001 - boto3's, of which there are many; the next one may go
+            except Exception as error:  # noqa: BLE001 - boto3 raises many types; others may succeed
                 failed.append(f"{name}: {error}")
             else:
                 ended[kind].append(name)
@@ -49,8 +50,8 @@ def handler(event: Mapping[str, Any], _context: object) -> dict[str, list[str]]:
     return ended
 
 
-def _groups(scaling: Any, now: float) -> Iterator[str]:  # boto3's clients have no types of their own
-    """Expired groups that have, or would get, machines."""
+def _groups(scaling: Any, now: float) -> Iterator[str]:  # boto3's clients are untyped
+    """Yield the names of expired groups that have, or could start, machines."""
     for page in scaling.get_paginator("describe_auto_scaling_groups").paginate():
         for group in page["AutoScalingGroups"]:
             if is_expired(group["Tags"], now) and (group["MaxSize"] or group["Instances"]):
@@ -80,7 +81,7 @@ def _volumes(ec2: Any, now: float) -> Iterator[str]:
 
 
 def is_expired(tags: list[dict[str, str]], now: float) -> bool:
-    """Whether it is ours, and its time has passed. A time that nobody can read has not."""
+    """Return True if the resource is tagged by cloudgpu and expired; an unparsable expiry counts as not expired."""
     values = {tag["Key"]: tag["Value"] for tag in tags}
     text = values.get(EXPIRES, "")
     return values.get(OWNER, "").startswith("cloudgpu-") and text.isascii() and text.isdecimal() and float(text) <= now

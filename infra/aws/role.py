@@ -1,4 +1,4 @@
-"""Who machines are: a role that reaches the job dirs, lets a fleet's machine leave its group, and nothing else."""
+"""IAM role for machines: access to the job dirs, permission to leave a fleet's group, and nothing else."""
 
 import json
 from typing import Any, NotRequired, TypedDict
@@ -18,22 +18,22 @@ class MachineRoleArgs(TypedDict):
     """Arguments of MachineRole."""
 
     job_dir: pulumi.Input[str]
-    """`s3://BUCKET/jobs`, as JobBucket's output: the machines read and write what is below."""
+    """`s3://BUCKET/jobs`: the prefix that the machines may read and write; JobBucket's output."""
     boundary: NotRequired[pulumi.Input[str]]
-    """ARN of a policy that the role cannot exceed (IAM's permissions boundary)."""
+    """ARN of the role's permissions boundary."""
     owner: NotRequired[str]
-    """As in GpuNetworkArgs."""
+    """Value of the tag cloudgpu-owner; see GpuNetworkArgs."""
     tags: NotRequired[dict[str, pulumi.Input[str]]]
-    """More, of role and profile."""
+    """Additional tags of role and instance profile."""
 
 
 class MachineRole(pulumi.ComponentResource):
-    """A role for machines, and the instance profile that hands it to them."""
+    """IAM role for machines, and its instance profile."""
 
     profile_arn: pulumi.Output[str]
-    """Of the instance profile."""
+    """ARN of the instance profile."""
     role_name: pulumi.Output[str]
-    """Of the role."""
+    """Name of the role."""
 
     def __init__(self, name: str, args: MachineRoleArgs, opts: pulumi.ResourceOptions | None = None) -> None:
         check_arguments("MachineRole", name, args, MachineRoleArgs)
@@ -61,15 +61,18 @@ class MachineRole(pulumi.ComponentResource):
             ),
             opts=child_of(self),
         )
-        # A machine that starts before the policy is there reads nothing, and gives up.
+        # Export the ARN only after the policy exists: a machine that starts earlier cannot read its job and gives up.
         self.profile_arn = pulumi.Output.all(profile.arn, granted.id).apply(lambda made: str(made[0]))
         self.role_name = role.name
         self.register_outputs({"profile_arn": self.profile_arn, "role_name": self.role_name})
 
 
 def fleet_policy(job_dir: str, partition: str, profile_arn: str) -> dict[str, Any]:
-    """What a stack's machines may do: as machines of a launch, but in all job dirs below `job_dir`; and leave groups of
-    machines with the same profile, which are tagged so."""
+    """Return the policy of a stack's machines.
+
+    They have the permissions of a launch's machines, but for all job dirs below `job_dir`, and may leave Auto Scaling
+    groups that are tagged with the same instance profile.
+    """
     leave = {
         "Effect": "Allow",
         "Action": "autoscaling:TerminateInstanceInAutoScalingGroup",

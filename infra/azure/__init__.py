@@ -2,7 +2,7 @@
 
     from cloudgpu.infra.azure import GpuCluster
 
-Each is imported when it is asked for: Azure's classes take a second.
+Each component is imported on first access: importing Azure's classes takes a second.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Where jobs live: a container of Blob Storage that only identities with a role get in to."""
+"""Blob Storage container for job dirs, accessible only to identities with a role assignment."""
 
 import hashlib
 from typing import NotRequired, TypedDict
@@ -14,47 +14,50 @@ from .resource_groups import TYPES, assign, definition, group_of, id_of_group, t
 CONTAINER, PREFIX = "cloudgpu", "jobs"
 _COOL_DAYS = 30
 _LONGEST = 24
-"""An account's name; letters and digits only."""
+"""Maximum length of a storage account's name; it may contain only letters and digits."""
 
 
 class JobBucketArgs(TypedDict):
     """Arguments of JobBucket."""
 
     region: pulumi.Input[str]
-    """Azure's name of the region."""
+    """Name of the Azure region."""
     subscription: pulumi.Input[str]
-    """Id of the subscription that it is in."""
+    """Id of the subscription for the storage account."""
     owner: NotRequired[str]
-    """Value of the tag cloudgpu-owner; begins with `cloudgpu-`. Omitted: made of the project and the stack."""
+    """Value of the tag cloudgpu-owner; begins with `cloudgpu-`. Default: derived from the project and the stack."""
     tags: NotRequired[dict[str, pulumi.Input[str]]]
-    """More, of the storage account and its group."""
+    """Additional tags of the storage account and its resource group."""
     resource_group: NotRequired[pulumi.Input[str]]
-    """Name of one that is there; omitted: a new one, called like the component, which nothing else is in."""
+    """Name of an existing resource group. Default: a new, dedicated group with the component's name."""
     account: NotRequired[pulumi.Input[str]]
-    """Name of the storage account, unique in all of Azure; omitted: made of the subscription's id and the component's
-    name."""
+    """Name of the storage account, globally unique in Azure. Default: derived from the subscription's id and the
+    component's name."""
     container: NotRequired[pulumi.Input[str]]
-    """Name of its container; omitted: `cloudgpu`."""
+    """Name of its container. Default: `cloudgpu`."""
     users: NotRequired[list[pulumi.Input[str]]]
-    """Object ids of those who may read and write all of it: whoever submits jobs. To own the account is not enough."""
+    """Object ids of users who submit jobs: they may read and write the whole container; owning the account does not
+    suffice."""
     keep_days: NotRequired[pulumi.Input[int]]
-    """Objects that nobody has written for so many days are deleted; omitted: never."""
+    """Delete objects this many days after their last modification. Default: never."""
     protect: NotRequired[bool]
-    """Pulumi does not delete it, nor what is in it; omitted: true."""
+    """Make Pulumi refuse to delete the storage account and its contents. Default: true."""
 
 
 class JobBucket(pulumi.ComponentResource):
-    """A storage account with one container: TLS 1.2, nothing public, no keys (only Entra ID), encrypted as all storage
-    of Azure is; what nobody has written for a month is kept as cool, which is cheaper."""
+    """Storage account with one container: TLS 1.2, no public access, no account keys (Entra ID only), encrypted.
+
+    Objects not modified for 30 days move to the cheaper cool tier.
+    """
 
     account: pulumi.Output[str]
     """Name of the storage account."""
     container: pulumi.Output[str]
     """Name of the container."""
     container_id: pulumi.Output[str]
-    """Resource id of the container: what roles are given on."""
+    """Resource id of the container, the scope of role assignments."""
     job_dir: pulumi.Output[str]
-    """`az://CONTAINER@ACCOUNT/jobs`: below it job dirs are."""
+    """`az://CONTAINER@ACCOUNT/jobs`: the prefix of the job dirs."""
 
     def __init__(self, name: str, args: JobBucketArgs, opts: pulumi.ResourceOptions | None = None) -> None:
         check_arguments("JobBucket", name, args, JobBucketArgs)
@@ -74,7 +77,7 @@ class JobBucket(pulumi.ComponentResource):
         self.job_dir = pulumi.Output.concat("az://", container.name, "@", account.name, "/", PREFIX)
         storage.ManagementPolicy(
             f"{name}-lifecycle",
-            management_policy_name="default",  # Azure knows no other
+            management_policy_name="default",  # the only name that Azure accepts
             account_name=account.name,
             resource_group_name=group,
             policy=storage.ManagementPolicySchemaArgs(rules=[_lifecycle(container.name, args.get("keep_days"))]),
@@ -110,7 +113,7 @@ class JobBucket(pulumi.ComponentResource):
 
 
 def account_name(seed: str) -> str:
-    """Of a storage account: the same for the same seed, and nobody else's."""
+    """Return a storage account name derived from a hash of `seed`: stable, and unique in practice."""
     return f"cloudgpu{hashlib.sha256(seed.lower().encode()).hexdigest()}"[:_LONGEST]
 
 

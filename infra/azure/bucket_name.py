@@ -1,4 +1,4 @@
-"""Check the names of a container of Azure, its group and its account.
+"""Naming rules for a Blob Storage container, its storage account and its resource group.
 
 https://learn.microsoft.com/azure/azure-resource-manager/management/resource-name-rules, Microsoft.Storage
 """

@@ -1,4 +1,4 @@
-"""All of it in one: network, bucket, role and fleet."""
+"""Component that combines network, bucket, role and fleet."""
 
 from typing import NotRequired, TypedDict
 
@@ -15,75 +15,77 @@ from .role import MachineRole
 
 
 class GpuClusterArgs(TypedDict):
-    """Arguments of GpuCluster. See GpuFleetArgs for those with the same names."""
+    """Arguments of GpuCluster. Arguments that GpuFleetArgs has too mean the same there."""
 
     region: str
-    """Azure's name of the region."""
+    """Name of the Azure region."""
     machine_type: str
-    """Azure's size."""
+    """Azure VM size."""
     accelerator: NotRequired[str]
-    """Canonical name of its GPU; omitted: it has none."""
+    """Canonical name of the machine's GPU. Omitted: no GPU."""
     gpus: NotRequired[str]
-    """GPUs of a machine."""
+    """Number of GPUs per machine."""
     market: NotRequired[str]
-    """`on-demand`, `spot` or `reservation`; omitted: on-demand."""
+    """`on-demand` (the default), `spot` or `reservation`."""
     reservation: NotRequired[str]
-    """Of market reservation: resource id of the capacity reservation group."""
+    """With market reservation, the resource id of the capacity reservation group."""
     on_demand: NotRequired[int]
-    """So many machines of a fleet of market spot are bought on demand."""
+    """Number of machines of a spot fleet that are bought on demand."""
     size: NotRequired[int]
-    """How many machines; omitted: 1."""
+    """Number of machines. Default: 1."""
     disk_gb: NotRequired[float]
-    """Of each machine's disk; omitted: 100."""
+    """Size of each machine's disk in GB. Default: 100."""
     zones: NotRequired[list[str]]
-    """Zones in which machines may be; omitted: Azure chooses in the region."""
+    """Zones for the machines. Default: Azure chooses in the region."""
     peers: NotRequired[bool]
-    """The machines talk to each other."""
+    """The machines communicate with each other."""
     lifetime_seconds: NotRequired[int]
-    """As in GpuFleetArgs."""
+    """Lifetime of a machine in seconds; see GpuFleetArgs."""
     heal: NotRequired[bool]
-    """Machines that do not answer, and Spot machines that were taken, are replaced by Azure; omitted: true."""
+    """Let Azure replace unresponsive and evicted Spot machines. Default: true."""
     image: str
-    """`publisher:offer:sku:version`."""
+    """Image as `publisher:offer:sku:version`."""
     user_data: pulumi.Input[str]
-    """What machines boot with: cloud-init's, as text."""
+    """Custom data of the machines: cloud-init's input, as text."""
     subscription: pulumi.Input[str]
     """Id of the subscription."""
     container: NotRequired[pulumi.Input[str]]
-    """Resource id of a container of Blob Storage that is there, and stays: machines may read and write its folder
-    `jobs`. Omitted: a storage account with one is made."""
+    """Resource id of an existing Blob Storage container, which is kept: machines may read and write its folder `jobs`.
+    Omitted: a storage account with a container is created."""
     users: NotRequired[list[pulumi.Input[str]]]
-    """Object ids of those who may read and write all of the container that is made."""
+    """Object ids of users who may read and write the whole created container."""
     protect: NotRequired[bool]
-    """Pulumi does not delete the storage account that is made; omitted: true."""
+    """Make Pulumi refuse to delete the created storage account. Default: true."""
     owner: NotRequired[str]
-    """Value of the tag cloudgpu-owner; begins with `cloudgpu-`. Omitted: made of the project and the stack."""
+    """Value of the tag cloudgpu-owner; begins with `cloudgpu-`. Default: derived from the project and the stack."""
     expires: NotRequired[pulumi.Input[float]]
-    """Epoch seconds after which anybody may remove it, by its tag; omitted: never."""
+    """Expiry in epoch seconds, set as a tag: after it any cleanup may delete the resources. Default: never."""
     tags: NotRequired[dict[str, pulumi.Input[str]]]
-    """More, of everything in it."""
+    """Additional tags of all resources."""
 
 
 _SHARED = ("region", "owner", "tags")
-"""Arguments that the cluster's parts have in common."""
+"""Arguments that all parts of the cluster share."""
 
 
 class GpuCluster(pulumi.ComponentResource):
-    """A network that nothing comes in to, a container for jobs, an identity that reaches their folder in it, and a
-    fleet. All but the storage account is in one resource group."""
+    """Network without inbound access, container for jobs, identity with access to the jobs' folder, and fleet.
+
+    All but the storage account is in one resource group.
+    """
 
     group: pulumi.Output[str]
     """Resource id of the scale set."""
     resource_group: pulumi.Output[str]
     """Name of the resource group."""
     identity_client_id: pulumi.Output[str]
-    """Client id of the machines' identity: how they ask for their token."""
+    """Client id of the machines' managed identity, with which they request tokens."""
     container_id: pulumi.Output[str]
     """Resource id of the container."""
     job_dir: pulumi.Output[str]
-    """`az://CONTAINER@ACCOUNT/jobs`: what the machines can reach."""
+    """`az://CONTAINER@ACCOUNT/jobs`: the prefix that the machines can access."""
     template_hash: pulumi.Output[str]
-    """16 hex digits: fleets with the same one have the same machines."""
+    """Hash of the machines' definition, 16 hex digits: equal for fleets with identical machines."""
 
     def __init__(self, name: str, args: GpuClusterArgs, opts: pulumi.ResourceOptions | None = None) -> None:
         check_arguments("GpuCluster", name, args, GpuClusterArgs)
@@ -100,7 +102,7 @@ class GpuCluster(pulumi.ComponentResource):
         )
         role = MachineRole(f"{name}-role", identity, inside)
         said = {key: value for key, value in args.items() if key in GpuFleetArgs.__annotations__}
-        fleet: GpuFleetArgs = {**said, "subnet": network.subnet_id}  # type: ignore[typeddict-item] # of the same names
+        fleet: GpuFleetArgs = {**said, "subnet": network.subnet_id}  # type: ignore[typeddict-item] # same names
         fleet["fleet_name"] = name
         fleet["machine_role"], fleet["resource_group"] = role.identity_id, network.resource_group
         made = GpuFleet(f"{name}-fleet", fleet, inside)
@@ -110,15 +112,15 @@ class GpuCluster(pulumi.ComponentResource):
         self.register_outputs({one: getattr(self, one) for one in names})
 
     def _container(self, name: str, args: GpuClusterArgs) -> pulumi.Output[str]:
-        """Without the expiry: what is in it outlives the machines."""
+        """Return the given container's resource id, or create one without expiry: its data outlives the machines."""
         given = args.get("container")
         if given is not None:
             return pulumi.Output.from_input(given)
         told = {key: value for key, value in args.items() if key in JobBucketArgs.__annotations__}
-        made = JobBucket(f"{name}-data", told, pulumi.ResourceOptions(parent=self))  # type: ignore[arg-type] # likewise
+        made = JobBucket(f"{name}-data", told, pulumi.ResourceOptions(parent=self))  # type: ignore[arg-type] # same names
         return made.container_id
 
 
 def _job_dir(container: str) -> str:
-    """Of a container, by its resource id."""
+    """Return the URL of the jobs' folder in a container, given by its resource id."""
     return f"az://{part_of(container, 'containers')}@{part_of(container, 'storageAccounts')}/{PREFIX}"

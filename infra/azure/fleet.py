@@ -1,4 +1,4 @@
-"""Machines that outlive a job: a scale set of virtual machines, made of the same parts as a launch's."""
+"""Fleet of machines that outlive a job: a scale set built from the same parts as a launch's."""
 
 import base64
 from typing import Any, NotRequired, TypedDict
@@ -27,78 +27,83 @@ FLAT = {
     f"{_ADDRESSES}.publicIPAddressConfiguration.properties": "",
     "virtualMachineProfile.extensionProfile.extensions.properties": "",
 }
-"""Where Pulumi's classes have no `properties`: see infra/pulumi_arguments.py."""
+"""Fields that Pulumi's classes flatten, without the API's `properties` level: see infra/pulumi_arguments.py."""
 _RULES = {"securityRules.properties": ""}
 _FIXED = ["singlePlacementGroup", "proximityPlacementGroup", "virtualMachineProfile.priority"]
-"""What Azure does not change in a scale set: another one takes its place."""
+"""Fields that Azure cannot change in an existing scale set: a change replaces it."""
 
 
 class GpuFleetArgs(TypedDict):
-    """Arguments of GpuFleet. What decides which resources there are, and of what kind, is a plain value, no input."""
+    """Arguments of GpuFleet. Those that decide which resources exist, and their kind, are plain values rather than
+    inputs."""
 
     region: str
-    """Azure's name of the region."""
+    """Name of the Azure region."""
     machine_type: str
-    """Azure's size, e.g. `Standard_ND96isr_H100_v5`."""
+    """Azure VM size, e.g. `Standard_ND96isr_H100_v5`."""
     accelerator: NotRequired[str]
-    """Canonical name of its GPU, e.g. `H100-80GB`; omitted: it has none."""
+    """Canonical name of the machine's GPU, e.g. `H100-80GB`. Omitted: no GPU."""
     gpus: NotRequired[str]
-    """GPUs of a machine, e.g. `8`."""
+    """Number of GPUs per machine, e.g. `8`."""
     market: NotRequired[str]
-    """`on-demand`, `spot` or `reservation`; omitted: on-demand."""
+    """`on-demand` (the default), `spot` or `reservation`."""
     reservation: NotRequired[str]
-    """Of market reservation: resource id of the capacity reservation group."""
+    """With market reservation, the resource id of the capacity reservation group."""
     on_demand: NotRequired[int]
-    """So many machines of a fleet of market spot are bought on demand."""
+    """Number of machines of a spot fleet that are bought on demand."""
     size: NotRequired[int]
-    """How many machines; omitted: 1. Machines that have left are made anew by the next update after a refresh."""
+    """Number of machines. Default: 1. Machines that have left the fleet are recreated by the next `up` after a
+    refresh."""
     disk_gb: NotRequired[float]
-    """Of each machine's disk; omitted: 100."""
+    """Size of each machine's disk in GB. Default: 100."""
     zones: NotRequired[list[str]]
-    """Zones in which machines may be, e.g. `1`; of `peers` the first is taken. Omitted: Azure chooses in the region."""
+    """Zones for the machines, e.g. `1`; with `peers` only the first is used. Default: Azure chooses in the region."""
     peers: NotRequired[bool]
-    """The machines talk to each other: they are in one placement group, and may reach each other by all ports."""
+    """The machines communicate: they share a proximity placement group and may connect to each other on all ports."""
     lifetime_seconds: NotRequired[int]
-    """A machine ends itself after so long; its user data must see to it. Another one replaces the machines."""
+    """Lifetime of a machine in seconds, which its user data must enforce. A change replaces all machines."""
     heal: NotRequired[bool]
-    """Machines that do not answer, and Spot machines that were taken, are replaced by Azure; omitted: true."""
+    """Let Azure replace unresponsive and evicted Spot machines. Default: true."""
     image: str
-    """`publisher:offer:sku:version`, the version by its number."""
+    """Image as `publisher:offer:sku:version` with a version number."""
     user_data: pulumi.Input[str]
-    """What machines boot with: cloud-init's, as text. Whoever may look at the machines can read it."""
+    """Custom data of the machines: cloud-init's input, as text. Everyone with read access to the machines can read
+    it."""
     subscription: pulumi.Input[str]
     """Id of the subscription."""
     subnet: pulumi.Input[str]
-    """Resource id: GpuNetwork's `subnet_id`."""
+    """Resource id of the subnet: GpuNetwork's `subnet_id`."""
     machine_role: pulumi.Input[str]
-    """Resource id of the managed identity that the machines have: MachineRole's `identity_id`."""
+    """Resource id of the machines' managed identity: MachineRole's `identity_id`."""
     public_addresses: NotRequired[bool]
-    """Each machine has a public address to go out by, which nothing comes in by; omitted: true. False: the subnet has a
-    way out, as a NAT gateway."""
+    """Give each machine a public address for outbound traffic only. Default: true. If false, the subnet needs its own
+    egress, such as a NAT gateway."""
     resource_group: NotRequired[pulumi.Input[str]]
-    """Name of one that is there; omitted: a new one, called like the component, which nothing else is in."""
+    """Name of an existing resource group. Default: a new, dedicated group with the component's name."""
     fleet_name: NotRequired[str]
-    """Of the scale set, and value of the tag cloudgpu-fleet: lower-case letters, digits and hyphens; omitted: the
+    """Name of the scale set and value of the tag cloudgpu-fleet: lower-case letters, digits and hyphens. Default: the
     component's name."""
     owner: NotRequired[str]
-    """Value of the tag cloudgpu-owner; begins with `cloudgpu-`. Omitted: made of the project and the stack."""
+    """Value of the tag cloudgpu-owner; begins with `cloudgpu-`. Default: derived from the project and the stack."""
     expires: NotRequired[pulumi.Input[float]]
-    """Epoch seconds after which anybody may remove it, by the tag of its resource group, and an OrphanReaper does,
-    where the group's name begins with `cloudgpu-`; omitted: never."""
+    """Expiry in epoch seconds, set as a tag of the resource group: after it any cleanup may delete the group, and
+    OrphanReaper does if its name begins with `cloudgpu-`. Default: never."""
     tags: NotRequired[dict[str, pulumi.Input[str]]]
-    """More, of everything in it, the machines too."""
+    """Additional tags of all resources, including the machines."""
 
 
 class GpuFleet(pulumi.ComponentResource):
-    """A Flexible scale set. Azure replaces its machines batch by batch when the template changes, and, with `heal`, one
-    by one when they do not answer."""
+    """Flexible scale set. When the template changes, Azure replaces its machines in batches.
+
+    With `heal`, Azure also replaces single machines that do not respond.
+    """
 
     group: pulumi.Output[str]
     """Resource id of the scale set."""
     resource_group: pulumi.Output[str]
     """Name of its resource group."""
     template_hash: pulumi.Output[str]
-    """16 hex digits: fleets with the same one have the same machines."""
+    """Hash of the machines' definition, 16 hex digits: equal for fleets with identical machines."""
 
     def __init__(self, name: str, args: GpuFleetArgs, opts: pulumi.ResourceOptions | None = None) -> None:
         check_arguments("GpuFleet", name, args, GpuFleetArgs)
@@ -116,7 +121,8 @@ class GpuFleet(pulumi.ComponentResource):
         )
 
     def _standing(self) -> Standing:
-        """Its own rules, and the group of machines that they let reach each other."""
+        """Create the fleet's security rules and, with `peers`, the security group whose members may reach each
+        other."""
         peers = self._peers() if self._fleet.peers else None
         closed = network.NetworkSecurityGroup(
             f"{self._name}-closed",
@@ -145,7 +151,7 @@ class GpuFleet(pulumi.ComponentResource):
         return compute.VirtualMachineScaleSet(
             f"{self._name}-machines",
             vm_scale_set_name=fleet.name,
-            # Not when it expires, which its resource group tells: whether another tag replaces machines is unknown.
+            # Without the expiry tag, which the resource group has: a tag change might replace machines.
             **self._where() | {"tags": {key: value for key, value in self._tags.items() if key != tags.EXPIRES}},
             sku=compute.SkuArgs(name=fleet.machine_type, tier="Standard", capacity=fleet.size),
             zones=zones_of(fleet) or None,
@@ -210,7 +216,7 @@ def fleet_of(name: str, args: GpuFleetArgs) -> FleetSpec:
 
 
 def arguments_of(fleet: FleetSpec) -> dict[str, Any]:
-    """The other way round: those arguments of GpuFleet that a FleetSpec says."""
+    """Return GpuFleet's arguments for a FleetSpec, as far as the spec contains them."""
     said = fleet.model_dump(exclude={"cloud", "name", "idle_s", "lifetime_s"}, exclude_none=True)
     life = {} if fleet.lifetime_s is None else {"lifetime_seconds": fleet.lifetime_s}
     return {**said, **life, "fleet_name": fleet.name, "zones": list(fleet.zones)}

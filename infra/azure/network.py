@@ -1,4 +1,4 @@
-"""Where machines are attached: a virtual network that nothing can come in to."""
+"""Network for machines: a virtual network without inbound access."""
 
 from typing import NotRequired, TypedDict
 
@@ -19,24 +19,26 @@ class GpuNetworkArgs(TypedDict):
     """Arguments of GpuNetwork."""
 
     region: pulumi.Input[str]
-    """Azure's name of the region, e.g. `eastus`."""
+    """Name of the Azure region, e.g. `eastus`."""
     owner: NotRequired[str]
-    """Value of the tag cloudgpu-owner; begins with `cloudgpu-`. Omitted: made of the project and the stack."""
+    """Value of the tag cloudgpu-owner; begins with `cloudgpu-`. Default: derived from the project and the stack."""
     tags: NotRequired[dict[str, pulumi.Input[str]]]
-    """More, of everything in it."""
+    """Additional tags of all resources in the network."""
     expires: NotRequired[pulumi.Input[float]]
-    """Epoch seconds after which anybody may remove it, with all that is in its resource group, by its tag; omitted:
-    never."""
+    """Expiry in epoch seconds, set as a tag: after it any cleanup may delete the resource group with all its contents.
+    Default: never."""
     resource_group: NotRequired[pulumi.Input[str]]
-    """Name of one that is there; omitted: a new one, called like the component."""
+    """Name of an existing resource group. Default: a new group with the component's name."""
     nat: NotRequired[bool]
-    """Machines go out by a NAT gateway, at its price by the hour; omitted: each by a public address of its own, which
-    costs a tenth, while it is there, and lets nothing in either."""
+    """Route outbound traffic through a NAT gateway, at its hourly price. Default: false, each machine has a public
+    address instead, which costs a tenth while the machine exists and allows no inbound traffic either."""
 
 
 class GpuNetwork(pulumi.ComponentResource):
-    """A virtual network, its subnet for machines in every zone, and a network security group on it that lets nothing in
-    from outside; machines have another on their interfaces, which says who of them reach each other."""
+    """Virtual network with one subnet for machines in all zones, and a security group that blocks traffic from outside.
+
+    Machines have another security group on their interfaces, which decides which of them reach each other.
+    """
 
     resource_group: pulumi.Output[str]
     """Name of its resource group."""
@@ -66,7 +68,7 @@ class GpuNetwork(pulumi.ComponentResource):
             location=self._region,
             tags=self._tags,
             address_space=network.AddressSpaceArgs(address_prefixes=[NETWORK_RANGE]),
-            # The subnet is a resource of its own: Azure shows it in the network as well.
+            # The subnet is a separate resource, which Azure also lists in the network's properties.
             opts=child_of(self, ignore_changes=["subnets"]),
         )
         gateway = self._gateway(name) if args.get("nat") else None

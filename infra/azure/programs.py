@@ -1,4 +1,4 @@
-"""The two programs that `cloudgpu infra` and `cloudgpu cluster` run: what stands before any job, and a fleet in it."""
+"""Pulumi programs of `cloudgpu infra` and `cloudgpu cluster` on Azure: shared infrastructure, and a fleet in it."""
 
 from __future__ import annotations
 
@@ -17,8 +17,11 @@ from .role import MachineRole
 
 
 def infra_program(settings: InfraSettings) -> None:
-    """Network, role, bucket and reaper. The network and its group bill nothing, and so never expire: `expires` is a tag
-    of nothing here. Raises ValueError for a bucket that cannot be named so."""
+    """Create network, role, bucket and reaper; export Infrastructure's JSON.
+
+    `settings.expires` is ignored: the network and its group are free and never expire. Raises ValueError for an invalid
+    bucket name.
+    """
     name = f"cloudgpu-{settings.stack}"
     network = GpuNetwork(name, {"region": settings.region, "owner": settings.owner})
     container, job_dir = _bucket(f"{name}-data", settings)
@@ -68,12 +71,14 @@ def infra_program(settings: InfraSettings) -> None:
 
 
 def fleet_program(settings: FleetSettings) -> None:
-    """A fleet in a resource group of its own. Raises ValueError for an image that is none of Azure's, ProvisionError
-    for a fleet that Azure cannot have."""
+    """Create a fleet in a dedicated resource group; export FleetOutputs' JSON.
+
+    Raises ValueError for an image that is not an Azure one, ProvisionError for a fleet that Azure does not support.
+    """
     fleet, there = settings.fleet, settings.infrastructure
     check_fleet(fleet, reserved=settings.reservation is not None)
     args: GpuFleetArgs = {
-        **arguments_of(fleet),  # type: ignore[typeddict-item] # of the same names and types
+        **arguments_of(fleet),  # type: ignore[typeddict-item] # same names and types
         "image": settings.image,
         "user_data": settings.user_data,
         "subscription": settings.account,
@@ -105,7 +110,7 @@ def fleet_program(settings: FleetSettings) -> None:
 
 
 def _bucket(name: str, settings: InfraSettings) -> tuple[pulumi.Input[str], pulumi.Input[str]]:
-    """Resource id of the container, and URL of the folder in it."""
+    """Return the container's resource id and the URL of the jobs' folder in it. Create the container unless adopted."""
     if settings.adopt:
         found = Container.from_tag(settings.bucket or "")
         if found is None:

@@ -1,4 +1,4 @@
-"""Removes what has expired, should nobody else be there to: a Logic App, once an hour."""
+"""Hourly Logic App that deletes expired resource groups: the safety net when no other cleanup runs."""
 
 import json
 from pathlib import Path
@@ -12,7 +12,7 @@ from ..components import child_of
 from .resource_groups import TYPES, assign, role_of, tags_of
 
 DEFINITION = Path(__file__).with_name("reaper.json")
-"""What it does, in the Workflow Definition Language. Tested for its form only: it was never run on Azure."""
+"""The workflow, in the Workflow Definition Language. Only its form is tested: it was never run on Azure."""
 _ACTIONS = (
     "Microsoft.Resources/subscriptions/resourceGroups/read",
     "Microsoft.Resources/subscriptions/resourceGroups/delete",
@@ -23,21 +23,23 @@ class OrphanReaperArgs(TypedDict):
     """Arguments of OrphanReaper."""
 
     region: pulumi.Input[str]
-    """Azure's name of the region that it runs in; it looks in all regions."""
+    """Name of the region that the Logic App runs in; it checks all regions."""
     resource_group: pulumi.Input[str]
-    """Name of the group that it is in."""
+    """Name of the resource group for the Logic App."""
     subscription: pulumi.Input[str]
-    """Id of the subscription in which it looks."""
+    """Id of the subscription to check."""
     owner: NotRequired[str]
-    """Value of the tag cloudgpu-owner; begins with `cloudgpu-`. Omitted: made of the project and the stack."""
+    """Value of the tag cloudgpu-owner; begins with `cloudgpu-`. Default: derived from the project and the stack."""
     tags: NotRequired[dict[str, pulumi.Input[str]]]
-    """More, of the Logic App."""
+    """Additional tags of the Logic App."""
 
 
 class OrphanReaper(pulumi.ComponentResource):
-    """A Logic App with an identity of its own, which once an hour deletes those resource groups of the subscription
-    whose name begins with `cloudgpu-` and whose tag `cloudgpu-expires` is in the past. Its right to delete groups is
-    the whole subscription's, for Azure has none that is limited by tags."""
+    """Logic App with a system-assigned identity that hourly deletes the subscription's expired resource groups.
+
+    It deletes groups whose name begins with `cloudgpu-` and whose tag `cloudgpu-expires` is in the past. Its permission
+    to delete groups covers the whole subscription, since Azure cannot limit it by tags.
+    """
 
     workflow_id: pulumi.Output[str]
     """Resource id of the Logic App."""
@@ -80,6 +82,6 @@ class OrphanReaper(pulumi.ComponentResource):
 
 
 def definition() -> dict[str, Any]:
-    """Of the workflow."""
+    """Return the definition of the workflow."""
     found: dict[str, Any] = json.loads(DEFINITION.read_text(encoding="utf-8"))
     return found

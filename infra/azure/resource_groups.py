@@ -1,4 +1,4 @@
-"""Resource groups, and what the components share."""
+"""Resource groups, tags and role assignments, shared by the components for Azure."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -11,13 +11,14 @@ from ...provisioners.shared import tags
 from ..components import child_of, expiry_of, owner_of
 
 TYPES = "cloudgpu-azure:index"
-"""What type tokens begin with. Fixed for ever: with another, everything would be replaced."""
+"""Prefix of the components' type tokens. It must never change: Pulumi would replace all existing resources."""
 
 Tags = dict[str, pulumi.Input[str]]
 
 
 def tags_of(args: Mapping[str, Any], *, fleet: str = "") -> Tags:
-    """`owner`, `expires` and `tags` of a component's arguments, as tags; `fleet`: of what belongs to one."""
+    """Return tags for a component's `owner`, `expires` and `tags` arguments, and for the `fleet` it belongs to, if
+    any."""
     found: Tags = {**tags.stack_tags(owner_of(args), pulumi.get_stack(), fleet=fleet)}
     expires = expiry_of(args)
     if expires is not None:
@@ -33,7 +34,7 @@ def group_of(
     *,
     protect: bool = False,
 ) -> pulumi.Output[str]:
-    """Name of the resource group that the arguments name; else of a new one, called like the component."""
+    """Return the name of the resource group in the arguments, or create one with the component's name."""
     given = args.get("resource_group")
     if given is not None:
         return pulumi.Output.from_input(given)
@@ -57,8 +58,10 @@ def assign(
     protect: bool = False,
     **more: Any,
 ) -> authorization.RoleAssignment:
-    """Give a role. Its name is made of what it says: one that was given by a call whose answer was lost is found, and
-    one for somebody else is another. `role`: resource id of its definition."""
+    """Assign a role. The assignment's name is derived from role, scope and principal, which makes a retry idempotent.
+
+    `role`: resource id of the role definition.
+    """
     named = pulumi.Output.all(role, scope, principal).apply(lambda told: assignment_name(told[2], told[1], told[0]))
     return authorization.RoleAssignment(
         name,
@@ -81,8 +84,10 @@ def role_of(
     description: str,
     uuid: str | None = None,
 ) -> authorization.RoleDefinition:
-    """A role of our own, that can be given at `scope`, and below it. `uuid`: its id; None: it is made of what the role
-    is for, as those of assignments."""
+    """Create a custom role that can be assigned at `scope` and below.
+
+    `uuid`: its id; None: derived from name and scope, as for assignments.
+    """
     return authorization.RoleDefinition(
         name,
         role_definition_id=pulumi.Output.from_input(scope).apply(
@@ -98,7 +103,7 @@ def role_of(
 
 
 def definition(subscription: pulumi.Input[str], role: str) -> pulumi.Output[str]:
-    """Resource id of a built-in role, by its UUID."""
+    """Return the resource id of a built-in role, given its UUID."""
     return pulumi.Output.concat(
         "/subscriptions/", subscription, "/providers/Microsoft.Authorization/roleDefinitions/", role
     )

@@ -1,4 +1,4 @@
-"""Who machines are: a managed identity that reaches the jobs' folder of a container, and little else."""
+"""Managed identity of the machines: access to the jobs' folder of a container, and few other permissions."""
 
 from typing import NotRequired, TypedDict
 
@@ -12,44 +12,47 @@ from ..components import child_of
 from .resource_groups import TYPES, assign, definition, role_of, tags_of
 
 SWITCH_OFF = ("Microsoft.Compute/virtualMachines/deallocate/action",)
-"""Not the built-in role that launches give on their own group: that could start machines, and restart them."""
+"""Custom permission, since the built-in role that launches assign on their own group also allows starting and
+restarting."""
 
 
 class MachineRoleArgs(TypedDict):
     """Arguments of MachineRole."""
 
     region: pulumi.Input[str]
-    """Azure's name of the region."""
+    """Name of the Azure region."""
     resource_group: pulumi.Input[str]
-    """Name of the group that the identity is in."""
+    """Name of the resource group for the identity."""
     subscription: pulumi.Input[str]
     """Id of the subscription."""
     container: pulumi.Input[str]
-    """Resource id of the container of Blob Storage in which jobs are: JobBucket's `container_id`."""
+    """Resource id of the Blob Storage container for jobs: JobBucket's `container_id`."""
     prefix: NotRequired[pulumi.Input[str]]
-    """The folder of the container in which jobs are; omitted: all of the container."""
+    """Folder of the container that the machines may access. Default: the whole container."""
     switch_off: NotRequired[bool]
-    """It may switch off every machine of the subscription: what machines of launches need, that switch themselves off,
-    for Azure knows no narrower right beforehand. Omitted: it may not."""
+    """Allow deallocating every machine of the subscription: machines of launches deallocate themselves, and Azure has
+    no narrower permission that could be granted beforehand. Default: false."""
     leaving_role: NotRequired[str]
-    """UUID of a role that is defined, and given to nobody yet: launches whose machines are a scale set of their own
-    give it to the identity, each for its own resource group. Omitted: there is none, and no such launches."""
+    """UUID for a role definition without assignments: a launch whose machines are a dedicated scale set assigns it to
+    the identity, for its own resource group. Omitted: such launches are not possible."""
     owner: NotRequired[str]
-    """Value of the tag cloudgpu-owner; begins with `cloudgpu-`. Omitted: made of the project and the stack."""
+    """Value of the tag cloudgpu-owner; begins with `cloudgpu-`. Default: derived from the project and the stack."""
     tags: NotRequired[dict[str, pulumi.Input[str]]]
-    """More, of the identity."""
+    """Additional tags of the identity."""
 
 
 class MachineRole(pulumi.ComponentResource):
-    """A user-assigned managed identity with roles limited to what machines need. What a fleet's machines may do to
-    themselves GpuFleet adds, for its own group."""
+    """User-assigned managed identity with the minimum roles for machines.
+
+    GpuFleet adds the permissions that a fleet's machines need on their own group.
+    """
 
     identity_id: pulumi.Output[str]
     """Resource id of the identity."""
     client_id: pulumi.Output[str]
-    """Client id: how a machine asks for its token."""
+    """Client id of the identity, with which a machine requests tokens."""
     principal_id: pulumi.Output[str]
-    """Object id: whom roles are given to."""
+    """Object id of the identity, to which roles are assigned."""
 
     def __init__(self, name: str, args: MachineRoleArgs, opts: pulumi.ResourceOptions | None = None) -> None:
         check_arguments("MachineRole", name, args, MachineRoleArgs)

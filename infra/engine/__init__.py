@@ -1,1 +1,1 @@
-"""Pulumi's engine and the stacks it works on: install, backend, locks, events."""
+"""Pulumi's engine and its stacks: installation, backends, locks, events."""

@@ -1,12 +1,12 @@
-"""Pulumi's Automation API as a stack is worked on here: held alone, looked at, brought up, taken down.
+"""Wrapper of Pulumi's Automation API: exclusive access to a stack, preview, update, destroy, recovery.
 
     with opened("infra-aws-us-east-1", backend, engine, say) as stack:
-        stack.recover()                        # what the cloud has, what an interrupted run left
-        changes = stack.preview(program)       # what up would do
+        stack.recover()                        # refresh; report what an interrupted run left
+        changes = stack.preview(program)       # changes that up() would make
         outputs = stack.up(program)
 
-Whatever is killed, and whenever: the same again goes on from there. The engine notes in the stack what it is about to
-create; recover() asks the cloud about everything in the stack, and drops such notes.
+Every operation can be killed at any time and retried: the engine records in the stack what it is about to create, and
+recover() refreshes the stack from the cloud and clears such records.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ Program = Callable[[], None]
 _Result = TypeVar("_Result")
 
 PROJECT = "cloudgpu"
-"""Of every stack; part of its resources' names in the state, so never to be changed."""
+"""Pulumi project of all stacks. It must never change: it is part of the resources' URNs in the state."""
 _PARALLEL = 10
-"""Resources worked on at once: more only waits for the clouds' rate limits."""
+"""Number of resources processed concurrently: more would only hit the clouds' rate limits."""
 _PATIENCE_S = 60.0
-"""For an engine of ours whose cloudgpu was killed: it ends what is under way, then itself."""
+"""Seconds to wait for an earlier engine whose cloudgpu was killed: it finishes running operations, then exits."""
 _LOOK_EVERY_S = 0.5
 _TAKEN = re.compile(r"already ?(exist|owned)|Duplicate", re.I)
 _HOW_IT_COMES = (
@@ -55,17 +55,17 @@ _HOW_IT_COMES = (
 
 @dataclass(frozen=True, slots=True)
 class Say:
-    """How whoever runs a stack is told of it, while it runs."""
+    """Callbacks for progress of a running stack operation."""
 
     step: Callable[[Step], object] = lambda _step: None
     remark: Callable[[str], object] = lambda _text: None
     doing: Callable[[str], object] = lambda _text: None
-    """What it is busy with, rewritten in place; "": nothing any more."""
+    """Called with the current activity, which replaces the previous one; "": idle."""
 
 
 @dataclass(frozen=True, slots=True)
 class Resource:
-    """What a stack has of the cloud."""
+    """Cloud resource in a stack's state."""
 
     kind: str
     name: str
@@ -75,11 +75,11 @@ class Resource:
 
 @dataclass(frozen=True, slots=True)
 class Contents:
-    """A stack as it is remembered; nobody asks the cloud."""
+    """State of a stack as stored in its backend, without a query to the cloud."""
 
     resources: tuple[Resource, ...]
     pending: tuple[str, ...]
-    """Names of resources whose creation was interrupted: they may be there."""
+    """Names of resources whose creation was interrupted: they may exist."""
     outputs: Mapping[str, Any]
 
 
@@ -87,9 +87,9 @@ class Contents:
 def opened(
     name: str, backend: Backend, engine: Engine, say: Say, environ: Mapping[str, str] = os.environ
 ) -> Iterator[Stack]:
-    """The stack of this name, which may not be there yet, for nobody else of this computer to work on meanwhile.
+    """Open a stack, which need not exist yet, with an exclusive lock for this computer (context manager).
 
-    Ctrl-C asks the engine to finish what is under way; again, it kills it. Raises InfraError.
+    The first Ctrl-C cancels the engine after running operations; the second kills it. Raises InfraError, LockedError.
     """
     folder = backend.folder(name)
     held = try_lock(folder / "lock")
@@ -117,7 +117,7 @@ def opened(
 
 
 class _Workspace(automation.LocalWorkspace):
-    """A workspace that starts the engine once to read a stack's outputs, of which none is secret."""
+    """Workspace that reads a stack's outputs with one engine run instead of two; no output is secret."""
 
     def stack_outputs(self, stack_name: str) -> automation.OutputMap:
         outputs = _contents(self.export_stack(stack_name).deployment or {}).outputs
@@ -125,14 +125,14 @@ class _Workspace(automation.LocalWorkspace):
 
 
 class _Updated(automation.Stack):
-    """A stack whose updates do not start the engine once more to read from its history how they went."""
+    """Stack that skips the engine run with which the Automation API reads the update's summary from the history."""
 
-    def info(self, show_secrets: bool = True) -> automation.UpdateSummary:  # noqa: ARG002 - as the Automation API has it
+    def info(self, show_secrets: bool = True) -> automation.UpdateSummary:  # noqa: ARG002 - the Automation API's signature
         return automation.UpdateSummary("update", datetime.now(UTC), "", {}, {}, "succeeded")
 
 
 class Stack:
-    """One stack that is held (see opened()). Every method raises InfraError, with one message for the user."""
+    """Open stack (see opened()). All methods raise InfraError with a single message for the user."""
 
     def __init__(self, name: str, workspace: automation.LocalWorkspace, engine: Engine, say: Say) -> None:
         self.name = name
@@ -141,14 +141,14 @@ class Stack:
         self._say = say
         self._stack: automation.Stack | None = None
         self._contents: Contents | None = None
-        """Cache of contents(), emptied by every change: each read starts the engine."""
+        """Cache of contents(), cleared by every change: each read starts the engine."""
         self._made = False
-        """It was not there before, and nothing was brought up in it yet."""
+        """The stack was created by this object, and up() has not run yet."""
         self._cancelled = 0
 
     @property
     def backend(self) -> str:
-        """URL of where it is kept."""
+        """URL of the backend."""
         return str(self._workspace.env_vars["PULUMI_BACKEND_URL"])
 
     @property
@@ -156,12 +156,12 @@ class Stack:
         return self._stack is not None and not self._made
 
     def find(self) -> None:
-        """Look whether it is there."""
+        """Select the stack if it exists."""
         with contextlib.suppress(StackNotFoundError):
             self._stack = self._told(lambda: _Updated(self.name, self._workspace, StackInitMode.SELECT), Watch())
 
     def contents(self) -> Contents:
-        """Of a stack that is not there: nothing."""
+        """Return the stored state; empty if the stack does not exist."""
         if self._stack is None:
             return Contents((), (), {})
         if self._contents is None:
@@ -170,14 +170,14 @@ class Stack:
         return self._contents
 
     def remark_interrupted(self) -> None:
-        """Remark on what an interrupted run was creating; a preview of the engine's own does not."""
+        """Report resources that an interrupted run was creating; the engine's own preview does not."""
         for name in (pending := self.contents().pending):
             self._say.remark(f"an interrupted run was creating {name}: it may be there, and not in the stack")
         if pending:
             self._say.remark("`cloudgpu gc` shows what is tagged; `up` says which name is taken already")
 
     def recover(self) -> None:
-        """Compare the stack with the cloud: what is gone is forgotten, so up() makes it again."""
+        """Refresh the state from the cloud: missing resources are dropped, so up() recreates them."""
         if not self.exists:
             return
         self.remark_interrupted()
@@ -189,9 +189,9 @@ class Stack:
         )
 
     def preview(self, program: Program, *, refresh: bool = False) -> list[Change]:
-        """Return what up() would do to things in the cloud, by the stack's state.
+        """Return the changes that up() would make, compared to the stack's state.
 
-        `refresh`: by what the cloud has instead. The stack's state stays as it is.
+        `refresh`: compare to the cloud's actual resources instead; the stack's state does not change.
         """
         self._say.doing("planning")
         watch = Watch()
@@ -206,7 +206,7 @@ class Stack:
         return [change for change in watch.changes if change.op != "refresh"]
 
     def up(self, program: Program) -> Mapping[str, Any]:
-        """Bring it up; its outputs."""
+        """Create or update the resources; return the stack's outputs."""
         watch = Watch(self._say.step)
         caught, it = _Caught(program), self._there()
         self._made, self._contents = False, None
@@ -227,9 +227,9 @@ class Stack:
         return watch.changes
 
     def down(self, *, keep_protected: bool) -> Contents:
-        """Remove all that is in it, but for what is protected (`keep_protected`), and the stack if it is then empty.
+        """Delete the resources, except protected ones if `keep_protected`, and the stack if it is then empty.
 
-        What is left in it.
+        Return the remaining contents.
         """
         watch, it = Watch(self._say.step), self._there()
         self._contents = None
@@ -243,7 +243,7 @@ class Stack:
         return left
 
     def leave(self) -> None:
-        """A stack that was made only to look what would be done is removed again; if it cannot be, it is left empty."""
+        """Remove a stack that was created only for a preview; on an error an empty stack remains."""
         if self._made and self._stack is not None and not self._cancelled:
             with contextlib.suppress(InfraError):
                 self._remove()
@@ -257,16 +257,16 @@ class Stack:
         return self._stack
 
     def _remove(self) -> None:
-        """Remove the stack with the backups that the engine keeps of every update, which remove_stack() would leave."""
+        """Remove the stack including the engine's backups of every update, which remove_stack() would leave."""
         self._run(lambda: self._command("stack", "rm", "--yes", "--remove-backups", "--stack", self.name), Watch())
         self._stack = self._contents = None
 
     def _command(self, *words: str) -> object:
-        """Run a command of the engine that the Automation API does not have."""
+        """Run an engine command that the Automation API lacks."""
         return self._engine.run(list(words), self._workspace.work_dir, self._workspace.env_vars)
 
     def _run(self, call: Callable[[], _Result], watch: Watch, caught: _Caught | None = None) -> _Result:
-        """A call that may need the stack's lock, which a dead engine of ours may have left."""
+        """Run a call that may need the stack's lock; break or wait for a lock left by an earlier engine."""
         until = time.monotonic() + _PATIENCE_S
         while True:
             try:
@@ -280,7 +280,8 @@ class Stack:
                 return result
 
     def _unlock(self, until: float) -> None:
-        """Break the lock of a dead engine of ours, or wait for one that is ending. Raises LockedError for any other."""
+        """Break the lock of a killed engine of cloudgpu, or wait for one that is exiting. Raises LockedError for other
+        locks."""
         text = self._engine.failed.stderr if self._engine.failed else ""
         engines = self._engine.engines
         locks = locks_in(text)
@@ -311,8 +312,11 @@ class Stack:
         )
 
     def _told(self, call: Callable[[], _Result], watch: Watch, caught: _Caught | None = None) -> _Result:
-        """Its result; an error of the engine's as one message. ConcurrentUpdateError and StackNotFoundError pass."""
-        if self._cancelled:  # too late for what ran then
+        """Return the call's result; translate engine errors to InfraError.
+
+        ConcurrentUpdateError and StackNotFoundError are not translated.
+        """
+        if self._cancelled:  # cancelled between two engine runs
             raise CancelledError(*self._how_to_go_on())
         try:
             return call()
@@ -331,7 +335,7 @@ class Stack:
 
     @contextlib.contextmanager
     def cancellable(self) -> Iterator[None]:
-        """While it is held, Ctrl-C and SIGTERM go to the engine. Signals are the main thread's; elsewhere: nothing."""
+        """Forward Ctrl-C and SIGTERM to the engine (context manager). No-op outside the main thread."""
         if threading.current_thread() is not threading.main_thread():
             yield
             return
@@ -344,7 +348,7 @@ class Stack:
                 signal.signal(number, handler)
 
     def _interrupt(self, _number: int, _frame: FrameType | None) -> None:
-        if not self._engine.running:  # a question, or a step of our own
+        if not self._engine.running:  # no engine runs: a prompt, or cloudgpu's own code
             raise KeyboardInterrupt
         self._cancelled += 1
         if self._cancelled == 1:
@@ -362,7 +366,7 @@ class Stack:
 
 
 class _Caught:
-    """A program whose own exception is kept: the engine would tell of it as text, with a traceback."""
+    """Wrapper that keeps a program's exception: the engine reports it only as text with a traceback."""
 
     def __init__(self, program: Program) -> None:
         self._program = program
@@ -379,7 +383,7 @@ class _Caught:
 
 
 def _contents(deployment: Mapping[str, Any]) -> Contents:
-    """Of the JSON that `pulumi stack export` prints under `deployment`."""
+    """Return the contents in `deployment` of the JSON that `pulumi stack export` prints."""
     resources, outputs = [], {}
     for one in deployment.get("resources") or ():
         if one["type"] == "pulumi:pulumi:Stack":
@@ -394,7 +398,7 @@ def _contents(deployment: Mapping[str, Any]) -> Contents:
 
 
 def _why(watch: Watch, engine: Engine) -> str:
-    """The engine's errors: those of resources, else of the whole run, else what it wrote at last."""
+    """Return the engine's errors: of resources, otherwise of the whole run, otherwise its last output."""
     errors = watch.errors or watch.whole
     if errors:
         return "\n".join(dict.fromkeys(errors))
@@ -403,7 +407,7 @@ def _why(watch: Watch, engine: Engine) -> str:
 
 
 def _last_line(text: str) -> str:
-    """The engine's last error as it stands in what it wrote."""
+    """Return the last error line of the engine's output, otherwise its last line."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     errors = [line for line in lines if line.startswith("error:")]
     return (errors or lines or ["the engine did not say why"])[-1].removeprefix("error:").strip()

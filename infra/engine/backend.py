@@ -1,8 +1,7 @@
-"""Where stacks are remembered: a folder of this computer, or a bucket that a team shares; and what opens it.
+"""State backends of stacks: a local folder, or a bucket shared by a team; and their passphrase and credentials.
 
-Pulumi encrypts with a passphrase what providers call secret. Nothing that cloudgpu puts into a stack is; but without
-the passphrase a stack cannot be read, so it is kept where it is not lost: beside the states of this computer, or by the
-team that shares a backend.
+Pulumi encrypts secret values with a passphrase. cloudgpu stores no secrets in stacks, but a stack cannot be read
+without its passphrase. A local backend keeps it next to its states; a team that shares a backend must supply it.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ _AZURE_NAMES = {
     ),
     "AZURE_STORAGE_SAS_TOKEN": ("AZURE_STORAGE_SAS_TOKEN", "AZURE_STORAGE_SAS_KEY"),
 }
-"""Variable that the engine reads -> variables that job dirs on Azure are opened with, the first that is set."""
+"""Variable that the engine reads -> variables used for Azure job dirs, in order of precedence."""
 
 _OPENING = re.compile(r"blob \(code=|unable to open bucket|DefaultAzureCredential|unable to find gcp credentials")
 _ANOTHER = f"correct it, or name another backend with --backend or {VARIABLE}"
@@ -58,34 +57,34 @@ _FAULTS = (
         "use others, or have their owner allow it, then run the command again",
     ),
 )
-"""Pattern of the engine's message on a bucket, what is wrong, and what to do."""
+"""Pattern of the engine's error about a bucket, message, and hint."""
 
 
 @dataclass(frozen=True, slots=True)
 class Backend:
-    """Where states, histories and locks of stacks are."""
+    """Storage of stacks' states, histories and locks."""
 
     url: str
-    """As Pulumi takes it, e.g. `s3://bucket/folder?region=eu-west-1`."""
+    """URL in Pulumi's format, e.g. `s3://bucket/folder?region=eu-west-1`."""
 
     @property
     def shared(self) -> bool:
-        """Other computers may reach it."""
+        """True if other computers may have access."""
         return not self.url.startswith("file:")
 
     def folder(self, stack: str) -> Path:
-        """Of this computer's own files for a stack: made if need be, for nobody else to look into. Raises InfraError.
+        """Return the folder for this computer's files of a stack, created with private permissions. Raises InfraError.
 
-        One for each backend: stacks of the same name in two of them have nothing to do with each other.
+        The path includes a hash of the backend's URL, so stacks with the same name in two backends are independent.
         """
         key = hashlib.sha256(self.url.encode()).hexdigest()[:12]
         return _private(home() / "infra" / "stacks" / key / stack)
 
 
 def backend_of(given: str | None, environ: Mapping[str, str]) -> Backend:
-    """The backend of an option, else of CLOUDGPU_INFRA_BACKEND, else a folder in the state directory.
+    """Return the backend of the option, of CLOUDGPU_INFRA_BACKEND, or a folder in the state directory.
 
-    Raises BadRequestError for a URL that is none of ours, InfraError if the folder cannot be made.
+    Raises BadRequestError for an unsupported URL, InfraError if the folder cannot be created.
     """
     url = given or environ.get(VARIABLE) or f"file://{home() / 'infra' / 'state'}"
     parts = urlsplit(url)
@@ -93,7 +92,7 @@ def backend_of(given: str | None, environ: Mapping[str, str]) -> Backend:
         hint = "write file:///FOLDER, s3://BUCKET/FOLDER, gs://BUCKET/FOLDER or azblob://CONTAINER/FOLDER"
         raise BadRequestError(f"{url} is no backend that cloudgpu keeps stacks in", hint)
     if parts.username is not None or parts.password is not None:
-        # Not shown: it may be a password.
+        # The URL is not shown: it may contain a password.
         raise BadRequestError(
             "a backend's URL names no user and no password", "give them as the cloud's tools take them"
         )
@@ -108,18 +107,18 @@ def backend_of(given: str | None, environ: Mapping[str, str]) -> Backend:
 
 
 def environment(backend: Backend, environ: Mapping[str, str]) -> dict[str, str]:
-    """Variables for every process of the engine: the backend, the passphrase's file, a home apart from the user's own.
+    """Return environment variables for engine processes: backend, passphrase file, and a separate PULUMI_HOME.
 
     Raises BadRequestError for a shared backend without a passphrase, InfraError.
     """
     found = {
         "PULUMI_BACKEND_URL": backend.url,
         "PULUMI_SKIP_UPDATE_CHECK": "true",
-        # Providers' plugins are kept there, and nothing else of worth: no login, no token.
+        # Holds only provider plugins: no login, no token.
         _HOME: environ.get(_HOME) or str(_private(home() / "infra" / "pulumi")),
         **_as_the_engine_reads_it(backend.url, environ),
     }
-    if any(name in environ for name in _PASSPHRASES):  # it may be empty on purpose
+    if any(name in environ for name in _PASSPHRASES):  # an empty passphrase is valid
         return found
     if backend.shared:
         hint = (
@@ -133,10 +132,10 @@ def environment(backend: Backend, environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def _as_the_engine_reads_it(url: str, environ: Mapping[str, str]) -> dict[str, str]:
-    """Return variables that other clients of a cloud's buckets take otherwise than the engine (gocloud.dev/blob)."""
+    """Return variables that the engine (gocloud.dev/blob) reads in another form than other storage clients."""
     parts = urlsplit(url)
     if parts.scheme == "gs":
-        emulator = environ.get(_EMULATOR, "")  # a URL; the engine puts the scheme before it
+        emulator = environ.get(_EMULATOR, "")  # a URL; the engine adds the scheme itself
         return {_EMULATOR: emulator.removeprefix("http://")} if emulator else {}
     if parts.scheme != "azblob":
         return {}
@@ -144,15 +143,15 @@ def _as_the_engine_reads_it(url: str, environ: Mapping[str, str]) -> dict[str, s
     found = {
         name: next((environ[one] for one in names if environ.get(one)), "") for name, names in _AZURE_NAMES.items()
     }
-    if account and not found[_AZURE_ACCOUNT]:  # without it the engine takes no key
+    if account and not found[_AZURE_ACCOUNT]:  # the engine ignores the key without an account
         found[_AZURE_ACCOUNT] = account
     return {name: value.removeprefix("?") for name, value in found.items() if value}
 
 
 def explained(url: str, said: str) -> InfraError | None:
-    """Return what the engine said of the bucket that it could not open, as users need it; None: it is of another thing.
+    """Translate the engine's error about a bucket that it cannot open; None: the error is about something else.
 
-    The engine's own text has request ids, and not the bucket's name.
+    The engine's own message has request ids but not the bucket's name.
     """
     if not _OPENING.search(said):
         return None
@@ -163,7 +162,7 @@ def explained(url: str, said: str) -> InfraError | None:
 
 
 def _own_passphrase() -> Path:
-    """The file with this computer's passphrase, made on first use. Raises InfraError."""
+    """Return the file with this computer's passphrase, created on first use. Raises InfraError."""
     path = _private(home() / "infra") / "passphrase"
     with contextlib.suppress(FileExistsError), _told(path):
         _write_once(path, secrets.token_urlsafe(32))
@@ -171,7 +170,7 @@ def _own_passphrase() -> Path:
 
 
 def _write_once(path: Path, text: str) -> None:
-    """All of it or nothing, and never over what is there. Raises FileExistsError, OSError."""
+    """Write a file atomically and never overwrite an existing one. Raises FileExistsError, OSError."""
     if path.exists():
         return
     new = path.with_name(f"{path.name}.{os.getpid()}")

@@ -1,4 +1,4 @@
-"""What an engine tells of a run, event by event: the steps it plans or takes, and why it failed."""
+"""Events of an engine run: planned or executed steps, and errors."""
 
 from __future__ import annotations
 
@@ -26,29 +26,29 @@ _OPS: dict[str, Op] = {
     "refresh": "refresh",
     "same": "same",
 }
-"""Of Pulumi's; the two halves of a replacement are not among them, for `replace` tells of both."""
+"""Pulumi's operations. A replacement's two halves are omitted, since `replace` covers both."""
 _PARTS = {"create-replacement": "replace", "delete-replaced": "delete", "discard-replaced": "delete"}
-"""Of a replacement, as steps that are taken: each takes its time."""
+"""The halves of a replacement, reported as separate steps since each takes time."""
 _QUIET = frozenset({"same", "read", "refresh"})
 _COLOR = re.compile(r"<\{%.*?%\}>|\x1b\[[0-9;]*m")
 _TRACEBACK = re.compile(r"\nTraceback \(most recent call last\):.*", re.S)
 _SAYS_NOTHING = re.compile(
     r"^(update|preview|refresh|destroy) (failed|canceled)$|Resource monitor has terminated", re.I
 )
-"""Errors that only follow from another."""
+"""Errors that are only consequences of other errors."""
 
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """What becomes, or would become, of one resource."""
+    """Planned or executed change of one resource."""
 
     op: Op
     kind: str
-    """Pulumi's type, e.g. `aws:ec2/vpc:Vpc`."""
+    """Pulumi type, e.g. `aws:ec2/vpc:Vpc`."""
     name: str
-    """In the stack."""
+    """Name in the stack."""
     keys: tuple[str, ...] = ()
-    """Properties that differ; of a replacement, those that cause it."""
+    """Properties that differ; for a replacement, those that require it."""
     protected: bool = False
 
     @property
@@ -58,25 +58,25 @@ class Change:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """Something that is being done to a resource, or is done."""
+    """Start or end of an operation on a resource."""
 
     change: Change
     state: State
     seconds: float = 0.0
-    """It took so long."""
+    """Duration of the operation."""
 
 
 @dataclass(slots=True)
 class Watch:
-    """Takes the events of one run, of whichever thread; `tell` hears of every step that changes something."""
+    """Collector of one run's events, thread-safe. `tell` is called with every step that changes a resource."""
 
     tell: Callable[[Step], object] = lambda _step: None
     changes: list[Change] = field(default_factory=list)
-    """In the order in which the engine came to them; a component, which is nothing in the cloud, is not among them."""
+    """Changes in the engine's order, without components, which are not cloud resources."""
     errors: list[str] = field(default_factory=list)
-    """Each with the resource that it is about."""
+    """Errors of resources, each with the resource's name."""
     whole: list[str] = field(default_factory=list)
-    """Errors of the whole run: where one of a resource came before, they only follow from it."""
+    """Errors of the whole run; if a resource failed too, they are only consequences."""
     warnings: list[str] = field(default_factory=list)
     _begun: dict[tuple[str, str], float] = field(default_factory=dict)
     _lock: threading.Lock = field(default_factory=threading.Lock)
@@ -113,7 +113,7 @@ class Watch:
 
     def _tell(self, step: StepEventMetadata, state: State, seconds: float) -> None:
         op = _PARTS.get(step.op.value) or _OPS.get(step.op.value, "same")
-        change = _change(step, op)  # type: ignore[arg-type]  # the tables' values are of Op
+        change = _change(step, op)  # type: ignore[arg-type]  # the tables' values are Ops
         if change.changes or state == "failed":
             self.tell(Step(change, state, seconds))
 
@@ -127,7 +127,7 @@ class Watch:
 
 
 def _is_thing(step: StepEventMetadata) -> bool:
-    """Whether it is something in the cloud: a component is not, nor is the stack, nor a provider."""
+    """Return True for a cloud resource: not a component, the stack, or a provider."""
     state = step.new or step.old
     return bool(state and state.custom) and not step.type.startswith("pulumi:")
 
@@ -139,12 +139,12 @@ def _change(step: StepEventMetadata, op: Op) -> Change:
 
 
 def name_of(urn: str) -> str:
-    """`network` of `urn:pulumi:stack::project::parent$type::network`."""
+    """Return the name in a URN: `network` for `urn:pulumi:stack::project::parent$type::network`."""
     return urn.rpartition("::")[2]
 
 
 def kind_of(urn: str) -> str:
-    """`aws:ec2/vpc:Vpc` of an urn."""
+    """Return the type in a URN, e.g. `aws:ec2/vpc:Vpc`."""
     parts = urn.split("::")
     return parts[2].rpartition("$")[2] if len(parts) > 3 else ""
 
@@ -155,7 +155,7 @@ def _named(urn: str) -> str:
 
 
 def counted(changes: Iterable[Change]) -> dict[Op, int]:
-    """How many of each operation, of those that change something."""
+    """Return the number of changes for each operation, without no-ops."""
     found: dict[Op, int] = {}
     for change in changes:
         if change.changes:

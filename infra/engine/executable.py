@@ -1,7 +1,7 @@
-"""Pulumi's engine, the program `pulumi`: finding it, installing it, running it so that Ctrl-C is ours to give.
+"""Pulumi's engine, the program `pulumi`: find it, install it, and run it isolated from the terminal's Ctrl-C.
 
-It runs in a session of its own. A terminal's Ctrl-C reaches every process of the foreground group at once: the engine
-would be cancelled, and the plugins that it needs to finish what is under way with it.
+It runs in a separate session, because a terminal's Ctrl-C reaches every process of the foreground group: it would stop
+the engine and also the plugins that the engine needs to finish running operations.
 """
 
 from __future__ import annotations
@@ -33,19 +33,20 @@ OnText = Callable[[str], object]
 
 _PROGRAM = "pulumi"
 _OLDEST = VersionInfo(3, 205, 0)
-"""From which on events come as they happen; what else is used here is older."""
+"""Oldest supported version: the first that streams events during a run."""
 _LOCKING = (("up",), ("refresh",), ("destroy",), ("stack", "init"), ("stack", "rm"))
-"""What the commands begin with that take a stack's lock."""
+"""Prefixes of the commands that take a stack's lock."""
 _HOW_TO_GET = (
     "install it (https://www.pulumi.com/docs/install/), or add --install-pulumi: cloudgpu then keeps one of its own"
 )
 
 
 class Engine(PulumiCommand):
-    """A `pulumi` to run. One thread runs it at a time; cancel() may be called from any, and from a signal handler."""
+    """The `pulumi` executable. Only one thread may call run() at a time; cancel() is safe from threads and signal
+    handlers."""
 
     def __init__(self, root: Path | None = None) -> None:
-        """`root`: where install() put it; None: the one on PATH. Raises InfraError for one that cannot be used."""
+        """`root`: folder where install() put it; None: use PATH. Raises InfraError if it is unusable."""
         try:
             super().__init__(str(root) if root else None, version=_OLDEST)
         except InvalidVersionError as error:
@@ -53,9 +54,9 @@ class Engine(PulumiCommand):
         except (OSError, subprocess.CalledProcessError, UnicodeDecodeError) as error:
             raise InfraError(f"{_place(root)} cannot be run: {error}", _HOW_TO_GET) from error
         self.engines: Engines | None = None
-        """Where engines that may hold a lock are written down; None: nowhere."""
+        """Registry of engine processes that may hold a lock; None: do not register."""
         self.failed: CommandResult | None = None
-        """What the last run that failed wrote."""
+        """Output of the last failed run."""
         self._process: subprocess.Popen[str] | None = None
 
     def run(
@@ -66,10 +67,10 @@ class Engine(PulumiCommand):
         on_output: OnText | None = None,
         on_error: OnText | None = None,
     ) -> CommandResult:
-        """As PulumiCommand.run(), which is what the Automation API calls."""
+        """Run a command; overrides PulumiCommand.run(), which the Automation API calls."""
         words = [self.command, "--non-interactive", *args]
         env = {**os.environ, **additional_env, "PULUMI_AUTOMATION_API": "true"}
-        if Path(self.command).is_absolute():  # the language host and other plugins that came with it
+        if Path(self.command).is_absolute():  # its language host and other bundled plugins
             env["PATH"] = os.pathsep.join((str(Path(self.command).parent), env.get("PATH", os.defpath)))
         self.failed = None
         with subprocess.Popen(
@@ -101,20 +102,20 @@ class Engine(PulumiCommand):
         return self._process is not None
 
     def cancel(self) -> None:
-        """Ask the running engine to begin nothing more, and to end when what is under way is done."""
+        """Ask the running engine to start no further operations and exit when the running ones end."""
         if self._process is not None:
             with contextlib.suppress(ProcessLookupError):
                 self._process.send_signal(signal.SIGINT)
 
     def kill(self) -> None:
-        """End it at once, with its plugins. What was under way is noted in its stack as pending."""
+        """Kill the engine and its plugins. Running operations remain in the stack as pending."""
         if self._process is not None:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self._process.pid, signal.SIGKILL)
 
     @contextlib.contextmanager
     def _noted(self, process: subprocess.Popen[str], args: Sequence[str]) -> Iterator[None]:
-        """While it runs it may hold the stack's lock; killed, it leaves the lock behind."""
+        """Register the process while it may hold the stack's lock: a killed engine leaves its lock behind."""
         if self.engines is None or not any(tuple(args[: len(one)]) == one for one in _LOCKING):
             yield
             return
@@ -125,9 +126,9 @@ class Engine(PulumiCommand):
 
 
 def find() -> Engine | None:
-    """The `pulumi` on PATH, else one that cloudgpu installed; None: there is none.
+    """Return the `pulumi` on PATH, otherwise one that cloudgpu installed; None: not found.
 
-    Raises InfraError for one that cannot be used.
+    Raises InfraError if it is unusable.
     """
     if shutil.which(_PROGRAM):
         return Engine()
@@ -136,12 +137,12 @@ def find() -> Engine | None:
 
 
 def missing() -> InfraError:
-    """What to say where find() finds none and none may be installed."""
+    """Return the error for a missing engine that may not be installed."""
     return InfraError("stacks need Pulumi's engine, and there is no `pulumi` on PATH", _HOW_TO_GET)
 
 
 def install() -> Engine:
-    """Download Pulumi's engine, of the version that fits the SDK, from get.pulumi.com into the state directory.
+    """Download the engine version that matches the SDK from get.pulumi.com into the state directory.
 
     Raises InfraError.
     """

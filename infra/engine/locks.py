@@ -1,8 +1,8 @@
-"""Who holds a stack's lock, and whether that is a dead engine of ours, whose lock may be broken.
+"""Locks of stacks: their holders, and whether a lock was left by a killed engine of cloudgpu and may be broken.
 
-A backend's lock is a file with host and process id and without any expiry; an engine that was killed leaves it behind.
-Every engine that may take one is written down before it runs (Engines), so that only a lock of ours is ever broken: the
-same host name and process id alone may as well be a colleague's, in a container or on a computer called the same.
+A backend's lock is a file with host and process id and without an expiry, so a killed engine leaves it behind. Every
+engine that may take a lock is registered before it runs (Engines), so only cloudgpu's own locks are ever broken: host
+name and process id alone could also match another user's container or computer with the same name.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ from typing import Literal
 
 import psutil
 
-# pkg/backend/diy/lock.go of Pulumi's: "%v: created by %v@%v (pid %v) at %v"
+# Source: pkg/backend/diy/lock.go of Pulumi: "%v: created by %v@%v (pid %v) at %v"
 _HELD = re.compile(
     r"^\s*(?P<place>\S+): created by (?P<user>.*)@(?P<host>\S+) \(pid (?P<pid>\d+)\) at (?P<since>\S+)", re.M
 )
 _COUNT = re.compile(r"the stack is currently locked by (\d+) lock")
 
 Verdict = Literal["dead", "alive", "foreign"]
-"""Of a lock: left by an engine of ours that is dead; held by one of ours that runs; somebody else's."""
+"""State of a lock: its registered engine is dead, or alive; or the lock is not from a registered engine."""
 
 
 @dataclass(frozen=True, slots=True)
 class Lock:
-    """As the engine tells of it."""
+    """Lock of a stack, parsed from the engine's error."""
 
     place: str
     user: str
@@ -43,7 +43,7 @@ class Lock:
 
 
 def locks_in(text: str) -> list[Lock] | None:
-    """The locks that an error of the engine names; None: not all of them can be read."""
+    """Return the locks in an engine's error; None: not all of them can be parsed."""
     counted = _COUNT.search(text)
     found = [
         Lock(one["place"], one["user"], one["host"], int(one["pid"]), one["since"]) for one in _HELD.finditer(text)
@@ -52,19 +52,19 @@ def locks_in(text: str) -> list[Lock] | None:
 
 
 class Engines:
-    """This computer's engines that may hold the lock of one stack: a file for each, until it has ended by itself."""
+    """Registry of this computer's engines that may hold a stack's lock: one file each, removed at normal exit."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 
     def started(self, pid: int) -> None:
-        """Raises OSError."""
+        """Register a process. Raises OSError."""
         self._folder.mkdir(mode=0o700, exist_ok=True)
         values = {"host": socket.gethostname(), "created": _created(pid)}
         (self._folder / str(pid)).write_text(json.dumps(values), encoding="utf-8")
 
     def ended(self, pid: int) -> None:
-        """By itself, so its lock is gone; or its lock was broken."""
+        """Unregister a process, after its normal exit or after its lock was broken."""
         with contextlib.suppress(OSError):
             (self._folder / str(pid)).unlink()
 
@@ -81,13 +81,13 @@ class Engines:
 
 
 def verdict_of(locks: Sequence[Lock], engines: Engines) -> Verdict:
-    """Of all locks of a stack: they are broken together, so only if every one of them is dead."""
+    """Return one verdict for all locks of a stack. They are broken together, so `dead` requires that all are dead."""
     verdicts = {engines.judge(lock) for lock in locks}
     return "foreign" if "foreign" in verdicts or not verdicts else "alive" if "alive" in verdicts else "dead"
 
 
 def _created(pid: int) -> float | None:
-    """When the process began, epoch seconds; None: there is none, or a zombie only."""
+    """Return the start time of a process in epoch seconds; None: it does not exist, or is a zombie."""
     try:
         process = psutil.Process(pid)
         return None if process.status() == psutil.STATUS_ZOMBIE else process.create_time()

@@ -1,7 +1,7 @@
-"""Pulumi's engine as its makers release it: an archive for each platform, checked against the release's checksums.
+"""Download of Pulumi's engine: an archive for each platform, verified against the release's checksums.
 
-The checksums come over TLS from the same host: they find a download that was cut off, cached wrongly or changed on the
-way, not a release that was replaced there together with its checksums.
+The checksums come over TLS from the same host: they detect a truncated, wrongly cached or altered download, but not a
+release that was replaced together with its checksums.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ _MACHINES = {"x86_64": "x64", "amd64": "x64", "aarch64": "arm64", "arm64": "arm6
 _SILENCE_S = 30.0
 _BLOCK = 1 << 20
 _LARGEST = 1 << 30
-"""Limits the bytes of an archive."""
+"""Limit of an archive's size in bytes."""
 
 
 def fetch(version: str, root: Path, releases: str = RELEASES) -> None:
-    """Put the engine's programs into `bin` of the folder.
+    """Download the engine and install its programs into `bin` of `root`.
 
-    Raises InfraError for an archive that is not the one released, OSError for what cannot be had.
+    Raises InfraError for a checksum mismatch, OSError if the download fails.
     """
     name = archive_name(version)
     wanted = _checksum(_read(f"{releases}/pulumi-{version}-checksums.txt"), name)
@@ -52,7 +52,7 @@ def fetch(version: str, root: Path, releases: str = RELEASES) -> None:
 
 
 def archive_name(version: str) -> str:
-    """Return what this computer's archive of a release is called. Raises InfraError where there is none to unpack."""
+    """Return the name of this platform's archive of a release. Raises InfraError for an unsupported platform."""
     system, machine = _SYSTEMS.get(sys.platform), _MACHINES.get(platform.machine().lower())
     if system is None or machine is None:
         raise InfraError(f"Pulumi's engine cannot be downloaded for {sys.platform} on {platform.machine()}")
@@ -60,7 +60,7 @@ def archive_name(version: str) -> str:
 
 
 def _checksum(listing: str, name: str) -> str:
-    """Raises InfraError."""
+    """Return an archive's checksum. Raises InfraError if the listing lacks it."""
     found = re.search(rf"^([0-9a-f]{{64}}) +\*?{re.escape(name)}$", listing, re.MULTILINE)
     if found is None:
         raise InfraError(f"Pulumi's checksums do not name {name}: nothing is installed")
@@ -68,14 +68,14 @@ def _checksum(listing: str, name: str) -> str:
 
 
 def _read(url: str) -> str:
-    with urllib.request.urlopen(url, timeout=_SILENCE_S) as answer:  # noqa: S310 - https, but in a test
+    with urllib.request.urlopen(url, timeout=_SILENCE_S) as answer:  # noqa: S310 - https except in tests
         return str(answer.read(_BLOCK).decode("ascii", "replace"))
 
 
 def _download(url: str, file: IO[bytes]) -> str:
     """Write the response of a URL to the file; return its sha256. Raises OSError."""
     digest, size = hashlib.sha256(), 0
-    with urllib.request.urlopen(url, timeout=_SILENCE_S) as answer:  # noqa: S310 - https, but in a test
+    with urllib.request.urlopen(url, timeout=_SILENCE_S) as answer:  # noqa: S310 - https except in tests
         while block := answer.read(_BLOCK):
             digest.update(block)
             file.write(block)

@@ -2,7 +2,7 @@
 
     from cloudgpu.infra.gcp import GpuCluster
 
-Each is imported when it is asked for: Google's classes take seconds.
+Each component is imported on first access: importing Google's classes takes seconds.
 """
 
 from __future__ import annotations

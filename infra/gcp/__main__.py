@@ -1,4 +1,4 @@
-"""The components, served to programs in TypeScript, Go, C#, Java and YAML: a Pulumi plugin (PulumiPlugin.yaml).
+"""Pulumi plugin (PulumiPlugin.yaml) that serves the components to programs in TypeScript, Go, C#, Java and YAML.
 
 Pulumi runs this folder as a program; `python -m cloudgpu.infra.gcp ADDRESS` does the same. See docs/pulumi.md.
 """
@@ -11,6 +11,6 @@ if __name__ == "__main__":
         from ..components import serve
 
         serve("cloudgpu.infra.gcp")
-    else:  # as a folder: it is no part of the package then, and its modules would be top-level ones
+    else:  # run as a folder, outside the package: without this, its modules would be imported as top-level ones
         sys.path.pop(0)
         runpy.run_module("cloudgpu.infra.gcp", run_name="__main__", alter_sys=False)

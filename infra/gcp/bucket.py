@@ -1,4 +1,4 @@
-"""Where jobs live: a bucket that only those with a role reach."""
+"""Cloud Storage bucket for job dirs, accessible only to accounts with a role."""
 
 from typing import NotRequired, TypedDict
 
@@ -11,38 +11,40 @@ from .common import TYPES, labels_of
 
 PREFIX = "jobs"
 _ABORT_DAYS = 7
-"""Uploads that are not finished by then are not going on: a checkpoint that was interrupted is written anew."""
+"""Days after which incomplete uploads are aborted; an interrupted checkpoint upload starts over anyway."""
 
 
 class JobBucketArgs(TypedDict):
     """Arguments of JobBucket."""
 
     region: pulumi.Input[str]
-    """Google Cloud's name of the region, e.g. `us-central1`: the machines' own, for traffic between regions costs."""
+    """Name of the Google Cloud region, e.g. `us-central1`: the machines' region, because traffic between regions costs
+    money."""
     existing: NotRequired[pulumi.Input[str]]
-    """Name of a bucket that is there and stays as it is: nothing is made or changed, only used."""
+    """Name of an existing bucket to use; it is not changed. Omitted: a bucket is created."""
     bucket: NotRequired[pulumi.Input[str]]
-    """Name of the bucket to make, unique in all of Google Cloud; omitted: Pulumi makes one up."""
+    """Name of the bucket to create, globally unique in Google Cloud. Omitted: Pulumi generates one."""
     owner: NotRequired[str]
-    """As in the tag `cloudgpu-owner`; omitted: made of the project's and stack's names."""
+    """Value of the label `cloudgpu-owner`. Default: derived from the project's and stack's names."""
     labels: NotRequired[dict[str, pulumi.Input[str]]]
-    """More of them. Of the bucket."""
+    """Additional labels of the bucket."""
     keep_days: NotRequired[int]
-    """Objects that were written so many days ago are deleted; omitted: never."""
+    """Delete objects this many days after they were written. Default: never."""
     undelete_days: NotRequired[int]
-    """So long what is deleted can be had back, and is paid for; omitted: 0, for checkpoints come and go."""
+    """Number of days in which deleted objects can be restored, at storage cost. Default: 0, since checkpoints are
+    short-lived."""
     protect: NotRequired[bool]
-    """Pulumi does not delete it, nor what is in it; omitted: true."""
+    """Make Pulumi refuse to delete the bucket and its contents. Default: true."""
 
 
 class JobBucket(pulumi.ComponentResource):
-    """A bucket with uniform access that cannot be made public, encrypted as all of Cloud Storage is; uploads that were
-    not finished are removed after a week."""
+    """Cloud Storage bucket with uniform access and public access prevention; incomplete uploads are removed after a
+    week."""
 
     bucket: pulumi.Output[str]
-    """Its name."""
+    """Name of the bucket."""
     job_dir: pulumi.Output[str]
-    """`gs://BUCKET/jobs`: below it job dirs are."""
+    """`gs://BUCKET/jobs`: the prefix of the job dirs."""
 
     def __init__(self, name: str, args: JobBucketArgs, opts: pulumi.ResourceOptions | None = None) -> None:
         check_arguments("JobBucket", name, args, JobBucketArgs)
@@ -57,7 +59,7 @@ class JobBucket(pulumi.ComponentResource):
         return storage.Bucket(
             f"{name}-bucket",
             name=args.get("bucket"),
-            location=pulumi.Output.from_input(args["region"]).apply(str.upper),  # as Cloud Storage tells it
+            location=pulumi.Output.from_input(args["region"]).apply(str.upper),  # as Cloud Storage returns it
             labels=labels_of(args),
             uniform_bucket_level_access=True,
             public_access_prevention="enforced",

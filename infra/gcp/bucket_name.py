@@ -1,6 +1,6 @@
-"""Check the name of a bucket on Google Cloud.
+"""Naming rule for Cloud Storage buckets.
 
-https://cloud.google.com/storage/docs/buckets#naming (dots need a domain of one's own)
+https://cloud.google.com/storage/docs/buckets#naming (names with dots require a verified domain)
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""All that a fleet stands in, and the fleet: for a program that wants GPU machines and nothing else."""
+"""Component that combines network, bucket, service account and fleet."""
 
 from typing import NotRequired, TypedDict
 
@@ -14,54 +14,55 @@ from .role import MachineRole
 
 
 class GpuClusterArgs(TypedDict):
-    """Arguments of GpuCluster: those of GpuFleet that say which machines, and where they are in."""
+    """Arguments of GpuCluster: GpuFleet's arguments that describe the machines, and arguments of the other parts."""
 
     project: pulumi.Input[str]
     """Id of the project."""
     region: str
-    """Google Cloud's name of the region."""
+    """Name of the Google Cloud region."""
     machine_type: str
-    """E.g. `g2-standard-8`."""
+    """Machine type, e.g. `g2-standard-8`."""
     accelerator: NotRequired[str]
-    """Canonical name of the GPU; omitted: none."""
+    """Canonical name of the GPU. Default: none."""
     gpus: NotRequired[str]
-    """GPUs of a machine, e.g. `8`; omitted: 1 where there is an accelerator."""
+    """Number of GPUs per machine, e.g. `8`. Default: 1 with an accelerator."""
     market: NotRequired[str]
-    """As in GpuFleet; omitted: on-demand."""
+    """`on-demand` (the default), `spot` or `reservation`; see GpuFleetArgs."""
     on_demand: NotRequired[int]
-    """As in GpuFleet; omitted: 0."""
+    """Number of on-demand machines in a spot fleet; see GpuFleetArgs. Default: 0."""
     reservation: NotRequired[str]
-    """As in GpuFleet."""
+    """Reservation for market reservation; see GpuFleetArgs."""
     size: int
-    """How many machines."""
+    """Number of machines."""
     zones: NotRequired[list[str]]
-    """Where machines may be; omitted: three that Compute Engine chooses."""
+    """Zones for the machines. Default: three zones that Compute Engine chooses."""
     disk_gb: NotRequired[float]
-    """Of each machine's disk; omitted: 100."""
+    """Size of each machine's disk in GB. Default: 100."""
     peers: NotRequired[bool]
-    """As in GpuFleet: the machines are in one zone, and may reach each other; omitted: no."""
+    """The machines communicate: they are in one zone and may connect to each other; see GpuFleetArgs. Default:
+    false."""
     lifetime_seconds: NotRequired[int]
-    """A machine is deleted after so long; omitted: never."""
+    """Seconds after which a machine is deleted. Default: never."""
     heal: NotRequired[bool]
-    """A machine that vanished is made anew; omitted: yes."""
+    """Recreate machines that disappear. Default: true."""
     existing_bucket: NotRequired[pulumi.Input[str]]
-    """Name of a bucket that is there: it is used, and stays. Omitted: one is made."""
+    """Name of an existing bucket to use; it is not changed or deleted. Omitted: a bucket is created."""
     bucket: NotRequired[pulumi.Input[str]]
-    """Name of the bucket to make, unique in all of Google Cloud; omitted: Pulumi makes one up."""
+    """Name of the bucket to create, globally unique in Google Cloud. Omitted: Pulumi generates one."""
     protect: NotRequired[bool]
-    """Pulumi does not delete the bucket; omitted: true."""
+    """Make Pulumi refuse to delete the bucket. Default: true."""
     nat: NotRequired[bool]
-    """Machines reach the internet by Cloud NAT; omitted: only Google's own APIs."""
+    """Give machines internet access through Cloud NAT. Default: false, they reach only Google's APIs."""
     image: pulumi.Input[str]
-    """As in GpuFleet."""
+    """Image of the machines; see GpuFleetArgs."""
     user_data: pulumi.Input[str]
     """Startup script of the machines."""
     expires: NotRequired[pulumi.Input[float]]
-    """Epoch seconds after which anybody may delete the machines; omitted: never."""
+    """Expiry in epoch seconds: after it any cleanup may delete the machines. Default: never."""
     owner: NotRequired[str]
-    """As in the tag `cloudgpu-owner`; omitted: made of the project's and stack's names."""
+    """Value of the label `cloudgpu-owner`. Default: derived from the project's and stack's names."""
     labels: NotRequired[dict[str, pulumi.Input[str]]]
-    """More of them. Of all that can have labels."""
+    """Additional labels of all resources that support labels."""
 
 
 _OF_BUCKET = ("region", "bucket", "protect", "owner", "labels")
@@ -88,14 +89,14 @@ _OF_FLEET = (
 
 
 class GpuCluster(pulumi.ComponentResource):
-    """A network, a bucket, a service account and a fleet in them."""
+    """GPU fleet together with its network, bucket and service account."""
 
     group: pulumi.Output[str]
     """Self link of the managed instance group."""
     job_dir: pulumi.Output[str]
-    """`gs://BUCKET/jobs`: what the machines may read and write."""
+    """`gs://BUCKET/jobs`: the prefix that the machines may read and write."""
     service_account: pulumi.Output[str]
-    """E-mail address of who the machines are."""
+    """E-mail address of the machines' service account."""
 
     def __init__(self, name: str, args: GpuClusterArgs, opts: pulumi.ResourceOptions | None = None) -> None:
         check_arguments("GpuCluster", name, args, GpuClusterArgs)

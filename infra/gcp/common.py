@@ -1,4 +1,4 @@
-"""What all components for Google Cloud have in common: their type tokens, labels, how long a name may be."""
+"""Code shared by all components for Google Cloud: type tokens, labels, name lengths."""
 
 import hashlib
 import re
@@ -13,16 +13,16 @@ from ..components import expiry_of, owner_of
 from ..pulumi_arguments import keywords
 
 TYPES = "cloudgpu-gcp:index"
-"""What type tokens begin with: fixed for ever, for stacks hold them."""
+"""Prefix of the components' type tokens. It must never change: stacks store it."""
 RULE = {"denied": "denies", "denied.I_p_protocol": "protocol", "allowed": "allows", "allowed.I_p_protocol": "protocol"}
-"""A firewall rule as Pulumi spells it, where that is not as Google's SDK does."""
+"""Pulumi's names of firewall fields, where they differ from Google's SDK."""
 
 
 Labels = dict[str, pulumi.Input[str]]
 
 
 def labels_of(args: Mapping[str, Any], fleet: str = "") -> Labels:
-    """`owner`, `labels` and, of a fleet, `expires` of a component's arguments, as labels."""
+    """Return labels for a component's `owner`, `labels` and, for a fleet, `expires` arguments."""
     owner, stack = (shortened(one, MAX_VALUE) for one in (owner_of(args), pulumi.get_stack()))
     found: Labels = {**to_labels(tags.stack_tags(owner, stack, fleet=fleet))}
     expires = expiry_of(args)
@@ -32,19 +32,19 @@ def labels_of(args: Mapping[str, Any], fleet: str = "") -> Labels:
 
 
 def shortened(name: str, longest: int) -> str:
-    """At most so long; what would be longer ends in a part of its hash, so that no two are the same."""
+    """Return `name` cut to at most `longest` characters. A cut name ends in a part of its hash to stay unique."""
     if len(name) <= longest:
         return name
     return f"{name[: longest - 7].rstrip('-_')}-{hashlib.sha256(name.encode()).hexdigest()[:6]}"
 
 
 def role_id(*parts: str) -> str:
-    """Id of a custom role: letters, digits, `_` and `.`, 64 at most."""
+    """Return the id of a custom role: letters, digits, `_` and `.`, 64 at most."""
     return shortened(re.sub(r"[^A-Za-z0-9_.]", "_", "_".join(parts)), 64).replace("-", "_")
 
 
 def firewall_arguments(rule: Mapping[str, Any]) -> dict[str, Any]:
-    """Keyword arguments of compute.Firewall for a rule as in provisioners/gcp/resources/network.py."""
+    """Return keyword arguments of compute.Firewall for a rule from provisioners/gcp/resources/network.py."""
     from pulumi_gcp import compute
 
     return keywords(compute.FirewallArgs, rule, RULE)

@@ -1,4 +1,4 @@
-"""A fleet: an instance template and a managed instance group of one region; two of each where it is mixed."""
+"""Fleet: an instance template and a regional managed instance group; two of each if it mixes spot and on-demand."""
 
 from collections.abc import Mapping
 from typing import Any, NotRequired, TypedDict, cast
@@ -37,7 +37,7 @@ _RENAMES = {
     "tags": "",
     "tags.items": "tags",
 }
-"""Where Pulumi's InstanceTemplate has other names than Compute Engine's InstanceProperties; "": no level of its own."""
+"""Pulumi's InstanceTemplate names that differ from Compute Engine's InstanceProperties; "": the level is omitted."""
 _RENAMES_OF_GROUPS = {
     "distribution_policy": "",
     "distribution_policy.target_shape": "distribution_policy_target_shape",
@@ -48,42 +48,42 @@ _RENAMES_OF_GROUPS = {
     "update_policy.max_unavailable.fixed": "max_unavailable_fixed",
     "update_policy.type_": "type",
 }
-"""Likewise RegionInstanceGroupManager."""
+"""Pulumi's RegionInstanceGroupManager names that differ from Compute Engine's; "": the level is omitted."""
 
 
 class GpuFleetArgs(TypedDict):
     """Arguments of GpuFleet."""
 
     region: str
-    """Google Cloud's name of the region, e.g. `us-central1`."""
+    """Name of the Google Cloud region, e.g. `us-central1`."""
     machine_type: str
-    """E.g. `g2-standard-8`."""
+    """Machine type, e.g. `g2-standard-8`."""
     accelerator: NotRequired[str]
-    """Canonical name of the GPU, e.g. `L4`; omitted: none."""
+    """Canonical name of the GPU, e.g. `L4`. Default: none."""
     gpus: NotRequired[str]
-    """GPUs of a machine, e.g. `8`; omitted: 1 where there is an accelerator."""
+    """Number of GPUs per machine, e.g. `8`. Default: 1 with an accelerator."""
     market: NotRequired[str]
-    """`on-demand`, `spot`, or `reservation`; omitted: on-demand."""
+    """`on-demand` (the default), `spot`, or `reservation`."""
     on_demand: NotRequired[int]
-    """Of the machines of market spot: so many are bought on demand, as a group of their own; omitted: none."""
+    """Number of a spot fleet's machines that are bought on demand, as a separate group. Default: 0."""
     size: NotRequired[int]
-    """Machines; omitted: 1. A machine that leaves the group by itself makes it smaller until the next `up`; with
-    `ignore_changes=["targetSize"]` on the group (a transformation), for good."""
+    """Number of machines. Default: 1. A machine that leaves the group shrinks it until the next `up`, or permanently
+    with `ignore_changes=["targetSize"]` on the group (a transformation)."""
     zones: NotRequired[list[str]]
-    """Where machines may be; omitted: three that Compute Engine chooses."""
+    """Zones for the machines. Default: three zones that Compute Engine chooses."""
     disk_gb: NotRequired[float]
-    """Of each machine's disk; omitted: 100."""
+    """Size of each machine's disk in GB. Default: 100."""
     peers: NotRequired[bool]
-    """The machines talk to each other: they are in one zone, close to each other where the machine type allows, and may
-    reach each other. Omitted: no."""
+    """The machines communicate: they are in one zone, placed close together where the machine type allows, and may
+    connect to each other. Default: false."""
     lifetime_seconds: NotRequired[int]
-    """A machine ends itself after so long, and Compute Engine deletes it ten minutes later; omitted: never."""
+    """Seconds after which a machine shuts itself down; Compute Engine deletes it ten minutes later. Default: never."""
     heal: NotRequired[bool]
-    """A machine that vanished, or stopped, is made anew; omitted: yes. Whether programs on it are well is not looked
-    at: that would take an open port."""
+    """Recreate machines that disappear or stop. Default: true. Programs on the machines are not health-checked: that
+    would require an open port."""
     reservation: NotRequired[str]
-    """Of market reservation: `projects/P/reservations/R`, one that only those get into who name it; omitted: any open
-    one, and where none has room the machines are on demand."""
+    """With market reservation, a specifically targeted reservation, `projects/P/reservations/R`. Default: any open one;
+    without capacity there the machines are on demand."""
     image: pulumi.Input[str]
     """Self link, or `projects/P/global/images/…`, of an image that boots with UEFI."""
     user_data: pulumi.Input[str]
@@ -93,28 +93,30 @@ class GpuFleetArgs(TypedDict):
     subnetwork: pulumi.Input[str]
     """Self link of a subnetwork with Private Google Access: machines get no external addresses."""
     service_account: pulumi.Input[str]
-    """E-mail address of who the machines are: MachineRole's `email`."""
+    """E-mail address of the machines' service account: MachineRole's `email`."""
     fleet_name: NotRequired[str]
-    """Value of the label cloudgpu-fleet, and part of the names of group and machines; omitted: the component's name."""
+    """Value of the label cloudgpu-fleet and part of the group's and machines' names. Default: the component's name."""
     expires: NotRequired[pulumi.Input[float]]
-    """Epoch seconds after which anybody may set the group to no machines, and an OrphanReaper does; omitted: never.
-    Another time replaces no machine."""
+    """Expiry in epoch seconds: after it any cleanup may scale the group to zero, and OrphanReaper does. Default: never.
+    A change replaces no machine."""
     owner: NotRequired[str]
-    """As in the tag `cloudgpu-owner`; omitted: made of the project's and stack's names."""
+    """Value of the label `cloudgpu-owner`. Default: derived from the project's and stack's names."""
     labels: NotRequired[dict[str, pulumi.Input[str]]]
-    """More of them. Of machines and disks."""
+    """Additional labels of machines and disks."""
 
 
 class GpuFleet(pulumi.ComponentResource):
-    """Identical machines that Compute Engine keeps up: what vanishes is made anew, and a new template replaces machines
-    zone by zone. The template is made of the functions that `cloudgpu submit` starts single machines with."""
+    """Fleet of identical machines: lost machines are recreated, and a new template replaces machines zone by zone.
+
+    The template is built by the same functions as the single machines of `cloudgpu submit`.
+    """
 
     template: pulumi.Output[str]
-    """Unique self link of the instance template (of a mixed fleet: of its Spot machines)."""
+    """Unique self link of the instance template; in a mixed fleet, the spot machines' template."""
     group: pulumi.Output[str]
-    """Self link of the managed instance group (likewise)."""
+    """Self link of the managed instance group; in a mixed fleet, the spot machines' group."""
     base_group: pulumi.Output[str]
-    """Of a mixed fleet: self link of the group of its machines on demand; else ""."""
+    """In a mixed fleet, the self link of the on-demand machines' group; otherwise ""."""
 
     def __init__(self, name: str, args: GpuFleetArgs, opts: pulumi.ResourceOptions | None = None) -> None:
         check_arguments("GpuFleet", name, args, GpuFleetArgs)
@@ -146,7 +148,7 @@ class GpuFleet(pulumi.ComponentResource):
     def _group(
         self, name: str, called: str, fleet: FleetSpec, args: GpuFleetArgs, policies: list[pulumi.Output[str]]
     ) -> tuple[pulumi.Output[str], pulumi.Output[str]]:
-        """Of one market: unique self link of the template, self link of the group."""
+        """Create template and group of one market; return the template's unique self link and the group's self link."""
         made = compute.InstanceTemplate(
             f"{name}-template",
             name_prefix=f"{called}-",
@@ -159,7 +161,7 @@ class GpuFleet(pulumi.ComponentResource):
             region=fleet.region,
             named_ports=[expiry_port(args)],
             **_group_arguments(fleet, called, made.self_link_unique),
-            # A zone without room would hold up everything else for as long as it has none.
+            # Waiting would block the update for as long as a zone lacks capacity.
             wait_for_instances=False,
             opts=child_of(self, delete_before_replace=True),
         )
@@ -169,8 +171,8 @@ class GpuFleet(pulumi.ComponentResource):
 def template_arguments(
     fleet: FleetSpec, args: GpuFleetArgs, policies: list[pulumi.Output[str]] | None = None
 ) -> dict[str, Any]:
-    """Return keyword arguments of compute.InstanceTemplate. Raises ArgumentError for what cannot be a fleet."""
-    # Without the expiry, which the group has: another time would be another template, new machines.
+    """Return keyword arguments of compute.InstanceTemplate. Raises ArgumentError for an unsupported fleet."""
+    # Without the expiry, which the group has: a new expiry would change the template and replace all machines.
     labels = {key: _text(value) for key, value in labels_of(args, fleet.name).items() if key != tags.EXPIRES}
     with refusals(fleet.name):
         wire = template(
@@ -187,14 +189,14 @@ def template_arguments(
 
 
 def _nested(wire: dict[str, Any]) -> dict[str, Any]:
-    """The few things that Pulumi has as one where Compute Engine has a list, or on another level."""
+    """Restructure fields that Pulumi nests differently, or has as one value where Compute Engine has a list."""
     made = dict(wire)
     (made["service_accounts"],) = wire["service_accounts"]
     if "resource_policies" in wire:
         (made["resource_policies"],) = wire["resource_policies"]
     scheduling = dict(wire["scheduling"])
     if scheduling["provisioning_model"] == "SPOT":
-        scheduling["preemptible"] = True  # Compute Engine sets it itself, Pulumi's provider would set false
+        scheduling["preemptible"] = True  # Compute Engine sets it; Pulumi's provider would send false
     if "local_ssd_recovery_timeout" in scheduling:
         scheduling["local_ssd_recovery_timeout"] = [scheduling["local_ssd_recovery_timeout"]]
     affinity = dict(wire["reservation_affinity"])
@@ -205,9 +207,9 @@ def _nested(wire: dict[str, Any]) -> dict[str, Any]:
 
 
 def _group_arguments(fleet: FleetSpec, called: str, made_of: pulumi.Input[str]) -> dict[str, Any]:
-    """Keyword arguments of compute.RegionInstanceGroupManager."""
+    """Return keyword arguments of compute.RegionInstanceGroupManager."""
     wire = group(fleet, called=called, base=called, template=_text(made_of))
-    distribution = {**wire["distribution_policy"], "zones": list(fleet.zones)}  # Pulumi has their names only
+    distribution = {**wire["distribution_policy"], "zones": list(fleet.zones)}  # Pulumi expects zone names only
     if not fleet.zones:
         del distribution["zones"]
     return keywords(
@@ -216,10 +218,13 @@ def _group_arguments(fleet: FleetSpec, called: str, made_of: pulumi.Input[str]) 
 
 
 def expiry_port(args: Mapping[str, Any]) -> compute.RegionInstanceGroupManagerNamedPortArgs:
-    """When the group expires, as a port that nobody connects to: ports are all that a group has which can be changed
-    without touching its machines, and that a list of groups tells. It has no labels, its description is for ever, and
-    another label or metadata for all of its machines replaces them, as another template does. Without an expiry it
-    says so, too: the provider leaves a group's ports as they are where none are given."""
+    """Return the group's expiry as a named port that is never used for connections.
+
+    Named ports are the only property of a group that a list of groups returns and that can change without touching its
+    machines: a group has no labels, its description is immutable, and a changed label or metadata of all machines
+    replaces them, as a new template does. Without an expiry the port says so, because the provider keeps old ports if
+    none are given.
+    """
     when = expiry_of(args)
     name = f"{EXPIRES_PORT}never" if when is None else pulumi.Output.concat(EXPIRES_PORT, when)
     return compute.RegionInstanceGroupManagerNamedPortArgs(name=name, port=1)
@@ -253,5 +258,5 @@ def _script(text: str) -> str:
 
 
 def _text(value: pulumi.Input[str]) -> str:
-    """The template is built of texts, and passes them on as they are: an Output may stand for one."""
+    """Cast an input to str: the template's builder only passes values on, so an Output can take a string's place."""
     return cast(str, value)

@@ -1,4 +1,4 @@
-"""Where machines are attached: a network of ours, its subnetwork in one region, nothing that comes in."""
+"""Network for machines: a VPC network with a subnetwork in one region and no inbound access."""
 
 from typing import NotRequired, TypedDict
 
@@ -11,29 +11,29 @@ from ..components import child_of
 from .common import TYPES, firewall_arguments
 
 RANGE = "10.192.0.0/20"
-"""4,092 machines."""
+"""Address range of the subnetwork: room for 4,092 machines."""
 
 
 class GpuNetworkArgs(TypedDict):
     """Arguments of GpuNetwork."""
 
     region: pulumi.Input[str]
-    """Google Cloud's name of the region, e.g. `us-central1`."""
+    """Name of the Google Cloud region, e.g. `us-central1`."""
     network_name: NotRequired[str]
-    """Of the network and of its subnetwork; omitted: the component's name. Launches look for `cloudgpu` and for
+    """Name of the network and its subnetwork. Default: the component's name. Launches search for `cloudgpu` and
     `cloudgpu-REGION`."""
     cidr: NotRequired[pulumi.Input[str]]
-    """Addresses of the subnetwork; omitted: 10.192.0.0/20."""
+    """Address range of the subnetwork. Default: 10.192.0.0/20."""
     nat: NotRequired[bool]
-    """Machines reach the internet by Cloud NAT, at its price by the hour; omitted: only Google's own APIs (Cloud
-    Storage, Compute Engine, Artifact Registry) are reached, which costs nothing."""
+    """Give machines internet access through Cloud NAT, at its hourly price. Default: false, they reach only Google's
+    APIs (Cloud Storage, Compute Engine, Artifact Registry), which is free."""
 
 
 class GpuNetwork(pulumi.ComponentResource):
-    """A network with one subnetwork from which Google's APIs are reached without external addresses (Private Google
-    Access), and the firewall rule that launches make as well: nothing comes in to machines of cloudgpu.
+    """VPC network with one subnetwork with Private Google Access (Google's APIs without external addresses).
 
-    Google Cloud knows no labels on networks, subnetworks, routers and firewall rules.
+    It includes the firewall rule that launches create as well, which blocks all inbound traffic to cloudgpu's machines.
+    Networks, subnetworks, routers and firewall rules have no labels in Google Cloud.
     """
 
     network: pulumi.Output[str]

@@ -1,4 +1,5 @@
-"""The two programs of Google Cloud's stacks: what stands before any job, and one fleet in it."""
+"""Pulumi programs of `cloudgpu infra` and `cloudgpu cluster` on Google Cloud: shared infrastructure, and a fleet in
+it."""
 
 import hashlib
 
@@ -15,11 +16,11 @@ from .reaper import OrphanReaper, OrphanReaperArgs
 from .role import MachineRole
 
 _ACCOUNT_ID = 30
-"""The longest id of a service account."""
+"""Maximum length of a service account's id."""
 
 
 def infra_program(settings: InfraSettings) -> None:
-    """Network, bucket, machines' account and reaper of one region. Exports Infrastructure's JSON."""
+    """Create network, bucket, service account and reaper of one region; export Infrastructure's JSON."""
     region, project = settings.region, settings.account
     opts = _in_project(project, region)
     network = GpuNetwork("network", {"region": region, "network_name": f"cloudgpu-{region}"}, opts)
@@ -51,9 +52,9 @@ def infra_program(settings: InfraSettings) -> None:
 
 
 def fleet_program(settings: FleetSettings) -> None:
-    """Template and group of one fleet in an infra stack's network. Exports FleetOutputs' JSON.
+    """Create one fleet's template and group in an infra stack's network; export FleetOutputs' JSON.
 
-    Raises ProvisionError for what cannot be a fleet.
+    Raises ProvisionError for an unsupported fleet.
     """
     fleet, stands = settings.fleet, settings.infrastructure
     args: GpuFleetArgs = {
@@ -97,10 +98,13 @@ def fleet_program(settings: FleetSettings) -> None:
 
 
 def _in_project(project: str, region: str) -> pulumi.ResourceOptions:
-    """Not in the project that the shell happens to name."""
+    """Return options with an explicit provider, so that the environment's project is not used."""
     return pulumi.ResourceOptions(providers={"gcp": pulumi_gcp.Provider("google", project=project, region=region)})
 
 
 def bucket_name(project: str, region: str) -> str:
-    """Of a project's jobs in a region. Names are of all of Google Cloud, and not every project's id may be in one."""
+    """Return the name of a project's bucket for jobs in a region.
+
+    It contains a hash, since names are global in Google Cloud and some project ids are not allowed in bucket names.
+    """
     return f"cloudgpu-{region}-{hashlib.sha256(f'{project}/{region}'.encode()).hexdigest()[:16]}"

@@ -1,4 +1,4 @@
-"""Machines that nobody ends: what has expired is deleted, by Google's own scheduler, while every laptop is off."""
+"""Scheduled workflow that deletes expired machines: the safety net when no other cleanup runs."""
 
 from pathlib import Path
 from typing import NotRequired, TypedDict
@@ -18,9 +18,9 @@ RIGHTS = (
     GROUPS._replace(permissions=("compute.instanceGroupManagers.update",)),
     Right("tell", ("logging.logEntries.create",), ""),
 )
-"""It looks at all machines and groups of the project; it can end none but those whose names begin as those of cloudgpu
-do. What it could not end it tells in the log (sys.log; source: Workflows' documentation, "Grant a workflow permission
-to access Google Cloud resources")."""
+"""Permissions of the workflow: list all machines and groups of the project, delete only those with cloudgpu's name
+prefix, and log failures (sys.log; source: Workflows' documentation, "Grant a workflow permission to access Google Cloud
+resources")."""
 _RUN = "roles/workflows.invoker"
 _EXECUTIONS = "https://workflowexecutions.googleapis.com/v1/"
 
@@ -29,23 +29,25 @@ class OrphanReaperArgs(TypedDict):
     """Arguments of OrphanReaper."""
 
     project: pulumi.Input[str]
-    """Id of the project, in all regions of which machines are looked for."""
+    """Id of the project; machines in all its regions are checked."""
     region: pulumi.Input[str]
-    """Where the schedule and the workflow are: one that has Cloud Scheduler and Workflows."""
+    """Region of the schedule and the workflow, which must have Cloud Scheduler and Workflows."""
     account_id: str
-    """Of its service account, before the @: 6 to 30 of a-z, 0-9 and `-`."""
+    """Id of its service account, before the @: 6 to 30 of a-z, 0-9 and `-`."""
     owner: NotRequired[str]
-    """As in the tag `cloudgpu-owner`; omitted: made of the project's and stack's names."""
+    """Value of the label `cloudgpu-owner`. Default: derived from the project's and stack's names."""
     labels: NotRequired[dict[str, pulumi.Input[str]]]
-    """More of them. Of the workflow; a schedule has none."""
+    """Additional labels of the workflow; a schedule has none."""
     every_minutes: NotRequired[int]
-    """It looks so often, 1 to 59; omitted: 30."""
+    """Interval between runs in minutes, 1 to 59. Default: 30."""
 
 
 class OrphanReaper(pulumi.ComponentResource):
-    """A workflow that ends what of cloudgpu has expired, whoever made it: groups (GpuFleet's `expires`) are set to no
-    machines; instances whose label `cloudgpu-expires` is in the past are deleted, with their disks, and one that
-    belongs to a group is taken out of it, for the group would make it anew."""
+    """Scheduled workflow that cleans up cloudgpu's expired resources of any owner.
+
+    Groups (GpuFleet's `expires`) are scaled to zero. Instances whose label `cloudgpu-expires` is in the past are
+    deleted with their disks, through their group if they belong to one, which would otherwise recreate them.
+    """
 
     workflow: pulumi.Output[str]
     """Id of the workflow."""

@@ -1,4 +1,5 @@
-"""Who machines are: a service account that reaches the jobs' folder of one bucket, and may end its own machines."""
+"""Service account of the machines: access to the jobs' folder of one bucket, and permission to delete its own
+machines."""
 
 from collections.abc import Mapping
 from typing import Any, NamedTuple, NotRequired, TypedDict
@@ -15,12 +16,12 @@ OBJECTS = "roles/storage.objectUser"
 
 
 class Right(NamedTuple):
-    """A custom role, and of which resources it is given."""
+    """Permissions of a custom role, and the condition under which it is granted."""
 
     what: str
     permissions: tuple[str, ...]
     condition: str
-    """IAM's, in CEL; "": of all of the project's."""
+    """IAM condition in CEL; "": all resources of the project."""
 
 
 MACHINES = Right(
@@ -28,14 +29,15 @@ MACHINES = Right(
     ("compute.instances.delete",),
     f'resource.name.extract("/instances/{{name}}").startsWith("{PREFIX}-")',
 )
-"""To end itself: as in docs/gcp-permissions.md."""
+"""Allows a machine to delete itself: see docs/gcp-permissions.md."""
 GROUPS = Right(
     "groups",
     ("compute.instanceGroupManagers.get", "compute.instanceGroupManagers.update"),
     f'resource.name == "" || resource.name.extract("/instanceGroupManagers/{{name}}").startsWith("{PREFIX}-")',
 )
-"""To take itself out of its group, and to set the group to no machines (API reference, deleteInstances and resize).
-Where IAM's conditions do not know the name of a resource, it is empty: whether groups are such is not documented."""
+"""Allows a machine to leave its group, and scaling a group to zero (API reference, deleteInstances and resize). For
+resources whose name IAM conditions do not support, resource.name is empty; the documentation does not say whether
+groups are among them."""
 
 
 class MachineRoleArgs(TypedDict):
@@ -44,21 +46,24 @@ class MachineRoleArgs(TypedDict):
     project: pulumi.Input[str]
     """Id of the project."""
     account_id: str
-    """Of the service account, before the @: 6 to 30 of a-z, 0-9 and `-`."""
+    """Id of the service account, before the @: 6 to 30 of a-z, 0-9 and `-`."""
     bucket: pulumi.Input[str]
-    """Name of the bucket in which jobs are; its access must be uniform."""
+    """Name of the bucket for jobs, which must have uniform access."""
     prefix: NotRequired[pulumi.Input[str]]
-    """The folder of the bucket that machines may read and write; omitted: all of the bucket."""
+    """Folder of the bucket that the machines may read and write. Default: the whole bucket."""
     leave_group: NotRequired[bool]
-    """They may change groups of machines: what machines of fleets need to leave theirs. Google Cloud gives this right
-    for all groups of the project, or for none. Omitted: they may not."""
+    """Allow changing managed instance groups, which fleets' machines need to leave theirs; Google Cloud may apply this
+    to all groups of the project. Default: false."""
     users: NotRequired[list[pulumi.Input[str]]]
-    """Who may start machines with this account: `user:me@example.com`, `group:…`, `serviceAccount:…`."""
+    """Principals that may start machines with this account: `user:me@example.com`, `group:…`, `serviceAccount:…`."""
 
 
 class MachineRole(pulumi.ComponentResource):
-    """A service account with tokens from the metadata server only, no keys. It may read and write the jobs' folder, and
-    delete machines whose names begin as those of cloudgpu do. It has no right to write logs or metrics."""
+    """Service account without keys: tokens come from the metadata server only.
+
+    It may read and write the jobs' folder, and delete machines with cloudgpu's name prefix. It may not write logs or
+    metrics.
+    """
 
     email: pulumi.Output[str]
     """E-mail address of the service account."""
@@ -103,7 +108,7 @@ def grant(
     member: pulumi.Input[str],
     right: Right,
 ) -> None:
-    """Make a role of one right in `project` of a component's arguments, and give it to its account of `account_id`."""
+    """Create a custom role for the permissions of `right` in the project of `args`, and grant it to `member`."""
     account_id, condition = args["account_id"], None
     if right.condition:
         condition = projects.IAMMemberConditionArgs(title=f"own-{right.what}", expression=right.condition)
@@ -127,8 +132,10 @@ def grant(
 
 
 def _folder(bucket: pulumi.Input[str], prefix: pulumi.Input[str]) -> storage.BucketIAMMemberConditionArgs:
-    """Objects are known by their name, a list by the prefix that it is of. Source: Cloud Storage's documentation, "IAM
-    conditions", attributes resource.name and objectListPrefix."""
+    """Return a condition that limits access to a folder: objects by their name, listings by their prefix.
+
+    Source: Cloud Storage's documentation, "IAM conditions", attributes resource.name and objectListPrefix.
+    """
     expression = pulumi.Output.format(
         'resource.name.startsWith("projects/_/buckets/{0}/objects/{1}/") || '
         'api.getAttribute("storage.googleapis.com/objectListPrefix", "").startsWith("{1}/")',

@@ -1,4 +1,4 @@
-"""Define the folder through which jobs get machines of a fleet. Standard library and obstore only.
+"""Fleet folder, through which jobs get machines of a fleet. Standard library and obstore only.
 
     <fleet dir>/
       fleet.json                         settings of the machines: Settings; may be replaced at any time
@@ -10,8 +10,8 @@
       orders/00000007/claims/worker-0.1  create-only: which machine runs this incarnation of a node: Holding
       orders/00000007/freed/worker-0.1   create-only: that machine has released it: Freed
       orders/00000007/end.json           create-only: the order has ended, its programs are killed: End
-      watch.json                         written by readers that are no members, to read the store's clock
+      watch.json                         written by readers that are not members, to read the store's clock
 
-No connection is made to a machine and there is no leader: races are decided by create-only objects. One listing shows
-the whole state, so an idle machine makes two requests for each poll.
+Machines accept no connections, and there is no leader: create-only objects decide races. One listing shows the whole
+state, so an idle machine makes two requests for each poll.
 """

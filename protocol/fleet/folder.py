@@ -1,4 +1,4 @@
-"""Write and read the objects of a fleet's folder; one listing becomes a View."""
+"""Access to the objects of a fleet's folder; one listing becomes a View."""
 
 from __future__ import annotations
 
@@ -30,36 +30,36 @@ KEPT_S = 7 * 86_400.0
 
 @dataclass(slots=True)
 class _Mark:
-    """An object that this process writes, by whose modification time it reads the store's clock."""
+    """An object written by this process, whose modification time is used to read the store's clock."""
 
     key: str
     written: float
     """Monotonic time of its last write."""
     modified: float | None = None
-    """Store's time of that write, from the next listing only: a later one may show a write of another process."""
+    """Store's time of that write, taken only from the next listing: a later one may show a write of another process."""
 
 
 class Fleet:
-    """The folder of one fleet. Every method raises JobDirError. May be used by several threads."""
+    """The folder of one fleet. Every method raises JobDirError. Thread-safe."""
 
     def __init__(self, url: str) -> None:
         self.url = url.rstrip("/")
         self._dir = JobDir(self.url)
         self._known: dict[str, Record | None] = {}
-        """Records that never change, by key; None: the object is no valid record."""
+        """Cache of records that never change, by key; None: the object is invalid."""
         self._refused: set[str] = set()
-        """Keys whose object was logged as no valid record."""
+        """Keys whose object was logged as invalid."""
         self._settings: tuple[float, Settings] = (-1.0, Settings())
         self._mark: _Mark | None = None
         self._lock = threading.Lock()
 
     @property
     def is_near(self) -> bool:
-        """Whether the folder is on this computer, where polling costs nothing."""
+        """True if the folder is on this computer, where polling costs nothing."""
         return self._dir.folder is not None
 
     def mark(self, key: str, record: Record) -> None:
-        """Write a heartbeat, by which the store's clock is read as well."""
+        """Write a heartbeat, which is also used to read the store's clock."""
         self._dir.put(key, record.to_bytes())
         self._mark = _Mark(key, time.monotonic())
 
@@ -74,7 +74,7 @@ class Fleet:
         self._dir.delete(key)
 
     def order(self, wanted: Order) -> int:
-        """Append an order to the queue and return its number. Idempotent for one launch token."""
+        """Append an order to the queue and return its number. Idempotent for a launch token."""
         while True:
             view = self.view()
             found = view.of_token(wanted.token)
@@ -84,7 +84,7 @@ class Fleet:
                 return view.newest + 1
 
     def _read_settings(self, found: Entry | None) -> Settings:
-        """Return the settings, read again if they were replaced. An invalid object changes nothing."""
+        """Return the settings, read again if they were replaced. An invalid object keeps the previous ones."""
         if found is None:
             return Settings()
         if self._settings[0] != found.modified:
@@ -93,7 +93,7 @@ class Fleet:
         return self._settings[1]
 
     def view(self) -> View:
-        """Return the state of the fleet, by one listing and the records of it that are new."""
+        """Return the state of the fleet. Takes one listing and reads its new records."""
         with self._lock:
             return self._view()
 
@@ -121,7 +121,7 @@ class Fleet:
         return View(orders, alive, sorted(beats.values()), newest, settings, failed, old, unreadable)
 
     def failure(self, machine: str) -> Failure | None:
-        """Return why a machine's bootstrap gave up; None: it did not, or long ago, or it cannot be read."""
+        """Return why a machine's bootstrap gave up; None: it did not, or its record was deleted or is invalid."""
         return self._parse(Failure, member_key(machine, "failed.json"))
 
     def _now(self, by_key: Mapping[str, Entry]) -> float:
@@ -134,7 +134,7 @@ class Fleet:
         return max((entry.modified for entry in by_key.values()), default=0.0)
 
     def _order_view(self, number: int, listed: Listed, alive: Sequence[str], now: float) -> OrderView | None:
-        """Return the state of an order; None: it was removed meanwhile, or is not valid."""
+        """Return the state of an order; None: it was removed meanwhile, or is invalid."""
         order = self._parse(Order, order_key(number), forever=True)
         if order is None or not all(map(_NODE.fullmatch, order.nodes)):
             return None
@@ -145,7 +145,7 @@ class Fleet:
         return OrderView(number, order, places, self._end(number, listed), age, now - begun)
 
     def _end(self, number: int, listed: Listed) -> End | None:
-        """Return why an order has ended; None: it has not. The end counts even if the object is not valid."""
+        """Return why an order has ended; None: it has not. An invalid object also ends it."""
         found = listed.orders["end.json"].get(number)
         if found is None:
             return None
@@ -158,7 +158,7 @@ class Fleet:
         if not incarnation:
             return Place(name, 0, "", "free")
         node = f"{name}.{incarnation}"
-        # A claim that cannot be read is no machine's: the next incarnation is taken by another.
+        # An invalid claim belongs to no machine: another one takes the next incarnation.
         holding = self._parse(Holding, claims[node].key, forever=True)
         machine = "" if holding is None else holding.machine
         let_go = listed.freed.get(number, {}).get(node)
@@ -171,9 +171,9 @@ class Fleet:
         return Place(name, incarnation, machine, "done", outcome, claims[node].modified, let_go.modified)
 
     def _parse(self, kind: type[_R], key: str, *, forever: bool = False) -> _R | None:
-        """Return a record; None: it does not exist any more, or is not valid, which is logged once.
+        """Return a record; None: it no longer exists, or is invalid, which is logged once.
 
-        `forever`: it never changes once it is there, so it is read once. Raises JobDirError.
+        `forever`: an existing object never changes, so it is cached. Raises JobDirError.
         """
         if forever and key in self._known:
             known = self._known[key]
@@ -197,11 +197,11 @@ class Listed:
     """A listing of a fleet's folder, without unknown keys."""
 
     members: Mapping[str, dict[str, Entry]]
-    """Name of the object -> machine."""
+    """Name of the object -> machine -> entry."""
     orders: Mapping[str, dict[int, Entry]]
-    """Name of the object -> number of the order."""
+    """Name of the object -> number of the order -> entry."""
     claims: dict[int, dict[str, Entry]]
-    """Number of the order -> node."""
+    """Number of the order -> node -> entry."""
     freed: dict[int, dict[str, Entry]]
 
     @classmethod
@@ -220,7 +220,8 @@ class Listed:
 
 
 def _failed(listed: Listed, beats: Mapping[str, float], now: float) -> dict[str, float]:
-    """Return the machines whose bootstrap gave up. One that its group made again under the same name may be alive."""
+    """Return machine -> seconds since its bootstrap gave up. Leaves out machines that were recreated under the same
+    name and have sent a heartbeat since."""
     heard: dict[str, float] = {}
     for own, age in beats.items():
         name = own.rpartition("-")[0]
@@ -234,7 +235,7 @@ def _old(entries: Sequence[Entry], now: float, newest: int) -> Iterator[str]:
     old = Listed.of([entry for entry in entries if _is_old(entry, now)])
     ended = {f"{number:08d}" for number in old.orders["end.json"] if number != newest}
     gone, failed = old.members["beat.json"], {entry.key for entry in old.members["failed.json"].values()}
-    for entry in reversed(entries):  # an order before its end: without that it would be open again
+    for entry in reversed(entries):  # an order before its end: an order without its end would be open again
         folder, _, rest = entry.key.partition("/")
         name = rest.partition("/")[0]
         is_left_over = (folder == "orders" and name in ended) or (folder == "members" and name in gone)

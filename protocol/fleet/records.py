@@ -18,34 +18,34 @@ using EventBridge"). The machines get no notice of it, so the launch passes the 
 
 @dataclass(frozen=True, slots=True)
 class Settings(Record):
-    """fleet.json."""
+    """The record fleet.json."""
 
     idle_s: float | None = None
     """Seconds without a job after which a machine leaves its group and ends; None: never."""
     look_s: float | None = None
     """Seconds between two heartbeats and polls of a machine; None: 10 s, which cost 0.09 USD a day in S3."""
     silent_s: float = 120.0
-    """Seconds without a heartbeat after which a machine has lost its node. Its agent is dead by then: it is killed when
-    the fleet dir could not be written for two thirds of this time."""
+    """Seconds without a heartbeat after which a machine has lost its node. Its agent has ended by then: it is killed
+    when the fleet dir could not be written for two thirds of this time."""
     expires: float | None = None
     """Epoch seconds. Programs save a minute before, and every machine leaves its group; None: never."""
 
     @property
     def has_expired(self) -> bool:
-        """Whether the fleet expires within LAST_S or has expired: its machines run nothing any more."""
+        """True if the fleet expires within LAST_S or has expired: its machines run no nodes any more."""
         return self.expires is not None and time.time() >= self.expires - LAST_S
 
 
 @dataclass(frozen=True, slots=True)
 class Order(Record):
-    """The record order.json: nodes of an attempt that are to run, each on one machine."""
+    """The record order.json: nodes of an attempt to run, each on one machine."""
 
     job_id: str
     attempt: int
     token: str
-    """The launch token; a repeated launch finds its order by it."""
+    """Launch token, by which a repeated launch finds its order."""
     owner: str
-    """As in Owner.name."""
+    """See Owner.name."""
     job_dir: str
     job_sha256: str
     agent_key: str
@@ -54,7 +54,7 @@ class Order(Record):
     nodes: list[str]
     """First incarnations, in rank order: `worker-0.1`, …"""
     lifetime_s: float | None
-    """Seconds from the first claim after which the order ends, whichever machines it has; None: no limit."""
+    """Seconds from the first claim after which the order ends, regardless of its machines; None: no limit."""
     time: float
 
 
@@ -72,7 +72,7 @@ class Freed(Record):
     """The record freed/<node>: the machine has ended the node and removed its processes."""
 
     outcome: str
-    """`lost`: another machine may run the node. Otherwise as in Result: the node has ended."""
+    """`lost`: another machine may run the node. Otherwise one of Result's outcomes: the node has ended."""
     reason: str
     time: float
 
@@ -85,12 +85,12 @@ class End(Record):
     by: str
     time: float
     unserved: bool = False
-    """Whether it ended because there were no machines for it."""
+    """True if it ended because there were no machines for it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Beat(Record):
-    """The record beat.json: the heartbeat of a machine, which is alive while it is rewritten."""
+    """The record beat.json: heartbeat of a machine, which counts as alive while this is rewritten."""
 
     time: float
     holds: str = ""

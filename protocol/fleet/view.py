@@ -1,4 +1,4 @@
-"""Describe a whole fleet at one moment: orders, their places, and which machine takes which. Pure."""
+"""State of a whole fleet at one moment: orders, their places, and which machine takes which. Pure functions."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from .records import End, Order, Settings
 SOON_S = 600.0
 """Seconds after its claim within which a failed node counts against its machine."""
 SUSPECT_JOBS = 2
-"""Different jobs that failed within SOON_S on a machine, without a success since, that make it suspect."""
+"""Number of jobs that must fail on a machine within SOON_S, without a success since, to make it suspect."""
 BOOT_S = 1_200.0
-"""Seconds after which an order that has never had all of its machines is withdrawn: the group cannot get them."""
+"""Seconds after which an order that has never had all of its machines is withdrawn."""
 
 State = Literal["free", "held", "lost", "done"]
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """One of the nodes that an order asks for, in its newest incarnation."""
+    """A node that an order asks for, in its newest incarnation."""
 
     name: str
     """The node's name without its incarnation, as `worker-0`."""
     incarnation: int
-    """Number of the newest incarnation; 0: it is not claimed yet."""
+    """Number of the newest incarnation; 0: it has not been claimed yet."""
     machine: str
     """Machine that claimed it; "": none."""
     state: State
@@ -60,16 +60,16 @@ class OrderView:
     age: float
     """Seconds since it was written, by the store's clock."""
     ran_s: float = 0.0
-    """Seconds since the first of its nodes was claimed, by the store's clock; 0: none was yet."""
+    """Seconds since the first of its nodes was claimed, by the store's clock; 0: none has been."""
 
     @property
     def is_failing(self) -> bool:
-        """Whether one of its nodes ended without success: no further node of it is started."""
+        """True if one of its nodes ended without success: no further node of it is started."""
         return any(place.state == "done" and place.outcome != "succeeded" for place in self.places)
 
     @property
     def is_over(self) -> bool:
-        """Whether no node of it runs or will run."""
+        """True if no node of it runs or will run."""
         states = {place.state for place in self.places}
         return self.end is not None or states == {"done"} or (self.is_failing and "held" not in states)
 
@@ -103,19 +103,19 @@ class View:
     """Number of the newest order, ended or not."""
     settings: Settings = field(default_factory=Settings)
     failed: Mapping[str, float] = field(default_factory=dict)
-    """Provider's name of each machine whose bootstrap gave up, without a heartbeat since -> seconds since then. The
-    reason is in Fleet.failure()."""
+    """Provider's name of each machine whose bootstrap gave up, without a heartbeat since -> seconds since then.
+    Fleet.failure() returns the reason."""
     old: Sequence[str] = ()
     """Keys of stale objects, in the order in which they may be deleted."""
     unreadable: Mapping[int, float | None] = field(default_factory=dict)
-    """Number of each order that cannot be read -> seconds since its end; None: it has not ended. A machine that read it
-    before may still run it."""
+    """Number of each invalid order -> seconds since its end; None: it has not ended. A machine that read it before
+    it was damaged may still run it."""
 
     def wanted(self, machine: str) -> tuple[OrderView, Place] | None:
-        """Return the place that a free machine takes; None: none.
+        """Return the place that a free machine takes; None: no place needs one.
 
-        Orders are served first in, first out: one begins when every older one has all of its machines, so that no two
-        orders deadlock with half of theirs.
+        Orders are served first in, first out: an order gets machines only when every older one has all of its
+        machines, so that no two orders deadlock with half of theirs.
         """
         for one in self.orders:
             if one.wanting:
@@ -124,8 +124,8 @@ class View:
 
     @property
     def suspects(self) -> Set[str]:
-        """Machines on which jobs fail, as with a broken GPU. Only the node of an order that failed first counts against
-        its machine; the others may have been stopped, or have failed because of it."""
+        """Machines on which jobs fail, e.g. because of a broken GPU. Only the node of an order that failed first
+        counts against its machine; the others may have been stopped, or have failed because of it."""
         failures: dict[str, set[str]] = {}
         for one in self.orders:
             ended = [place for place in one.places if place.state == "done"]
@@ -137,7 +137,7 @@ class View:
         return {machine for machine, jobs in failures.items() if len(jobs) >= SUSPECT_JOBS}
 
     def spares(self, machine: str) -> bool:
-        """Return whether a suspect machine leaves the wanted places to others, of which enough are free."""
+        """Return whether a suspect machine leaves the wanted places to others because enough of them are free."""
         wanted = self.wanted(machine)
         if wanted is None or machine not in self.suspects:
             return False
@@ -149,7 +149,7 @@ class View:
         return set(self.alive) - {place.machine for one in self.orders for place in one.held}
 
     def gives_way(self, number: int, name: str) -> bool:
-        """Return whether the machine of a place releases it for the oldest order that lacks machines.
+        """Return whether the machine of a place must release it for the oldest order that lacks machines.
 
         This resolves a deadlock after machines were lost and not replaced: younger orders that lack machines too
         release theirs, the youngest first and no more than are lacking, if the oldest then has all of its machines.
@@ -168,8 +168,9 @@ class View:
     def hopeless(self, one: OrderView) -> str:
         """Return why an order is withdrawn; "": it is not.
 
-        It is withdrawn if it never had all of its machines, and the fleet has had fewer than it needs, busy ones
-        included, for BOOT_S. A machine that is being replaced meanwhile is no reason.
+        It is withdrawn if it has never had all of its machines, and for BOOT_S the fleet has had fewer than it
+        needs, busy ones included. A machine that fell silent more recently still counts, as it may be being
+        replaced.
         """
         needed = len(one.places)
         begun = all(place.incarnation for place in one.places)

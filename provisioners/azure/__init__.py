@@ -1,1 +1,1 @@
-"""Virtual machines of Azure: see docs/azure.md."""
+"""Provisioner for Azure virtual machines: see docs/azure.md."""

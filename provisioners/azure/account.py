@@ -1,9 +1,9 @@
-"""Whose Azure this is: subscription, credential and endpoint of Azure Resource Manager.
+"""Azure account: subscription, credential and endpoint of Azure Resource Manager, and translation of SDK errors.
 
-All come from where Azure's own tools take them: `AZURE_SUBSCRIPTION_ID`, else that of `az login`;
-the credentials of azure-identity's DefaultAzureCredential, of which those that open a window are left out. The only
-setting of ours is `CLOUDGPU_AZURE_ENDPOINT`: another cloud's Resource Manager (China, US Government), or a test's; with
-it goes `AZURE_AUTHORITY_HOST`, which azure-identity reads.
+All settings come from where Azure's own tools read them: `AZURE_SUBSCRIPTION_ID`, otherwise the subscription of `az
+login`; the credentials of azure-identity's DefaultAzureCredential, without those that open a window. The only cloudgpu
+setting is `CLOUDGPU_AZURE_ENDPOINT`: Resource Manager of another cloud (China, US Government) or of a test. It is used
+together with `AZURE_AUTHORITY_HOST`, which azure-identity reads.
 """
 
 from __future__ import annotations
@@ -33,15 +33,16 @@ _PUBLIC = "https://management.azure.com"
 _PACKAGES = ("identity", "mgmt.authorization", "mgmt.compute", "mgmt.msi", "mgmt.network", "mgmt.resource.resources")
 _ON_AZURE = Path("/sys/class/dmi/id/chassis_asset_tag")
 _ASSET_TAG = "7783-7084-3265-9085-8269-3286-77"
-"""Of every virtual machine of Azure. Source: Azure's documentation of its metadata service; cloud-init."""
+"""Chassis asset tag of every Azure virtual machine. Source: Azure's documentation of its metadata service;
+cloud-init."""
 _LONGEST_MESSAGE = 700
 _WRONG_SETTING = "a variable AZURE_… of the environment is wrong, e.g. empty: correct it, or unset all of them"
 _CONNECT_S, _READ_S = 10, 30
-"""For the token service."""
+"""Timeouts for the token service."""
 
 
 class Account:
-    """One subscription and its credential: read once, of any thread."""
+    """One subscription and its credential, read once. Thread-safe."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -50,29 +51,29 @@ class Account:
 
     @property
     def credential(self) -> TokenCredential:
-        """Raises ProvisionError if the SDK is missing or no subscription is named."""
+        """Raises ProvisionError if the SDK is missing or no subscription is configured."""
         return self._read()[0]
 
     @property
     def subscription(self) -> str:
-        """Its id. Raises ProvisionError."""
+        """Id of the subscription. Raises ProvisionError."""
         return self._read()[1]
 
     @property
     def endpoint(self) -> str:
-        """Of Azure Resource Manager. Raises ProvisionError for one that is not encrypted."""
+        """URL of Azure Resource Manager. Raises ProvisionError if it is not encrypted."""
         url = (os.environ.get(ENDPOINT) or _PUBLIC).rstrip("/")
         check_encrypted(ENDPOINT, url)
         return url
 
     @property
     def scope(self) -> str:
-        """Of its tokens; a test's endpoint stands for the public cloud's."""
+        """OAuth scope of the tokens; for a test's endpoint, the public cloud's."""
         endpoint = self.endpoint
         return f"{_PUBLIC if is_loopback(endpoint) else endpoint}/.default"
 
     def forget(self) -> None:
-        """Read the settings anew: whoever's credentials had expired may have logged in again."""
+        """Drop the cached settings: after a new login, expired credentials are replaced."""
         with self._lock:
             self._found = None
 
@@ -99,7 +100,7 @@ class Account:
 
 
 def _credential() -> TokenCredential:
-    """Asks nobody yet. Raises OSError, ValueError for variables of the environment that cannot be used."""
+    """Return the credential, without any request. Raises OSError, ValueError for invalid environment variables."""
     from azure.identity import DefaultAzureCredential
 
     return DefaultAzureCredential(
@@ -109,7 +110,7 @@ def _credential() -> TokenCredential:
         exclude_powershell_credential=True,
         exclude_developer_cli_credential=True,
         exclude_shared_token_cache_credential=True,
-        # A test's authority is not one that Microsoft's list of authorities knows.
+        # Microsoft's list of authorities does not contain a test's authority.
         disable_instance_discovery=is_loopback(_authority()),
         connection_timeout=_CONNECT_S,
         read_timeout=_READ_S,
@@ -118,7 +119,7 @@ def _credential() -> TokenCredential:
 
 
 def default_subscription() -> str | None:
-    """The one that `az` works with, by its own file; None: it is not logged in."""
+    """Return the default subscription from `az`'s profile file; None: not logged in."""
     try:
         told_to_us = json.loads((_az_folder() / "azureProfile.json").read_text(encoding="utf-8-sig"))
         found = [one for one in told_to_us["subscriptions"] if one.get("isDefault")]
@@ -128,20 +129,20 @@ def default_subscription() -> str | None:
 
 
 def need_sdk() -> None:
-    """Raises ProvisionError if Azure's SDK is not installed."""
+    """Raise ProvisionError if Azure's SDK is not installed."""
     if not _is_installed():
         message = "the target azure needs Azure's SDK: pip install 'cloudgpu[azure]'"
         raise ProvisionError("invalid", message, scope="cloud", code="azure-mgmt-compute")
 
 
 def could_be_used() -> bool:
-    """Whether the SDK is there and finds credentials of some kind; asks nobody but files and the environment."""
+    """Return True if the SDK is installed and credentials of some kind exist, without any request."""
     if not _is_installed():
         return False
     if not (os.environ.get(SUBSCRIPTION) or default_subscription()):
         return False
     if any(os.environ.get(name) for name in ("AZURE_CLIENT_ID", "IDENTITY_ENDPOINT", "MSI_ENDPOINT")):
-        return True  # if it is wrong, whoever uses it is told what
+        return True  # a wrong value raises a clear error on first use
     if (_az_folder() / "azureProfile.json").is_file():
         return True
     try:
@@ -163,16 +164,17 @@ def _az_folder() -> Path:
 
 
 def _authority() -> str:
-    """As a URL; azure-identity takes a bare host name, too."""
+    """Return the authority as a URL; azure-identity also accepts a bare host name."""
     named = os.environ.get(AUTHORITY, "")
     return named if urlsplit(named).scheme else f"https://{named}"
 
 
-# --- what errors mean -------------------------------------------------------------------------------------------------
+# --- errors
+# ---------------------------------------------------------------------------------------------------------------
 
 
 def translate_error(error: Exception, doing: str, clock: Clock) -> ProvisionError | None:
-    """What an error of Azure's SDK means; None: it is not one."""
+    """Translate an error of Azure's SDK to ProvisionError; None: another kind of error."""
     from azure.core.exceptions import (
         AzureError,
         ClientAuthenticationError,
@@ -184,7 +186,7 @@ def translate_error(error: Exception, doing: str, clock: Clock) -> ProvisionErro
     if isinstance(error, HttpResponseError) and error.response is not None:
         return _answered(error, doing, clock)
     if isinstance(error, (AzureError, RequestException)):
-        status = 401 if isinstance(error, ClientAuthenticationError) else None  # the token service's answer is lost
+        status = 401 if isinstance(error, ClientAuthenticationError) else None  # the response is not available
         return classify("azure", code=known_name(error), status=status, message=short(str(error)), doing=doing)
     if isinstance(error, (json.JSONDecodeError, DeserializationError)):
         message = f"{doing}: the answer is no JSON of Azure's; does something stand between this computer and Azure?"
@@ -193,13 +195,13 @@ def translate_error(error: Exception, doing: str, clock: Clock) -> ProvisionErro
 
 
 def refusal(error: object, doing: str, status: int | None = None) -> ProvisionError:  # JSON
-    """What the `error` of an operation that has failed means: `{"code": …, "message": …, "details": […]}`."""
+    """Translate the `error` of a failed operation: `{"code": …, "message": …, "details": […]}`."""
     code, message = words_of(error if isinstance(error, dict) else {})
     return classify("azure", code=code, status=status, message=short(message), doing=doing, is_operation=True)
 
 
 def words_of(error: dict[str, Any]) -> tuple[str, str]:
-    """Azure's code and words: those of the first detail where the outer ones only say that something failed."""
+    """Return code and message of an error; those of its first detail if the outer code is generic."""
     code, message = str(error.get("code") or ""), str(error.get("message") or "")
     details = [one for one in error.get("details") or () if isinstance(one, dict) and one.get("code")]
     if details and code in _SAYS_NOTHING:
@@ -211,13 +213,13 @@ _SAYS_NOTHING = frozenset({"", "BadRequest", "Conflict", "DeploymentFailed", "Re
 
 
 def short(text: str) -> str:
-    """A proxy's or server's page of HTML is no message."""
+    """Return `text` on one line, truncated: a proxy's or server's HTML page is no useful message."""
     text = " ".join(text.split())
     return text if len(text) <= _LONGEST_MESSAGE else f"{text[:_LONGEST_MESSAGE]}…"
 
 
 def code_of(error: HttpResponseError) -> str:
-    """Azure's, of its answer; "": it has none."""
+    """Return Azure's error code in the response; "": none."""
     return _told_in(error)[0]
 
 
@@ -237,7 +239,7 @@ def _answered(error: HttpResponseError, doing: str, clock: Clock) -> ProvisionEr
 
 
 def _told_in(error: HttpResponseError) -> tuple[str, str]:
-    """From the answer's JSON; a page of HTML has no code."""
+    """Return code and message from the response's JSON; the code is "" for other formats, such as HTML."""
     try:
         body = json.loads(error.response.text()) if error.response is not None else None
     except (ValueError, AttributeError):
@@ -246,6 +248,6 @@ def _told_in(error: HttpResponseError) -> tuple[str, str]:
         inner = body.get("error", body)
         if isinstance(inner, dict) and (inner.get("code") or inner.get("message")):
             return words_of(inner)
-        if isinstance(inner, str):  # the token service: {"error": "invalid_client", "error_description": …}
+        if isinstance(inner, str):  # token service: {"error": "invalid_client", "error_description": …}
             return inner, str(body.get("error_description") or inner)
     return "", str(error.message)

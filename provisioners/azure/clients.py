@@ -1,8 +1,8 @@
-"""Azure's management clients of one subscription, each with an end to its patience.
+"""Azure management clients of one subscription, with bounded retries.
 
-The SDK repeats nothing by itself, and waits for nothing: a call that is throttled or not answered is repeated by ask(),
-and what a call has set going is waited for by operations.py, both with our clock. Nor does it register resource
-providers on the side, which would wait for minutes.
+The SDK's own retries and polling are off: ask() retries calls that are throttled or not answered, and operations.py
+polls long-running operations, both with an injectable clock. The SDK's automatic registration of resource providers,
+which would wait for minutes, is off, too.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ if TYPE_CHECKING:
     from azure.mgmt.resource.resources import ResourceManagementClient
 
 CONNECT_S, READ_S = 10.0, 60.0
-"""For a connection, and for each piece of an answer; sizes of a region take seconds."""
+"""Timeouts in seconds for a connection and for each read; listing a region's sizes takes seconds."""
 PATIENCE_S = 90.0
-"""So long a call is repeated that was throttled or not answered."""
+"""Timeout of retries in seconds, for calls that are throttled or not answered."""
 
 _NO_SUBSCRIPTION = frozenset({"SubscriptionNotFound", "InvalidSubscriptionId"})
 
@@ -37,7 +37,7 @@ _T = TypeVar("_T")
 
 
 class Clients:
-    """The clients of one subscription: each is made once, and may be used by any thread."""
+    """Clients of one subscription, each created once. Thread-safe."""
 
     def __init__(self, clock: Clock | None = None) -> None:
         self.clock: Clock = clock or SystemClock()
@@ -47,7 +47,7 @@ class Clients:
 
     @property
     def subscription(self) -> str:
-        """Its id. Raises ProvisionError."""
+        """Id of the subscription. Raises ProvisionError."""
         return self.account.subscription
 
     @property
@@ -71,18 +71,21 @@ class Clients:
         return cast("AuthorizationManagementClient", self._client("authorization"))
 
     def forget(self) -> None:
-        """Read the settings anew: whoever's credentials had expired may have logged in again."""
+        """Drop the cached settings: after a new login, expired credentials are replaced."""
         with self._lock:
             self._made.clear()
         self.account.forget()
 
     def ask(self, doing: str, call: Callable[[], _T], timeout_s: float = PATIENCE_S) -> _T:
-        """An answer, or ProvisionError: it is asked again while throttled or not answered. So `call` must be one that
-        may be repeated: all of Azure's are, which name what they make."""
+        """Return the result of `call`, with retries while it is throttled or not answered. Raises ProvisionError.
+
+        `call` must be idempotent, as Azure's calls are, since they name what they create.
+        """
         return api_calls.ask(call, translate_error, doing, timeout_s=timeout_s, clock=self.clock)
 
     def get(self, url: str, doing: str) -> Json:
-        """What a path of Azure Resource Manager, or a whole URL that it has given, answers. Raises ProvisionError."""
+        """Return the response of an Azure Resource Manager path, or of a full URL from a response. Raises
+        ProvisionError."""
 
         def call() -> Json:
             from azure.core.rest import HttpRequest
@@ -99,7 +102,7 @@ class Clients:
     def _absolute(self, url: str) -> str:
         return url if "://" in url else f"{self.account.endpoint}/{url.lstrip('/')}"
 
-    def _client(self, name: str) -> Any:  # the callers cast it
+    def _client(self, name: str) -> Any:  # callers cast it
         with self._lock:
             if name not in self._made:
                 with translate_errors("reach Azure Resource Manager", self.clock):
@@ -137,15 +140,15 @@ class Clients:
 
 
 def _quiet() -> None:
-    """The SDK warns of every answer that is no JSON, with a traceback, and of every credential that is not there: what
-    matters of it is in what we raise."""
+    """Silence the SDK's warnings about non-JSON responses and missing credentials: the raised errors have the
+    details."""
     logger = logging.getLogger("azure")
     if logger.level == logging.NOTSET:
         logger.setLevel(logging.ERROR)
 
 
 def _classes() -> dict[str, Any]:
-    """Imported one by one: each takes long."""
+    """Import and return the client classes, at first use because the imports are slow."""
     from azure.mgmt.authorization.v2022_04_01 import AuthorizationManagementClient
     from azure.mgmt.compute import ComputeManagementClient
     from azure.mgmt.msi.v2024_11_30 import ManagedServiceIdentityClient
@@ -162,13 +165,13 @@ def _classes() -> dict[str, Any]:
 
 
 def translate_errors(doing: str, clock: Clock) -> contextlib.AbstractContextManager[None]:
-    """Raise ProvisionError in the place of the SDK's errors, with what was being done."""
+    """Raise ProvisionError in place of the SDK's errors; the message begins with `doing` (context manager)."""
     return api_calls.translate_errors(translate_error, doing, clock)
 
 
 class gone_is_fine:  # noqa: N801 - used as a statement: `with gone_is_fine():`
-    """What is looked for, or was to be removed, is not there: so be it. But nothing is gone because the settings name
-    a subscription that nobody knows, which Azure answers likewise."""
+    """Context manager that suppresses not-found errors, except for an unknown subscription, which is a wrong
+    setting."""
 
     def __enter__(self) -> None:
         pass
@@ -180,12 +183,13 @@ class gone_is_fine:  # noqa: N801 - used as a statement: `with gone_is_fine():`
 
 
 def answer_of(response: Any, *_: object) -> Json:  # a PipelineResponse
-    """For the keyword `cls` of the SDK's calls: the answer in wire format, whatever the version's models make of it."""
+    """Return the response in wire format, independent of the SDK version's models: a value for the SDK's `cls`
+    argument."""
     text = response.http_response.text()
     found = json.loads(text) if text.strip() else {}
     return found if isinstance(found, dict) else {}
 
 
 def plain(found: Iterable[Any]) -> list[Json]:
-    """A list's models in wire format."""
+    """Return a list's models in wire format."""
     return [cast("Json", one.as_dict()) for one in found]

@@ -1,4 +1,4 @@
-"""What a machine wrote on its console, by Azure's boot diagnostics: why its system never reported."""
+"""Console output of machines from Azure's boot diagnostics: the reason why a system never reported."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ log = logging.getLogger("cloudgpu.provisioners.azure")
 _SAYS_NOTHING_ELSE = frozenset(
     {"OSProvisioningTimedOut", "OSProvisioningClientError", "OSProvisioningInternalError", "VMStartTimedOut"}
 )
-"""Of Azure's codes: the machine runs, and its system did not report. Source: Azure's documentation, "Troubleshoot
+"""Azure's error codes for a running machine whose system did not report. Source: Azure's documentation, "Troubleshoot
 deploying Linux virtual machine issues"."""
 _PATIENCE_S = 20.0
 _TIMEOUT_S = 20.0
@@ -21,7 +21,7 @@ _MOST = 16 * 1024 * 1024
 
 
 def with_console(clients: Clients, group: str, name: str, error: ProvisionError) -> ProvisionError:
-    """The same error, with the end of the console if that is where the reason is."""
+    """Return the error, with the end of the console output if its code gives no reason."""
     if error.code not in _SAYS_NOTHING_ELSE:
         return error
     try:
@@ -36,7 +36,7 @@ def with_console(clients: Clients, group: str, name: str, error: ProvisionError)
 
 
 def console(clients: Clients, group: str, name: str) -> str:
-    """The last lines; "": Azure has none. Raises ProvisionError."""
+    """Return the last lines of the console; "": none available. Raises ProvisionError."""
     machines = clients.compute.virtual_machines
     doing = f"read the console of {name}"
     found = clients.ask(doing, lambda: machines.retrieve_boot_diagnostics_data(group, name, cls=answer_of), _PATIENCE_S)
@@ -45,8 +45,8 @@ def console(clients: Clients, group: str, name: str) -> str:
 
 
 def _read(url: str, doing: str) -> str:
-    """By a signed URL: whoever has it may read, and a token of ours must not go there. Nor must it go into a log: the
-    library's errors quote it. Raises ProvisionError."""
+    """Download the output from a signed URL, which must not be logged, though the library's errors contain it, and
+    needs no token. Raises ProvisionError."""
     import requests
 
     data = b""

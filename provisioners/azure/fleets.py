@@ -1,4 +1,4 @@
-"""Answer the queries of stacks for Azure; stacks/fleet_queries.py describes them."""
+"""Azure's implementation of the stacks' queries, which stacks/fleet_queries.py describes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def account(_region: str) -> str:
 
 
 def image(fleet: FleetSpec) -> str:
-    """Return the URN of an image."""
+    """Return the URN of the newest image."""
     found = Images(Clients()).find(fleet.region, nodes_of(fleet, 1)[0])
     return ":".join((*found.urn, found.version))
 
@@ -31,21 +31,21 @@ def quota(fleet: FleetSpec, more: int) -> None:
 
 
 def reserved(fleet: FleetSpec) -> Reserved:
-    """Return a capacity reservation group."""
+    """Return a capacity reservation group with capacity for the fleet."""
     types = [fleet.machine_type] * max(fleet.size, 1)
     found = find_reservations(Clients(), fleet.region, fleet.zones, types)
     return Reserved(found.zone, found.groups[fleet.machine_type])
 
 
 def reserved_until(_fleet: FleetSpec, _reservation: str) -> None:
-    """Return None: no reservation of Azure is known to end machines."""
+    """Return None: Azure's reservations are not known to end machines."""
 
 
 def endpoints(_region: str) -> Endpoints:
-    """Return those of Blob storage and of Azure Resource Manager."""
+    """Return the endpoints of Blob Storage and Azure Resource Manager."""
     return Endpoints(*launching.endpoints(Account(SystemClock())))
 
 
 def boundary() -> str:
-    """Return "": Azure has none."""
+    """Return "": Azure has no permissions boundary."""
     return ""

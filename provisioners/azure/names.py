@@ -1,4 +1,4 @@
-"""Names and ids of what a launch makes: all of it in one resource group, named by the launch's token.
+"""Names and ids of a launch's resources: all are in one resource group, named by the launch token.
 
 Source: Azure's documentation, "Naming rules and restrictions for Azure resources".
 """
@@ -12,30 +12,30 @@ from ..base import ProvisionError, node_token
 
 PREFIX = "cloudgpu"
 SHARED = PREFIX
-"""Of what a group has one of: its identity, network security group, virtual network …"""
+"""Name of resources that a group has only one of: identity, network security group, virtual network …"""
 SUBNET = "machines"
 STARTED = "cloudgpu-started-"
-"""Tags of a group, followed by a node: that node, and those in the value, were started once."""
+"""Prefix of a group's tags, followed by a node: that node and those in the value were started once."""
 ACCESS = "cloudgpu-access-"
-"""Tags of a group, followed by a number: a container to which its identity was let in, as Container.to_tag()."""
+"""Prefix of a group's tags, followed by a number: a container that its identity may access, as Container.to_tag()."""
 IDENTITY = "cloudgpu-identity"
-"""Tag of a group: resource id of the identity of its machines, where that is not the launch's own."""
+"""Tag of a group: resource id of its machines' identity, if that is shared by launches."""
 _GROUP = re.compile(rf"{PREFIX}-[0-9a-f]{{32}}")
 _NAME = re.compile(r"[a-z](?:[-a-z0-9]{0,61}[a-z0-9])?")
 
 
 def group_name(token: str) -> str:
-    """Of a launch's resource group: unique in the subscription."""
+    """Return the name of a launch's resource group, unique in the subscription."""
     return f"{PREFIX}-{token}"
 
 
 def token_of(group: str) -> str | None:
-    """Of the launch that a resource group is of; None: it is none of ours."""
+    """Return the launch token in a resource group's name; None: not created by cloudgpu."""
     return group.rpartition("-")[2] if _GROUP.fullmatch(group.lower()) else None
 
 
 def node_name(node: str) -> str:
-    """Of a node's machine, interface and address. Raises ProvisionError if there can be none."""
+    """Return the name of a node's machine, interface and address. Raises ProvisionError if it would be invalid."""
     name = f"{PREFIX}-{node.replace('.', '-').replace('_', '-').lower()}"
     if not _NAME.fullmatch(name):
         message = f"{node} cannot be the name of a machine: {name} is longer than 63 characters, or has others than -"
@@ -48,23 +48,25 @@ def group_id(subscription: str, group: str) -> str:
 
 
 def resource_id(group: str, kind: str, name: str) -> str:
-    """`group`: as group_id() says it; `kind`: e.g. `Microsoft.Network/virtualNetworks`."""
+    """Return a resource id. `group`: id from group_id(); `kind`: e.g. `Microsoft.Network/virtualNetworks`."""
     return f"{group}/providers/{kind}/{name}"
 
 
 def part_of(resource: str, kind: str) -> str:
-    """The name after `kind` in a resource id, e.g. after `resourceGroups`; "": there is none. Ids ignore case."""
+    """Return the name after `kind` in a resource id, e.g. after `resourceGroups`; "": not found. Case-insensitive."""
     parts = resource.strip("/").split("/")
     at = next((index for index, part in enumerate(parts) if part.lower() == kind.lower()), len(parts))
     return parts[at + 1] if at + 1 < len(parts) else ""
 
 
 def leaving_role(stack: str, subscription: str) -> str:
-    """UUID of the role by which machines of launches leave their scale sets: the infra stack defines it, and launches
-    give it. The same for the same stack, so that whoever launches need not look for it."""
+    """Return the UUID of the role with which launches' machines leave their scale sets.
+
+    The infra stack defines the role, launches assign it. The UUID is derived from the stack, so launches need no query.
+    """
     return assignment_name("leaving", f"/subscriptions/{subscription}", stack)
 
 
 def assignment_name(token: str, scope: str, role: str) -> str:
-    """A UUID for a role assignment: the same for the same launch, so that a repeated call makes no second one."""
+    """Return a UUID for a role assignment, derived from its arguments, so that a retry does not create a second one."""
     return str(uuid.UUID(node_token(token, role, scope.lower())))

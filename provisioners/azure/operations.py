@@ -1,8 +1,8 @@
-"""What Azure was told to make, until it is made: by what the thing itself says, not by the SDK's pollers.
+"""Polling of Azure's long-running operations, based on the resource's own state instead of the SDK's pollers.
 
-A thing that exists in Azure tells its own `provisioningState`; so a process that was not there when it was ordered can
-wait for it as well. Why one has failed is told by the operation that made it, and of machines by their instance view,
-also to those who come later.
+Every resource has a `provisioningState`, so any process can wait for it, even one that did not create it. The cause of
+a failure comes from the operation that created the resource and, for machines, also from their instance view, which
+remains available later.
 """
 
 from __future__ import annotations
@@ -18,48 +18,50 @@ from .account import refusal
 from .clients import Clients, Json, answer_of, gone_is_fine
 
 START_S = 240.0
-"""So long Azure may take to find a place for a machine, or to say that it has none."""
+"""Seconds that Azure may take to place or refuse a machine."""
 PATIENCE_S = 180.0
-"""So long anything else may take; a machine may take this long to be deleted."""
+"""Timeout in seconds of other operations, including the deletion of a machine."""
 UNSEEN_S = 60.0
-"""Seconds after a call that has a machine or a scale set made for which Azure may not show it: its caches lag."""
+"""Seconds for which Azure may not list a new machine or scale set: its caches lag."""
 _PAUSES_S, _LAST_PAUSE_S = (0.5, 1.0, 2.0), 3.0
 ENDED = frozenset({"Succeeded", "Failed", "Canceled"})
-"""States of what Azure does not work on any more."""
+"""States without a running operation."""
 _RUNS = frozenset({"PowerState/running", "PowerState/starting"})
 _FAILED = "ProvisioningState/failed"
-"""Followed by `/` and Azure's code, where it names one."""
+"""Prefix of a failure's status code; `/` and Azure's error code follow, if known."""
 
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """Azure's answer to a call that has something made."""
+    """Azure's response to a request that creates or changes a resource."""
 
     found: Json
-    """The thing, as it was then."""
+    """The resource at the time of the response."""
     url: str
-    """Of the operation; "": it was done at once."""
+    """URL of the operation; "": it finished immediately."""
 
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """A machine as it says itself."""
+    """State of a machine, from its instance view."""
 
     state: str
     """Its `provisioningState`."""
     runs: bool
-    """It has a place, and was started there."""
+    """It was placed and started."""
     restarts: bool
-    """It is being started, though it has run before: for its host, or somebody wants it."""
+    """It is being restarted, after host maintenance or by request."""
     error: Json | None
-    """Code and message of what went wrong."""
+    """Code and message of the failure."""
     zone: str | None
     tags: dict[str, str]
 
 
 def ordered(begin: Callable[..., Any]) -> Order:
-    """For one of the SDK's calls that begin with `begin_`, whose other arguments are bound. The SDK does not read the
-    answer: of some calls it takes no empty one, as 202 comes with."""
+    """Send the request of one of the SDK's `begin_` methods, with its other arguments bound, without polling.
+
+    The response is parsed here: for some calls the SDK fails on the empty body of a 202.
+    """
     from azure.core.polling import NoPolling
 
     class FirstAnswer(NoPolling[Any]):
@@ -72,7 +74,7 @@ def ordered(begin: Callable[..., Any]) -> Order:
 
 
 def make(clients: Clients, doing: str, begin: Callable[..., Any], look: Callable[..., Any]) -> Json:
-    """Make a thing, and wait until it is there: its last state. It may be repeated. Raises ProvisionError."""
+    """Create a resource, wait until it exists, and return its last state. Idempotent. Raises ProvisionError."""
     order = clients.ask(doing, lambda: ordered(begin))
     found, clock = order.found, clients.clock
     until, waits = clock.monotonic() + PATIENCE_S, pauses()
@@ -88,10 +90,10 @@ def make(clients: Clients, doing: str, begin: Callable[..., Any], look: Callable
 
 
 def await_place(clients: Clients, group: str, name: str, doing: str, url: str = "") -> View:
-    """Wait until a machine has a place and starts; what its system does then is not waited for.
+    """Wait until a machine is placed and starts, but not until its system has booted.
 
-    `url`: of the operation that makes it, if that was begun just now: the machine may not be shown for UNSEEN_S then,
-    unless the operation has failed. Raises ProvisionError: what went wrong, or `transient` if it takes too long.
+    `url`: URL of the operation that creates it, if it was just requested: the machine may be missing for UNSEEN_S
+    unless the operation failed. Raises ProvisionError: the failure, or `transient` on a timeout.
     """
     clock = clients.clock
     begun, waits = clock.monotonic(), pauses()
@@ -112,10 +114,10 @@ def await_place(clients: Clients, group: str, name: str, doing: str, url: str = 
 
 
 def check_on_its_way(clients: Clients, url: str, doing: str, age_s: float, what: str) -> None:
-    """Raise ProvisionError for what Azure does not show, e.g. `the machine`, if it was taken back or deleted while it
-    was made: its operation has failed then, or it is not shown for longer than Azure's caches lag.
+    """Raise ProvisionError for a missing resource, unless it may still appear.
 
-    `age_s`: seconds since the call that has it made.
+    It may appear until UNSEEN_S after the request, unless its operation failed. `age_s`: seconds since the request;
+    `what`: e.g. `the machine`.
     """
     why = reason(clients, url, doing)
     if why is None and url and age_s < UNSEEN_S:
@@ -124,7 +126,7 @@ def check_on_its_way(clients: Clients, url: str, doing: str, age_s: float, what:
 
 
 def look_at(clients: Clients, group: str, name: str) -> View | None:
-    """At one machine; None: there is none. Raises ProvisionError."""
+    """Return a machine's state; None: it does not exist. Raises ProvisionError."""
 
     def ask() -> View | None:
         with gone_is_fine():
@@ -136,7 +138,7 @@ def look_at(clients: Clients, group: str, name: str) -> View | None:
 
 
 def view_of(found: Any) -> View:  # JSON
-    """From Azure's answer."""
+    """Parse a machine's state from the API's response."""
     told = found.get("properties", {}).get("instanceView") or {}
     codes = {str(one.get("code", "")) for one in told.get("statuses") or ()}
     return View(
@@ -150,7 +152,7 @@ def view_of(found: Any) -> View:  # JSON
 
 
 def error_in(view: Json) -> Json | None:
-    """Code and message of what went wrong, from an instance view; None: nothing has."""
+    """Return code and message of the failure in an instance view; None: none."""
     for one in view.get("statuses") or ():
         code = str(one.get("code", ""))
         if code.startswith(_FAILED):
@@ -159,12 +161,12 @@ def error_in(view: Json) -> Json | None:
 
 
 def pauses() -> Iterator[float]:
-    """Seconds between one look and the next."""
+    """Return an iterator of the seconds between polls."""
     return itertools.chain(_PAUSES_S, itertools.repeat(_LAST_PAUSE_S))
 
 
 def reason(clients: Clients, url: str, doing: str) -> Json | None:
-    """The error of an operation; None: it has none, or does not tell any more."""
+    """Return the error of an operation; None: none, or no longer available."""
     if not url:
         return None
     try:
@@ -178,8 +180,11 @@ def reason(clients: Clients, url: str, doing: str) -> Json | None:
 def delete(
     clients: Clients, doing: str, begin: Callable[..., object], look: Callable[..., object] | None = None
 ) -> bool:
-    """Have a thing deleted; with `look`, wait until it is gone. False: it, or its group, was not there; but of most
-    things that are not there Azure says that it has deleted them. Raises ProvisionError."""
+    """Delete a resource; with `look`, wait until it is gone. Raises ProvisionError.
+
+    Return False if it, or its group, did not exist. Azure reports success for most resources that do not exist, so True
+    may be returned for them.
+    """
 
     def start() -> bool:
         with gone_is_fine():
@@ -195,7 +200,7 @@ def delete(
 
 
 def wait_for(clients: Clients, doing: str, is_done: Callable[[], bool]) -> None:
-    """Ask again and again whether it is done. Raises ProvisionError: `transient`, if it takes too long."""
+    """Poll until `is_done` returns True. Raises ProvisionError: `transient` on a timeout."""
     clock = clients.clock
     until, waits = clock.monotonic() + PATIENCE_S, pauses()
     while not is_done():
@@ -206,7 +211,7 @@ def wait_for(clients: Clients, doing: str, is_done: Callable[[], bool]) -> None:
 
 
 def is_there(clients: Clients, doing: str, look: Callable[..., object]) -> bool:
-    """Whether a thing exists."""
+    """Return True if a resource exists."""
 
     def ask() -> bool:
         with gone_is_fine():

@@ -1,9 +1,9 @@
 """The target `azure`: every node is a virtual machine. See docs/azure.md.
 
-What a launch makes, in this order: a resource group, in it a managed identity with its role assignments, a network
-security group and a virtual network, then an interface, an address and a machine with its disk for each node; or a
-scale set (group_launch.py). The group goes last, and everything with it. Nothing is remembered here but what was seen a
-moment ago: any process may call any verb at any time.
+Resources of a launch in creation order: a resource group; in it a managed identity with its role assignments, a network
+security group and a virtual network; then an interface, an address and a machine with its disk for each node, or a
+scale set (group_launch.py). Teardown deletes the group with its contents. The only state kept here is a short-lived
+cache: any process may call any method at any time.
 """
 
 from __future__ import annotations
@@ -49,12 +49,15 @@ MARKET = "market"
 ACCOUNTS = Accounts("the Azure subscription", "set AZURE_SUBSCRIPTION_ID; nothing is changed until then")
 
 YOUNG_S = 1_200.0
-"""What Azure has no machine for it says within this time of the launch. One that fails later has run, e.g. until it was
-moved to a host that was not there: then its node is lost as others are, and its attempt goes on."""
+"""Seconds after the launch within which a failure is a refusal, such as missing capacity.
+
+A machine that fails later has run, for example until it was moved to a failing host: its node is lost, and the attempt
+continues.
+"""
 
 
 class AzureProvisioner:
-    """Virtual machines of Azure. One for all jobs of a process (shared()); any thread may call any verb."""
+    """Provisioner for Azure virtual machines, one for all jobs of a process (shared()). Thread-safe."""
 
     def __init__(self, clock: Clock | None = None) -> None:
         self._clients = Clients(clock)
@@ -64,13 +67,14 @@ class AzureProvisioner:
         self._restarts = Restarts(self._clients)
         self._prices = prices.PriceList(self._clients.account, self._clients.clock)
         self._deleted: dict[tuple[str, str], NodeState] = {}
-        """(token, machine) -> why one that Azure has failed to make, or to keep, was deleted."""
+        """(token, machine) -> state of a machine that was deleted because Azure failed to start it or to keep it
+        running."""
 
     @renewing
     def launch(self, request: LaunchRequest) -> Allocation:
-        """Start the machines that are not there yet, all or none. Idempotent: see Launch.
+        """Start the missing machines, all or none. Idempotent: see Launch.
 
-        Constant in calls: two where all are there, else about twenty and six for each machine.
+        It takes two calls if all exist, otherwise about twenty plus six for each machine.
         """
         ACCOUNTS.check(request.account, self._own)
         check_request(request)
@@ -84,11 +88,11 @@ class AzureProvisioner:
 
     @renewing
     def observe(self, allocation: Allocation) -> list[NodeState]:
-        """Azure's states, at most a few seconds old; one call for each launch, one for each machine in trouble, and one
-        a minute for each other machine: whether it is being restarted no list tells.
+        """Return Azure's states, at most a few seconds old.
 
-        A machine that Azure could not make after all is deleted, and told as refused; one that it could not keep is
-        deleted, and gone.
+        It takes one call for each launch, one for each failed machine, and, since no list shows restarts, one a minute
+        for each other machine. A machine that failed to start is deleted and reported as refused; one that failed later
+        is deleted and reported as gone.
         """
         self._check(allocation)
         if job_groups.is_grouped(allocation):
@@ -103,8 +107,9 @@ class AzureProvisioner:
 
     @renewing
     def terminate(self, allocation: Allocation) -> Ended:
-        """Remove everything under the token, also what the allocation does not name. Raises ProvisionError(transient)
-        if it is still being deleted after some minutes: call again.
+        """Remove everything under the token, including resources that the allocation does not name.
+
+        Raises ProvisionError(transient) if the deletion takes longer than some minutes: call again.
         """
         self._check(allocation)
         job_groups.dismiss(allocation)
@@ -112,7 +117,7 @@ class AzureProvisioner:
 
     @renewing
     def remove(self, allocation: Allocation, nodes: Collection[str]) -> None:
-        """A call for each that is there; what was made for one that is not goes as well. A scale set does it itself."""
+        """Delete the nodes' machines, and interfaces of missing ones: two calls each. No-op for a scale set."""
         self._check(allocation)
         if job_groups.is_grouped(allocation):
             return
@@ -125,7 +130,8 @@ class AzureProvisioner:
 
     @renewing
     def find(self, owner: Owner) -> list[Allocation]:
-        """Every launch of which anything is left, in all regions of the subscription: one call, and one for each."""
+        """Return every launch with remaining resources, in all regions of the subscription: one call, plus one for
+        each."""
         need_sdk()
         begun = self._clients.clock.monotonic()
         return [
@@ -135,8 +141,10 @@ class AzureProvisioner:
 
     @renewing
     def explain(self, allocation: Allocation, node: str) -> str:
-        """What the machine's console ends with, by boot diagnostics: a call, and what its answer names is read. Which
-        machine of a scale set has had the node is not told by Azure."""
+        """Return the end of the machine's console output, from boot diagnostics: two calls.
+
+        "" for a scale set: Azure does not know which machine ran the node.
+        """
         self._check(allocation)
         if job_groups.is_grouped(allocation):
             return ""
@@ -144,7 +152,7 @@ class AzureProvisioner:
 
     @renewing
     def account(self) -> str:
-        """The subscription's id: a setting, for which no call is made."""
+        """Return the subscription's id, from the settings, without a call."""
         return self._own()
 
     @renewing
@@ -153,7 +161,8 @@ class AzureProvisioner:
         ACCOUNTS.check(account, self._own)
 
     def price(self, offer: Offer) -> Decimal | None:
-        """The Spot price of this moment in the offer's region; list prices are as planned. One call for each size."""
+        """Return the offer's price at the region's current Spot price; list prices stay as planned. One call per
+        size."""
         try:
             need_sdk()
             return prices.offer_price(self._prices, offer)
@@ -188,13 +197,16 @@ class AzureProvisioner:
         if seen is not None and seen.has_failed:
             return self._in_trouble(allocation, node, seen, known)
         if seen is not None and not (seen.is_ending and known):
-            self._deleted.pop((allocation.token, name), None)  # all of the launch was ended, and begun again
+            self._deleted.pop((allocation.token, name), None)  # the launch was terminated and repeated
             return seen.as_node(node, returns=returns)
         return known or self._missing(allocation, node, name)
 
     def _in_trouble(self, allocation: Allocation, node: str, seen: Sighting, known: NodeState | None) -> NodeState:
-        """Azure says that it has failed. If it runs all the same that is for its agent to tell. `known`: what was made
-        of that a moment ago."""
+        """Return the state of a machine that Azure reports as failed. `known`: its state when it was deleted, if it
+        was.
+
+        A machine that runs anyway is reported as running: its agent's heartbeats decide.
+        """
         group = group_name(allocation.token)
         view = operations.look_at(self._clients, group, seen.name)
         if view is None or (known is not None and view.state == "Deleting"):
@@ -213,13 +225,13 @@ class AzureProvisioner:
         return state
 
     def _missing(self, allocation: Allocation, node: str, name: str) -> NodeState:
-        """No list shows it."""
+        """Return the state of a machine that is missing in the list."""
         group = group_name(allocation.token)
         is_young = allocation.age_s(node, self._clients.clock.now()) < operations.UNSEEN_S
         if is_young and operations.look_at(self._clients, group, name) is not None:
             return NodeState(node, "pending", "Azure's list does not show it yet")
-        # Nobody but Azure takes away a Spot machine and leaves all else: ours are deleted with their group, or by
-        # remove(), which is for nodes that are lost already.
+        # A missing Spot machine was evicted: cloudgpu deletes machines only with their group, or through remove(),
+        # which is for nodes that are already lost.
         if allocation.details.get(MARKET) == "spot" and find_group(self._clients, allocation.token) is not None:
             return NodeState(node, "gone", "Azure has evicted the Spot machine, or somebody has deleted it", taken=True)
         return NodeState(node, "gone", "Azure does not know it any more")
@@ -231,4 +243,4 @@ def _allocation(owner: Owner, group: Group, seen: Collection[Sighting]) -> Alloc
 
 
 shared = PerSettings(AzureProvisioner, "AZURE_", "CLOUDGPU_AZURE_", "IDENTITY_", "MSI_", "REQUESTS_CA_BUNDLE")
-"""The one of this process, so that its jobs share what was seen; another once the settings are others."""
+"""The provisioner shared by all jobs of this process; it is replaced when the settings change."""

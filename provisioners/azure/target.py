@@ -1,11 +1,11 @@
-"""The code of the target `azure`; provisioners/target.py describes the fields."""
+"""Definition of the target `azure`; provisioners/target.py describes the fields."""
 
 from __future__ import annotations
 
 from ..target import Boot, Stop, Target, Variables
 
 MAX_BYTES = 65_535
-"""Limit of user data, before base64: osProfile.customData."""
+"""Maximum size of user data in bytes, before base64: osProfile.customData."""
 _END = """\
 header=Metadata:true
 base=${CLOUDGPU_AZURE_METADATA:-http://169.254.169.254}/metadata

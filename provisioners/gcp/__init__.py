@@ -1,1 +1,1 @@
-"""Machines on Compute Engine: see docs/gcp.md."""
+"""Provisioner for Compute Engine: see docs/gcp.md."""

@@ -1,7 +1,7 @@
-"""Whose Google Cloud this is: project, credentials and endpoint, for every API of the targets `gcp` and `vertex`.
+"""Google Cloud account: project, credentials and endpoint for all APIs of the targets `gcp` and `vertex`, and errors.
 
-All come from where Google's own tools take them: `GOOGLE_CLOUD_PROJECT`, Application Default Credentials. The only
-setting of ours is `CLOUDGPU_GCP_ENDPOINT`, which stands for all of Google's APIs: a test's, on this machine.
+All settings come from where Google's own tools read them: `GOOGLE_CLOUD_PROJECT`, Application Default Credentials. The
+only cloudgpu setting is `CLOUDGPU_GCP_ENDPOINT`, a test's endpoint on this computer that replaces all Google APIs.
 """
 
 from __future__ import annotations
@@ -41,10 +41,10 @@ _LONGEST_MESSAGE = 500
 
 
 class Account:
-    """One account's project and credentials: read once, of any thread."""
+    """Project and credentials of one account, read once. Thread-safe."""
 
     def __init__(self, clock: Clock, target: str = "gcp") -> None:
-        """`target`: whose rows of errors.csv tell what goes wrong."""
+        """`target`: whose rows of errors.csv classify errors."""
         self._clock = clock
         self._target = target
         self._lock = threading.Lock()
@@ -52,24 +52,24 @@ class Account:
 
     @property
     def credentials(self) -> Credentials:
-        """Raises ProvisionError if there are none."""
+        """Credentials. Raises ProvisionError if there are none."""
         return self._read()[0]
 
     @property
     def project(self) -> str:
-        """The project's id. Raises ProvisionError if no setting names one."""
+        """Id of the project. Raises ProvisionError if none is configured."""
         return self._read()[1]
 
     @property
     def endpoint(self) -> str:
-        """What stands for all of Google's APIs, e.g. `http://127.0.0.1:8123`; "": Google's own. Raises ProvisionError
-        for one that is not encrypted."""
+        """URL that replaces all Google APIs, e.g. `http://127.0.0.1:8123`; "": Google's own. Raises ProvisionError if
+        it is not encrypted."""
         url = os.environ.get(ENDPOINT, "").rstrip("/")
         check_encrypted(ENDPOINT, url)
         return url
 
     def forget(self) -> None:
-        """Read the settings anew: whoever's credentials had expired may have logged in again."""
+        """Drop the cached settings: after a new login, expired credentials are replaced."""
         with self._lock:
             self._found = None
 
@@ -89,7 +89,7 @@ class Account:
             translate_errors(error_translator(self._target), "read Google's credentials", self._clock),
             warnings.catch_warnings(),
         ):
-            # Of a user's own login: that it names no project to be charged for calls. Ours are free.
+            # google.auth warns that a user's login has no quota project; cloudgpu's calls are free.
             warnings.simplefilter("ignore", UserWarning)
             credentials, project = google.auth.default(scopes=[_SCOPE])
         project = os.environ.get(_PROJECT) or project
@@ -100,13 +100,13 @@ class Account:
 
 
 def could_be_used() -> bool:
-    """Whether the SDK is there and finds credentials of some kind; asks nobody but files and the environment."""
+    """Return True if the SDK is installed and credentials of some kind exist, without any request."""
     if any(importlib.util.find_spec(package) is None for package in ("google", "google.auth", "google.cloud")):
         return False
     if importlib.util.find_spec("google.cloud.compute_v1") is None:
         return False
     if os.environ.get("GOOGLE_APPLICATION_CREDENTIALS") or os.environ.get("GCE_METADATA_HOST"):
-        return True  # if it is wrong, whoever uses it is told what
+        return True  # a wrong value raises a clear error on first use
     folder = os.environ.get("CLOUDSDK_CONFIG") or Path.home() / ".config/gcloud"
     if Path(folder, "application_default_credentials.json").is_file():
         return True
@@ -116,7 +116,8 @@ def could_be_used() -> bool:
         return False
 
 
-# --- what errors mean -------------------------------------------------------------------------------------------------
+# --- errors
+# ---------------------------------------------------------------------------------------------------------------
 
 
 def error_translator(target: str) -> ErrorTranslator:
@@ -155,14 +156,14 @@ def _answered(target: str, error: GoogleAPICallError, doing: str, clock: Clock) 
 
 
 def _not_let_in(target: str, error: Exception, doing: str) -> ProvisionError:
-    """No token: there are no credentials, or Google does not take them, or its token service does not answer."""
+    """Translate an error of google.auth: missing or rejected credentials, or no response of the token service."""
     code = "TransportError" if getattr(error, "retryable", False) else known_name(error)
     message = " ".join(str(part) for part in error.args if isinstance(part, str)) or type(error).__name__
     return classify(target, code=code, message=_short(message), doing=doing)
 
 
 def reason_of(error: GoogleAPICallError) -> tuple[str, str]:
-    """Google's code and words: what one API says in `errors`, another in an ErrorInfo, and gRPC in its status."""
+    """Return Google's error code and message, from `errors`, ErrorInfo or the gRPC status, depending on the API."""
     first = next((one for one in error.errors if isinstance(one, dict)), {})
     code = str(first.get("reason") or getattr(error, "reason", None) or "")
     if not code:
@@ -173,7 +174,7 @@ def reason_of(error: GoogleAPICallError) -> tuple[str, str]:
 
 
 def _status_of(error: GoogleAPICallError) -> str:
-    """`RESOURCE_EXHAUSTED`, as the newer APIs say it in JSON; "" if the answer is no JSON."""
+    """Return the status in newer APIs' JSON, e.g. `RESOURCE_EXHAUSTED`; "" for other formats."""
     try:
         told_to_us = error.response.json()["error"]
         return str(told_to_us.get("status") or "")
@@ -182,13 +183,13 @@ def _status_of(error: GoogleAPICallError) -> str:
 
 
 def _words(error: GoogleAPICallError) -> str:
-    """The message without the method and URL that the SDK puts before it."""
+    """Return the message without the method and URL that the SDK prepends."""
     text = str(error.message)
     head, found, rest = text.partition(": ")
     return rest if found and "://" in head else text
 
 
 def _short(text: str) -> str:
-    """A proxy's or server's page of HTML is no message."""
+    """Return `text` on one line, truncated: a proxy's or server's HTML page is no useful message."""
     text = " ".join(text.split())
     return text if len(text) <= _LONGEST_MESSAGE else f"{text[:_LONGEST_MESSAGE]}…"

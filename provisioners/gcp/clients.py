@@ -1,7 +1,7 @@
-"""Compute Engine's clients for one project, each with an end to its patience.
+"""Compute Engine clients of one project, with bounded retries.
 
-The SDK never polls an operation here: the one it would poll with is a client of its own making, without our endpoint
-and our timeouts. What a call has set going is waited for by `operations.py`.
+The SDK's polling of operations is not used: it would create a client without the configured endpoint and timeouts.
+`operations.py` polls instead.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ __all__ = [
 ]
 
 READ_S = 30.0
-"""For an answer to a question; a list of all zones takes seconds."""
+"""Timeout in seconds of a read request; a list of all zones takes seconds."""
 WRITE_S = 60.0
-"""For Compute Engine to take an order; it is carried out later."""
+"""Timeout in seconds of a write request, which only starts an operation."""
 PATIENCE_S = 90.0
-"""So long a call is repeated that was throttled or not answered."""
+"""Timeout of retries in seconds, for calls that are throttled or not answered."""
 _SERVICE_ACCOUNT = "CLOUDGPU_GCP_SERVICE_ACCOUNT"
 _STORAGE = "STORAGE_EMULATOR_HOST"
 
@@ -50,34 +50,35 @@ translate_error = error_translator("gcp")
 
 
 class Clients:
-    """The clients of one project: each is made once, and may be used by any thread."""
+    """Clients of one project, each created once. Thread-safe."""
 
     def __init__(self, clock: Clock | None = None) -> None:
         self.clock: Clock = clock or SystemClock()
         self.account = Account(self.clock)
         self.listed_by_zone_until = -math.inf
-        """Steady time until which no list of all zones is tried: see listing.py."""
+        """Monotonic time until which aggregated lists are not tried: see listing.py."""
         self._lock = threading.Lock()
         self._made: dict[str, Any] = {}
 
     @property
     def project(self) -> str:
-        """The project's id. Raises ProvisionError."""
+        """Id of the project. Raises ProvisionError."""
         return self.account.project
 
     @property
     def named_account(self) -> str:
-        """E-mail address of the service account that a setting names for machines; "": none does."""
+        """E-mail address of the service account that a setting gives to machines; "": not set."""
         return os.environ.get(_SERVICE_ACCOUNT, "")
 
     @property
     def service_account(self) -> str:
-        """Whose rights the machines have: its e-mail address."""
+        """E-mail address of the machines' service account."""
         return self.named_account or f"cloudgpu-machine@{self.project}.iam.gserviceaccount.com"
 
     @property
     def storage_endpoint(self) -> str | None:
-        """What stands for Cloud Storage on this machine (a test's); None: Google's own. Raises ProvisionError."""
+        """Endpoint that replaces Cloud Storage, a test's on this computer; None: Google's own. Raises
+        ProvisionError."""
         url = os.environ.get(_STORAGE)
         if url:
             api_calls.check_encrypted(_STORAGE, url)
@@ -125,12 +126,12 @@ class Clients:
 
     @property
     def groups(self) -> compute_v1.RegionInstanceGroupManagersClient:
-        """Of a region."""
+        """Client of regional managed instance groups."""
         return cast("compute_v1.RegionInstanceGroupManagersClient", self._client("RegionInstanceGroupManagersClient"))
 
     @property
     def all_groups(self) -> compute_v1.InstanceGroupManagersClient:
-        """Whose list of all scopes tells those of regions, too."""
+        """Client of managed instance groups, whose aggregated list includes regional ones."""
         return cast("compute_v1.InstanceGroupManagersClient", self._client("InstanceGroupManagersClient"))
 
     @property
@@ -147,21 +148,21 @@ class Clients:
 
     @property
     def rest(self) -> Rest:
-        """What is only read, of other APIs as well."""
+        """REST client for read-only calls, including other APIs."""
         return Rest(self.account, self.clock)
 
     def forget(self) -> None:
-        """Read the settings anew: whoever's credentials had expired may have logged in again."""
+        """Drop the cached settings: after a new login, expired credentials are replaced."""
         with self._lock:
             self._made.clear()
         self.account.forget()
 
     def ask(self, doing: str, call: Callable[[], _T], timeout_s: float = PATIENCE_S) -> _T:
-        """Return an answer. A question is retried for `timeout_s` while it is throttled or not answered. Raises
+        """Return the result of `call`, with retries for `timeout_s` while it is throttled or not answered. Raises
         ProvisionError."""
         return api_calls.ask(call, translate_error, doing, timeout_s=timeout_s, clock=self.clock)
 
-    def _client(self, name: str) -> Any:  # the callers cast it
+    def _client(self, name: str) -> Any:  # callers cast it
         with self._lock:
             if name not in self._made:
                 with translate_errors("reach Compute Engine", self.clock):
@@ -177,7 +178,7 @@ class Clients:
 
 
 def need_sdk() -> None:
-    """Raises ProvisionError if Google's SDK is not installed."""
+    """Raise ProvisionError if Google's SDK is not installed."""
     try:
         importlib.import_module("google.auth")
         importlib.import_module("google.cloud.compute_v1")
@@ -187,12 +188,12 @@ def need_sdk() -> None:
 
 
 def translate_errors(doing: str, clock: Clock) -> contextlib.AbstractContextManager[None]:
-    """Raise ProvisionError in the place of the SDK's errors, with what was being done."""
+    """Raise ProvisionError in place of the SDK's errors; the message begins with `doing` (context manager)."""
     return api_calls.translate_errors(translate_error, doing, clock)
 
 
 def gone_is_fine() -> contextlib.suppress:
-    """What was to be removed is not there: so be it."""
+    """Return a context manager that suppresses not-found errors."""
     from google.api_core.exceptions import NotFound
 
     return contextlib.suppress(NotFound)

@@ -1,5 +1,7 @@
-"""What an instance wrote on its first serial port. Source: Compute Engine's API reference,
-instances.getSerialPortOutput."""
+"""Console output of instances, from their first serial port.
+
+Source: Compute Engine's API reference, instances.getSerialPortOutput.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +10,7 @@ from .clients import READ_S, Clients
 
 
 def console(clients: Clients, machine: str) -> str:
-    """The last lines; "": there are none. `machine`: as in Allocation.machines. One call. Raises ProvisionError."""
+    """Return the last lines; "": none. `machine`: value in Allocation.machines. One call. Raises ProvisionError."""
     zone, _, name = machine.partition("/")
 
     def ask() -> str:

@@ -1,4 +1,4 @@
-"""Answer the queries of stacks for Google Cloud; stacks/fleet_queries.py describes them."""
+"""Google Cloud's implementation of the stacks' queries, which stacks/fleet_queries.py describes."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ def account(_region: str) -> str:
 
 
 def image(fleet: FleetSpec) -> str:
-    """Return an image's source. Raises ProvisionError(invalid) if the fleet's disk is too small for it."""
+    """Return the newest image's URL. Raises ProvisionError(invalid) if the fleet's disk is too small for it."""
     found = Images(Clients()).find(nodes_of(fleet, 1)[0])
-    if fleet.disk_gb < found.min_gb:  # a launch takes the larger one; a template is what the fleet says
+    if fleet.disk_gb < found.min_gb:  # a launch would enlarge the disk; a fleet's template uses its disk size as given
         message = (
             f"the image of {fleet.machine_type} does not fit on {fleet.disk_gb:g} GB: write disk: {found.min_gb}GB"
         )
@@ -41,7 +41,8 @@ def quota(fleet: FleetSpec, more: int) -> None:
 
 
 def reserved(fleet: FleetSpec) -> Reserved:
-    """Return a reservation that does not end its machines. Raises ProvisionError(capacity)."""
+    """Return a reservation with capacity for the fleet that does not end its machines. Raises
+    ProvisionError(capacity)."""
     clients = Clients()
 
     def find(zone: str | None) -> Reserved:
@@ -59,15 +60,15 @@ def reserved(fleet: FleetSpec) -> Reserved:
 
 
 def reserved_until(_fleet: FleetSpec, _reservation: str) -> None:
-    """Return None: reserved() takes none that ends machines."""
+    """Return None: reserved() excludes reservations that end their machines."""
 
 
 def endpoints(_region: str) -> Endpoints:
-    """Return those of Cloud Storage and of the Compute Engine API."""
+    """Return the endpoints of Cloud Storage and of the Compute Engine API."""
     clients = Clients()
     return Endpoints(clients.storage_endpoint, clients.account.endpoint or None)
 
 
 def boundary() -> str:
-    """Return "": Google Cloud has none."""
+    """Return "": Google Cloud has no permissions boundary."""
     return ""

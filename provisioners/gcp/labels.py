@@ -1,8 +1,8 @@
-"""Names and labels: how ours fit into what Compute Engine allows.
+"""Conversion of names and tags to the names and labels that Compute Engine allows.
 
-A label's value holds lower-case letters, digits, `_` and `-` only, 63 at most. What else a tag has is written as `__`
-and two hexadecimal digits for each byte of UTF-8 (`worker-0.1` is `worker-0__2e1`), and `__` itself likewise, so
-that it can be read again. Firewall rules have no labels: their tags are JSON in the description.
+A label's value may contain only lower-case letters, digits, `_` and `-`, at most 63. Other characters of a tag are
+escaped as `__` and two hexadecimal digits for each byte of UTF-8 (`worker-0.1` becomes `worker-0__2e1`); `__` itself is
+escaped, too, so the encoding is reversible. Firewall rules have no labels: their tags are JSON in the description.
 Source: Compute Engine's documentation, "Organize resources using labels", "Naming resources" (RFC 1035).
 """
 
@@ -18,14 +18,14 @@ from ..shared import tags
 MAX_VALUE = 63
 PREFIX = "cloudgpu"
 _TOKEN_CHARS = 16
-"""Of the launch's token, in an instance's name: 64 bits."""
+"""Number of the launch token's characters in an instance's name: 64 bits."""
 _NAME = re.compile(r"[a-z](?:[-a-z0-9]{0,61}[a-z0-9])?")
 _TO_ESCAPE = re.compile(r"__|[^a-z0-9_-]")
 _ESCAPED = re.compile(r"(?:__[0-9a-f]{2})+")
 
 
 def encode(value: str) -> str:
-    """A tag as a label's value. Raises ProvisionError if it is too long."""
+    """Encode a tag as a label's value. Raises ProvisionError if it is too long."""
     label = _TO_ESCAPE.sub(lambda found: "".join(f"__{byte:02x}" for byte in found[0].encode()), value)
     if len(label) > MAX_VALUE:
         message = f"{value!r} does not fit into a label: {label} has more than {MAX_VALUE} characters"
@@ -34,7 +34,7 @@ def encode(value: str) -> str:
 
 
 def decode(label: str) -> str:
-    """The tag; what somebody else wrote there is taken as it is."""
+    """Decode a label's value to the tag; values that encode() did not write are returned unchanged."""
 
     def letters(found: re.Match[str]) -> str:
         return bytes.fromhex(found[0].replace("__", "")).decode(errors="replace")
@@ -47,22 +47,22 @@ def to_labels(values: Mapping[str, str]) -> dict[str, str]:
 
 
 def from_labels(labels: Mapping[str, str]) -> dict[str, str]:
-    """Tags; labels that are not ours are left out."""
+    """Return the tags in labels, without labels that are not cloudgpu's."""
     return {key: decode(value) for key, value in labels.items() if key.startswith(f"{PREFIX}-")}
 
 
 def with_label(key: str, value: str) -> str:
-    """The filter of a list for what has a tag."""
+    """Return a list filter for resources with a tag."""
     return f'labels.{key} = "{encode(value)}"'
 
 
 def to_description(values: Mapping[str, str]) -> str:
-    """For what has no labels."""
+    """Encode tags as a description, for resources without labels."""
     return json.dumps(values, sort_keys=True)
 
 
 def from_description(text: str) -> dict[str, str]:
-    """Tags; {} if the description is not ours."""
+    """Return the tags in a description; {} if cloudgpu did not write it."""
     try:
         found = json.loads(text)
     except ValueError:
@@ -73,12 +73,13 @@ def from_description(text: str) -> dict[str, str]:
 
 
 def launch_name(token: str) -> str:
-    """Of what belongs to all of a launch: its firewall rule, its machines' network tag."""
+    """Return the name of a launch's shared resources, such as its firewall rule and its machines' network tag."""
     return f"{PREFIX}-{token}"
 
 
 def instance_name(token: str, node: str) -> str:
-    """Of a node's machine: the same for the same launch and node. Raises ProvisionError if there can be none."""
+    """Return the name of a node's machine, derived from token and node. Raises ProvisionError if it would be
+    invalid."""
     name = f"{instance_prefix(token)}{node.replace('.', '-').replace('_', '-')}"
     if not _NAME.fullmatch(name):
         message = (
@@ -89,10 +90,10 @@ def instance_name(token: str, node: str) -> str:
 
 
 def instance_prefix(token: str) -> str:
-    """What the names of all machines of a launch begin with."""
+    """Return the prefix of the names of a launch's machines."""
     return f"{PREFIX}-{token[:_TOKEN_CHARS]}-"
 
 
 def region_of(zone: str) -> str:
-    """`us-central1` of `us-central1-a`."""
+    """Return a zone's region: `us-central1` for `us-central1-a`."""
     return zone.rpartition("-")[0]

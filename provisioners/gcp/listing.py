@@ -1,7 +1,7 @@
-"""Lists of all zones in one call; or, where one zone of the world keeps Compute Engine from that, of one region.
+"""Lists of all zones in one call, with a fallback to the lists of one region.
 
-An aggregated list fails as a whole when one zone cannot be listed, even a zone of another continent. A launch whose
-region is known needs the lists of this region and of its zones only.
+An aggregated list fails as a whole if a single zone of any region cannot be listed. A launch whose region is known
+needs only the lists of this region and its zones.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ log = logging.getLogger("cloudgpu.provisioners.gcp")
 AGGREGATED_S = 10.0
 """Seconds for which an aggregated list is retried before the region is listed."""
 AVOID_S = 60.0
-"""Seconds after a failure for which no aggregated list is tried where a region is known."""
+"""Seconds after a failure in which aggregated lists are not tried if the region is known."""
 
 _T = TypeVar("_T")
 
@@ -37,8 +37,10 @@ def zones_of(clients: Clients, region: str) -> list[str]:
 def list_everywhere(
     clients: Clients, doing: str, everywhere: Callable[[], list[_T]], in_zone: Callable[[str], list[_T]], region: str
 ) -> list[_T]:
-    """Return what an aggregated list holds; if it fails, what the lists of the region's zones hold. `region`: "" if it
-    is not known: then only the aggregated list will do. Raises ProvisionError."""
+    """Return the items of an aggregated list, with a fallback to the lists of the region's zones.
+
+    `region`: "" if unknown, which disables the fallback. Raises ProvisionError.
+    """
 
     def zone_by_zone() -> list[_T]:
         zones = zones_of(clients, region)
@@ -48,8 +50,11 @@ def list_everywhere(
 
 
 def ask_everywhere(clients: Clients, doing: str, everywhere: Callable[[], _T], there: Callable[[], _T] | None) -> _T:
-    """Return the answer of an aggregated list; if it fails, that of `there`, which asks one region only and retries by
-    itself. `there`: None if the region is not known. Raises ProvisionError."""
+    """Return the result of an aggregated list, with a fallback to `there`, which queries one region with its own
+    retries.
+
+    `there`: None if the region is unknown. Raises ProvisionError.
+    """
     if there is None:
         return clients.ask(doing, everywhere)
     if not is_avoided(clients):
@@ -61,12 +66,12 @@ def ask_everywhere(clients: Clients, doing: str, everywhere: Callable[[], _T], t
 
 
 def is_avoided(clients: Clients) -> bool:
-    """Return whether an aggregated list has failed within the last AVOID_S."""
+    """Return True if an aggregated list failed within the last AVOID_S."""
     return clients.clock.monotonic() < clients.listed_by_zone_until
 
 
 def avoid(clients: Clients, error: ProvisionError) -> None:
-    """Note that an aggregated list has failed. Raises the error if the lists of a region would be refused as well."""
+    """Record that an aggregated list failed. Raises the error if lists of a region would fail as well."""
     if error.error_class != "transient":
         raise error
     log.warning("%s; the region is listed instead of all zones", error)

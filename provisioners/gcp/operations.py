@@ -1,8 +1,8 @@
-"""What Compute Engine was told to do, and what came of it: operations, which it remembers for about two weeks.
+"""Compute Engine operations: start, wait, and list the history, which it keeps for about two weeks.
 
-They are the memory that this target does not have: which machine was started once under a launch's token, whether we
-ended it or somebody else did, and why one is gone. What is known by its name alone, and can only be there or not, needs
-none: make() and remove().
+The history replaces local state: it shows which machines were started under a launch's token, whether cloudgpu or
+something else deleted them, and why a machine is gone. Resources that only exist or not, such as firewall rules, do not
+need it: see make() and remove().
 """
 
 from __future__ import annotations
@@ -26,51 +26,51 @@ if TYPE_CHECKING:
     from google.cloud import compute_v1
 
 _PAUSES_S, _LAST_PAUSE_S = (0.5, 1.0), 2.0
-"""Between two looks at an operation: the first ones, and all others."""
+"""Seconds between polls of an operation: the first ones, and all later ones."""
 _LONG_AGO = datetime.datetime.fromtimestamp(0, datetime.UTC)
 _EXISTS = "alreadyExists"
 _SERVER_ERROR = 500
 _ZONES = "zonesAvailable"
-"""In the metadata of an error's ErrorInfo: zones that have capacity (k8s.io#9834, cockroach's roachprod tests)."""
+"""Key in the metadata of an error's ErrorInfo: zones with capacity (k8s.io#9834, cockroach's roachprod tests)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """An operation as it was last seen."""
+    """State of an operation."""
 
     name: str
-    """Compute Engine's own, unique."""
+    """Compute Engine's unique name of the operation."""
     kind: str
     """`insert`, `delete`, `compute.instances.preempted`, `compute.instanceGroupManagers.insert` …"""
     request_id: str
-    """The one that was sent with the call; "": none."""
+    """Request id of the call; "": none."""
     instance: str
-    """Name of what it was done to."""
+    """Name of the target resource."""
     zone: str
-    """"": it is of no zone."""
+    """"": not zonal."""
     user: str
-    """Who wanted it: an e-mail address, or `system`."""
+    """Requester: an e-mail address, or `system`."""
     at: datetime.datetime
-    """When it was asked for."""
+    """Time of the request."""
     finished: bool
     error: ProvisionError | None
-    """What went wrong."""
+    """Error of a failed operation."""
     region: str = ""
-    """"": it is of no region, or of a zone."""
+    """"": not regional."""
 
     @property
     def verb(self) -> str:
-        """`insert`, `delete` …: for groups Compute Engine says of what."""
+        """`insert`, `delete` …: the kind without the prefix that groups' operations have."""
         return self.kind.rpartition(".")[2]
 
     @property
     def place(self) -> str:
-        """Zone or region; "": it is of neither."""
+        """Zone or region; "": neither."""
         return self.zone or self.region
 
 
 def done(operation: compute_v1.Operation, doing: str = "") -> Done:
-    """From Compute Engine's answer."""
+    """Parse an operation from the API's response."""
     return Done(
         name=operation.name,
         kind=operation.operation_type,
@@ -86,14 +86,15 @@ def done(operation: compute_v1.Operation, doing: str = "") -> Done:
 
 
 def order(clients: Clients, start: Callable[[], compute_v1.Operation], doing: str) -> Done:
-    """Have something begun. `start` may be repeated: it sends a request id. Raises ProvisionError."""
+    """Start an operation. `start` must be idempotent (it sends a request id). Raises ProvisionError."""
     return clients.ask(doing, lambda: done(start(), doing))
 
 
 def wait(
     clients: Clients, ordered: Done, doing: str, patience_s: float, enough: Callable[[], bool] = lambda: False
 ) -> Done:
-    """Until it is done, or `enough`. Raises ProvisionError: what went wrong, or `transient` if it takes too long."""
+    """Poll until the operation is done or `enough()` is true. Raises ProvisionError: its error, or `transient` on a
+    timeout."""
     clock = clients.clock
     until, pauses, now = (
         clock.monotonic() + patience_s,
@@ -120,8 +121,10 @@ def make(
     patience_s: float,
     request_id: str = "",
 ) -> None:
-    """Make what is not there, or find that another has just made it. `insert`: with a request id, the one that is given
-    here, "": a new one. Raises ProvisionError."""
+    """Create a resource unless it exists or another process creates it concurrently. Raises ProvisionError.
+
+    `insert`: function that sends the call with a request id: `request_id`, or a new one if that is "".
+    """
     from google.api_core.exceptions import Conflict
 
     if is_there():
@@ -131,7 +134,7 @@ def make(
     def start() -> compute_v1.Operation:
         try:
             return insert(call_id)
-        except Conflict as error:  # it is there: nothing to wait for, as there would be with a machine
+        except Conflict as error:  # it exists, so there is no operation to wait for
             raise ProvisionError("invalid", f"{doing}: {error.message}", scope="region", code=_EXISTS) from error
 
     try:
@@ -149,7 +152,7 @@ def remove(
     doing: str,
     patience_s: float,
 ) -> None:
-    """Idempotent; returns when it is gone. Raises ProvisionError."""
+    """Delete a resource, and return when it is gone. Idempotent. Raises ProvisionError."""
     if not is_there():
         return
     try:
@@ -160,7 +163,8 @@ def remove(
 
 
 def begun_by(done: Sequence[Done]) -> dict[str, Done]:
-    """Machines (or groups) that there may be -> the call that made each, by all that was done, the oldest first."""
+    """Return machines (or groups) that may exist -> the call that created each. `done`: operations, the oldest
+    first."""
     found: dict[str, Done] = {}
     for one in done:
         machine = f"{one.place}/{one.instance}"
@@ -172,9 +176,9 @@ def begun_by(done: Sequence[Done]) -> dict[str, Done]:
 
 
 def of_instances(clients: Clients, pattern: str, region: str = "") -> list[Done]:
-    """Return what was done to instances whose name fits a regular expression, the oldest first. One call.
+    """Return the operations on instances whose name matches a regular expression, the oldest first. One call.
 
-    `region`: that they are in, "" if it is not known: its zones are listed if not all zones of the world can be. Raises
+    `region`: region of the instances, "" if unknown: the fallback if not all zones can be listed. Raises
     ProvisionError.
     """
     from google.cloud import compute_v1
@@ -193,10 +197,10 @@ def of_instances(clients: Clients, pattern: str, region: str = "") -> list[Done]
 
 
 def of_things(clients: Clients, collection: str, pattern: str, region: str = "") -> list[Done]:
-    """Return what was done to those of a collection of regions (`instanceGroupManagers`) whose name fits a regular
-    expression, the oldest first. One call.
+    """Return the operations on resources of a regional collection (`instanceGroupManagers`) whose name matches a
+    regular expression, the oldest first. One call.
 
-    `region`: that they are in, "" if it is not known: it is listed if not all zones of the world can be. Raises
+    `region`: region of the resources, "" if unknown: the fallback if not all zones can be listed. Raises
     ProvisionError.
     """
     from google.cloud import compute_v1
@@ -250,13 +254,13 @@ def _look(clients: Clients, one: Done, doing: str) -> Done:
 
 
 def _error(operation: compute_v1.Operation, doing: str) -> ProvisionError | None:
-    """The first of its errors; the zones that it names as having capacity are hints."""
+    """Return the first error of an operation; its list of zones with capacity becomes the error's hints."""
     first = next(iter(operation.error.errors), None)
     status = operation.http_error_status_code or None
     if first is None:
         if status is None or status < 400:
             return None
-        # Without a code the status decides: what is Compute Engine's own failure passes.
+        # Without an error code the HTTP status decides: errors of Compute Engine itself are transient.
         message, passes = operation.http_error_message, status >= _SERVER_ERROR
         return classify("gcp", code="", status=status, message=message, doing=doing, is_operation=not passes)
     about = [detail.error_info for detail in first.error_details if detail.error_info.metadatas]

@@ -1,9 +1,9 @@
-"""The target `gcp`: every node is an instance of Compute Engine. See docs/gcp.md.
+"""The target `gcp`: every node is a Compute Engine instance. See docs/gcp.md.
 
-What a launch makes, in this order: for several nodes a firewall rule, then the instances with their disks. The rule
-goes last. All of it has owner, job, attempt and token as labels (the rule: in its description), and is named by the
-token. A launch with a group of its own: group_launch.py.
-Nothing is remembered here but what was seen a moment ago: any process may call any verb at any time.
+Resources of a launch in creation order: with several nodes a firewall rule, then the instances with their disks. The
+rule is removed last. All have owner, job, attempt and token as labels (the rule: in its description), and the token in
+their names. For a launch with a dedicated group see group_launch.py. The only state kept here is a short-lived cache:
+any process may call any method at any time.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ log = logging.getLogger("cloudgpu.provisioners.gcp")
 
 TARGET = "gcp"
 UNSEEN_S = 60.0
-"""A machine that was just launched may be unknown for so long; then it is gone."""
+"""Seconds for which a new machine may be missing in the API before it counts as gone."""
 
 
 class GcpProvisioner:
-    """Instances of Compute Engine. One for all jobs of a process (shared()); any thread may call any verb."""
+    """Provisioner for Compute Engine instances, one for all jobs of a process (shared()). Thread-safe."""
 
     def __init__(self, clock: Clock | None = None) -> None:
         self._clients = Clients(clock)
@@ -52,13 +52,13 @@ class GcpProvisioner:
         self._sightings = Sightings(self._clients)
         self._groups = Groups(self._clients)
         self._ended: dict[str, NodeState] = {}
-        """Machine -> its last state: why one is gone is asked once."""
+        """Machine -> its final state; the reason why it is gone is queried only once."""
 
     @renewing
     def launch(self, request: LaunchRequest) -> Allocation:
-        """Start the machines that are not there yet, all or none. Idempotent: see Launch.
+        """Start the missing machines, all or none. Idempotent: see Launch.
 
-        Constant in calls: one where all are there, else about ten and three for each machine.
+        It takes one call if all exist, otherwise about ten plus three for each machine.
         """
         ACCOUNTS.check(request.account, self._own)
         check_request(request)
@@ -71,10 +71,10 @@ class GcpProvisioner:
 
     @renewing
     def observe(self, allocation: Allocation) -> list[NodeState]:
-        """Compute Engine's states, at most a few seconds old; one call for all who ask within that time.
+        """Return Compute Engine's states, at most a few seconds old, from one call that concurrent callers share.
 
-        A machine that no listing shows is gone if it has been ended, and what was done to it tells why; else it is
-        asked for by its name, as listings may lag.
+        For a machine that is missing in the list, its operations show whether and why it ended. Otherwise it is queried
+        by name, since lists may lag.
         """
         self._check(allocation)
         if is_grouped(allocation):
@@ -84,8 +84,9 @@ class GcpProvisioner:
 
     @renewing
     def terminate(self, allocation: Allocation) -> Ended:
-        """Remove everything under the token, also what the allocation does not name. Raises ProvisionError(transient)
-        if machines are still ending after some minutes: call again.
+        """Remove everything under the token, including resources that the allocation does not name.
+
+        Raises ProvisionError(transient) if the deletion takes longer than some minutes: call again.
         """
         self._check(allocation)
         dismiss(allocation)
@@ -102,7 +103,8 @@ class GcpProvisioner:
 
     @renewing
     def remove(self, allocation: Allocation, nodes: Collection[str]) -> None:
-        """A call for each that is not ending already. A group replaces its machines by itself."""
+        """Delete the nodes' machines unless they are ending: one call each. No-op for a group, which replaces its
+        machines."""
         self._check(allocation)
         if is_grouped(allocation):
             return
@@ -113,7 +115,7 @@ class GcpProvisioner:
 
     @renewing
     def find(self, owner: Owner) -> list[Allocation]:
-        """Every launch of which anything is left, in all zones of the project: five calls."""
+        """Return every launch with remaining resources, in all zones of the project: five calls."""
         need_sdk()
         begun = self._clients.clock.monotonic()
         rules = network.rules_of(self._clients, owner.name)
@@ -130,7 +132,8 @@ class GcpProvisioner:
 
     @renewing
     def explain(self, allocation: Allocation, node: str) -> str:
-        """What the instance's serial port ends with: one call. Of a group nobody knows which machine has a node."""
+        """Return the end of the instance's serial port output: one call. "" for a group: its nodes' machines are
+        unknown."""
         self._check(allocation)
         if is_grouped(allocation):
             return ""
@@ -138,7 +141,7 @@ class GcpProvisioner:
 
     @renewing
     def account(self) -> str:
-        """The project's id: a setting, for which no call is made."""
+        """Return the project's id, from the settings, without a call."""
         return self._own()
 
     @renewing
@@ -146,8 +149,8 @@ class GcpProvisioner:
         """See Provisioner."""
         ACCOUNTS.check(account, self._own)
 
-    def price(self, offer: Offer) -> Decimal | None:  # noqa: ARG002 - of the protocol
-        """None: Google quotes no price of the moment, only list prices, also for Spot: the plan has them already."""
+    def price(self, offer: Offer) -> Decimal | None:  # noqa: ARG002 - the protocol's signature
+        """Return None: Google has only list prices, also for Spot, which the plan already contains."""
         return None
 
     # -- helpers
@@ -168,7 +171,7 @@ class GcpProvisioner:
         return dataclasses.replace(made, account=self._clients.project)
 
     def _seen(self, allocation: Allocation) -> Mapping[str, Sighting]:
-        """What was seen of the machines of the allocation's owner."""
+        """Return the cached instances of the allocation's owner or, if that is unknown, of its token."""
         if allocation.owner:
             return self._sightings.of_owner(allocation.owner, region=allocation.region)
         return self._sightings.of_token(allocation.token, region=allocation.region)
@@ -181,7 +184,7 @@ class GcpProvisioner:
                 return ended
             seen = look_at(self._clients, machine)
         if seen is not None:
-            self._ended.pop(machine, None)  # one of the same name: all of the launch was ended, and begun again
+            self._ended.pop(machine, None)  # the launch was terminated and repeated with the same name
             return seen.as_node(node, returns=seen.is_down and will_return(self._clients, machine))
         if allocation.age_s(node, self._clients.clock.now()) < UNSEEN_S:
             return NodeState(node, "pending", "Compute Engine does not show it yet")
@@ -197,4 +200,4 @@ def _allocation(owner: Owner, token: str, values: Mapping[str, str], found: Coll
 
 
 shared = PerSettings(GcpProvisioner, "GOOGLE_", "CLOUDGPU_GCP_", "CLOUDSDK_", "GCE_METADATA_", "STORAGE_EMULATOR_HOST")
-"""The one of this process, so that its jobs share what was seen; another once the settings are others."""
+"""The provisioner shared by all jobs of this process; it is replaced when the settings change."""

@@ -1,7 +1,7 @@
-"""Google's APIs that only need to be read, as JSON over HTTPS: regions, machine types, quotas, list prices.
+"""REST client for read-only calls of Google's APIs: regions, machine types, quotas, list prices.
 
-The SDKs of these APIs would be three more packages for a dozen GETs. Credentials, their renewal and the transport are
-google-auth's own (AuthorizedSession), errors are google-api-core's, so that they mean here what they mean elsewhere.
+The SDKs of these APIs would be three more packages for about a dozen GETs. Credentials, their renewal and the transport
+come from google-auth (AuthorizedSession), errors from google-api-core, so that they are classified as the SDKs' are.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ if TYPE_CHECKING:
     from google.auth.transport.requests import AuthorizedSession
 
 _TIMEOUT_S = (5.0, 30.0)
-"""To connect, and between two parts of an answer: a page of a few hundred machine types takes seconds."""
+"""Timeouts in seconds for the connection and for each read; a page of a few hundred machine types takes seconds."""
 _PATIENCE_S = 20.0
-"""So long a call that was throttled or not answered is repeated: a hung server costs one timeout more at most."""
+"""Timeout of retries in seconds: an unresponsive server costs at most one more request timeout."""
 _MAX_PAGES = 1_000
 
 
 class Rest:
-    """GETs of one account's project. Of any thread."""
+    """Client for GET requests to one account's project. Thread-safe."""
 
     def __init__(self, account: Account, clock: Clock, target: str = "gcp") -> None:
-        """`target`: whose rows of errors.csv tell what goes wrong."""
+        """`target`: whose rows of errors.csv classify errors."""
         self._account = account
         self._clock = clock
         self._translate_error = error_translator(target)
@@ -37,13 +37,14 @@ class Rest:
 
     @property
     def project(self) -> str:
-        """Raises ProvisionError."""
+        """Id of the project. Raises ProvisionError."""
         return self._account.project
 
     def get(self, service: str, path: str, doing: str, **params: str) -> dict[str, Any]:
-        """`service`: first part of the host, e.g. `compute`; `{project}` in the path is ours; `doing`: for the message.
+        """Return the JSON response. Raises ProvisionError.
 
-        Raises ProvisionError.
+        `service`: first part of the host, e.g. `compute`; `path`: `{project}` is replaced; `doing`: beginning of error
+        messages.
         """
         found = self._get(service, path, doing, params, missing_ok=False)
         if found is None:
@@ -51,11 +52,11 @@ class Rest:
         return found
 
     def find(self, service: str, path: str, doing: str, **params: str) -> dict[str, Any] | None:
-        """As get(); None: there is no such thing."""
+        """Like get(), but return None on 404."""
         return self._get(service, path, doing, params, missing_ok=True)
 
     def pages(self, service: str, path: str, doing: str, **params: str) -> Iterator[dict[str, Any]]:
-        """All of a list's pages; as get()."""
+        """Yield all pages of a list; see get()."""
         token = ""
         for _ in range(_MAX_PAGES):
             page = self.get(service, path, doing, **params, **({"pageToken": token} if token else {}))
@@ -87,7 +88,7 @@ class Rest:
 
     @property
     def _session(self) -> AuthorizedSession:
-        """One for each thread: requests' sessions are not made to be shared."""
+        """Session of this thread: requests' sessions are not thread-safe."""
         credentials = self._account.credentials
         session: AuthorizedSession | None = getattr(self._local, "session", None)
         if session is None or session.credentials is not credentials:
@@ -99,10 +100,10 @@ class Rest:
 
 
 def last_part(url: str) -> str:
-    """`us-central1-a` of `https://…/zones/us-central1-a`: what the APIs refer to, by its name."""
+    """Return the last part of a URL: `us-central1-a` for `https://…/zones/us-central1-a`."""
     return url.rpartition("/")[2]
 
 
 def items(page: Mapping[str, Any], key: str = "items") -> list[dict[str, Any]]:
-    """Of a page; an empty list is left out of answers."""
+    """Return a page's items; the API omits empty lists."""
     return list(page.get(key) or ())

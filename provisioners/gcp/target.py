@@ -1,4 +1,4 @@
-"""The code of the target `gcp`; provisioners/target.py describes the fields."""
+"""Definition of the target `gcp`; provisioners/target.py describes the fields."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""The agent: it runs one node of one attempt."""
+"""The agent, which runs one node of one attempt on its machine."""

@@ -12,4 +12,4 @@ if __name__ == "__main__":
     code = main()
     with contextlib.suppress(OSError):
         sys.stderr.flush()
-    os._exit(code)  # threads that hang in a dead job dir must not keep the machine alive
+    os._exit(code)  # without joining threads: one that hangs on an unreachable job dir must not keep the machine up

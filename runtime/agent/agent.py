@@ -1,9 +1,9 @@
-"""The agent: what runs on every machine, and runs the user's program there. See docs/runtime.md.
+"""The agent, the process on each machine that runs the user's program there. See docs/runtime.md.
 
     python -m cloudgpu.runtime.agent --job-dir URL --attempt N --node worker-0.1 --job-sha256 HEX --home DIR
 
-Standard library and obstore only. The main thread starts, waits and kills; other threads read the output, write the
-log, beat, and watch for orders: so a job dir that hangs never delays a deadline.
+Standard library and obstore only. The main thread starts, waits for and kills processes. Other threads read output,
+write the log, send heartbeats and watch for orders, so a job dir that hangs never delays a deadline.
 """
 
 from __future__ import annotations
@@ -50,34 +50,39 @@ from .runner import PEER_S, POLL_S, Conduct, Interrupted, Runner, Vanished, Wake
 from .timeline import History
 
 DONE, BUG, CLAIMED, JOB_DIR_LOST, VANISHED, SUPERSEDED, STAYED = 0, 1, 3, 4, 5, 6, 7
-"""Exit codes of the agent: result written; unforeseen error; another agent has this node; no result could be written;
-the machine was taken away; a newer attempt has begun; the machine was to be restarted and was not, so the agent is to
-be started again, which goes on with its node."""
+"""Exit codes of the agent: result written; unexpected error; another agent has claimed this node; job dir lost, no
+result written; machine gone or rebooting; superseded by a newer attempt; the announced restart of the machine did not
+happen, so the agent must be started again to resume the node."""
 
 REBOOTING = "rebooting"
-"""File in the machine's folder that says that it comes back: provisioners/boot/shipped/bootstrap.py makes it."""
+"""Name of the file in the machine's folder which marks it as rebooting, so that the node will resume there. Created by
+provisioners/boot/shipped/bootstrap.py."""
 PATIENCE_S = 300.0
-"""Seconds for which a job dir that fails is tried again before the program has begun."""
+"""Retry timeout for job dir requests before the program has started, in seconds."""
 TRAINING_PATIENCE_S = 3_600.0
-"""The same from the program's start on: training needs no job dir, and the supervisor bears as much."""
+"""Retry timeout once the program has started, in seconds: training needs no job dir, and the supervisor tolerates as
+long a silence."""
 FENCED_PATIENCE_S = 60.0
-"""The same where others may take this node's place without seeing that its machine has ended, and in a local folder."""
+"""Retry timeout, in seconds, on a cluster, where another machine may replace this node without observing that it has
+ended, and for a job dir in a local folder."""
 _LAST_LINES_S = 30.0
-_OUTPUTS_S = 6 * 3_600.0  # for outputs, where no order ends the node before
-_BUILD_POLL_S = 0.2  # between two looks whether another job has built the environment
-_RESULT_S = 2.0  # of a deadline, for the last lines and the result
+_OUTPUTS_S = 6 * 3_600.0  # upload timeout for outputs, unless an order sets an earlier deadline
+_BUILD_POLL_S = 0.2  # poll interval while another job builds the environment
+_RESULT_S = 2.0  # reserved before a deadline to write the last log lines and the result
 _SUPERSEDED = "superseded"
-_ACKNOWLEDGE_S = 30.0  # what the first node of an attempt waits for the others, to tell the provider that all are saved
+_ACKNOWLEDGE_S = (
+    30.0  # how long an attempt's first node waits for the others to save before it acknowledges to the provider
+)
 
 _T = TypeVar("_T")
 
 
-class _ErrorEnd(Exception):  # noqa: N818 - an end, carried up
-    """cloudgpu itself cannot go on; the message is the reason."""
+class _ErrorEnd(Exception):  # noqa: N818 - ends the node; not a bug
+    """cloudgpu cannot run the node; the message is the reason."""
 
 
 class Agent:
-    """One node's run, from claim to result."""
+    """Execution of one node, from claim to result."""
 
     def __init__(self, options: argparse.Namespace) -> None:
         self._attempt: int = options.attempt
@@ -94,16 +99,17 @@ class Agent:
         self._started = time.time()
         self._pace = Pace(free=self._job_dir.folder is not None)
         self._has_begun = False
-        """The program has been started, by this run of the agent or an earlier one."""
+        """True if the program has been started, by this run of the agent or an earlier one."""
         self._marker = os.environ.get(MARKER) or uuid.uuid4().hex
-        self._lost = False
+        self._lost = ""
+        """Reason for which the job dir is lost; "": it is not."""
         self._state = self._home / "state"
         self._wakeup = Wakeup()
         self._orders = Orders(self._wakeup.wake)
         self._runner = Runner(self._wakeup, self._orders, self._state, self._marker, options.lifetime_s)
 
     def run(self) -> int:
-        """The whole life of the node; returns the agent's exit code."""
+        """Run the node from claim to result; return the agent's exit code."""
         self._wakeup.listen_to_signals()
         self._state.mkdir(parents=True, exist_ok=True)
         job_data = self._retry(lambda: self._job_dir.get(JOB_KEY, JobRecord.MOST_BYTES))
@@ -127,7 +133,7 @@ class Agent:
         return self._end(ending)
 
     def _come_alive(self, before: Before) -> None:
-        """From here on the node is heard of, and hears what is wanted of it."""
+        """Start the heartbeat, the log, and the watchers for orders and the provider's notices."""
         self._history = History(before.heartbeat)
         self._log = LogWriter(self._job_dir, self._attempt, self._node, before.chunk, self._pace)
         self._watcher = Watcher(self._job_dir, self._attempt, self._node, self._orders, self._log.say, pace=self._pace)
@@ -154,7 +160,7 @@ class Agent:
         )
 
     def _end(self, ending: Ending) -> int:
-        """The program has ended: so has the node, unless its machine comes back."""
+        """Write the node's result, or pause the node if its machine is restarting; return the exit code."""
         order = self._orders.deciding
         if ending.outcome == "preempted" and order is not None and order.returns:
             order = self._await_restart(order)
@@ -226,7 +232,7 @@ class Agent:
         try:
             job = JobRecord.from_bytes(job_data)
             attempt = AttemptRecord.from_bytes(attempt_data or b"")
-            if attempt.offer.get("cloud", "local") != "local":  # where the submitter's programs are says nothing here
+            if attempt.offer.get("cloud", "local") != "local":  # the submitter's PATH does not apply to a cloud machine
                 job = dataclasses.replace(job, search_path=None, submitter_env=None)
             nodes = sorted((NodeRecord.from_value(node) for node in attempt.nodes), key=lambda node: node.rank)
             own = next(node for node in nodes if _place_of(node.node) == _place_of(self._node))
@@ -254,7 +260,7 @@ class Agent:
 
     def _fetch_code(self, job: JobRecord) -> None:
         self._runner.check()
-        if self._code.is_dir():  # this machine has run an earlier incarnation
+        if self._code.is_dir():  # an earlier run on this machine has unpacked it
             return
         try:
             if job.code is None:
@@ -264,7 +270,7 @@ class Agent:
             self._retry(lambda: self._job_dir.download(code_key(sha256), packed))
             unpack(packed, self._code, sha256)
             packed.unlink()
-            if self._notices_of != "none":  # a cloud's machine may be reset, and then this folder is not looked into
+            if self._notices_of != "none":  # a cloud machine may be reset; the folder's content is not checked then
                 os.sync()
         except MissingError as error:
             raise _ErrorEnd(f"the code archive is missing: {error}") from error
@@ -299,9 +305,9 @@ class Agent:
         )
 
     def _set_up(self, place: Place) -> tuple[Place, Ending | None]:
-        """Run the setup, on the submitter's machine in an environment of the job's own, which the program then has too.
+        """Run the setup; on the submitter's machine, in the job's Python environment, where the program runs too.
 
-        Returns the place with that environment, and how the node ends if the setup has failed.
+        Returns the place with that environment, and the node's ending if the setup has failed.
         """
         machine_env = machine_environment(os.environ, self._marker)
         if place.job.setup is None or place.job.submitter_env is None:
@@ -342,7 +348,7 @@ class Agent:
         if [end.code for end in exits] != [0]:
             return failed_setup(exits)
         self._log.say(f"setup done in {time.monotonic() - begun:.1f} s")
-        with contextlib.suppress(OSError):  # a full disk is the program's to meet
+        with contextlib.suppress(OSError):  # a full disk: the program will fail with a clearer error
             done.touch()
         return None
 
@@ -352,58 +358,58 @@ class Agent:
         return node_key(self._attempt, self._node, name)
 
     def _on_lost(self, why: str) -> None:
-        """Called by the heartbeat's thread."""
+        """Order the node's end because the job dir is lost. Called by the heartbeat's thread."""
         note(why)
-        self._lost = True
+        self._lost = why
         self._orders.add(Order("error", "error", f"the job dir is lost: {why}", time.monotonic() + PEER_S))
 
     def _on_superseded(self) -> None:
-        """Called by the heartbeat's thread."""
+        """Order the node's end because a newer attempt has begun. Called by the heartbeat's thread."""
         reason = f"attempt {self._attempt + 1} has begun: this machine is of no more use"
         self._orders.add(Order("error", _SUPERSEDED, reason, time.monotonic(), vanishes=True))
 
     @property
     def _patience_s(self) -> float:
-        """Seconds for which a job dir that fails is tried again."""
+        """Retry timeout for job dir requests, in seconds."""
         if self._given_patience_s is not None:
             return self._given_patience_s
         is_fenced = self._of_fleet or self._job_dir.folder is not None
         return patience_s(is_fenced=is_fenced, has_begun=self._has_begun)
 
     def _retry(self, call: Callable[[], _T]) -> _T:
-        """Retry a call on the job dir for `_patience_s`. Raises JobDirError; MissingError, an answer, at once."""
+        """Retry a job dir call for `_patience_s`. Raises JobDirError; MissingError is raised without a retry."""
         begun = time.monotonic()
 
         def is_last(error: JobDirError, pause: float) -> bool:
             is_over = time.monotonic() + pause > begun + self._patience_s
-            return isinstance(error, MissingError) or self._lost or is_over
+            return isinstance(error, MissingError) or bool(self._lost) or is_over
 
         return retry(call, JobDirError, is_last, longest_s=5.0)
 
     @property
     def _last_lines_s(self) -> float:
-        """Seconds to wait until the log is written, once the program has ended: less where an order ends the node."""
+        """Timeout for writing the rest of the log, in seconds; shorter if an order ends the node."""
         return self._patience_s if self._orders.deciding is None else min(_LAST_LINES_S, self._patience_s)
 
     def _is_rebooting(self) -> bool:
         return (self._home / REBOOTING).exists()
 
     def _await_restart(self, announced: Order) -> Order | None:
-        """The program has saved and ended; the machine is yet to go down. The word with which it does, or with which
-        the job ends meanwhile; None: nothing has come, long after the announced time."""
+        """Wait for the announced restart, after the program has saved and ended. Return the order that ends the machine
+        or the job; None if none has come `restart_late_s` after the announced time."""
         self._tell("waiting for the machine's restart")
         self._cloud.saved()
         until = announced.deadline + self._restart_late_s
         while time.monotonic() < until:
             self._wakeup.wait(POLL_S)
-            self._runner.seconds_left(0.0)  # takes the signals that have come
+            self._runner.seconds_left(0.0)  # turns pending signals into orders
             order = self._orders.deciding
             if order is not None and not order.returns:
                 return order
         return None
 
     def _pause(self, why: str, code: int) -> int:
-        """The node goes on here, later: it has no result yet."""
+        """Stop this agent without a result, as the node will resume on this machine; return `code`."""
         self._heart.stop()
         self._watcher.stop()
         self._cloud.stop()
@@ -412,7 +418,7 @@ class Agent:
         return code
 
     def _finish(self, ending: Ending) -> int:
-        """The last lines first, the result last: whoever sees the result sees all."""
+        """Write the rest of the log and then the result, so that the log is complete once the result is visible."""
         self._heart.stop()
         self._watcher.stop()
         self._cloud.stop()
@@ -434,22 +440,23 @@ class Agent:
             self._history.to_json(),
         )
         if self._lost:
+            note(f"the job dir is lost: {self._lost}")  # the last line is shown as the cause
             return JOB_DIR_LOST
         self._retry(lambda: self._job_dir.create(self._key("result.json"), result.to_bytes()))
         self._cloud.finish(_ACKNOWLEDGE_S)
         return DONE
 
     def _tell(self, text: str) -> None:
-        """A line in the job's log and in the machine's own."""
+        """Write a line to the job's log and to agent.log."""
         note(text)
         self._log.say(text)
 
 
 def patience_s(*, is_fenced: bool, has_begun: bool) -> float:
-    """Return for how many seconds a job dir that fails is tried again.
+    """Return the retry timeout for job dir requests, in seconds.
 
-    A machine may train on without the job dir only where nothing takes its node before the machine is seen to have
-    ended. On a cluster other machines take it after a silence, so there it ends itself in time (`is_fenced`).
+    A machine may keep training without the job dir only if its node is not replaced before the machine is observed to
+    have ended. On a cluster, another machine takes a silent node over, so the node must end itself first (`is_fenced`).
     """
     if is_fenced:
         return FENCED_PATIENCE_S
@@ -457,12 +464,12 @@ def patience_s(*, is_fenced: bool, has_begun: bool) -> float:
 
 
 def _place_of(node: str) -> str:
-    """`worker-0` of `worker-0.2`, which came to replace `worker-0.1`."""
+    """Return a node's name without its incarnation: `worker-0` for `worker-0.2`, which replaced `worker-0.1`."""
     return node.rpartition(".")[0]
 
 
 def note(text: str) -> None:
-    """A line in agent.log, on the machine; a full disk must not end the agent."""
+    """Write a line to agent.log, on the machine; errors such as a full disk are ignored."""
     line = f"{time.strftime('%Y-%m-%dT%H:%M:%SZ', time.gmtime())} {text}\n"
     with contextlib.suppress(OSError):
-        os.write(2, line.encode(errors="replace"))  # past Python's buffer, which would be tried again at the end
+        os.write(2, line.encode(errors="replace"))  # bypasses Python's buffer, which is flushed again at exit

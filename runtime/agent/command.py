@@ -1,4 +1,4 @@
-"""The command line of `python -m cloudgpu.runtime.agent`: its options, and what errors end it with."""
+"""The command line of `python -m cloudgpu.runtime.agent`: its options, and the exit codes of errors."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     home = Path(options.home)
     try:
         home.mkdir(parents=True, exist_ok=True)
-        (home / "started").touch()  # first of all: a machine is started once only
+        (home / "started").touch()  # before anything else: this machine must not be started a second time
         adopt_orphans()
         return Agent(options).run()
     except JobDirError as error:

@@ -1,7 +1,8 @@
-"""How the nodes of an attempt agree that their program starts again: `generations/<g>.json`, each written once.
+"""Agreement of an attempt's nodes on restarts of their program, in create-only records `generations/<g>.json`.
 
-Whoever creates the next number decides what follows; all others find it there. So there is no leader, no lock, and no
-restart that one node begins and another has not heard of.
+A generation is one start of the program. The node that creates the record with the next number decides; all others read
+and follow it. This needs no leader and no lock, and every node sees each restart. A record of the kind `closed` closes
+the attempt: no generation follows.
 """
 
 from __future__ import annotations
@@ -27,16 +28,15 @@ from ..notices import Order, Orders
 from .restart import Budget, Scope, Wish, allowed
 
 FRUITLESS = 5
-"""So often in a row nodes take lost ones' places without a new checkpoint in between; then the attempt ends."""
+"""Maximum number of replacements of lost nodes in a row without a new checkpoint; one more closes the attempt."""
 _LOOK_S = 0.1
-_LOOK_FAR_S = 1.0  # in an object store, where looking costs money
+_LOOK_FAR_S = 1.0  # in an object store, where requests cost money
 
 
 class Ledger:
-    """The generations of one attempt, as one node reads and writes them.
+    """The generation records of one attempt, read and written by one node.
 
-    `heals`: lost nodes are replaced, or done without. Then nobody closes the row for being preempted: the others are to
-    go on.
+    `heals`: lost nodes are replaced or dropped, so a preempted node does not close the attempt: the others go on.
     """
 
     def __init__(
@@ -50,16 +50,16 @@ class Ledger:
         heals: bool = False,
         comes_back: Callable[[], bool] = lambda: False,
     ) -> None:
-        """`comes_back`: this machine goes down, but only to reboot."""
+        """`comes_back` returns true if this machine is going down only to reboot."""
         self._job_dir, self._attempt, self._node, self._budget = job_dir, attempt, node, budget
         self._comes_back = comes_back
         self.scope, self.heals = scope, heals
         self.newest: Generation | None = None
         self._known: list[Generation] = []
         self.newest_of_group = 1
-        """The number under which all nodes have last met."""
+        """Number of the newest generation in which all nodes restarted together."""
         self.members: Sequence[NodeRecord] | None = None
-        """The nodes since somebody has said that they are others; None: those of attempt.json."""
+        """Nodes named by the newest change of membership; None: those of attempt.json."""
 
     @property
     def is_closed(self) -> bool:
@@ -67,16 +67,16 @@ class Ledger:
 
     @property
     def following(self) -> int:
-        """The number of the next one."""
+        """Number of the next generation."""
         return 2 if self.newest is None else self.newest.generation + 1
 
     @property
     def every_s(self) -> float:
-        """How often to look for the next one."""
+        """Poll interval for the next generation, in seconds."""
         return _LOOK_FAR_S if self._job_dir.folder is None else _LOOK_S
 
     def follow(self, record: Generation) -> None:
-        """It is the newest."""
+        """Make a record the newest generation, and adopt its members."""
         self.newest = record
         self._known.append(record)
         if record.group and record.kind != "closed":
@@ -85,34 +85,34 @@ class Ledger:
             self.members = [NodeRecord.from_value(node) for node in record.nodes]
 
     def catch_up(self) -> Generation | None:
-        """The newest that there is. Raises JobDirError."""
+        """Read all generations written since, and return the newest. Raises JobDirError."""
         while (record := self.look(self.following)) is not None:
             self.follow(record)
         return self.newest
 
     def is_replaced_after(self, order: Order) -> bool:
-        """Whether the others go on without this node, once it has ended upon this order; or with it, after a reboot."""
+        """Return whether the attempt goes on after an order ends this node: without it, or with it after a reboot."""
         return order.outcome == "preempted" and (self.heals or order.returns or self._comes_back())
 
     def concerns(self, record: Generation) -> bool:
-        """Whether this node's program starts again with it, or must end, for the others go on without it."""
+        """Return whether a generation restarts this node's program, or ends it because it is no longer a member."""
         if self.scope == "lone":
             return record.nodes is not None and self._node not in [node["node"] for node in record.nodes]
         return record.group and record.kind != "closed"
 
     def grants(self, wanted: Wish | None) -> bool:
-        """Whether the budget allows what is wished for."""
+        """Return whether the budget allows a restart that this node requests."""
         return wanted is not None and not self.is_closed and allowed(wanted, self._budget, self.newest) is not None
 
     def could_restart(self) -> bool:
-        """Whether a failure could be answered by another generation."""
+        """Return whether the budget allows a restart after a failure."""
         return self.grants(Wish("failure", "", 0.0))
 
     def settle(self, wanted: Wish | None, outcome: str, *, may_follow: bool) -> Generation | None:
-        """What follows upon the end of this node's processes; None: nothing. Raises JobDirError.
+        """Return the generation that follows the end of this node's processes; None if none does. Raises JobDirError.
 
-        `outcome`: theirs, which the end of the row is told with.
-        `may_follow`: this node would take part in a generation that another one has begun.
+        `outcome`: that of the processes, recorded as the reason if the attempt is closed.
+        `may_follow`: this node may take part in a generation that another node has begun.
         """
         while not self.is_closed:
             record = self._record(wanted)
@@ -127,19 +127,21 @@ class Ledger:
                 return None
             if may_follow and self.concerns(stands):
                 return stands
-            # Another node has started its own processes again, or ours may not go on: the next number.
+            # The record restarts only another node's processes, or this node may not follow it: try the next number.
         return None
 
     def awaits(self, begun: int) -> Generation | None:
-        """The newest generation, if the others wait in it for this node, which has come to `begun` only; None: they do
-        not. Whoever saved because this node was about to go has begun it."""
+        """Return the newest generation if the others wait in it for this node, which last ran generation `begun`.
+
+        A node that saved because this one was about to go down has begun it. None if they do not wait.
+        """
         newest = self.newest
         return newest if newest is not None and newest.generation > begun and self.concerns(newest) else None
 
     def rejoin(self, reason: str) -> Generation | None:
-        """This node's machine was restarted, and its program with it: all that talk to it start again.
+        """Begin a generation after this node's machine was restarted, for every node whose program depends on this one.
 
-        None: they have ended, or the budget does not allow it. Raises JobDirError.
+        Returns None if the attempt is closed or the budget does not allow it. Raises JobDirError.
         """
         wanted = Wish("interruption", reason, 0.0)
         while (used := allowed(wanted, self._budget, self.newest)) is not None:
@@ -153,12 +155,12 @@ class Ledger:
         return None
 
     def take_place(self, nodes: Sequence[NodeRecord], lost: str, begun: int, saved_step: int) -> Generation:
-        """The program is to go on with `nodes`, of which this one is in the place of a lost one: where nobody else says
-        so.
+        """Begin a generation with `nodes`, in which this node replaces a lost one without a supervisor's decision.
 
-        `begun`: the generation that the lost one had come to; what the others used of the budget since was their
-        answer to its loss, and only that counts. Returns what stands under the number; `closed`, where the budget does
-        not allow it, or the nodes changed FRUITLESS times without a new checkpoint. Raises JobDirError.
+        `begun`: the last generation of the lost node. Restarts of the group since then were caused by its loss and do
+        not count against the budget. Returns the record written under the next number, by this node or another; its
+        kind is `closed` if the budget does not allow it, or after FRUITLESS replacements without a new checkpoint.
+        Raises JobDirError.
         """
         counted = [one for one in self._known if not (one.kind != "members" and one.group and one.generation > begun)]
         last = counted[-1] if counted else None
@@ -177,15 +179,18 @@ class Ledger:
         return stands
 
     def close(self) -> Generation:
-        """This node will end: no generation shall begin that counts on it. Returns what stands. Raises JobDirError."""
+        """Close the attempt before this node ends, so that no generation waits for it. Raises JobDirError.
+
+        Returns the record under the next number, which another node may have written first.
+        """
         return self._take(self._make("closed", "", 0.0, *self._used()))
 
     def look(self, number: int) -> Generation | None:
-        """The generation of this number, if somebody has written it. Raises JobDirError."""
+        """Return the generation with a number; None if it is not written yet. Raises JobDirError."""
         return read_generation(self._job_dir, self._attempt, number)
 
     def _take(self, record: Generation) -> Generation:
-        """Create a record, or find what stands under its number."""
+        """Create a record, or return the one that another node has written under its number. Raises JobDirError."""
         key = generation_key(self._attempt, record.generation)
         if self._job_dir.create(key, record.to_bytes()):
             return record
@@ -228,10 +233,10 @@ class Ledger:
 
 
 class Lookout:
-    """While the program runs on several nodes: looks, from a thread of its own, for the generation that ends it here.
+    """Thread that polls, while the program runs on several nodes, for the generation that ends it here.
 
-    Once this node has been ordered to end, it closes the row, so that its peers do not start again without it; unless
-    it is only this machine that goes, and somebody will replace it.
+    Once this node is ordered to end, the thread closes the attempt, so that peers do not restart and wait for it. It
+    does not if only this machine goes and the node is replaced or comes back.
     """
 
     def __init__(self, ledger: Ledger, orders: Orders, wake: Callable[[], None]) -> None:
@@ -257,7 +262,7 @@ class Lookout:
                         self._ledger.close()
                     return
                 stands = self._ledger.look(number)
-            except JobDirError:  # whether it is lost for good is judged by the heartbeat
+            except JobDirError:  # the heartbeat decides whether the job dir is lost
                 continue
             if stands is None:
                 continue
@@ -267,4 +272,4 @@ class Lookout:
                 self.found = stands
                 self._wake()
                 return
-            number += 1  # the others' own
+            number += 1  # a generation that concerns other nodes only

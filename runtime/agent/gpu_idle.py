@@ -1,6 +1,6 @@
-"""For how long the GPUs of this node have done nothing, as NVIDIA's driver tells. Standard library only.
+"""Idle time of this node's GPUs, from the utilisation that nvidia-smi reports. Standard library only.
 
-Idle is what was seen idle: a GPU whose utilisation cannot be read is neither busy nor idle, and the count begins anew.
+A GPU whose utilisation cannot be read counts as neither busy nor idle, and the idle time restarts from zero.
 """
 
 from __future__ import annotations
@@ -15,23 +15,23 @@ from typing import Self
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 IDLE_PERCENT = 1
-"""A GPU no busier than this does nothing: the driver rounds, and a desktop or a monitor may touch it."""
+"""Utilisation in per cent up to which a GPU counts as idle: the driver rounds, and a desktop or monitor may use it."""
 _INTERVAL_S = 10.0
 _TIMEOUT_S = 30.0
 _QUERY = ("nvidia-smi", "--query-gpu=uuid,utilization.gpu", "--format=csv,noheader,nounits")
 _LINE = re.compile(r"(GPU-\S+), *(.+)")
-_SAID_AFTER = 2  # readings in vain: the end of the program kills nvidia-smi too, and one may take too long for once
+_SAID_AFTER = 2  # failed readings in a row: one may time out, or be killed when the program ends
 
 
 class UnreadableError(Exception):
-    """The utilisation of some GPU cannot be told; the message says why."""
+    """The utilisation of a GPU cannot be read; the message says why."""
 
 
 class IdleWatch:
-    """Reads the GPUs again and again, from a thread of its own, while its `with` block lasts.
+    """Context manager that polls the GPUs' utilisation from a separate thread.
 
-    `sample` gives the per cent of every GPU of the node, or raises UnreadableError. After each reading `report` is told
-    for how many seconds all of them have been idle (None: unknown).
+    `sample` returns the per cent of every GPU of the node, or raises UnreadableError. After each reading, `report` is
+    called with the seconds for which all of them have been idle (None: unknown).
     """
 
     def __init__(
@@ -57,7 +57,7 @@ class IdleWatch:
         self._stopping.set()
 
     def look(self) -> None:
-        """One reading."""
+        """Take one reading and report the idle time."""
         try:
             busiest = max(self._sample())
         except UnreadableError as error:
@@ -84,9 +84,9 @@ class IdleWatch:
 
 
 def read_utilisation(visible: str | None) -> list[int]:
-    """Per cent of each GPU that a value of CUDA_VISIBLE_DEVICES leaves. Raises UnreadableError."""
+    """Return the utilisation in per cent of each GPU that CUDA_VISIBLE_DEVICES selects. Raises UnreadableError."""
     try:
-        # The exit code is not looked at: the agent's main thread reaps every child (program.py), and may get it first.
+        # The exit code is ignored: the agent's main thread reaps every child (program.py), and may get it first.
         done = subprocess.run(
             _QUERY,
             stdin=subprocess.DEVNULL,
@@ -103,9 +103,9 @@ def read_utilisation(visible: str | None) -> list[int]:
 
 
 def parse(text: str, visible: str | None) -> list[int]:
-    """From nvidia-smi's answer: per cent of each visible GPU (None: of all). Raises UnreadableError.
+    """Parse nvidia-smi's output into the per cent of each visible GPU. Raises UnreadableError.
 
-    `visible` are starts of UUIDs, or numbers in the driver's order, as provisioners hand them out.
+    `visible`: UUID prefixes, or indexes in the driver's order, separated by commas; None: all GPUs.
     """
     told: dict[str, str] = {}
     for line in filter(None, map(str.strip, text.splitlines())):
@@ -129,6 +129,6 @@ def _find(name: str, uuids: Sequence[str]) -> str:
 
 
 def _percent(uuid: str, text: str) -> int:
-    if not text.isdecimal():  # "[N/A]" of a GPU in MIG mode, "[GPU is lost]" ...
+    if not text.isdecimal():  # "[N/A]" for a GPU in MIG mode, "[GPU is lost]" ...
         raise UnreadableError(f"the utilisation of {uuid} is {text}")
     return int(text)

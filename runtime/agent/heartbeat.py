@@ -1,4 +1,4 @@
-"""The node's sign of life, with the program's progress; and the judge of whether the job dir still works."""
+"""The node's heartbeat with the program's progress, and the check whether the job dir is lost."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from .timeline import History
 
 Phase = Literal["setup", "waiting", "running", "stopping"]
 INTERVAL_S = 1.0
-_FAR_INTERVAL_S = 3.0  # in an object store, where each beat costs money: 0.14 USD a day and node in S3
-_LOOK_S = 15.0  # in the steady state, between two looks for job.json and the next attempt
-_PROGRESS_BYTES = 64 << 10  # a longer file is not the Checkpointer's
+_FAR_INTERVAL_S = 3.0  # in an object store, where each heartbeat costs money: 0.14 USD per day and node in S3
+_LOOK_S = 15.0  # in the steady state, poll interval for job.json and the next attempt
+_PROGRESS_BYTES = 64 << 10  # a longer file was not written by the Checkpointer
 
 
 class Heart:
-    """Beats from a thread of its own until stopped. `on_lost` is called once, with the reason, if the job dir is lost.
+    """Thread that writes the node's heartbeat until stopped.
 
-    Lost means: job.json is gone although the job dir answers (twice in a row), or no beat could be written for
-    `patience_s()`. `on_superseded` is called once, when a newer attempt of the job has begun: this machine was given up
-    and replaced, as one that was frozen for a while.
+    `on_lost` is called once, with the reason, if the job dir is lost: job.json is missing twice in a row although the
+    job dir answers, or no request succeeded for `patience_s()` seconds. `on_superseded` is called once, if a newer
+    attempt has begun because this machine was given up, for example after a freeze.
     """
 
     def __init__(
@@ -44,7 +44,7 @@ class Heart:
         pace: Pace,
         sequence: int = 0,
     ) -> None:
-        """`sequence`: of the last beat there is, where the node was started before."""
+        """`sequence`: number of the last heartbeat, if an earlier run of the node has written any."""
         self._sequence = sequence
         self._pace = pace
         self._interval_s = INTERVAL_S if job_dir.folder is not None else _FAR_INTERVAL_S
@@ -61,15 +61,15 @@ class Heart:
         self._thread.start()
 
     def set_phase(self, phase: Phase) -> None:
-        """Write the phase, at once."""
+        """Set the phase, and write a heartbeat at once."""
         self._phase = phase
-        if phase == "running":  # also where the program starts again
+        if phase == "running":  # also when the program restarts
             self._pace.settle()
         else:
             self._pace.stay_quick()
 
     def set_gpu_idle(self, seconds: float | None) -> None:
-        """Report with the next beat for how long the GPUs have done nothing."""
+        """Set the idle time of the GPUs, in seconds, that the next heartbeat reports."""
         self._gpu_idle_s = seconds
 
     def stop(self) -> None:
@@ -108,7 +108,7 @@ class Heart:
         return progress
 
     def _is_look_due(self, *, failed: bool) -> bool:
-        """Return whether to make requests now: in the steady state, while all is well, at times only."""
+        """Return whether to send requests now; in the steady state they are sent less often."""
         now = time.monotonic()
         return failed or self._pace.is_quick or now >= min(self._looked + _LOOK_S, self._beat_due)
 
@@ -116,7 +116,7 @@ class Heart:
         is_quick, now = self._pace.is_quick, time.monotonic()
         if not is_quick and now < self._beat_due:
             return
-        self._beat_due = -math.inf  # until it is written
+        self._beat_due = -math.inf  # due until it is written
         self._sequence += 1
         timeline, next_s = self._history.to_json(), self._interval_s if is_quick else BEAT_S
         beat = Heartbeat(self._sequence, time.time(), self._phase, progress, self._gpu_idle_s, timeline, next_s)
@@ -125,11 +125,11 @@ class Heart:
 
 
 def read_progress(path: Path) -> dict[str, Any] | None:
-    """What the program says of itself, if it says something that can be read: figures of Progress, and nothing else."""
+    """Return the valid fields of the progress file that the program writes; None if it cannot be read."""
     try:
         with path.open("rb") as file:
             value = json.loads(file.read(_PROGRESS_BYTES))
-    except (OSError, ValueError, RecursionError):  # it says nothing, or writes rubbish: either is its own business
+    except (OSError, ValueError, RecursionError):  # missing or malformed: progress is optional
         return None
     if not isinstance(value, dict):
         return None

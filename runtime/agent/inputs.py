@@ -1,7 +1,7 @@
-"""What a job reads, fetched before its setup: whole folders of an object store, many parts at a time.
+"""Download of a job's inputs before its setup: folders of an object store, with parallel ranged reads.
 
-Every part that is on the disk is written down, so a machine that is restarted fetches only what is missing. A file has
-its name once all of it is there.
+Each part written to disk is recorded in a journal, so a restarted machine fetches only missing parts. A file is renamed
+to its final name once it is complete.
 """
 
 from __future__ import annotations
@@ -22,14 +22,15 @@ from ...storage.objects import JobDir
 from ...storage.store import Entry
 
 PART = 16 << 20
+"""Size of a ranged read, in bytes."""
 AT_A_TIME = 16
-"""Parts under way; each is held in memory."""
+"""Number of parallel ranged reads; each part is held in memory."""
 
 _TRIES = 4
 _PAUSE_S = 1.0
 _TELL_S = 10.0
-_SPARE = 1.02  # of what is needed: file systems take some for themselves
-_AHEAD = 4 * AT_A_TIME  # parts that wait to be fetched
+_SPARE = 1.02  # required free space per byte of input: file systems have overhead
+_AHEAD = 4 * AT_A_TIME  # parts submitted to the pool at a time
 
 
 class InputsError(Exception):
@@ -38,13 +39,13 @@ class InputsError(Exception):
 
 @dataclass
 class _File:
-    """One object on its way."""
+    """One object that is being downloaded."""
 
     store: JobDir
     entry: Entry
     path: Path
     left: int = 0
-    """Parts that are still to come."""
+    """Number of parts still to fetch."""
     lock: threading.Lock = field(default_factory=threading.Lock)
 
     @property
@@ -53,40 +54,40 @@ class _File:
 
     @property
     def parts(self) -> Sequence[int]:
-        """Where each begins; an empty file has one."""
+        """Offset of each part; an empty file has one part."""
         return range(0, max(1, self.entry.size), PART)
 
     @property
     def needs(self) -> int:
-        """Bytes of the disk that it does not have yet."""
+        """Bytes of disk space still to be allocated for it."""
         there = (path.stat() for path in (self.path, self.partial) if path.exists())
         return max(0, self.entry.size - max((status.st_blocks * 512 for status in there), default=0))
 
     def identity(self, start: int) -> str:
-        """Of a part: an object that has changed since has others."""
+        """Return a part's identity for the journal; it differs once the object has changed."""
         return json.dumps([str(self.path), self.entry.etag, self.entry.size, start])
 
     def length(self, start: int) -> int:
         return min(PART, self.entry.size - start)
 
     def missing(self, done: Container[str]) -> Sequence[int]:
-        """Where the parts begin that are not on the disk."""
+        """Return the offsets of the parts that are not on disk. `done`: identities of the parts in the journal."""
         absent = [start for start in self.parts if self.identity(start) not in done]
         if self.path.exists():
-            return absent and self.parts  # of another content, or of nobody knows which
+            return absent and self.parts  # the complete file is another or an unknown version
         return absent if self.partial.exists() else self.parts
 
     def finish(self) -> None:
-        """All of it is there: it gets its name."""
-        os.truncate(self.partial, self.entry.size)  # an earlier, longer object may have been begun
+        """Rename the complete file to its final name."""
+        os.truncate(self.partial, self.entry.size)  # parts of an earlier, longer version may have been written
         self.partial.replace(self.path)
 
 
 class Journal:
-    """The parts that are on the disk, one line each, in a file of the machine."""
+    """File on the machine that lists the identities of the parts on disk, one per line. Thread-safe."""
 
     def __init__(self, path: Path) -> None:
-        """Raises OSError."""
+        """Read the file, if it exists, and open it for appending. Raises OSError."""
         self._lock = threading.Lock()
         self.done = set(path.read_text().splitlines()) if path.exists() else set()
         self._file = path.open("a")
@@ -105,8 +106,7 @@ def fetch_inputs(
 ) -> None:
     """Fetch every input (path -> URL; paths are relative to `folder`, or absolute).
 
-    `check` is called all the time, and raises whatever is to end the fetching. Raises InputsError, JobDirError,
-    OSError.
+    `check` is called periodically; an exception from it stops the download. Raises InputsError, JobDirError, OSError.
     """
     begun = time.monotonic()
     files = [file for path, url in inputs.items() for file in _list(url, folder / path)]
@@ -118,13 +118,13 @@ def fetch_inputs(
             say(f"inputs: {len(files):,} files; {_amount(total)} to fetch")
             _Fetching(missing, noted, total).run(check, say)
         for file in files:
-            if not file.path.exists():  # its last part came, and then the machine stopped
+            if not file.path.exists():  # the machine stopped after the last part was written
                 file.finish()
     say(f"inputs: {len(files):,} files are there, after {time.monotonic() - begun:.1f} s")
 
 
 class _Fetching:
-    """Parts fetched by threads; the one that finishes a file gives it its name."""
+    """Download of parts by a thread pool; the thread that writes a file's last part renames the file."""
 
     def __init__(self, missing: Sequence[tuple[_File, int]], noted: Journal, total: int) -> None:
         self._missing, self._noted, self._total = missing, noted, total
@@ -135,7 +135,7 @@ class _Fetching:
             file.left += 1
 
     def run(self, check: Callable[[], None], say: Callable[[str], None]) -> None:
-        """Raises InputsError, JobDirError, OSError, and what `check` raises."""
+        """Fetch all parts. Raises InputsError, JobDirError, OSError, and what `check` raises."""
         waiting = iter(self._missing)
         running: set[Future[None]] = set()
         told = time.monotonic()
@@ -167,7 +167,7 @@ class _Fetching:
         handle = os.open(file.partial, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o644)
         try:
             os.pwrite(handle, data, start)
-            os.fdatasync(handle)  # before it is noted: a machine that is reset must not find a hole
+            os.fdatasync(handle)  # before the journal: after a reset, no part in the journal may be missing on disk
         finally:
             os.close(handle)
         self._noted.note(file.identity(start))
@@ -179,7 +179,7 @@ class _Fetching:
                 file.finish()
 
     def _get(self, file: _File, start: int) -> bytes:
-        """A part; a store that fails is asked again. Raises JobDirError."""
+        """Return a part's content, with retries and backoff. Raises JobDirError, InputsError."""
         length, tries = file.length(start), 0
         while True:
             try:
@@ -195,7 +195,7 @@ class _Fetching:
 
 
 def _list(url: str, path: Path) -> Iterator[_File]:
-    """What is to be fetched from a URL: the objects below it, or the one it names. Raises InputsError, JobDirError."""
+    """Yield the objects below a URL, or the one object that it names. Raises InputsError, JobDirError."""
     store = JobDir(url, make=False)
     entries = store.entries("")
     folders = {str(folder) for entry in entries for folder in PurePosixPath(entry.key).parents}
@@ -207,7 +207,7 @@ def _list(url: str, path: Path) -> Iterator[_File]:
             raise InputsError(f"there is nothing at {url}")
         yield _File(alone, found, path)
     for entry in entries:
-        if entry.size == 0 and entry.key in folders:  # by such an object consoles make a folder
+        if entry.size == 0 and entry.key in folders:  # cloud consoles create a folder as an empty object
             continue
         parts = PurePosixPath(entry.key).parts
         if ".." in parts or entry.key.startswith("/"):
@@ -216,7 +216,7 @@ def _list(url: str, path: Path) -> Iterator[_File]:
 
 
 def _check_space(place: Path, needed: int) -> None:
-    """Where inputs go to several file systems, what is free on the first one's counts. Raises InputsError."""
+    """Check the free space on the file system of the first input, for all inputs. Raises InputsError."""
     while not place.exists():
         place = place.parent
     free = shutil.disk_usage(place).free

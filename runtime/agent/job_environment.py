@@ -1,11 +1,11 @@
-"""A Python environment of a job's own on the submitter's machine, on top of the submitter's packages (docs/local.md).
+"""A job's virtual environment on the submitter's machine, on top of the submitter's packages (docs/local.md).
 
     <state dir>/local/environments/<key>/<nonce>/    an environment, see create()
-    <state dir>/local/environments/<key>/ready       name of the one that is complete; written last, by a rename
+    <state dir>/local/environments/<key>/ready       name of the complete environment; written last, atomically
     <state dir>/local/environments/<key>/lock        exclusive: it is built or removed; shared: a job uses it
 
-A setup that only installs packages is cached under a key that names its content. Any other has effects that a cache
-cannot know, and runs in an environment in the machine's folder, which is removed with it.
+The environment of a setup that only installs packages is cached, under a hash of what it installs. Any other setup may
+have effects that cannot be cached: it runs in an environment in the machine's folder, removed together with it.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ if TYPE_CHECKING:
     from ..launchers import Place
 
 KEPT_S = 7 * 86_400.0
-"""Seconds for which a cached environment that no job has used is kept."""
+"""TTL of a cached environment since a job has last used it, in seconds."""
 _TOOL_S = 300.0
 _INSTALLERS = (("pip", "install"), ("pip3", "install"), ("uv", "pip", "install"))
 _INDEXES = ("-i", "--index-url", "--extra-index-url", "--index", "--default-index")
 _CHANGING = frozenset({"-e", "--editable", "-U", "--upgrade", "--target", "-t", "--prefix", "--user", "--root"})
-"""Arguments with which the same command may install something else next time, or somewhere else."""
+"""Arguments with which the same command may install other packages next time, or install outside the environment."""
 _CHANGING_LINE = re.compile(r"\s*(-e\b|--editable\b|file:|\.|/|~)|.*(://|@ )")
-"""Lines of a requirements file that do not say by themselves what is installed."""
+"""Lines of a requirements file whose text does not determine what is installed, such as local paths and URLs."""
 
 
 class JobEnvironmentError(Exception):
@@ -51,7 +51,7 @@ class JobEnvironmentError(Exception):
 
 
 def content_of(setup: str | Sequence[str], code: Path) -> str | None:
-    """Return what names the packages that a setup installs; None: it does more, or what it installs may change.
+    """Return a hash of the packages that a setup installs; None if it does more, or what it installs may change.
 
     setup: as in JobRecord
     code: the folder in which it runs
@@ -73,7 +73,7 @@ def content_of(setup: str | Sequence[str], code: Path) -> str | None:
 
 
 def _commands(setup: str | Sequence[str]) -> list[list[str]] | None:
-    """Split a setup into its commands; None: it needs a shell to be understood."""
+    """Split a setup into its commands; None if it uses shell syntax."""
     if not isinstance(setup, str):
         return [list(setup)]
     if re.search(r"[$`|<>(){}*?#&\\]", setup.replace("&&", "")):
@@ -91,7 +91,7 @@ def _is_install(words: Sequence[str]) -> bool:
 
 
 def _add_file(path: Path, digest: hashlib._Hash, seen: set[Path]) -> bool:
-    """Add a file's content, and that of the requirements files it names; return False where that is not all."""
+    """Hash a file and the requirements files it includes; return False if they do not determine what is installed."""
     if path in seen:
         return True
     seen.add(path)
@@ -124,9 +124,9 @@ print(json.dumps([sys.executable, sys.version, folders, installed]))
 
 
 def create(folder: Path, env: Mapping[str, str]) -> None:
-    """Create an environment in which the packages of the `python` on PATH are found, and stay as they are.
+    """Create a virtual environment that can import the packages of the `python` on PATH and leaves them unchanged.
 
-    folder: may not exist yet
+    folder: must not exist yet
     env: the job's variables
     Raises JobEnvironmentError, OSError.
     """
@@ -143,7 +143,7 @@ def create(folder: Path, env: Mapping[str, str]) -> None:
 
 
 def inside(place: Place, folder: Path) -> Place:
-    """Return the place of a program that runs in an environment."""
+    """Return the place with the environment activated: first on PATH, with VIRTUAL_ENV set."""
     job = place.job
     search_path = f"{folder / 'bin'}{os.pathsep}{job.search_path or os.defpath}"
     submitter_env = {**(job.submitter_env or {}), "VIRTUAL_ENV": str(folder)}
@@ -151,16 +151,16 @@ def inside(place: Place, folder: Path) -> Place:
 
 
 def key(content: str, env: Mapping[str, str]) -> str:
-    """Return the name of the environment with this content, for the submitter's Python and its packages.
+    """Return the cache key for a setup's packages, the submitter's Python and its installed packages.
 
-    content: by content_of()
+    content: from content_of()
     Raises JobEnvironmentError.
     """
     return hashlib.sha256(json.dumps([content, *_inspect(env)]).encode()).hexdigest()[:32]
 
 
 def _inspect(env: Mapping[str, str]) -> tuple[str, str, list[str], list[str]]:
-    """Return the submitter's Python, its version, its folders of packages, and what is installed there."""
+    """Return the submitter's Python, its version, its site-packages folders, and the packages installed there."""
     found = shutil.which("python", path=env.get("PATH")) or shutil.which("python3", path=env.get("PATH"))
     if found is None:
         raise JobEnvironmentError("there is no `python` on the PATH of the shell that submitted the job")
@@ -169,7 +169,7 @@ def _inspect(env: Mapping[str, str]) -> tuple[str, str, list[str], list[str]]:
 
 
 def _run(command: Sequence[str], env: Mapping[str, str]) -> str:
-    """Raises JobEnvironmentError."""
+    """Run a command and return its output. Raises JobEnvironmentError."""
     try:
         done = subprocess.run(
             command, env=dict(env), capture_output=True, text=True, timeout=_TOOL_S, check=False, cwd="/"
@@ -183,7 +183,7 @@ def _run(command: Sequence[str], env: Mapping[str, str]) -> str:
 
 
 def _copy_scripts(source: Path, python: Path) -> None:
-    """Copy the programs of the submitter's packages, to run under this environment's Python: pip, accelerate ..."""
+    """Copy the submitter's console scripts (pip, accelerate ...), with this environment's Python as interpreter."""
     for path in source.iterdir():
         target = python.with_name(path.name)
         if target.exists() or not path.is_file():
@@ -200,7 +200,7 @@ def _copy_scripts(source: Path, python: Path) -> None:
 
 
 class Cached:
-    """A cached environment. Its lock is held until this process ends, so that it is not removed while it is used."""
+    """A cached environment. Its lock is held until this process ends, so that it is not removed while in use."""
 
     def __init__(self, parent: Path, key: str) -> None:
         self._folder = parent / key
@@ -208,7 +208,7 @@ class Cached:
         self._lock = os.open(self._folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
 
     def use(self) -> Path | None:
-        """Return the environment, if it is complete; None: it must be built, or is being built."""
+        """Return the environment's folder under a shared lock; None if it is not built yet, or being built."""
         if not self._try(fcntl.LOCK_SH):
             return None
         found = self._ready()
@@ -216,11 +216,11 @@ class Cached:
             self._unlock()
             return None
         with contextlib.suppress(OSError):
-            (self._folder / "ready").touch()  # remove_unused() goes by its time
+            (self._folder / "ready").touch()  # remove_unused() reads this time
         return found
 
     def begin(self) -> Path | None:
-        """Return the folder in which to build it, after removing interrupted builds; None: another job builds it."""
+        """Return the folder to build in, after removing interrupted builds; None if another job builds or built it."""
         if not self._try(fcntl.LOCK_EX):
             return None
         if self._ready() is not None:  # built since use() was called
@@ -232,7 +232,7 @@ class Cached:
         return self._folder / uuid.uuid4().hex
 
     def finish(self, built: Path) -> None:
-        """Make a build the one that is used."""
+        """Publish a complete build."""
         durable.write(self._folder / "ready", built.name.encode())
         self._try(fcntl.LOCK_SH)
 
@@ -255,24 +255,24 @@ class Cached:
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """An environment for a job."""
+    """An environment for a job, complete or still to be set up."""
 
     folder: Path
     is_complete: bool
-    """It came from the cache: its setup has been run."""
+    """True if it came from the cache: its setup has been run."""
     finish: Callable[[], None]
-    """To be called when the setup has succeeded."""
+    """Callback for when the setup has succeeded: adds the environment to the cache."""
 
 
 def prepare(
     setup: str | Sequence[str], code: Path, home: Path, env: Mapping[str, str], *, wait: Callable[[], None]
 ) -> Prepared:
-    """Return the environment for a setup: from the cache, or a new one in which it is to be run.
+    """Return the environment for a setup: from the cache, or a new one in which the setup must still run.
 
     code: the folder in which it runs
     home: the machine's folder, `<state dir>/local/<token>/<node>`
     env: the job's variables
-    wait: called again and again while another job builds the same environment
+    wait: called repeatedly while another job builds the same environment; sleeps for one poll interval
     Raises JobEnvironmentError, OSError, and what `wait` raises.
     """
     content = content_of(setup, code)
@@ -293,7 +293,7 @@ def prepare(
 
 
 def remove_unused(parent: Path, now: float) -> None:
-    """Remove environments that no job has used for KEPT_S seconds, and none uses."""
+    """Remove environments that are not in use and were last used more than KEPT_S seconds ago."""
     for folder in _folders(parent):
         with contextlib.suppress(OSError):
             lock = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)

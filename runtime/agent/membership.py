@@ -1,4 +1,4 @@
-"""Which nodes an attempt's program runs on, as one of them finds out: who comes late, is left over, or is left out."""
+"""Membership of a node in its attempt: joining in the place of a lost node, and being left out."""
 
 from __future__ import annotations
 
@@ -18,37 +18,38 @@ from .runner import Runner
 _R = TypeVar("_R", bound=Record)
 
 SILENT_S = 8.0
-"""A peer that tells nothing for so long may be lost; whether it is, says the supervisor."""
+"""Seconds without a new heartbeat after which a peer may be lost; the supervisor decides whether it is."""
 AGAIN_S = 20.0
-"""How often to look whether the lost one has come back."""
+"""Interval in seconds between checks whether a lost peer has recovered."""
 WORD_S = 3_600.0
-"""How long to wait for the supervisor's word: it may be getting a machine that takes long to boot."""
+"""Timeout in seconds for the supervisor's decision, which may include the boot of a replacement machine."""
 FLEET_S = 86_400.0
-"""How long to wait for a fleet's machine in a lost one's place: a group may be short of capacity for hours."""
+"""Timeout in seconds for a fleet's replacement machine: a group may lack capacity for hours."""
 
 
 class LeftOutError(Exception):
-    """This node is no member any more: another one has taken its place, or the others do without it."""
+    """This node is no longer a member: another node has replaced it, or the others go on without it."""
 
 
 def adopt(place: Place, ledger: Ledger) -> Place:
-    """The place among the members there are now. Raises LeftOutError."""
+    """Return the place with the current members and this node's rank among them. Raises LeftOutError."""
     if not is_member(place, ledger):
         raise LeftOutError(f"{place.node.node} is no member of the attempt any more")
-    if ledger.members is None or ledger.scope == "lone":  # alone, it keeps its rank whoever else is there
+    if ledger.members is None or ledger.scope == "lone":  # independent of other nodes, it keeps its rank
         return place
     own = next(node for node in ledger.members if node.node == place.node.node)
     return dataclasses.replace(place, nodes=list(ledger.members), node=own)
 
 
 def is_member(place: Place, ledger: Ledger) -> bool:
-    """Whether this node is among those that the newest generation names."""
+    """Return whether this node is among the current members."""
     return place.node.node in [node.node for node in ledger.members or place.nodes]
 
 
 def take_place(ledger: Ledger, job_dir: JobDir, attempt: int, place: Place) -> Generation:
-    """Become a member in the place of the lost one: so where no supervisor is needed to say so. Raises LeftOutError,
-    JobDirError.
+    """Replace the lost node by this one without a supervisor's decision; return the generation with the new members.
+
+    Raises LeftOutError, JobDirError.
     """
     own = place.node
     while not is_member(place, ledger):
@@ -67,17 +68,17 @@ def take_place(ledger: Ledger, job_dir: JobDir, attempt: int, place: Place) -> G
 
 
 def _position(node: str) -> str:
-    """`worker-0` of `worker-0.2`."""
+    """Return a node's name without its incarnation: `worker-0` for `worker-0.2`."""
     return node.rpartition(".")[0]
 
 
 def wait_for(ledger: Ledger, runner: Runner, wanted: Callable[[Generation], bool], limit_s: float) -> Generation | None:
-    """The first new generation that is wanted, or that closes the row; None: nobody wrote one. Raises Interrupted."""
+    """Wait for a new generation that is wanted or closes the attempt; None on timeout. Raises Interrupted, Vanished."""
 
     def look() -> Generation | None:
         try:
             record = ledger.look(ledger.following)
-        except JobDirError:  # whether it is lost for good is judged by the heartbeat
+        except JobDirError:  # the heartbeat decides whether the job dir is lost
             return None
         if record is not None:
             ledger.follow(record)
@@ -87,12 +88,14 @@ def wait_for(ledger: Ledger, runner: Runner, wanted: Callable[[Generation], bool
 
 
 def lost_peer(job_dir: JobDir, attempt: int, place: Place, runner: Runner) -> str | None:
-    """Another node that is being taken, or tells nothing new for SILENT_S; None: all live, or ended by themselves.
+    """Return the name of a peer that is being preempted, or whose heartbeat is unchanged for SILENT_S.
 
-    Raises JobDirError, Interrupted.
+    Returns None if every peer is alive or has a result. Raises JobDirError, Interrupted.
     """
     others = [node.node for node in place.nodes if node.node != place.node.node]
-    send_signal(job_dir, attempt, watch_s=2 * SILENT_S)  # else those that live may be silent for longer
+    send_signal(
+        job_dir, attempt, watch_s=2 * SILENT_S
+    )  # requests frequent heartbeats: in the steady state they are rare
     until, first = time.monotonic() + SILENT_S, dict.fromkeys(others, -1)
     while True:
         signs = {name: _Sign.read(job_dir, attempt, name) for name in others}
@@ -108,14 +111,14 @@ def lost_peer(job_dir: JobDir, attempt: int, place: Place, runner: Runner) -> st
 
 @dataclass(frozen=True, slots=True)
 class _Sign:
-    """What another node tells of itself."""
+    """State of another node, from its heartbeat and its result."""
 
     pulse: int
-    """0: nothing yet."""
+    """Number of the last heartbeat; 0: none yet."""
     phase: str
     outcome: str | None
     generation: int = 0
-    """Of its program; 0: none yet."""
+    """Generation of its program; 0: none yet."""
     saved_step: int = 0
 
     @classmethod
@@ -131,12 +134,12 @@ class _Sign:
 
     @property
     def leaves(self) -> bool:
-        """It was ordered to end, and this one was not: its machine goes."""
+        """True if the node is ending upon an order that this node did not get: its machine is being preempted."""
         return self.outcome == "preempted" or (self.outcome is None and self.phase == "stopping")
 
 
 def _read(kind: type[_R], job_dir: JobDir, key: str) -> _R | None:
-    """Return another node's record; one that cannot be read is as good as none. Raises JobDirError."""
+    """Return another node's record; None if there is none or it is invalid. Raises JobDirError."""
     try:
         return kind.read(job_dir, key)
     except RecordError:
@@ -144,15 +147,14 @@ def _read(kind: type[_R], job_dir: JobDir, key: str) -> _R | None:
 
 
 class Begun:
-    """Remembers on this machine's disk which generation of the program it has begun last: a machine that was restarted
-    finds it there."""
+    """File on the machine's disk with the generation of the program begun last, read after a restart of the machine."""
 
     def __init__(self, state: Path) -> None:
         self._path = state / "begun"
 
     @property
     def generation(self) -> int:
-        """0: none yet. Raises OSError."""
+        """Generation begun last; 0: none yet. Raises OSError."""
         try:
             return int(self._path.read_text())
         except FileNotFoundError:
@@ -161,5 +163,5 @@ class Begun:
             return 1
 
     def note(self, generation: int) -> None:
-        """Raises OSError."""
+        """Write the generation to the file. Raises OSError."""
         self._path.write_text(str(generation))

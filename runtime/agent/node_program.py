@@ -1,4 +1,4 @@
-"""The user's program on one node, from its first start to its end: generation after generation of its processes."""
+"""Execution of the user's program on one node, from its first start through all restarts ("generations") to its end."""
 
 from __future__ import annotations
 
@@ -41,27 +41,28 @@ from .runner import PEER_S, POLL_S, Conduct, Runner, Wakeup
 from .timeline import History
 
 SETTLE_S = 1.0
-"""For the other processes of a group that will start again: to say why, should it have been their doing."""
+"""Seconds for the node's other processes to end after one has failed and the program will restart; one of them may
+report the cause."""
 LEAVE_S = 60.0
-"""Likewise, when one has left because all were asked to: they may still be saving."""
+"""Seconds for the other processes to end after one has left because of a notice: they may still be saving."""
 DRAIN_S = 300.0
-"""What was staged is waited for so long, where no deadline comes before."""
-_WRITE_S = 3.0  # as long as the program has not told how long a write takes
+"""Timeout in seconds for writing staged checkpoints, unless a deadline comes first."""
+_WRITE_S = 3.0  # assumed duration of a checkpoint write until the program has reported one
 _SAFETY = 1.5
-_END_S = 2.0  # to kill the program, and for the result
+_END_S = 2.0  # to kill the program and write the result
 
 _T = TypeVar("_T")
 
 
 class Retry(Protocol):
-    """Retries a call on the job dir. Raises JobDirError."""
+    """Function that retries a job dir call. Raises JobDirError."""
 
     def __call__(self, call: Callable[[], _T]) -> _T: ...
 
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """What everything on this node works with."""
+    """Identity and services of this node, shared by everything that runs on it."""
 
     job_dir: JobDir
     attempt: int
@@ -69,7 +70,7 @@ class Node:
     home: Path
     marker: str
     host: str | None
-    """By which others reach it; None: found out."""
+    """Name or address by which other nodes reach it; None: detected."""
     wakeup: Wakeup
     orders: Orders
     runner: Runner
@@ -78,7 +79,7 @@ class Node:
     history: History
     retry: Retry
     of_fleet: bool = False
-    """Its machines take lost ones' places by themselves, without a supervisor's word."""
+    """True if the fleet's machines replace lost nodes without a supervisor's decision."""
 
     @property
     def code(self) -> Path:
@@ -93,7 +94,7 @@ class Node:
 
 
 class NodeProgram:
-    """Runs the program until nothing follows any more."""
+    """Runner of the program's generations on this node, until none follows."""
 
     def __init__(self, node: Node, place: Place, launcher: str, ledger: Ledger) -> None:
         self._node, self._launcher, self._ledger = node, launcher, ledger
@@ -101,15 +102,18 @@ class NodeProgram:
         env = writer_environment(self._machine_env, place.job.env)
         self._writer = NodeWriter(node.state / "writer.sock", env, node.log.say)
         self.place = dataclasses.replace(place, writer=str(self._writer.path))
-        """Where the program runs, or ran last."""
+        """The place of the newest generation."""
         self._known: dict[str, Address] = {}
-        """Addresses of the last rendezvous."""
+        """Node addresses of the last rendezvous."""
         self._begun = Begun(node.state)
         told = place.job.env.get(INTERRUPTED_EXIT, "")
         self._interrupted_exit = int(told) if told.isdecimal() else None
 
     def run(self) -> Ending:
-        """Raises LeftOutError, Interrupted, Vanished, JobDirError, LauncherError, OSError, ValueError."""
+        """Run the program to its end; return how this node ends.
+
+        Raises LeftOutError, Interrupted, Vanished, JobDirError, LauncherError, OSError, ValueError.
+        """
         try:
             generation = self._enter()
             while True:
@@ -131,7 +135,7 @@ class NodeProgram:
         return self._node.runner.seconds_left(DRAIN_S)
 
     def _enter(self) -> int:
-        """The generation to begin with: the first, or, on a machine that comes late or was restarted, a later one.
+        """Return the generation to begin with: the first, or a later one if the machine joins late or was restarted.
 
         Raises LeftOutError, Interrupted, JobDirError.
         """
@@ -159,11 +163,11 @@ class NodeProgram:
         return self._prepare(following)
 
     def _is_merely_late(self, end: Generation) -> bool:
-        """Return whether this node still owes its part: the others have done theirs, and so did not need it."""
+        """Return whether this node must still run its part, as the others succeeded without waiting for it."""
         return end.reason == "succeeded" and not self._begun.generation and is_member(self.place, self._ledger)
 
     def _prepare(self, following: Generation) -> int:
-        """Raises LeftOutError, Interrupted."""
+        """Adopt a generation's members, wait for its backoff, return its number. Raises LeftOutError, Interrupted."""
         self.place = adopt(self.place, self._ledger)
         where = "all processes start" if following.group else "it starts"
         pause = f" in {following.pause_s:.0f} s" if following.pause_s else ""
@@ -172,7 +176,7 @@ class NodeProgram:
         return following.generation
 
     def _run_generation(self, generation: int, addresses: dict[str, Address]) -> tuple[Ending, Generation | None]:
-        """How it ended, and the generation that follows upon it here."""
+        """Run one generation; return how it ended and the generation that follows on this node."""
         node = self._node
         newest = self._ledger.newest
         place = dataclasses.replace(
@@ -207,7 +211,7 @@ class NodeProgram:
         return ending, self._what_follows(ending, elsewhere, place)
 
     def _earlier(self, generation: int) -> dict[str, Any]:
-        """Return what the job met before this generation: in earlier attempts, and in this one on this node."""
+        """Return the history of failures before this generation: earlier attempts, and this attempt on this node."""
         timeline, place = self._node.history, self.place
         costs = [told["cost"] for told in timeline.told if told and told.get("cost") is not None]
         before = interval.History.from_json(place.earlier)
@@ -220,16 +224,16 @@ class NodeProgram:
         node, conduct = self._node, _ProgramConduct(place, self._writer, self._ledger, outcomes)
         with contextlib.ExitStack() as stack:
             stack.enter_context(self._idle_watch(place))
-            # Where nodes are replaced, others may join, or this one be left out.
+            # If lost nodes are replaced, membership may change even for a single node.
             if self._ledger.heals or (len(place.nodes) > 1 and self._ledger.scope != "lone"):
                 conduct.lookout = stack.enter_context(Lookout(self._ledger, node.orders, node.wakeup.wake))
             self._writer.begin()
             exits, asked = node.runner.run(wanted, node.code, conduct, node.log, node.heart)
-        node.log.flush()  # what follows may take hours: writing what was staged, copying outputs
+        node.log.flush()  # writing staged checkpoints and copying outputs may take hours
         return exits, asked, conduct.lookout.found if conduct.lookout else None
 
     def _what_follows(self, ending: Ending, elsewhere: Generation | None, place: Place) -> Generation | None:
-        """Orders go before everything: what was told to end does not begin again."""
+        """Return the generation that follows on this node; None if none does, such as after an order."""
         node, ledger = self._node, self._ledger
         order = node.orders.deciding
         if order is not None and ledger.is_replaced_after(order):
@@ -246,7 +250,10 @@ class NodeProgram:
         return node.retry(lambda: ledger.settle(wanted, ending.outcome, may_follow=may_follow))
 
     def _word(self, place: Place) -> Generation | None:
-        """What is decided upon another node's loss, of which the program may have died; None: there is none lost."""
+        """Wait for the generation that replaces a lost peer, whose loss may have ended the program.
+
+        Returns None if no peer is lost, or on timeout.
+        """
         node, ledger = self._node, self._ledger
         if not ledger.heals or ledger.scope != "group" or len(place.nodes) == 1:
             return None
@@ -264,16 +271,16 @@ class NodeProgram:
         return None
 
     def _meet(self, place: Place) -> dict[str, Address] | Generation:
-        """The addresses that this generation's processes need, or the generation that has overtaken it.
+        """Exchange addresses with the other nodes; return them, or a newer generation that has replaced this one.
 
-        New ports, for the old ones may still be in use.
+        Each rendezvous uses new ports, as old ones may still be in use.
         """
         node = self._node
         needed = needs_addresses(self._launcher, place.nodes)
         if not needed:
             return {node.name: Address(LOOPBACK, free_port())}
         if self._known and self._ledger.newest is not None and not self._ledger.newest.group:
-            return self._known  # the others go on, and know this node by it
+            return self._known  # only this node restarts: the others keep using its address
         own = Address(node.host or own_host(), free_port(place.node.rank, len(place.nodes)))
         name = "address.json" if place.generation == 1 else f"address-{place.generation:04d}.json"
         node.retry(lambda: node.job_dir.put(node.key(name), own.to_bytes()))
@@ -287,7 +294,7 @@ class NodeProgram:
         return met
 
     def _address(self, other: str, name: str) -> Address | Generation:
-        """Where a node can be reached, once it has told; or a newer generation, which may do without it."""
+        """Wait for a node's address; return it, or a newer generation, which may exclude that node."""
         node, ledger = self._node, self._ledger
         key = node_key(node.attempt, other, name)
 
@@ -300,7 +307,7 @@ class NodeProgram:
                 ledger.follow(record)
             return record if record is not None and record.group else None
 
-        # On Vertex AI programs begin as their machines come: others may come an hour later (vertex/provisioner.py).
+        # On Vertex AI, programs start as machines arrive: other machines may be an hour later (vertex/provisioner.py).
         limit_s = FLEET_S if node.of_fleet else WORD_S
         found = node.runner.poll(look, limit_s, ledger.every_s)
         if isinstance(found, Address) or (isinstance(found, Generation) and found.kind != "closed"):
@@ -309,7 +316,7 @@ class NodeProgram:
         raise LeftOutError(never if found is None else "the program has ended on another node")
 
     def _idle_watch(self, place: Place) -> contextlib.AbstractContextManager[object]:
-        """While the program runs, beats tell for how long the GPUs have been idle, if the job has a limit on that."""
+        """Return a context manager that reports the GPUs' idle time in heartbeats, if the job limits it."""
         if place.job.gpu_idle_s is None or place.node.gpus == 0:
             return contextlib.nullcontext()
         sample = functools.partial(read_utilisation, os.environ.get(VISIBLE))
@@ -318,7 +325,7 @@ class NodeProgram:
 
 
 class _ProgramConduct(Conduct):
-    """While one generation of the program runs."""
+    """Hooks for one generation of the program."""
 
     def __init__(self, place: Place, writer: NodeWriter, ledger: Ledger, outcomes: OutcomeWatch) -> None:
         self.listening = place.listening
@@ -346,7 +353,7 @@ class _ProgramConduct(Conduct):
         return Order("again", "members", found.reason, time.monotonic() + found.grace_s)
 
     def write_s(self) -> float:
-        """Only who uses the Checkpointer tells of saves."""
+        """Return 0.0 unless the program uses the Checkpointer, which reports the duration of its writes."""
         progress = read_progress(self._progress)
         if progress is None or self._writer.process is None:
             return 0.0
@@ -362,7 +369,7 @@ _LEAVING = frozenset({75, 76, 77})
 
 
 def _read_address(job_dir: JobDir, key: str) -> Address | None:
-    """Return where another node can be reached; what cannot be read is as good as nothing. Raises JobDirError."""
+    """Return another node's address; None if there is none or it is invalid. Raises JobDirError."""
     try:
         return Address.read(job_dir, key)
     except RecordError:

@@ -1,6 +1,7 @@
-"""The node's checkpoint writer (checkpoint/writer.py) as the agent sees it: one process beside the program's.
+"""The agent's side of the node's checkpoint writer (checkpoint/writer.py): a process beside the program's.
 
-It outlives every process of the program, and so finishes what a dead one had staged; it ends with the agent.
+The writer outlives the program's processes, so it finishes what they had staged before they died. It ends with the
+agent.
 """
 
 from __future__ import annotations
@@ -17,29 +18,29 @@ from pathlib import Path
 from ..processes.program import ORPHAN_GUARD
 
 START_AFTER_S = 0.3
-"""After the program: its own start goes first, and one that ends sooner has staged nothing."""
-_PAUSE_S = (0.5, 30.0)  # before it is started again: at first, and at most
-_STEADY_S = 60.0  # one that lived so long did not die of its start
+"""Delay in seconds after the program's start, so as not to slow it; a program that ends sooner has staged nothing."""
+_PAUSE_S = (0.5, 30.0)  # backoff between restarts of the writer: first and maximum
+_STEADY_S = 60.0  # a writer that ran longer resets the backoff
 _LOOK_S = 0.5
 
 _FOREIGN = ("PYTHON", "LD_")
-"""Beginnings of variables by which a job changes what its own programs load; the writer is not one of them."""
+"""Prefixes of environment variables that change what code a process loads; not passed to the writer."""
 
 
 def writer_environment(machine_env: Mapping[str, str], job_env: Mapping[str, str]) -> dict[str, str]:
-    """The job's variables may name the store's endpoint and hold its credentials: what programs read, the writer may.
+    """Return the writer's environment: the machine's, plus the job's variables except those that affect code loading.
 
-    Nothing of the job decides what code it runs.
+    The job's variables may hold the store's endpoint and credentials, which the writer needs too.
     """
     return {**{name: value for name, value in job_env.items() if not name.startswith(_FOREIGN)}, **machine_env}
 
 
 class NodeWriter:
-    """Starts the writer, starts it again when it dies, and waits for what it has to write. For the main thread."""
+    """Handle of the writer: starts it, restarts it when it dies, waits for staged data. For the main thread only."""
 
     def __init__(self, path: Path, env: Mapping[str, str], say: Callable[[str], None]) -> None:
         self.path = path
-        """Of its socket: CLOUDGPU_WRITER."""
+        """Path of its socket, passed to programs as CLOUDGPU_WRITER."""
         self._env, self._say = dict(env), say
         self._process: int | None = None
         self._pidfd = -1
@@ -49,15 +50,15 @@ class NodeWriter:
 
     @property
     def process(self) -> int | None:
-        """The agent's child, which must be spared when what the program left is killed; the writer is below it."""
+        """PID of the orphan guard, the writer's parent; it must be spared when the program's leftovers are killed."""
         return self._process
 
     def begin(self) -> None:
-        """The program runs: from now on there may be something to write."""
+        """Schedule the writer's start, as the program is about to run."""
         self._due = min(self._due, time.monotonic() + START_AFTER_S)
 
     def keep_up(self) -> float:
-        """Start it if it is due, note if it has died; seconds until there is something to do again."""
+        """Start or restart the writer if it is due; return the seconds until the next call."""
         now = time.monotonic()
         if self._process is not None and self._has_ended():
             self._note_death(now)
@@ -66,9 +67,9 @@ class NodeWriter:
         return _LOOK_S if self._process is not None else max(0.0, self._due - now)
 
     def drain(self, seconds_left: Callable[[], float], wait: Callable[[float], None], wake: Callable[[], None]) -> bool:
-        """Wait until all that was staged is durable; False if it could not be in time.
+        """Wait until everything staged is durable; return False on timeout.
 
-        `seconds_left` is asked again and again, for a deadline may come meanwhile; `wake` ends a `wait`.
+        `seconds_left` is called repeatedly, as a deadline may be set meanwhile; `wake` interrupts a `wait`.
         """
         if self._process is None or self._has_ended():
             return True
@@ -99,7 +100,7 @@ class NodeWriter:
         return durable.is_set()
 
     def end(self) -> None:
-        """It is not started again, and no longer spared when what is left is killed."""
+        """Stop restarting the writer, and stop sparing it when leftovers are killed."""
         self._due = float("inf")
         if self._process is not None:
             self._forget()
@@ -107,7 +108,7 @@ class NodeWriter:
     def _start(self, now: float) -> None:
         me = str(os.getpid())
         command = [sys.executable, "-I", "-S", ORPHAN_GUARD, me, sys.executable, "-P"]
-        # Told who we are, it ends with us even if we and the orphan guard are killed while it starts.
+        # With --parent, it ends with the agent even if the agent and the orphan guard are killed while it starts.
         command += ["-m", "cloudgpu.runtime.checkpoint.writer", "--socket", str(self.path), "--parent", me]
         try:
             child = subprocess.Popen(
@@ -117,7 +118,7 @@ class NodeWriter:
             self._say(f"the checkpoint writer cannot be started: {error.strerror or error}")
             self._wait_longer(now)
             return
-        child.returncode = 0  # whoever reaps children of the agent reaps this one: Popen must not wait for it
+        child.returncode = 0  # the agent reaps all its children itself: Popen must not wait for this one
         self._process, self._pidfd, self._started = child.pid, os.pidfd_open(child.pid), now
 
     def _has_ended(self) -> bool:

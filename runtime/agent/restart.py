@@ -1,7 +1,7 @@
-"""Whether a program that died is started again on the machines it has. Pure.
+"""The decision whether a failed program is restarted in place, on the same machines. Pure functions.
 
-A new attempt costs minutes: machines are terminated and got again. Most failures need no other machines, so the first
-answer is to start the program again where it is; what it had staged of its checkpoints is still in memory there.
+A new attempt costs minutes, as machines are terminated and launched again. Most failures do not need new machines, so
+the program is first restarted in place, where its staged checkpoints are still in memory.
 """
 
 from __future__ import annotations
@@ -14,21 +14,21 @@ from ...protocol.jobdir import Generation, GenerationKind, NodeRecord
 from ..processes.exit_verdict import Ending
 
 FRUITLESS = 2
-"""So many generations in a row without a new checkpoint are followed by another one here. Upon one more the attempt
-ends: other machines may do what these do not."""
-_PAUSE_S = (1.0, 60.0)  # before a second generation without a new checkpoint in between; doubled up to the most
+"""Maximum number of generations in a row without a new checkpoint that are restarted in place. After one more the
+attempt ends, as the program may succeed on other machines."""
+_PAUSE_S = (1.0, 60.0)  # backoff after the second generation without a new checkpoint, doubled up to the maximum
 
 
 Scope = Literal["lone", "member", "group"]
-"""Who starts again when a process of a node dies. lone: this node's processes, and it takes no notice of other nodes;
-member: this node's, but it follows when the group starts again; group: the processes of all nodes."""
+"""The processes that restart when a process of a node dies. lone: this node's, independent of other nodes; member: this
+node's, and it follows restarts of the group; group: those of all nodes."""
 
 
 def scope(launcher: str, nodes: Sequence[NodeRecord], own: NodeRecord) -> Scope:
-    """As far as the framework allows, only who must.
+    """Return the smallest scope that the framework supports.
 
-    With parameter servers TensorFlow's workers may come and go; all other processes that talk to one another wait for
-    each other in every step, and none of them goes on without a new rendezvous.
+    With parameter servers, TensorFlow workers may join and leave. Otherwise processes that communicate wait for each
+    other in every step, and a restart of one needs a new rendezvous of all.
     """
     if launcher == "none":
         return "lone"
@@ -40,16 +40,16 @@ def scope(launcher: str, nodes: Sequence[NodeRecord], own: NodeRecord) -> Scope:
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """What an attempt may use of the job's `retry` by itself."""
+    """The share of the job's `retry` limits that an attempt may use for restarts in place."""
 
     failures: int
     interruptions: int | None
-    """None: without limit."""
+    """None: unlimited."""
 
 
 @dataclass(frozen=True, slots=True)
 class Wish:
-    """To be started again."""
+    """A node's request to restart its program; `pause_s` is the backoff in seconds."""
 
     kind: GenerationKind
     reason: str
@@ -57,7 +57,7 @@ class Wish:
 
 
 def wish(ending: Ending, fruitless: int) -> Wish | None:
-    """What a node wants after its processes ended so, nobody having ordered it; None: nothing follows.
+    """Return the restart that a node requests after its processes ended without an order; None if it requests none.
 
     `fruitless`: generations in a row that ended without a new checkpoint, this one included.
     """
@@ -73,7 +73,7 @@ _KINDS: dict[str, GenerationKind] = {"failed": "failure", "again": "interruption
 
 
 def allowed(wanted: Wish, budget: Budget, last: Generation | None) -> tuple[int, int] | None:
-    """Failures and interruptions used once this wish is granted; None: the budget does not allow it."""
+    """Return the failures and interruptions used once the request is granted; None if the budget does not allow it."""
     failures, interruptions = (0, 0) if last is None else (last.failures, last.interruptions)
     if wanted.kind == "failure":
         return (failures + 1, interruptions) if failures < budget.failures else None
@@ -83,7 +83,10 @@ def allowed(wanted: Wish, budget: Budget, last: Generation | None) -> tuple[int,
 
 
 def fruitless_in_a_row(told: Sequence[dict[str, Any] | None]) -> int:
-    """Of the generations' last Progress, oldest first: how many of the newest have saved nothing new."""
+    """Return the number of generations in a row, up to the newest, that saved no new checkpoint.
+
+    `told`: last Progress of each generation, oldest first.
+    """
     count, best = 0, 0
     for progress in told:
         saved = int((progress or {}).get("saved_step") or 0)

@@ -1,6 +1,6 @@
-"""An agent that starts again on its own machine, after a reboot or its own death, goes on where it was.
+"""Resume of a node by an agent restarted on the same machine, after a reboot or a crash of the agent.
 
-What was unpacked, set up and begun lies on the machine's disk; what it has told lies in the job dir.
+Code, setup and the current generation are kept on the machine's disk; the log, heartbeat and result in the job dir.
 """
 
 from __future__ import annotations
@@ -18,35 +18,35 @@ from ...protocol.logs import next_chunk
 
 @dataclass(frozen=True, slots=True)
 class Before:
-    """What the node has told by now: nothing, unless it was started before."""
+    """State that an earlier run of the node has left in the job dir; empty on the first run."""
 
     chunk: int = 1
-    """The log's next object."""
+    """Number of the log's next object."""
     heartbeat: Heartbeat | None = None
-    """The last one."""
+    """The last heartbeat."""
     has_ended: bool = False
-    """There is a result: nothing is left to do."""
+    """True if the node's result is written: nothing is left to do."""
 
     @property
     def sequence(self) -> int:
-        """Of the last heartbeat."""
+        """Number of the last heartbeat."""
         return 0 if self.heartbeat is None else self.heartbeat.sequence
 
 
 class OwnClaim:
-    """The claim of this machine's node, as this machine remembers it.
+    """This machine's claim of its node, with a copy on its disk.
 
-    It is on disk before it is in the job dir: so a machine that was restarted repeats its own claim, and finds that it
-    has it already. Held, it keeps a second agent from starting beside the first.
+    It is written to disk before the job dir, so a restarted machine creates the same claim again, idempotently. Its
+    lock keeps a second agent from running beside the first.
     """
 
     def __init__(self, home: Path, machine: str) -> None:
-        """Raises OSError."""
+        """Read the claim, or create it and lock it. Raises OSError."""
         self._handle = os.open(home / "claim", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         self.is_held = self._lock()
         found = os.pread(self._handle, 4096, 0)
         self.is_old = bool(found)
-        """An earlier run on this machine has made it."""
+        """True if an earlier run on this machine has created it."""
         self.content = found or Claim(machine, uuid.uuid4().hex, time.time()).to_bytes()
         if self.is_held and not found:
             os.pwrite(self._handle, self.content, 0)
@@ -61,10 +61,10 @@ class OwnClaim:
 
 
 def look_back(job_dir: JobDir, attempt: int, node: str) -> Before:
-    """What an earlier run has told. Raises JobDirError."""
+    """Read what an earlier run of the node has written. Raises JobDirError."""
     try:
         heartbeat = Heartbeat.read(job_dir, node_key(attempt, node, "heartbeat.json"))
-    except RecordError:  # it is written anew
+    except RecordError:  # invalid: it will be overwritten
         heartbeat = None
     return Before(
         next_chunk(job_dir, attempt, node),

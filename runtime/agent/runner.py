@@ -1,4 +1,4 @@
-"""Runs processes to their end under the orders that may come meanwhile: asked first, killed at the deadline."""
+"""Execution of processes to their end. Upon an order they are asked to end, and killed at the deadline."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ from .heartbeat import Heart
 
 POLL_S = 0.5
 PEER_S = 5.0
-"""For the other processes of a node when one has failed."""
+"""Grace period in seconds for the other processes of a node when one has failed."""
 _LIFETIME_MARGIN_S = 30.0
 _LAST_LINES_S = 30.0
 
 _T = TypeVar("_T")
 
 
-class Interrupted(Exception):  # noqa: N818 - an end, carried up
-    """An order has come before or between two programs."""
+class Interrupted(Exception):  # noqa: N818 - control flow, not a bug
+    """An order has come before or between programs."""
 
 
 class Vanished(Exception):  # noqa: N818
-    """The machine is gone, as an order said: nothing more may be written."""
+    """The deadline of an order that takes the machine away has passed: nothing more may be written."""
 
     def __init__(self, order: Order) -> None:
         super().__init__(order.reason)
@@ -40,14 +40,14 @@ class Vanished(Exception):  # noqa: N818
 
 
 class Wakeup:
-    """What the main thread waits on: a pipe that signals, ended children and other threads write to."""
+    """Pipe on which the main thread waits; signals, ended children and other threads write to it."""
 
     def __init__(self) -> None:
         self._read, self._write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self._signals: list[int] = []
 
     def wake(self) -> None:
-        with contextlib.suppress(BlockingIOError):  # the pipe is full: that wakes too
+        with contextlib.suppress(BlockingIOError):  # the pipe is full, so the reader wakes anyway
             os.write(self._write, b"\0")
 
     def wait(self, seconds: float) -> None:
@@ -57,7 +57,7 @@ class Wakeup:
                 os.read(self._read, 4096)
 
     def listen_to_signals(self) -> None:
-        """Signals are noted; handlers do nothing else. A closed terminal means nothing to a machine."""
+        """Install handlers that only record signals for `take_signals`; ignore SIGHUP."""
 
         def note(number: int, _frame: object) -> None:
             self._signals.append(number)
@@ -69,47 +69,47 @@ class Wakeup:
         signal.signal(signal.SIGHUP, signal.SIG_IGN)
 
     def take_signals(self) -> list[int]:
-        """Those that have come since the last call."""
+        """Return the signals received since the last call."""
         taken = self._signals[:]
         del self._signals[: len(taken)]
         return taken
 
 
 class Conduct:
-    """How processes are treated while they run. As it is: for those that train nothing, such as the setup."""
+    """Hooks that decide how running processes are stopped. The base class suits processes that do not train (setup)."""
 
     listening: Path | None = None
-    """By this file the program says that it looks for notices."""
+    """File that the program creates once it polls for notices."""
     spared: int | None = None
-    """A child of the agent that is not the program's: the orphan guard of the checkpoint writer."""
+    """PID of a child of the agent that must not be killed with the program: the checkpoint writer's orphan guard."""
 
     def look(self) -> float:
-        """Called again and again; returns after how many seconds to call it at the latest."""
+        """Do periodic work; return the seconds after which it must be called again."""
         return POLL_S
 
     def is_over(self) -> bool:
-        """What still runs is of no more use."""
+        """Return whether processes that still run must be killed now."""
         return False
 
     def ended_programs(self) -> Mapping[int | None, int]:
-        """The exit code of each rank whose program has ended although the shell that started it has not."""
+        """Return the exit code of each rank whose program has ended while the shell that started it still runs."""
         return {}
 
     def parting(self) -> Order | None:
-        """The program is to save and end, for it will start again with other nodes; None: it goes on."""
+        """Return an order to save and end before a restart with other nodes; None if there is none."""
         return None
 
     def write_s(self) -> float:
-        """What must be left before a deadline, after the program's end, to write what it has staged."""
+        """Return the seconds to reserve between the program's end and a deadline to write staged data."""
         return 0.0
 
     def peers_s(self, _ended: Exit) -> float:
-        """What the other processes of the node have to end by themselves, one having failed."""
+        """Return the grace period in seconds for the node's other processes after one has failed."""
         return PEER_S
 
 
 class Runner:
-    """Runs one program after another on this node."""
+    """Runner of one program at a time on this node."""
 
     def __init__(self, wakeup: Wakeup, orders: Orders, state: Path, marker: str, lifetime_s: float | None) -> None:
         self._wakeup, self._orders, self._state, self._marker = wakeup, orders, state, marker
@@ -120,10 +120,10 @@ class Runner:
     def run(
         self, wanted: Sequence[Process], folder: Path, conduct: Conduct, log: LogWriter, heart: Heart
     ) -> tuple[list[Exit], bool]:
-        """Run processes until all have ended and nothing of them is left.
+        """Run processes until all of them and their descendants have ended.
 
-        Returns how they ended, in the order of time, and whether they were asked to end, by a notice that they listened
-        to or by SIGTERM. Raises Interrupted, Vanished, OSError.
+        Returns how they ended, in chronological order, and whether they were asked to end, by a notice that they poll
+        for or by SIGTERM. Raises Interrupted, Vanished, OSError.
         """
         self.check()
         last_lines, memory = LastLines(log.add), OutOfMemoryCounter()
@@ -146,30 +146,30 @@ class Runner:
         return exits, asked
 
     def check(self) -> None:
-        """Between two steps: an order ends the work at once. Raises Interrupted, Vanished."""
+        """Raise Interrupted or Vanished if an order has come. Called between two steps."""
         self.raise_if_vanished()
         if self._current(time.monotonic()) is not None:
             raise Interrupted
 
     def raise_if_vanished(self) -> None:
-        """Nothing may be done any more once the machine is gone. Raises Vanished."""
+        """Raise Vanished if the deadline of an order that takes the machine away has passed."""
         now = time.monotonic()
         order = self._current(now)
         if order is not None and order.vanishes and now >= order.deadline:
             raise Vanished(order)
 
     def seconds_left(self, patience_s: float) -> float:
-        """Until the nearest deadline, or `patience_s` if there is none."""
+        """Return the seconds until the nearest deadline, or `patience_s` if there is none."""
         now = time.monotonic()
         order = self._current(now)
         return patience_s if order is None else order.deadline - now
 
     def pause(self, seconds: float) -> None:
-        """Raises Interrupted, Vanished."""
+        """Sleep. Raises Interrupted or Vanished if an order comes."""
         self.poll(lambda: None, seconds)
 
     def poll(self, call: Callable[[], _T | None], limit_s: float, every_s: float = 0.2) -> _T | None:
-        """Return the first answer of `call` that is not None; None after `limit_s`. Raises Interrupted."""
+        """Return the first result of `call` that is not None; None after `limit_s`. Raises Interrupted, Vanished."""
         until = time.monotonic() + limit_s
         while (answer := call()) is None and time.monotonic() < until:
             self.check()
@@ -177,7 +177,7 @@ class Runner:
         return answer
 
     def _wait_for(self, program: Program, exits: list[Exit], conduct: Conduct, log: LogWriter, heart: Heart) -> bool:
-        """Wait until all have ended, or what is left must be killed; return whether they were asked to end."""
+        """Wait until all processes have ended or must be killed; return whether they were asked to end."""
         signalled = heard = False
         told: Order | None = None
         peer: Order | None = None
@@ -189,11 +189,11 @@ class Runner:
                 break
             if due is not None and due is not told:
                 told = due
-                if due is not peer:  # that one is this node's own business
+                if due is not peer:  # the failure of a peer process stays within this node
                     heart.set_phase("stopping")
                 heard = (
                     self._tell(due, conduct.listening) or heard
-                )  # one that is leaving no longer says that it listens
+                )  # a program that is leaving removes its listening file
                 if not heard and not signalled:
                     signalled = True
                     program.signal(signal.SIGTERM)
@@ -213,7 +213,7 @@ class Runner:
         return heard or signalled
 
     def _next_end(self, now: float, peer: Order | None, conduct: Conduct) -> tuple[float, Order | None]:
-        """When what still runs is killed, and the order that says so; infinity: nothing does."""
+        """Return the time at which running processes are killed, and the order for it; (infinity, None) if none."""
         order = self._current(now)
         ends = [(peer.deadline, peer)] if peer is not None else []
         if order is not None:
@@ -221,15 +221,15 @@ class Runner:
         return min(ends, key=lambda end: end[0], default=(float("inf"), None))
 
     def _tell(self, order: Order, listening: Path | None) -> bool:
-        """Write the notice; True if the program has said that it looks for one."""
+        """Write the notice; return whether the program polls for one."""
         try:
             write_notice(self._state / "notice.json", order)
             return listening is not None and listening.exists()
-        except OSError:  # the disk is full: a signal needs none
+        except OSError:  # the disk is full: the caller sends a signal instead
             return False
 
     def _current(self, now: float) -> Order | None:
-        """The order with the earliest deadline, those of signals and of the machine's lifetime included."""
+        """Return the order with the earliest deadline, including those of signals and the machine's lifetime."""
         if now >= self._last_minute:
             self._last_minute = float("inf")
             self._orders.add(Order("stopped", "duration", "the machine's lifetime ends", self._dies))

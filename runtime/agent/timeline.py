@@ -1,4 +1,4 @@
-"""What a node did when, for its heartbeats and its result: jobdir.Timeline, written as it happens. Thread-safe."""
+"""Recorder of a node's timeline (jobdir.Timeline), for its heartbeats and its result. Thread-safe."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from ...protocol.logs import SteadyClock
 
 
 class History:
-    """Begins when the node is claimed."""
+    """Timeline of the node from its claim to its end."""
 
     def __init__(self, earlier: Heartbeat | None = None) -> None:
-        """`earlier`: the last that was told before this machine was restarted; what ran then ended about that time."""
+        """`earlier`: the last heartbeat before this machine was restarted; its time is taken as the program's end."""
         self._now = SteadyClock()
         self._lock = threading.Lock()
         self._times = Timeline(claimed=self._now())
@@ -30,17 +30,17 @@ class History:
         self._times = dataclasses.replace(self._times, setup=self._times.setup or self._now())
 
     def is_ready(self) -> None:
-        """The setup is done, or there was none to do."""
+        """Record the end of the setup, or that there was none."""
         self._times = dataclasses.replace(self._times, ready=self._times.ready or self._now())
 
     def begin(self, generation: int) -> None:
-        """A generation of the program is about to be started."""
+        """Record the start of a generation of the program."""
         with self._lock:
             self._spans.append(Span(generation, self._now()))
 
     @property
     def generation(self) -> int:
-        """The newest; 0: none has begun."""
+        """Number of the newest generation; 0: none has begun."""
         with self._lock:
             return self._spans[-1].generation if self._spans else 0
 
@@ -50,7 +50,7 @@ class History:
         return max(0.0, self._now() - self._times.claimed)
 
     def see(self, progress: dict[str, Any] | None, generation: int) -> None:
-        """What a generation tells of its progress, as often as it is read."""
+        """Record a generation's progress; ignored if it is not the newest."""
         with self._lock:
             if progress is None or not self._spans or self._spans[-1].generation != generation:
                 return
@@ -60,17 +60,17 @@ class History:
             self._spans[-1] = dataclasses.replace(self._spans[-1], progress=progress, first_step=first)
 
     def end(self, reason: str) -> None:
-        """None of the generation's processes is left."""
+        """Record the end of the newest generation."""
         with self._lock:
             self._spans[-1] = dataclasses.replace(self._spans[-1], ended=self._now(), reason=reason)
 
     def finish(self) -> None:
-        """Nothing follows."""
+        """Record the node's end."""
         self._times = dataclasses.replace(self._times, ended=self._now())
 
     @property
     def told(self) -> list[dict[str, Any] | None]:
-        """The last progress of each generation, oldest first."""
+        """Last progress of each generation, oldest first."""
         with self._lock:
             return [span.progress for span in self._spans]
 

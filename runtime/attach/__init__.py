@@ -1,4 +1,4 @@
-"""`python -m cloudgpu.runtime run -- train.py`: an unmodified PyTorch program is made resumable. See docs/attach.md."""
+"""`python -m cloudgpu.runtime run -- train.py`: make an unmodified PyTorch program resumable. See docs/attach.md."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _VARIABLES = {
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Run the program; returns its exit code."""
+    """Run the program and return its exit code."""
     parser = _parser()
     options = parser.parse_args(arguments)
     words = options.program[1:] if options.program[:1] == ["--"] else options.program

@@ -1,4 +1,4 @@
-"""Say plainly what of a program is saved, and what is not: on stderr, and as JSON for tools."""
+"""Report of the state that is saved and not saved for a program: on stderr, and as JSON for tools."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from typing import Any
 from ..checkpoint.errors import logger
 
 _NAMES = 12
-"""How many names a line shows."""
+"""Maximum number of names in a log line."""
 _LINES = """    from cloudgpu.runtime import Checkpointer
     ckpt = Checkpointer(model=model, optimizer=optimizer, loader=loader)
     for batch in ckpt.batches(epochs=EPOCHS):"""
 
 
 def refusal(reason: str, place: str | None) -> str:
-    """Return why a program is refused, and the three lines that would make it resumable."""
+    """Return the message that a program is refused, with the three lines that would make it resumable."""
     where = f" (at `{place}`)" if place else ""
     return (
         f"run: this program cannot be resumed exactly, so it is not trained{where}: {reason}.\n"
@@ -28,17 +28,17 @@ def refusal(reason: str, place: str | None) -> str:
 
 
 class Report:
-    """path: where the JSON goes; None: nowhere. Of several ranks, which are alike, the first reports."""
+    """Report of one run. path: JSON file to write, or None. Only rank 0 reports, as all ranks have the same state."""
 
     def __init__(self, path: Path | None) -> None:
         self._first = int(os.environ.get("RANK") or 0) == 0
         self._path = path if self._first else None
         self.open = True
-        """Nothing has been reported yet."""
+        """True until anything is reported."""
         self._content: dict[str, Any] = {"resumable": False, "reason": "no optimizer has made a step"}
 
     def leave_alone(self, reason: str) -> None:
-        """The program is run as it is."""
+        """Report that the program runs without saving."""
         if self.open:
             self._content = {"resumable": False, "reason": reason}
             if self._first:
@@ -46,12 +46,12 @@ class Report:
         self.open = False
 
     def refuse(self, reason: str) -> None:
-        """The program is not trained."""
+        """Report that the program is refused."""
         self.open = False
         self._content = {"resumable": False, "refused": True, "reason": reason}
 
     def stop(self, reason: str, step: int) -> None:
-        """Nothing is saved from this step on."""
+        """Report that nothing is saved from a step on."""
         self._content |= {"stopped_saving_at": step, "reason": reason}
         logger().warning(
             f"run: no more checkpoints from step {step} on: {reason}. Training goes on; what is saved already stays "
@@ -69,7 +69,7 @@ class Report:
         left_out: Sequence[str],
         data: str | None,
     ) -> None:
-        """Report what is saved from now on."""
+        """Report the state that is saved from now on."""
         self.open = False
         saved = sorted(
             f"{path}.{name}" if name else path

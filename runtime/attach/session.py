@@ -1,8 +1,8 @@
-"""One run of a program under `run`: what is watched, what is saved when, how it goes on.
+"""One execution of a program under `run`: hooks, step boundaries, saving and resuming.
 
-The program runs from its top. Before a batch of the training's loader is asked for, a step is done if an optimizer has
-made one. If there is a checkpoint, the loops that lead to the training are brought to their iterations, and before the
-training's first batch everything is put back. Where it cannot be sure to resume rightly, the program is refused.
+The program runs from its top. A step boundary is the request for the training loader's next batch after an optimizer
+step. To resume from a checkpoint, outer loops are fast-forwarded to their iterations, and all state is restored before
+the first training batch. A program that might not resume exactly is refused.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _BETTER = "the program uses cloudgpu's Checkpointer itself, which does it better
 
 
 class Session:
-    """Watches the program from its first line to its end. It is what the Checkpointer saves, as `program`."""
+    """Observer of the program from its first line to its end, which the Checkpointer saves as `program`."""
 
     def __init__(
         self, target: Target, *, folder: str | None = None, report: Path | None = None, unsaved: bool = False
@@ -60,23 +60,23 @@ class Session:
         self._report = Report(report)
         self._checkpointer: Checkpointer | None = None
         self._watched = False
-        """torch is there."""
+        """True once torch is imported and hooked."""
         self._off: str | None = None
-        """Why nothing is saved."""
+        """Reason why nothing is saved; None: saving is on."""
         self._loaded: Mapping[str, Any] | None = None
-        """What is to be resumed, until it is."""
+        """State of the checkpoint until it is restored."""
         self._reached: list[Loop] = []
-        """Loops on the way to where the checkpoint was made."""
+        """Loops entered so far on the way to the checkpoint's position."""
         self._since: Digests | None = None
-        """Variables before a part of the program was run again."""
+        """Digests of the variables before the fast-forward to the checkpoint's position."""
         self._begun: list[Any] | None = None
         """The kinds of the program's objects when training began."""
         self._trained: dict[tuple[str, ...], list[tuple[Loop, int]]] = {}
-        """Places of training loops, and the iterations that the loops round them were at."""
+        """Positions of training loops, each with the iterations of its outer loops."""
         self._steps = 0
-        """Of optimizers, since the last step boundary."""
+        """Number of optimizer steps since the last step boundary."""
         self._current: tuple[Loop, Pass] | None = None
-        """The training loop, while a save asks for the state."""
+        """The training loop and its pass while state is collected for a save; None otherwise."""
 
     def run(self, program: Callable[[], int]) -> int:
         """Run the program; return its exit code."""
@@ -103,15 +103,15 @@ class Session:
         register_optimizer_step_post_hook(self._after_step)
         self._watched, loops.compiler = True, torch.compiler
 
-    # What the program does
+    # Events of the program
 
     @property
     def has_checkpoint(self) -> bool:
-        """Return whether a checkpoint is waiting to be put back."""
+        """True while a checkpoint is loaded but not restored yet."""
         return self._loaded is not None
 
     def wants_passes(self) -> bool:
-        """Return whether passes through loaders are watched; the first call looks for a checkpoint."""
+        """Return whether passes through loaders are watched; the first call creates the Checkpointer."""
         if self._off is not None or not self._loops.is_main() or not self.code.frames():
             return False
         if self._checkpointer is None:
@@ -119,10 +119,10 @@ class Session:
         return self._off is None and self._checkpointer is not None
 
     def _loop_started(self, loop: Loop) -> Any:
-        """Return the iterable of a loop; on the way to the place of a checkpoint, without the items already done."""
+        """Return the iterable of a loop; on the way to a checkpoint's position, without the items already done."""
         source = loop.source
         if self._off is None and self._checkpointer is None and self._watched and self.rewriter.trains:
-            self._set_up()  # this loop may be one of those that lead to the training
+            self._set_up()  # this may be an outer loop of the training
         if self._loaded is None or self._off is not None:
             return source
         chain = self._loaded["place"]["chain"]
@@ -142,7 +142,7 @@ class Session:
         return loops.leave_out(loop, expected["count"] - 1, expected["given"])
 
     def before_batch(self, one: Pass) -> None:
-        """The program asks for the next batch: everything it does with the one before is done."""
+        """Handle the request for a pass's next batch: restore a checkpoint, or end the step."""
         if self._off is not None or self._checkpointer is None:
             return
         if self._loaded is not None:
@@ -162,12 +162,12 @@ class Session:
         self._boundary(one, chain[-1][0])
 
     def pass_opens(self) -> None:
-        """Note the state of the program before a pass that may be its training."""
+        """Take the initial state of the program before a pass that may be its training."""
         if self._loaded is None and not self._trained:
             self._begin()
 
     def _begin(self) -> None:
-        """Take the present variables and objects as those that the program sets up by itself."""
+        """Record the current variables and objects as the initial state that the program sets up itself."""
         self._variables.begin()
         self._begun = self._objects.kinds()
 
@@ -176,7 +176,7 @@ class Session:
             return
         self._objects.stepped(optimizer)
         self._steps += 1
-        # The outermost of the passes under way: an inner one may be a validation, or belong to one step.
+        # The outermost running pass: an inner one may be a validation, or belong to a single step.
         training = next((one for one in self._passes.living() if one.advanced), None)
         if training is not None:
             if self._loaded is not None:
@@ -194,7 +194,7 @@ class Session:
             self._refuse("optimizers make steps outside of a `for` loop over a DataLoader: its place is not known")
 
     def _note_training(self, training: Pass) -> None:
-        """Remember where a training loop is, and at which iterations the loops round it are."""
+        """Record a training loop's position and the iterations of its outer loops."""
         chain = self._loops.chain()
         for number, (loop, place) in enumerate(chain):
             if training.loop is not None and loop is training.loop():
@@ -203,14 +203,14 @@ class Session:
         self._trained[("batches by next()",)] = []
 
     def _is_training(self, one: Pass, chain: Chain) -> bool:
-        """A step boundary is before each batch of a training loop, and before the first of the next one."""
+        """Return whether a pass is the training's, or restarts a known training loop and has yielded no batch yet."""
         if one.trained or one.given:
             return one.trained
         place = next((tuple(place) for loop, place in chain if one.loop is not None and loop is one.loop()), None)
         return place in self._trained and not any(other.advanced for other in self._passes.living())
 
     def _doubt(self, one: Pass, chain: Chain) -> str | None:
-        """Return why the place could not be found again, if so."""
+        """Return the reason why a resume could not return to this position; None if it can."""
         asking = [loop for loop, _ in chain if loop.asking]
         if not asking:
             return (
@@ -263,7 +263,7 @@ class Session:
         self._current = (loop, one)
         try:
             if self._report.open:
-                self.state_dict()  # what cannot be saved is found now rather than at the first save
+                self.state_dict()  # raises UnsavableError now rather than at the first save
                 self._tell(checkpointer)
             checkpointer.begin()
             self._steps = 0
@@ -276,7 +276,7 @@ class Session:
             self._current = None
 
     def state_dict(self) -> dict[str, Any]:
-        """Return all that is known of the program, for the Checkpointer. Raises UnsavableError."""
+        """Return the program's whole state, for the Checkpointer. Raises UnsavableError."""
         strict = self._current is not None
         graph = self._graph()
         if strict:
@@ -292,7 +292,7 @@ class Session:
         }
 
     def _files_to_save(self, *, strict: bool) -> dict[str, Any]:
-        """Return the contents of files; at the end of the training, too long ones only cost a warning."""
+        """Return the contents of files. Files that are too large raise UnsavableError if strict, else log a warning."""
         try:
             return self._files.state_dict()
         except UnsavableError as error:
@@ -308,7 +308,7 @@ class Session:
         return self._variables.graph(dead)
 
     def _check_objects(self, graph: Graph) -> None:
-        """Raise UnsavableError if a resume would find other objects, or if a trained parameter is found nowhere."""
+        """Raise UnsavableError if the program's objects have changed, or if a trained parameter is unreachable."""
         if self._begun is not None and self._objects.kinds() != self._begun:
             raise UnsavableError("models, optimizers or schedulers have been made, replaced or dropped while training")
         for name, optimizer in self._objects.all("optimizer").items():
@@ -329,7 +329,7 @@ class Session:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Keep the state until the program has reached the place of the checkpoint."""
+        """Keep the state until the program reaches the checkpoint's position. Raises CheckpointError."""
         if state["place"] is not None and "chain" not in state["place"]:
             raise CheckpointError(
                 "the checkpoint was made by an older version of `run`, which kept another kind of place: end this "
@@ -340,7 +340,7 @@ class Session:
     # Resuming
 
     def _restore_early(self) -> None:
-        """Restore the objects that exist already, for the part of an iteration that runs again before the training."""
+        """Restore existing objects early, for the code of an outer iteration that runs again before the training."""
         state = self._loaded
         if state is None:
             return
@@ -349,7 +349,7 @@ class Session:
         self._variables.load_present(state["variables"])
 
     def _resume(self, one: Pass, loop: Loop) -> None:
-        """Put everything back, in the loop that was under way."""
+        """Restore all state, in the training loop of the checkpoint."""
         state, checkpointer = self._loaded, self._checkpointer
         if state is None or checkpointer is None:
             return
@@ -382,14 +382,14 @@ class Session:
         finally:
             self._current = None
 
-    # Beginning and end
+    # Start and end
 
     def _set_up(self) -> None:
-        """Make the Checkpointer, which finds out what there is to resume."""
+        """Create the Checkpointer, which loads the newest checkpoint."""
         torch: Any = sys.modules["torch"]
         distributed = torch.distributed.is_available() and torch.distributed.is_initialized()
         if int(os.environ.get("WORLD_SIZE") or 1) > 1 and not distributed and find_world() is None:
-            return  # what is gone through before belongs to the setting up
+            return  # loops before the process group is initialized belong to the setup
         if self._unsaved or self._uses_checkpointer():
             self._leave_alone("nothing is saved, as asked for by --unsaved" if self._unsaved else _BETTER)
             return
@@ -406,13 +406,13 @@ class Session:
                 f"{sys.argv[1:]}: give another folder to train anew"
             )
         if self._loaded is not None:
-            self._files.load_state_dict(self._loaded["files"])  # what the program has begun anew meanwhile
+            self._files.load_state_dict(self._loaded["files"])  # this run of the program has overwritten some
             self._files.journal.forget()
         logger().info("the program has come to its end before: there is nothing left to do")
         raise SystemExit(0)
 
     def _uses_checkpointer(self) -> bool:
-        """It has imported something of ours, or made a Checkpointer in a way of its own."""
+        """Return whether the program imports cloudgpu, or has created a Checkpointer by other means."""
         if str(__package__).partition(".")[0] in self.rewriter.imports:
             return True
         from ..checkpoint.checkpointer import Checkpointer
@@ -421,21 +421,21 @@ class Session:
         return any(one is not self._checkpointer for one in made)
 
     def _leave_alone(self, reason: str) -> None:
-        """Run the rest of the program as it is: nothing is saved, and no file is brought back."""
+        """Let the program run on unmodified: nothing is saved and no file is restored."""
         self._stop_saving(reason)
         self._files.on = False
         self._files.journal.forget()
         self._report.leave_alone(reason)
 
     def _stop_saving(self, reason: str) -> None:
-        """Save no more. Files are still watched, because the program may be resumed from an older checkpoint."""
+        """Stop saving. Files are still tracked, as the program may be resumed from an older checkpoint."""
         self._off = reason
         self._loops.on = False
         if self._checkpointer is not None:
             self._checkpointer.end(finished=False)
 
     def _refuse(self, reason: str) -> None:
-        """End the program if nothing has been saved yet; else save no more: the checkpoints that stand are right."""
+        """End the program if nothing has been reported yet; else stop saving: existing checkpoints stay valid."""
         checkpointer = self._checkpointer
         if self._report.open:
             chain = self._loops.chain()
@@ -467,7 +467,7 @@ class Session:
         )
 
     def end(self) -> None:
-        """The program has come to its end by itself."""
+        """Save or report the program's normal end. Raises CheckpointError if it has not reached the checkpoint."""
         checkpointer = self._checkpointer
         if checkpointer is None or checkpointer.finished:
             return

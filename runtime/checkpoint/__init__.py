@@ -1,2 +1,5 @@
-"""Saving and restoring training: see docs/checkpointing.md. Import the modules themselves: the agent and the writer
-must not load what only a training program needs."""
+"""Save and restore the state of a training: see docs/checkpointing.md.
+
+This package imports nothing, since the agent and the writer must not load what only a training program needs: import
+from its modules.
+"""

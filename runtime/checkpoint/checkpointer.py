@@ -1,11 +1,13 @@
-"""The Checkpointer: three lines in a training program. An interruption costs the steps since the last save.
+"""The Checkpointer: saves and restores the state of a training loop.
 
     from cloudgpu.runtime import Checkpointer
+
     ckpt = Checkpointer(model=model, optimizer=opt, scheduler=sched, loader=loader)
     for batch in ckpt.batches(epochs=10):
         train_on(batch)
 
-Asking for the next batch is the step boundary: there, what is due is saved, and a notice is obeyed.
+Each request for the next batch is a step boundary: a save that is due is made there, and a preemption notice is
+handled. After an interruption the program is started again and resumes from the newest checkpoint.
 See docs/checkpointing.md.
 """
 
@@ -29,22 +31,31 @@ _END = object()
 
 
 class Checkpointer(Session):
-    """Saves and restores named objects, random state and the place in the data.
+    """Checkpoints of a training loop: named objects, random generators and the position in the data.
 
-    loader     what `batches()` goes through: a DataLoader, or anything that can be iterated once per epoch
-    folder     path or URL of the checkpoints; default: the job's own, or ./checkpoints outside a job
-    every      steps (500), a duration ("30s", 30.0) or "auto"; default: the job file's, or "auto"
-    keep       how many checkpoints to keep; default: the job file's, or 3
-    on_damage  what to do when every checkpoint is damaged: "stop", or "restart" from the beginning; default: the job
-               file's, or "stop"
-    replay     find the place in the data by reading up to it: for augmentation drawn at random inside of loader workers
+    loader     iterated by `batches()`: a DataLoader, or any object that can be iterated once per epoch
+    folder     path or URL of the checkpoints; default: the job's; outside a job, $CLOUDGPU_CHECKPOINTS or ./checkpoints
+    every      interval between saves: steps (500), a duration ("30s", 30.0 seconds) or "auto"; default: the job
+               file's, or "auto"
+    keep       number of checkpoints to keep, at least 1; default: the job file's, or 3
+    on_damage  action if every checkpoint is damaged: "stop", or "restart" from the beginning; default: the job file's,
+               or "stop"
+    replay     restore the position in the data by reading and dropping the batches before it, which also repeats random
+               augmentation inside of loader workers
     overlap    copy parameters and optimizer state while the next forward and backward pass runs: True, False, or
-               "auto", where some saves of each kind show that it costs less (docs/checkpointing.md, "What it costs")
-    **objects  whatever has state_dict() and load_state_dict(): model, optimizer, scheduler, ema ...
+               "auto", which measures some saves of each kind (docs/checkpointing.md, "What it costs")
+    **objects  objects with state_dict() and load_state_dict(): model, optimizer, scheduler, ema ...
 
-    Making one restores the newest checkpoint that verifies, if there is any. With several ranks make it on each, after
-    init_process_group(), hvd.init() or the import of mpi4py.MPI. Raises CheckpointError if there are checkpoints that
-    do not fit, or if this process has trained in that folder already.
+    The constructor restores the newest checkpoint that verifies, if any. With several ranks, construct it on each,
+    after init_process_group(), hvd.init() or the import of mpi4py.MPI. It raises CheckpointError if an argument is
+    invalid, if there are checkpoints but none can be restored into the objects, or if another Checkpointer of this
+    process has trained in the same folder.
+
+    Attributes: `step` and `epoch` (number completed), `state` (a dict for plain values of the program, saved with the
+    rest), `finished` (training has reached its end), `saved_step` (steps in the newest committed checkpoint).
+
+    Between two steps, the loops below end the program with SystemExit if it is to stop: exit code 75
+    (errors.EXIT_SAVED) if everything is saved. The codes are in errors.py. Methods are not thread-safe.
     """
 
     def __init__(
@@ -74,19 +85,29 @@ class Checkpointer(Session):
 
     @property
     def epoch(self) -> int:
-        """Epochs done; in the loop's body the number of this epoch, from 0."""
+        """Number of completed epochs; in the loop's body, the number of the current epoch, from 0."""
         return self._position.epoch
 
     @property
     def end_of_epoch(self) -> bool:
-        """In the loop's body: this batch is the epoch's last. The loader must have a length."""
+        """True if the current batch is the last of its epoch.
+
+        Call it in the loop's body. Raises CheckpointError if the loader has no length.
+        """
         batches = length(self._loader)
         if batches is None:
             raise CheckpointError("end_of_epoch: the loader has no length, so its last batch is not known beforehand")
         return self._position.batch + 1 >= batches
 
     def batches(self, *, epochs: int) -> Iterator[Any]:
-        """The batches of so many epochs in all, those done before an interruption left out."""
+        """Yield the batches of `epochs` epochs in total, without those that were completed before an interruption.
+
+            for batch in ckpt.batches(epochs=10):
+                train_on(batch)
+
+        Raises CheckpointError if there is no loader, if its data is not that of the checkpoint, if nothing can be saved
+        in the folder, or if the ranks are at different steps.
+        """
         if self._loader is None:
             raise CheckpointError("batches() needs Checkpointer(loader=...); without a loader use steps()")
         if self._is_over(epochs):
@@ -106,9 +127,13 @@ class Checkpointer(Session):
             self.end(finished=False)
 
     def steps(self, n: int) -> Iterator[int]:
-        """Yield the numbers 0 to n - 1, those done before an interruption left out.
+        """Yield the step numbers 0 to n - 1, without those that were completed before an interruption.
 
-        Raises CheckpointError if there is a loader, whose place would not be saved.
+            for step in ckpt.steps(10_000):
+                train_on(next_batch(step))
+
+        Raises CheckpointError if there is a loader (its position would not be saved), if nothing can be saved in the
+        folder, or if the ranks are at different steps.
         """
         if self._loader is not None:
             raise CheckpointError(STEPS_WITH_LOADER)
@@ -128,39 +153,54 @@ class Checkpointer(Session):
             self.end(finished=False)
 
     def finish(self) -> None:
-        """In the loop's body: training ends with this step, before the loop's own end (early stopping).
+        """End the training with this step (early stopping); call it in the loop's body, on all ranks.
 
-        The state is saved as it is now, the loop ends, and a program started again finds nothing left to do.
+        The state is saved as finished and the loop ends. A program that is started again has nothing left to do. Raises
+        SystemExit if the state cannot be saved.
         """
         self._count_step()
         self.end()
 
     def save(self) -> None:
-        """In the loop's body: save when this step is done, whatever the schedule says."""
+        """Save at the end of this step, in addition to the schedule; call it in the loop's body."""
         self._asked = True
 
     def wait(self) -> None:
-        """In the loop's body, on all ranks: until what was saved so far is a checkpoint, or has failed."""
+        """Block until the last save is committed or has failed; call it in the loop's body, on all ranks.
+
+        Raises CheckpointError if other ranks make a different call.
+        """
         with self._told():
             self._saver.settle(math.inf)
 
     def log(self, **values: Any) -> None:  # numbers, or tensors of one
-        """Metrics of this step, by name: numbers. Each step is kept exactly once, however often it was interrupted."""
+        """Record metrics of this step, by name; only rank 0's are kept.
+
+        Values are numbers, or tensors and arrays of one element. Each step is kept exactly once, however often the
+        training was interrupted. Raises CheckpointError for any other value, and for the names `step` and `time`.
+
+            ckpt.log(loss=loss, accuracy=accuracy)
+        """
         if self._ranks.rank == 0:
             self._rows.log(self.step, values)
 
     def open_epoch(self, loader: object = None) -> Iterator[Any]:  # any iterable
-        """What is left of this epoch of the loader (default: the one given to Checkpointer())."""
+        """Return an iterator over the rest of this epoch.
+
+        loader  default: the one given to Checkpointer()
+
+        Raises CheckpointError if the data is not that of the checkpoint.
+        """
         start, resumed = time.monotonic(), self._position.batch > 0
         source = self._position.open_epoch(self._loader if loader is None else loader)
-        if resumed:  # finding the place in it again is part of the restore
+        if resumed:  # finding the position in the loader is part of the restore
             taken = time.monotonic() - start
             self._progress.restore_seconds += taken
             self._mark += taken
         return source
 
     def _is_over(self, goal: int) -> bool:
-        """Return whether nothing is left to do; then what follows the loop finds the random state of the end."""
+        """Return whether `goal` was reached before; if so, restore the random state of the end."""
         over = self.finished and goal <= self._goal
         if over:
             self._restore_random()

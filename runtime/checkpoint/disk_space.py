@@ -1,6 +1,6 @@
-"""Room for checkpoints on a local disk: what there is, and which older checkpoints go where there is too little.
+"""Disk space for checkpoints: check it, report it, and remove old checkpoints when it is short.
 
-In an object store there is always room. Standard library and xxhash only: the writer uses this too.
+Object stores count as unlimited. Standard library and xxhash only, since the writer imports this module.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ if TYPE_CHECKING:
     from .ranks import Ranks
 
 LEAST = 2
-"""Checkpoints that must fit: the newest one stands until the next is committed."""
+"""Number of checkpoints that must fit on the disk: the newest one is kept until the next is committed."""
 
 
 def check_room(store: CheckpointStore, ranks: Ranks, size: int, keep: int) -> None:
-    """Warn where `keep` checkpoints and the next save do not fit; raise PassingError where not even LEAST do.
+    """Warn if `keep` checkpoints and the next save do not fit; raise PassingError if fewer than LEAST fit.
 
     size: bytes that this rank saves each time. Collective.
     """
@@ -37,7 +37,7 @@ def check_room(store: CheckpointStore, ranks: Ranks, size: int, keep: int) -> No
 
 
 def _warning(store: CheckpointStore, size: int, keep: int) -> str:
-    """Return a warning if there is less room than `keep` needs, else ""; raises PassingError if it is too little."""
+    """Return a warning if there is less space than `keep` needs, else ""; raises PassingError if LEAST do not fit."""
     try:
         free, good = _free(store), store.in_condition(Condition.GOOD)
         fit = (free + sum(map(store.size, good))) // max(size, 1)
@@ -45,7 +45,7 @@ def _warning(store: CheckpointStore, size: int, keep: int) -> str:
             return ""
         figures = f"a checkpoint takes {_text(size)}, and {_text(free)} are free{_others(store, good)}"
     except (JobDirError, OSError):
-        return ""  # the first save finds out
+        return ""  # reported by the first save
     if fit < LEAST:
         raise PassingError(
             f"{store}: the disk is too small to save to: {figures}. There must be room for {LEAST}, for the newest "
@@ -58,10 +58,10 @@ def _warning(store: CheckpointStore, size: int, keep: int) -> str:
 
 
 def make_room(store: CheckpointStore, coming: Name, size: int) -> bool:
-    """Remove the oldest checkpoint if that helps a save of `size` bytes; False: nothing may go, or nothing helps.
+    """Remove the oldest checkpoint to make space for a save of `size` bytes; return whether it was removed.
 
-    A newer one, of which every byte was just verified, is left. None is removed where all of them together would not
-    make room enough, nor where a newer attempt has begun.
+    A newer checkpoint is verified completely first. Nothing is removed if that fails, if all older checkpoints together
+    would not free enough space, or if a newer attempt has begun.
     """
     try:
         good = store.in_condition(Condition.GOOD)
@@ -79,7 +79,7 @@ def make_room(store: CheckpointStore, coming: Name, size: int) -> bool:
 
 
 def describe_shortage(store: CheckpointStore, size: int) -> str:
-    """Return how much room a save of `size` bytes needs, how much there is, and what else takes some."""
+    """Return a message with the bytes that a save needs, the free space, and the checkpoints that take space."""
     try:
         good = store.in_condition(Condition.GOOD)
         stands = ". The newest checkpoint stands until the next is complete" if good else ""
@@ -89,7 +89,7 @@ def describe_shortage(store: CheckpointStore, size: int) -> str:
 
 
 def _others(store: CheckpointStore, good: list[Name]) -> str:
-    """Return how many checkpoints there are, and the room of damaged ones, which nothing removes."""
+    """Return the number of checkpoints and the space taken by damaged ones, which are never removed automatically."""
     damaged = store.damaged()
     parts = [f" besides {len(good)} checkpoint{'s' if len(good) > 1 else ''}"] if good else []
     if damaged:
@@ -102,7 +102,7 @@ def _others(store: CheckpointStore, good: list[Name]) -> str:
 
 
 def _free(store: CheckpointStore) -> int:
-    """Return the bytes that this user may still write."""
+    """Return the number of bytes that this user may still write to the disk."""
     place = store.job_dir.folder
     while place is not None and not place.is_dir() and place != place.parent:
         place = place.parent
@@ -111,7 +111,7 @@ def _free(store: CheckpointStore) -> int:
 
 
 def _is_whole(store: CheckpointStore, name: Name) -> bool:
-    """Return whether every byte of it reads back as it was written."""
+    """Read a whole checkpoint and return whether every byte matches its checksum."""
     try:
         files = Files(store, name, store.read_commit(name))
         for rank in range(files.world):
@@ -122,7 +122,7 @@ def _is_whole(store: CheckpointStore, name: Name) -> bool:
 
 
 def _verify_data(store: CheckpointStore, name: Name, manifest: RankManifest) -> None:
-    """Raise UnusableError if a rank's data file is not what its manifest says; a chunk at a time is in memory."""
+    """Raise UnusableError if a rank's data file does not match its manifest; needs memory for one chunk."""
     data = open_data(store, name, manifest.rank, manifest.size)
     buffer = memoryview(bytearray(min(manifest.chunk_size, manifest.size)))
 
@@ -141,7 +141,7 @@ def _verify_data(store: CheckpointStore, name: Name, manifest: RankManifest) -> 
 
 
 def _text(size: int) -> str:
-    """Return a number of bytes as people read it."""
+    """Format a number of bytes with a decimal unit: `3.2 GB`."""
     value, units = float(size), ["bytes", "kB", "MB", "GB", "TB"]
     while value >= 1000 and len(units) > 1:
         value, units = value / 1000, units[1:]

@@ -1,4 +1,4 @@
-"""How checkpointing says that it cannot go on, and the exit codes by which a program tells its launcher."""
+"""Errors of checkpointing, and the exit codes by which a program reports its outcome to its launcher."""
 
 from __future__ import annotations
 
@@ -6,51 +6,51 @@ import logging
 from collections.abc import Sequence
 
 EXIT_DONE = 0
-"""The training has reached its end, and that is in a committed checkpoint."""
+"""The training is finished, and a committed checkpoint holds its end."""
 EXIT_USER = 70
-"""An error of the program's own, which running it again does not heal. (EX_SOFTWARE)"""
+"""An error in the program; running it again would not help. (EX_SOFTWARE)"""
 EXIT_SAVED = 75
-"""Interrupted; everything done so far is in a committed checkpoint: run me again. (EX_TEMPFAIL)"""
+"""Interrupted, with all steps in a committed checkpoint: run it again. (EX_TEMPFAIL)"""
 EXIT_OLDER = 76
-"""Interrupted; the last save failed, an older checkpoint stands: run me again, some steps will be redone."""
+"""Interrupted, and the last save failed: run it again; it resumes from an older checkpoint and redoes some steps."""
 EXIT_NONE = 77
-"""Interrupted; there is no checkpoint at all: running again begins at the start."""
+"""Interrupted without any checkpoint: run it again, from the beginning."""
 EXIT_STORE = 74
-"""The program reached its end, but its last checkpoint could not be written. (EX_IOERR)"""
+"""The training is finished, but its last checkpoint could not be written. (EX_IOERR)"""
 EXIT_FENCED = 73
-"""A newer attempt writes to the same place: this one must not go on. (EX_CANTCREAT)"""
+"""A newer attempt writes to the same folder: this one must stop. (EX_CANTCREAT)"""
 
 _LISTED = 8
-"""Damaged checkpoints that a message names."""
+"""Maximum number of damaged checkpoints listed in a message."""
 
 
 class CheckpointError(Exception):
-    """Training cannot start or go on as asked; the message says why and what to do."""
+    """Training cannot start or continue; the message says why and what to do."""
 
     code: int | None = EXIT_USER
-    """What the outcome file says of it; None: nothing, so that the launcher judges by its own rules."""
+    """Exit code to record in the outcome file; None: record nothing, so that the launcher applies its own rules."""
 
 
 class PassingError(CheckpointError):
-    """Nothing is wrong with the program, and running it again may help: a store or another rank was out of reach."""
+    """A transient error, such as an unreachable store or rank: running the program again may help."""
 
     code: int | None = None
 
 
 class OutOfReachError(PassingError):
-    """The store could not be used, however often it was asked: the job is to run again, and no failure is counted."""
+    """The store stayed unavailable through all retries: the job is to run again, and no failure is counted."""
 
     code = EXIT_OLDER
 
 
 class TakenOverError(CheckpointError):
-    """A newer attempt has begun before this one."""
+    """A newer attempt had begun before this one."""
 
     code = EXIT_FENCED
 
 
 class UnusableError(Exception):
-    """This checkpoint cannot be restored; `damaged`: for good, so that later runs need not look at it again."""
+    """A checkpoint cannot be restored. `damaged`: permanently, so that later runs can skip it."""
 
     def __init__(self, reason: str, *, damaged: bool) -> None:
         super().__init__(reason)
@@ -58,7 +58,7 @@ class UnusableError(Exception):
 
 
 class AllDamagedError(CheckpointError):
-    """There are checkpoints, and all are damaged: to begin anew is for a person to decide."""
+    """There are checkpoints, but all are damaged; the user must decide whether to start over."""
 
     def __init__(self, place: str, reasons: Sequence[str]) -> None:
         super().__init__(
@@ -70,16 +70,16 @@ class AllDamagedError(CheckpointError):
 
 
 def list_damaged(reasons: Sequence[str]) -> str:
-    """Return the first of these lines, each "<checkpoint>: <reason>", indented below a message."""
+    """Return the first _LISTED of these lines, each "<checkpoint>: <reason>", indented below a message."""
     return "".join(f"\n  {reason}" for reason in reasons[:_LISTED])
 
 
 class FencedError(Exception):
-    """A newer attempt has taken over the place of our checkpoints."""
+    """A newer attempt has taken over the checkpoint folder."""
 
 
 class _UnlessConfigured(logging.StreamHandler):  # type: ignore[type-arg]
-    """Prints to stderr as long as the program has not set up logging itself."""
+    """Handler that prints to stderr until the program configures logging itself."""
 
     def emit(self, record: logging.LogRecord) -> None:
         if not logging.getLogger().handlers:
@@ -87,7 +87,7 @@ class _UnlessConfigured(logging.StreamHandler):  # type: ignore[type-arg]
 
 
 def logger() -> logging.Logger:
-    """The logger `cloudgpu.checkpoint`: what was saved and restored is worth a line in any program's log."""
+    """Return the logger `cloudgpu.checkpoint`; it prints INFO to stderr unless the program configures logging."""
     log = logging.getLogger("cloudgpu.checkpoint")
     if not log.handlers:
         handler = _UnlessConfigured()

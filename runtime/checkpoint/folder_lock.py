@@ -1,4 +1,4 @@
-"""One folder, one training: a second Checkpointer of this process is refused where another one has trained."""
+"""Lock of a checkpoint folder within a process: a folder holds the checkpoints of one training."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from .errors import CheckpointError
 from .store import CheckpointStore
 
 _held: dict[tuple[int, str], FolderHold] = {}
-"""By process (a fork inherits the table) and folder."""
+"""Current holder, by process id (a forked child inherits this table) and folder."""
 
 
 class FolderHold:
-    """A Checkpointer's hold on its folder. One that has neither restored nor begun gives way to the next."""
+    """Lock that a Checkpointer holds on its folder. Until its first use() the next Checkpointer can take it over."""
 
     def __init__(self, store: CheckpointStore) -> None:
-        """Take the folder; raises CheckpointError if a Checkpointer of this process has trained in it."""
+        """Acquire the folder. Raises CheckpointError if another Checkpointer of this process has trained in it."""
         self._folder = str(store)
         self._used = self._released = False
         self._key = os.getpid(), self._folder
@@ -24,7 +24,7 @@ class FolderHold:
         _held[self._key] = self
 
     def use(self) -> None:
-        """Keep the folder until release(); raises CheckpointError if another Checkpointer has taken it meanwhile."""
+        """Keep the folder until release(). Raises CheckpointError if it was released, or taken over by another one."""
         if self._released:
             raise CheckpointError(f"this Checkpointer has given up {self._folder}: make another one to go on")
         if _held.get(self._key) is not self:
@@ -32,7 +32,7 @@ class FolderHold:
         self._used = True
 
     def release(self) -> None:
-        """Let another Checkpointer of this process go on with the same training."""
+        """Release the folder, so that another Checkpointer of this process can continue the training."""
         self._released = True
         if _held.get(self._key) is self:
             del _held[self._key]

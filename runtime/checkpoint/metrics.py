@@ -1,8 +1,8 @@
-"""The rows that ckpt.log() makes, until they are part of a checkpoint. See ..metrics for how they are stored.
+"""Buffer of the rows logged by ckpt.log() until a checkpoint holds them; protocol/metrics.py describes their storage.
 
-Each save carries the rows since the last *closed* segment that is known to be committed, those of saves that failed or
-of which nothing is known yet included: so no failure loses a row, and none is twice in a history. In memory there are
-one segment and the rows since the last save.
+Each save carries all rows since the last *closed* segment that is known to be committed, including those of saves that
+failed or whose outcome is unknown. So no failure loses a row, and no history holds a row twice. Memory holds one
+segment and the rows since the last save.
 """
 
 from __future__ import annotations
@@ -17,30 +17,30 @@ from ...protocol.metrics import Number, Row, Segment, find_segment
 from .errors import CheckpointError, OutOfReachError, logger
 
 SEGMENT = 256 << 10
-"""Bytes from which on a segment is closed: so much is written again with each save, at most."""
+"""Size in bytes at which a segment is closed: limits how many bytes are written again with each save."""
 LIMIT = 16 << 20
-"""Bytes of rows in memory while no save succeeds; beyond, every second row is given up."""
+"""Maximum bytes of rows in memory while no save succeeds; beyond it, every second row is dropped."""
 _RESERVED = frozenset({"step", "time"})
 
 
 class MetricRows:
-    """Of the first rank; the others' log() is not kept."""
+    """The metric rows of rank 0; what other ranks log is not kept."""
 
     def __init__(self, *, segment: int = SEGMENT, limit: int = LIMIT) -> None:
         self._segment, self._limit = segment, limit
         self._parent: str | None = None
         self._lines: list[bytes] = []
-        """Rows since the parent, as they are stored."""
+        """Serialized rows since the parent segment."""
         self._size = 0
         self._before = 0
-        """Rows that came before these in this process."""
+        """Number of rows of this process before those in `_lines`."""
         self._current: Row | None = None
-        """The row of the step that is being logged."""
+        """Row of the current step, to which log() adds."""
         self._closing: dict[str, int] = {}
-        """Saves that would close the segment, and how many of this process's rows they carry."""
+        """For each save that would close the segment, the number of this process's rows up to and including its own."""
 
     def log(self, step: int, values: Mapping[str, object]) -> None:
-        """Add values to the step's row; raises CheckpointError for what is no number."""
+        """Add values to the row of a step. Raises CheckpointError if one is not a number or has a reserved name."""
         numbers = {name: _number(name, value) for name, value in values.items()}
         if self._current is not None and self._current.step == step:
             self._current = Row(step, self._current.time, {**self._current.values, **numbers})
@@ -49,7 +49,7 @@ class MetricRows:
         self._current = Row(step, time.time(), numbers)
 
     def take(self, checkpoint: str) -> bytes:
-        """The segment that goes with this save (Save.rows); empty if nothing has been logged, ever."""
+        """Return the segment to save with this checkpoint (Save.rows); empty if nothing was ever logged."""
         self._end_row()
         if self._parent is None and not self._lines:
             return b""
@@ -59,19 +59,19 @@ class MetricRows:
         return Segment(checkpoint, self._parent, closed, self._lines).to_bytes()
 
     def committed(self, checkpoint: str) -> None:
-        """This save is a checkpoint: if it closed a segment, the next one goes on from there."""
+        """Note that this save was committed: if it closed its segment, the next segment starts after it."""
         carried = self._closing.pop(checkpoint, 0)
         if carried <= self._before:
-            return  # it closed nothing, or a later save has
+            return  # it closed no segment, or a later save has closed one already
         gone, self._lines = self._lines[: carried - self._before], self._lines[carried - self._before :]
         self._before, self._parent = carried, checkpoint
         self._size -= sum(map(len, gone))
         self._closing = {name: count for name, count in self._closing.items() if count > carried}
 
     def resume(self, find: Callable[[str], bytes | None], checkpoint: str) -> None:
-        """After a restore: go on from the rows of this checkpoint. `find` reads a key of the checkpoints' folder.
+        """Continue from the rows of a restored checkpoint. `find` reads a key of the checkpoint folder.
 
-        Raises CheckpointError if they cannot be read now: training on would leave them out of all that follows.
+        Raises OutOfReachError if they cannot be read now, since later checkpoints would then lack them.
         """
         try:
             segment = find_segment(find, checkpoint)
@@ -99,15 +99,15 @@ class MetricRows:
             )
             self._lines = self._lines[1::2]
             self._size = sum(map(len, self._lines))
-            self._closing.clear()  # they count rows that are no longer there: what they carry is carried once more
+            self._closing.clear()  # these counts include dropped rows; the rows are saved again with the next segment
 
 
-def _number(name: str, value: Any) -> Number:  # anything a program has at hand
+def _number(name: str, value: Any) -> Number:  # any value
     if name in _RESERVED:
         raise CheckpointError(f"log({name}=...): every row has its {name} already; call it otherwise")
     if not isinstance(value, bool | int | float) and callable(getattr(value, "item", None)):
         try:
-            value = value.item()  # a tensor or an array of one element, or a scalar of NumPy
+            value = value.item()  # a tensor or array of one element, or a NumPy scalar
         except (ValueError, RuntimeError, TypeError) as error:
             raise CheckpointError(f"log({name}=...): expected one number: {error}") from error
     if not isinstance(value, bool | int | float):

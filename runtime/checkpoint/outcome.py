@@ -34,9 +34,9 @@ from .errors import (
 )
 
 TRAINING = "training"
-"""The word of a training that has begun. One that is left in the file belongs to a process that was killed."""
+"""Outcome of a training that has begun. If it remains in the file, the process was killed."""
 UNFINISHED = "unfinished"
-"""The word of a training that its program left by itself: by `break`, `return` or `sys.exit()`."""
+"""Outcome of a training that its program left early: by `break`, `return` or `sys.exit()`."""
 WORDS = {
     EXIT_DONE: "done",
     EXIT_SAVED: "interrupted",
@@ -47,9 +47,9 @@ WORDS = {
     EXIT_FENCED: "fenced",
 }
 SEVERITY = (WORDS[EXIT_DONE], UNFINISHED, TRAINING, *list(WORDS.values())[1:])
-"""All words. Of several trainings or ranks, the word that comes last here is the outcome of the program."""
+"""All outcomes, least severe first. The outcome of a program is the most severe one of its trainings and ranks."""
 _REASON = 4000
-"""Characters of a reason that are kept."""
+"""Maximum length of a recorded reason, in characters."""
 _SHELLS = frozenset({"sh", "bash", "dash", "ash", "busybox", "zsh", "ksh", "mksh", "fish", "make"})
 
 
@@ -58,24 +58,24 @@ class Outcome:
     """The outcome of one training on one rank."""
 
     code: int
-    """A key of WORDS, whatever the process's exit code is."""
+    """A key of WORDS; independent of the exit code of the process."""
     step: int
-    """Steps done."""
+    """Number of completed steps."""
     saved_step: int | None
-    """Steps done in the newest checkpoint known to be committed."""
+    """Number of completed steps in the newest checkpoint known to be committed."""
     checkpoint: str | None
-    """Its name."""
+    """Name of that checkpoint."""
     reason: str
-    """For people."""
+    """Explanation for people."""
 
     def fields(self) -> dict[str, Any]:
         return {**asdict(self), "outcome": WORDS[self.code], "reason": self.reason[:_REASON]}
 
 
 class OutcomeRecord:
-    """The record of one training on one rank in the file CLOUDGPU_OUTCOME; without that variable nothing is written.
+    """Record of one training on one rank in the file CLOUDGPU_OUTCOME; without that variable, nothing is written.
 
-    training  names the training, so that its next process replaces the record: the folder of its checkpoints
+    training  folder of its checkpoints, which identifies the training: its next process replaces the record
     """
 
     def __init__(self, training: str, rank: int = 0, world: int = 1) -> None:
@@ -83,33 +83,34 @@ class OutcomeRecord:
         self._key: dict[str, str | int] = {"training": training, "rank": rank, "world": world}
 
     def announce(self) -> None:
-        """Record a training that may begin, unless an earlier process of the same training was interrupted."""
+        """Record that the training may begin, unless its record is that of an interrupted, failed or killed process."""
         self._write({"outcome": TRAINING}, over=(WORDS[EXIT_DONE], UNFINISHED))
 
     def begin(self) -> None:
-        """Record that the training has begun and is not done."""
+        """Record that the training has begun."""
         self._write({"outcome": TRAINING})
 
     def write(self, outcome: Outcome) -> None:
-        """Record the outcome; that of an error only if the program does not handle the error."""
+        """Record the outcome. An error's record is replaced at exit if the program handles the error."""
         self._write(outcome.fields())
 
     def leave(self, outcome: Outcome) -> NoReturn:
-        """End the program: reason to the log, outcome to the file and as exit code.
+        """End the program: log the reason, record the outcome, and raise SystemExit with its exit code.
 
-        Shells above this process begin no further command of the job's `run`: the agent ends them.
+        Shells above this process are stopped before they start the next command of the job's `run`; the agent kills
+        them.
         """
-        if self._write({**outcome.fields(), "left": True}):  # else the agent would not know that it must end them
+        if self._write({**outcome.fields(), "left": True}):  # without it the agent does not kill the shells
             _stop_shells()
         logger().log(logging.INFO if outcome.code == EXIT_SAVED else logging.ERROR, outcome.reason)
         raise SystemExit(interrupted_exit() if outcome.code == EXIT_SAVED else outcome.code)
 
     def close(self) -> None:
-        """Record at the normal end of the process that the program left its training by itself."""
+        """Record, at the normal exit of the process, that the program left its training early."""
         self._write({"outcome": UNFINISHED}, over=(TRAINING, WORDS[EXIT_USER]))
 
     def _write(self, fields: dict[str, object], over: Sequence[str] = SEVERITY) -> bool:
-        """Replace this record in the file if its word is one of `over`; return whether it was. An error is logged."""
+        """Replace this record if its outcome is one of `over`; return whether it was written. An OSError is logged."""
         if not self._path:
             return False
         try:
@@ -132,7 +133,7 @@ class OutcomeRecord:
         return True
 
     def _is_other(self, record: dict[str, object]) -> bool:
-        """Return False for the record to replace, and for those of an earlier run on another number of ranks."""
+        """Return False for the record to replace, and for records of an earlier run with another number of ranks."""
         mine = self._key
         if record["training"] != mine["training"]:
             return True
@@ -140,18 +141,18 @@ class OutcomeRecord:
 
 
 _OPEN: dict[tuple[str | int, ...], OutcomeRecord] = {}
-"""Records of this process to close at its end: of trainings that go on, and of errors that may be handled."""
+"""Records to close when this process exits: of trainings in progress, and of errors that may yet be handled."""
 
 
 def _close_at_exit(record: OutcomeRecord) -> None:
     util = sys.modules.get("multiprocessing.util")
-    if util is not None and not _OPEN:  # the children of multiprocessing call no atexit functions
+    if util is not None and not _OPEN:  # multiprocessing children do not run atexit functions
         util.Finalize(None, _close_all, exitpriority=0)
     _OPEN[tuple(record._key.values())] = record
 
 
 def _close_all() -> None:
-    """Close the open records, unless an exception ends the program."""
+    """Close the open records, unless the program ends by an exception."""
     while _OPEN and getattr(sys, "last_value", None) is None:
         _OPEN.popitem()[1].close()
 
@@ -169,7 +170,7 @@ def _locked(path: str) -> Iterator[None]:
 
 
 def _read_records(path: str) -> Sequence[dict[str, Any]]:
-    """Return the records in the file; none if there is no file, or none of ours."""
+    """Return the records in the file; [] if the file is missing or not an outcome file."""
     try:
         records = json.loads(Path(path).read_bytes())["trainings"]
         return [one for one in records if one["outcome"] in SEVERITY and isinstance(one["training"], str)]
@@ -178,10 +179,10 @@ def _read_records(path: str) -> Sequence[dict[str, Any]]:
 
 
 def _stop_shells() -> None:
-    """Stop the shells above this process that belong to the job; without an agent, which ends them, do nothing."""
+    """Stop (SIGSTOP) the job's shells above this process, which the agent then kills; without an agent, do nothing."""
     machine = os.environ.get("CLOUDGPU_MACHINE")
     mark, process = f"CLOUDGPU_MACHINE={machine}".encode(), os.getppid()
-    with suppress(OSError):  # a process has just ended, belongs to another user, or there is no /proc
+    with suppress(OSError):  # a process has exited or belongs to another user, or there is no /proc
         while machine and mark in Path(f"/proc/{process}/environ").read_bytes().split(b"\0"):
             name, _, fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")
             if name.partition("(")[2] in _SHELLS:
@@ -190,7 +191,10 @@ def _stop_shells() -> None:
 
 
 def interrupted_exit() -> int:
-    """What to end with instead of 75, for platforms that know another code: CLOUDGPU_INTERRUPTED_EXIT."""
+    """Return the exit code for an interruption: CLOUDGPU_INTERRUPTED_EXIT, for platforms that expect another than 75.
+
+    Raises CheckpointError if the variable is not an exit code.
+    """
     text = os.environ.get("CLOUDGPU_INTERRUPTED_EXIT") or str(EXIT_SAVED)
     if not (text.isascii() and text.isdecimal() and 0 < int(text) < 256):
         raise CheckpointError(f"CLOUDGPU_INTERRUPTED_EXIT={text!r}: expected an exit code, 1 to 255")

@@ -1,4 +1,4 @@
-"""Progress that the program reports to its agent: steps done, saved and restored, and where the time went."""
+"""Progress report to the agent: steps completed, saved and restored, and the time spent on each."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from .errors import logger
 from .schedule.schedule import Schedule
 
 WRITE_INTERVAL = 0.5
-"""Seconds between two writes of the file, but for those at a save, a restore or the end."""
+"""Minimum seconds between two writes of the file; writes at a save, a restore or the end are not limited."""
 
 
 @dataclass(slots=True)
 class ProgressFile:
-    """The fields of jobdir.Progress, counted here; written by each node's first rank to the file CLOUDGPU_PROGRESS."""
+    """Counters of jobdir.Progress; the first rank of each node writes them to the file CLOUDGPU_PROGRESS."""
 
     path: str | None
     schedule: Schedule | None = None
-    """Its measurements are reported too."""
+    """Schedule whose measurements are reported too."""
     restored_step: int | None = None
     step: int = 0
     saved_step: int | None = None
@@ -31,7 +31,7 @@ class ProgressFile:
     blocked_seconds: float = 0.0
     restore_seconds: float = 0.0
     _staged: dict[int, float] = field(default_factory=dict)
-    """Step of a save -> the step_seconds it holds."""
+    """Step of a save -> `step_seconds` at that save."""
     _written: float = -WRITE_INTERVAL
     _warned: bool = False
 
@@ -40,7 +40,7 @@ class ProgressFile:
         return cls(os.environ.get("CLOUDGPU_PROGRESS") if local_rank == 0 else None, schedule)
 
     def staged(self) -> None:
-        """Note that the state of now is copied: if it becomes `saved_step`, training up to now is safe."""
+        """Note that the current state was copied for a save of this step."""
         self._staged[self.step] = self.step_seconds
 
     def write(self, *, force: bool = False) -> None:

@@ -1,7 +1,7 @@
-"""Agreement among the ranks of one training; a single rank gets its own values back.
+"""Collective operations among the ranks of one training; with a single rank they return its own values.
 
-Uses a gloo group of its own, so that nothing here meets the program's collectives or waits for a GPU. All calls are
-collective: every rank must make them in the same order.
+A dedicated gloo group keeps them separate from the program's collectives, and from GPU work. All calls are collective:
+every rank must make them in the same order.
 """
 
 from __future__ import annotations
@@ -19,17 +19,18 @@ from .rendezvous import find_world, make_group
 
 _T = TypeVar("_T")
 _WIDTH = 16
-"""Values of one all-reduce, always as many: of different lengths, the ranks would hang, or read past the end."""
+"""Number of values in one all-reduce, padded: with different lengths the ranks would hang, or read past the end."""
 
 _LET_GO_S = 1.0
-"""gloo's thread drops a tensor a moment after the result is there. If that is after the interpreter's end, the process
-aborts ("terminate called without an active exception", torch 2.13): a training that was done, or had been told to stop,
-would seem to have failed. So ended 5 of 80 processes on a busy machine."""
+"""Maximum seconds to wait for gloo's thread to release a tensor, which it does shortly after the result is available.
+If it does so after the interpreter's shutdown, the process aborts ("terminate called without an active exception",
+torch 2.13), and a finished or interrupted training would look like a failure. Seen in 5 of 80 processes on a busy
+machine."""
 
 
 @contextmanager
 def _others_may_end() -> Iterator[None]:
-    """torch tells of a rank that is gone by a RuntimeError, in words about its transport."""
+    """Translate the RuntimeError by which torch reports a lost rank, which names only its transport."""
     try:
         yield
     except RuntimeError as error:
@@ -37,14 +38,14 @@ def _others_may_end() -> Iterator[None]:
 
 
 def _told(error: Exception) -> tuple[str, int | None]:
-    """What other ranks are told of an error here: a reason, and a code for the outcome file."""
+    """Return the reason and exit code of an error, for the other ranks."""
     if isinstance(error, CheckpointError):
         return str(error), error.code
     return f"{type(error).__name__}: {error}", None
 
 
 class Ranks:
-    """This process and its peers: all that share one set of checkpoints."""
+    """This process and its peers: all ranks that share one set of checkpoints."""
 
     def __init__(self) -> None:
         self.rank, self.world = 0, 1
@@ -67,8 +68,10 @@ class Ranks:
             )
 
     def maximum(self, values: Sequence[int]) -> list[int]:
-        """Return the greatest of each value over all ranks; one small all-reduce. Raises CheckpointError on all ranks
-        if they are at different calls: one is in wait(), say, and another one at a step's end.
+        """Return the maximum of each value over all ranks, by one small all-reduce.
+
+        Raises CheckpointError on all ranks if they make different calls: one is in wait(), say, and another at a step's
+        end.
         """
         if self._group is None:
             return list(values)
@@ -95,13 +98,14 @@ class Ranks:
 
     @contextmanager
     def together(self) -> Iterator[None]:
-        """What is raised within on one rank is raised on all of them: there on that rank, as a CheckpointError that
-        names it on the others. Nothing within may be collective.
+        """Raise an error of one rank on all ranks: on the others as a CheckpointError that names the rank.
+
+        The body must not call collective methods.
         """
         error: Exception | None = None
         try:
             yield
-        except Exception as raised:  # noqa: BLE001 - raised again below, when the others know
+        except Exception as raised:  # noqa: BLE001 - raised again below, after the exchange with the other ranks
             error = raised
         if self.world > 1 and self.maximum([error is not None])[0]:
             said = self.gather(None if error is None else _told(error))
@@ -124,7 +128,7 @@ class Ranks:
         parts = [torch.empty_like(own) for _ in range(self.world)]
         with _others_may_end():
             self._group.allgather([parts], [own]).wait()
-        return [pickle.loads(part.numpy().tobytes()) for part in parts]  # noqa: S301 - from this very program's ranks
+        return [pickle.loads(part.numpy().tobytes()) for part in parts]  # noqa: S301 - from ranks of this program
 
     def from_first(self, call: Callable[[], _T]) -> _T:
         """Call `call` on rank 0 only, and return its result, or raise its exception, on every rank."""
@@ -132,7 +136,7 @@ class Ranks:
         if self.rank == 0:
             try:
                 answer = call(), None
-            except Exception as error:  # noqa: BLE001 - raised below, on every rank: none is left waiting
+            except Exception as error:  # noqa: BLE001 - raised below, on every rank, so that no rank hangs
                 answer = None, error
         result, raised = self.gather(answer)[0]
         if raised is not None:

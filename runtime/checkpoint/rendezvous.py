@@ -1,8 +1,7 @@
-"""The world of a program that uses MPI or Horovod, and a process group of the Checkpointer's own for its ranks.
+"""Process group for the ranks of a program that uses MPI or Horovod, which do not initialise torch.distributed.
 
-Such programs do not initialise torch.distributed. The group leaves its default group alone: the program may initialise
-it later. Rank 0 opens a store at a port that the kernel chooses, and the program's own library broadcasts the address:
-no port has to be agreed upon beforehand.
+The group is not torch's default group, which the program may initialise later. Rank 0 opens a store at a port chosen by
+the kernel, and MPI or Horovod broadcasts its address, so no port needs to be configured.
 """
 
 from __future__ import annotations
@@ -17,17 +16,17 @@ from typing import Any, NamedTuple
 from .errors import CheckpointError
 
 _HOROVOD = ("horovod.torch", "horovod.tensorflow")
-"""Modules that a Horovod program has imported one of; horovod.keras imports the latter."""
+"""Modules of which a Horovod program imports one; horovod.keras imports the latter."""
 
 _TIMEOUT = timedelta(minutes=30)
-"""Limits the wait for another rank in a collective; torch's default for gloo."""
+"""Timeout of a collective; torch's default for gloo."""
 
 _CONNECT_TIMEOUT = timedelta(minutes=1)
-"""Limits the wait for rank 0's store, which is open before its address is broadcast."""
+"""Timeout for the connection to rank 0's store, which is open before its address is broadcast."""
 
 
 class World(NamedTuple):
-    """The ranks that MPI or Horovod has started."""
+    """The ranks started by MPI or Horovod."""
 
     rank: int
     size: int
@@ -36,7 +35,7 @@ class World(NamedTuple):
 
 
 def find_world() -> World | None:
-    """Return the world of mpi4py or Horovod, whichever the program has initialised; None if it has neither."""
+    """Return the ranks of mpi4py or Horovod, whichever the program has initialised; None if neither."""
     mpi: Any = sys.modules.get("mpi4py.MPI")
     if mpi is not None and mpi.Is_initialized() and not mpi.Is_finalized():
         world = mpi.COMM_WORLD
@@ -44,15 +43,16 @@ def find_world() -> World | None:
     for name in _HOROVOD:
         horovod: Any = sys.modules.get(name)
         if horovod is not None and horovod.is_initialized():
-            # By default Horovod's name is the value's type, by which ranks with different types wait for ever.
+            # Horovod names the operation after the value's type by default; ranks with other types would hang.
             broadcast = partial(horovod.broadcast_object, root_rank=0, name="cloudgpu.rendezvous")
             return World(horovod.rank(), horovod.size(), broadcast)
     return None
 
 
 def make_group(world: World) -> Any:  # torch's ProcessGroupGloo
-    """Return a new gloo group of all ranks; collective. Raises CheckpointError without torch, RuntimeError if a rank
-    cannot be reached.
+    """Return a new gloo group of all ranks; collective.
+
+    Raises CheckpointError if torch is not installed, RuntimeError if a rank cannot be reached.
     """
     try:
         import torch.distributed as dist

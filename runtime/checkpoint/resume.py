@@ -1,6 +1,6 @@
-"""A process takes up a training: an attempt of its own is begun, then the newest checkpoint is restored.
+"""Resume a training in a new process: begin an attempt, then restore the newest checkpoint.
 
-All of it is collective; what fails on one rank is raised on all.
+All functions are collective; an error on one rank is raised on all.
 """
 
 from __future__ import annotations
@@ -22,30 +22,31 @@ if TYPE_CHECKING:
     from .ranks import Ranks
 
 DRAIN = 60.0
-"""Seconds that a new process waits for what an earlier one has staged."""
+"""Timeout in seconds for the saves that an earlier process has staged."""
 _MISFITS = (ValueError, KeyError, TypeError, RuntimeError, AttributeError, IndexError, AssertionError)
-"""What load_state_dict() of this or that kind raises for a state that is not its own."""
+"""Exceptions raised by load_state_dict() of various classes for a state that does not fit."""
 
 
 class Attempt(NamedTuple):
-    """One process's turn at a training, on all its ranks."""
+    """One start of a training, on all its ranks."""
 
     number: int
     run: str
-    """run_nonce() of the first rank."""
+    """Identifier of this start: run_nonce() of rank 0."""
     unwritable: CheckpointError | None = None
-    """Why nothing can be saved: training cannot begin, but what is finished can be restored."""
+    """Why nothing can be saved. Training cannot begin then, but a finished training can be restored."""
 
 
 def begin_attempt(store: CheckpointStore, ranks: Ranks, *, shared: bool) -> Attempt:
-    """Fence off what may still run of older attempts.
+    """Begin an attempt and fence off older ones. Raises CheckpointError, TakenOverError if a newer one has begun.
 
-    shared: jobs may come here one after the other, and each counts its own attempts from 1: they are counted here.
+    shared: the folder may be used by several jobs, each of which numbers its attempts from 1; so the number is taken
+    from the folder instead of the job.
     """
-    with ranks.together():  # before the claim, which fences off what is still being written of the one before
+    with ranks.together():  # before the claim, which would fence off what the previous process is still writing
         finish_earlier(store, ranks.rank, DRAIN)
     attempt = ranks.from_first(lambda: _claim(store, shared=shared))
-    store.job_dir.make = False  # it is there now; should it be deleted while we train, it stays so
+    store.job_dir.make = False  # exists now; if it is deleted during training, it is not created again
     return attempt
 
 
@@ -64,7 +65,7 @@ def _claim(store: CheckpointStore, *, shared: bool) -> Attempt:
 
 
 def _unclaimed(store: CheckpointStore) -> int:
-    """Return the attempt after the newest, as far as that can be read."""
+    """Return the number after the newest attempt, or 1 if that cannot be read."""
     try:
         return store.newest_attempt() + 1
     except JobDirError:
@@ -72,10 +73,10 @@ def _unclaimed(store: CheckpointStore) -> int:
 
 
 def starts_since(checkpoint: Name, attempt: int, *, shared: bool) -> int:
-    """Return how often the training was started since this checkpoint was saved, this attempt included.
+    """Return how many times the training was started since this checkpoint was saved, including this start.
 
-    A job's attempt numbers also count launches that were refused, so they say no more than that there was one start;
-    what its earlier attempts met is in CLOUDGPU_INTERRUPTIONS.
+    A job's attempt numbers include refused launches, so in a job the result is 1, unless the folder is `shared`; the
+    interruptions of its earlier attempts are in CLOUDGPU_INTERRUPTIONS.
     """
     is_counted = shared or not os.environ.get("CLOUDGPU_ATTEMPT")
     return max(1, attempt - checkpoint.attempt) if is_counted else 1
@@ -90,10 +91,13 @@ def restore_objects(
     *,
     on_damage: str,
 ) -> Restored | None:
-    """Load the newest checkpoint into the objects; None if there is none."""
+    """Load the newest checkpoint into the objects; return it, or None if there is none.
+
+    Raises CheckpointError if it does not fit the objects.
+    """
     with ranks.together():
         _drain(client)
-    if ranks.rank == 0 and attempt.unwritable is None:  # all have drained: what is not committed now never will be
+    if ranks.rank == 0 and attempt.unwritable is None:  # all earlier saves are committed or have failed by now
         _clean(store, attempt.number)
     found = restore(store, ranks, objects=objects, cached=client.cached, on_damage=on_damage)
     if found is not None:
@@ -109,7 +113,7 @@ def _drain(client: WriterClient) -> None:
 
 
 def _clean(store: CheckpointStore, attempt: int) -> None:
-    """Remove what dead writers left unfinished."""
+    """Remove unfinished checkpoints of earlier processes; an error is logged."""
     try:
         store.clean(attempt)
     except JobDirError as error:

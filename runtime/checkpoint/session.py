@@ -1,4 +1,4 @@
-"""A training between begin() and end(): its steps are counted, what is due is saved, a notice is obeyed."""
+"""Session: the part of a Checkpointer that counts steps, saves when due, and handles notices."""
 
 from __future__ import annotations
 
@@ -40,12 +40,12 @@ from .store import CheckpointStore
 from .writer.client import WriterClient
 
 PATIENCE = 10.0
-"""Seconds that a loop which was broken off waits for what is staged: an orphaned writer goes on after that."""
+"""Seconds to wait for staged saves when the loop is broken off; the writer process continues after that."""
 _FOREVER = 1 << 62
 
 
 class Session:
-    """All of a Checkpointer but the loops: what each of its public methods does is told there."""
+    """Base class of Checkpointer: everything but the loops. Integrations call begin(), end_step(), end()."""
 
     def __init__(
         self,
@@ -60,26 +60,26 @@ class Session:
         overlap: bool | str,
     ) -> None:
         self.state: dict[str, Any] = {}
-        """Plain values of your own, saved and restored with the rest."""
+        """Plain values of the program, saved and restored with the rest."""
         self.step = 0
-        """Steps done; in the loop's body the number of this step, from 0."""
+        """Number of completed steps; in the loop's body, the number of the current step, from 0."""
         self.finished = False
-        """The training has reached its end."""
+        """True if the training has reached its end."""
         self._objects, self._loader = objects, loader
         self._position = DataPosition(replay=replay, objects=objects)
         self._random: dict[str, Any] | None = None
         self._goal = 0
-        """Epochs or steps that the loop was asked for when it finished."""
+        """Number of epochs or steps that the loop was asked for when it finished."""
         self._running = False
-        """Between begin() and end()."""
+        """True between begin() and end()."""
         self._asked = False
         self._prepared = ""
-        """The state of which memory has been asked for: "parameters" or "all"."""
+        """State for which slot memory has been allocated: "" (none), "parameters" or "all"."""
         self._rows = MetricRows()
         self._accumulation = Accumulation(objects)
         self._alignment = StateAlignment()
         self.buckets = BucketOrders(objects.values)
-        """For frameworks, which wrap their models after the Checkpointer has been made."""
+        """Reads the objects on each use, because frameworks wrap their models after the Checkpointer is constructed."""
         self._ranks = Ranks()
         self._record = OutcomeRecord(_training(folder), self._ranks.rank, self._ranks.world)
         try:
@@ -108,7 +108,7 @@ class Session:
         self._mark = time.monotonic()
 
     def _take_up(self, store: CheckpointStore) -> None:
-        """Begin an attempt and restore what there is."""
+        """Begin an attempt and restore the newest checkpoint."""
         ranks, policy = self._ranks, self._policy
         attempt = begin_attempt(store, ranks, shared=self._shared)
         self._unwritable = attempt.unwritable
@@ -125,12 +125,12 @@ class Session:
         try:
             self._restore(attempt)
         except BaseException:
-            self._saver.close()  # whoever keeps the exception keeps us: the node's writer is not to wait for that
+            self._saver.close()  # frees the node's writer even if the exception, and so this object, is kept
             raise
 
     @contextmanager
     def _told(self) -> Iterator[None]:
-        """Report an error that ends the program to the launcher, too."""
+        """Record an error that ends the program in the outcome file."""
         try:
             yield
         except CheckpointError as error:
@@ -138,12 +138,12 @@ class Session:
                 self.report(error.code, str(error))
             raise
 
-    # The loop's frame
+    # Begin and end of the loop
 
     def begin(self) -> None:
-        """Before the first step: random state is restored, notices are listened to. Once more changes nothing.
+        """Begin training: restore random state, and start to handle notices and signals. Idempotent.
 
-        A notice that is there already is obeyed: raises SystemExit. Raises CheckpointError if nothing can be saved.
+        A notice that has already arrived is handled: raises SystemExit. Raises CheckpointError if nothing can be saved.
         """
         if self._running:
             return
@@ -163,14 +163,14 @@ class Session:
             self._schedule.count_from(self.step, self._mark)
             self._explain(self._mark)
             self._boundary()
-        except BaseException:  # the loop does not begin, and nobody else will end it
+        except BaseException:  # the loop does not start, so it will not call end()
             self.end(finished=False)
             raise
 
     def end_step(self, epoch_ended: bool = False) -> None:
-        """A step is done: it is counted, what is due is saved, a notice is obeyed (saved, then SystemExit).
+        """Count a completed step, save if due, and handle a notice (save, then raise SystemExit).
 
-        epoch_ended: it was the epoch's last, and the next one begins with the first batch.
+        epoch_ended: the step was the last of its epoch; the next step is the first of the next epoch
         """
         self._count_step()
         if epoch_ended:
@@ -178,13 +178,14 @@ class Session:
         self._boundary()
 
     def end(self, finished: bool = True, *, goal: int | None = None) -> None:
-        """After the loop: notices are no longer listened to. Once more changes nothing.
+        """End training, and stop handling notices and signals. Idempotent.
 
-        finished  training has reached its end: that is saved; raises SystemExit if it cannot be. False: broken off
-        goal      the epochs or steps asked for: asked for more, training goes on. None: finished, whatever is asked for
+        finished  True: save the end of the training, and raise SystemExit if that fails; False: the loop was broken off
+        goal      number of epochs or steps asked for: a later run that asks for more continues; None: finished for any
+                  number
         """
         if not self._running:
-            if not finished:  # it may not have begun, and will not: nothing is to wait for it
+            if not finished:  # training may never have begun: no process must wait for it
                 self._interruption.stop_listening()
                 self._saver.close()
             return
@@ -202,15 +203,15 @@ class Session:
             self._saver.close()
 
     def release(self) -> None:
-        """Give the folder up: another Checkpointer of this process may go on with the same training.
+        """Release the folder, so that another Checkpointer of this process can continue the training.
 
-        A loop that is under way is broken off, as with end(finished=False).
+        A loop in progress is broken off, as by end(finished=False).
         """
         self.end(finished=False)
         self._hold.release()
 
     def _check_folder(self) -> None:
-        """Raise CheckpointError if this training cannot save there. Collective."""
+        """Raise CheckpointError if this training cannot save in its folder. Collective."""
         with self._told(), self._ranks.together():
             self._hold.use()
             if self._unwritable is not None:
@@ -219,7 +220,7 @@ class Session:
     # The step boundary
 
     def _boundary(self) -> None:
-        """Between two steps: count, obey, save. One small all-reduce if there are several ranks."""
+        """Handle what is due between two steps: notices and saves. One small all-reduce if there are several ranks."""
         self._hold.use()
         now = self._count_time()
         notice = self._interruption.look()
@@ -227,7 +228,7 @@ class Session:
             logger().info(f"{notice.reason}: saving now, and more often; training goes on")
             self._schedule.hurry(now + (notice.left or 0.0))
             self._asked = True
-        # Clocks differ, so rank 0's decides; a step's number is everywhere the same.
+        # Durations are decided by rank 0 alone, because clocks differ; step numbers are the same on all ranks.
         due = self._schedule.due(self.step, now) and (self._ranks.rank == 0 or self._schedule.interval is None)
         with self._told():
             stop, save = self._agree(notice is not None and notice.stop, due or self._asked)
@@ -237,14 +238,14 @@ class Session:
             self._save_or_prepare(save and self._saver.staged != (self.step, False))
 
     def _restore_random(self) -> None:
-        """Once, as late as may be: what the program has drawn until then is not of the training."""
+        """Restore random state once, as late as possible: draws before the training must not affect it."""
         if self._random is not None:
             random_state.restore(self._random, random_state.generators_of(self._loader))
             self._random = None
 
     def _save_or_prepare(self, save: bool) -> None:
         free = save and self._saver.can_stage()
-        self._asked = save and not free  # the store is slower than the schedule: at a later boundary, then
+        self._asked = save and not free  # earlier saves are still being written: retry at a later boundary
         if free:
             self._save()
         else:
@@ -252,7 +253,7 @@ class Session:
             self._progress.write()
 
     def _agree(self, stop: bool, save: bool, *, finish: bool = False) -> tuple[bool, bool]:
-        """Return whether any rank wants to stop, or to save."""
+        """Return whether any rank wants to stop, and to save. Raises CheckpointError if steps differ."""
         place = (finish, self.step, self._position.epoch)
         values = self._exchange(stop, save, *place, *(-int(part) for part in place))
         if values[2:5] != [-value for value in values[5:8]]:
@@ -282,8 +283,8 @@ class Session:
     # Saving
 
     def _prepare(self) -> None:
-        """Have the slots' memory made: before the first step, as far as it is known how much optimizers will keep, and
-        once more after it, when they have it. The first time, the room in the folder is looked at.
+        """Allocate the slots' memory before the first step, for the expected size, and again after it, when optimizers
+        have their state. The first call also checks the disk space.
         """
         more = 0 if self.step else state_to_come(self._objects)
         if self._running and more is not None and self._prepared != (known := "all" if self.step else "parameters"):
@@ -307,7 +308,7 @@ class Session:
         return Content(self.step, self.finished, snapshot, self._rows.take)
 
     def _save(self) -> None:
-        """Stage what is to be saved; training goes on while it is written."""
+        """Stage the state; it is written while training continues."""
         start = time.monotonic()
         self._saver.stage(self._content)
         self._progress.staged()
@@ -321,17 +322,17 @@ class Session:
         self._explain(end)
 
     def _explain(self, now: float) -> None:
-        """How often is saved and why, at first and when that changes."""
+        """Log the interval between saves and its reason, at first and when it changes."""
         if self._ranks.rank == 0 and (line := self._schedule.explanation(now)):
             logger().info(line)
 
     def _committed(self, name: Name, seconds: float) -> None:
-        """On rank 0, for each commit."""
+        """Update schedule and metrics after a commit; called on rank 0."""
         self._schedule.written(seconds)
         self._rows.committed(str(name))
 
     def _save_at_last(self, left: float | None = None) -> bool:
-        """Save and wait until it is committed; `left`: seconds there are for it."""
+        """Save and wait until the save is committed; return whether it was. `left`: timeout in seconds."""
         start = time.monotonic()
         deadline = start + left if left is not None else math.inf
         self._progress.staged()
@@ -360,7 +361,7 @@ class Session:
         self.report(EXIT_DONE, f"training is done: {self.step} steps")
 
     def _obey(self, notice: Notice | None) -> NoReturn:
-        """Save and end the program."""
+        """Save the state and end the program."""
         reason = notice.reason if notice is not None else "another rank was told to stop"
         if self._save_at_last(notice.left if notice is not None else None):
             self.leave(EXIT_SAVED, f"{reason}: stopped at step {self.step}, saved as {self._saver.last}")
@@ -385,12 +386,12 @@ class Session:
         self._record.leave(self._outcome(code, reason))
 
     def look_for_notice(self) -> Notice | None:
-        """Return the notice that asks the program to save, or to save and stop; each one to save is returned once."""
+        """Return a notice to save or to stop; None if there is none. A notice to save is returned once."""
         return self._interruption.look()
 
     @property
     def saved_step(self) -> int | None:
-        """Steps done in the newest checkpoint known to be committed."""
+        """Number of completed steps in the newest checkpoint known to be committed."""
         return self._saver.last.step if self._saver.last else None
 
     # Restoring
@@ -414,7 +415,7 @@ class Session:
         self._tell_of_restore(found.name, time.monotonic() - start)
 
     def _load(self, snapshot: dict[str, Any]) -> None:
-        """What is not the objects': those have theirs."""
+        """Load the snapshot, except for the states of the objects."""
         self.state = snapshot["state"]
         self.step, self._goal = snapshot["step"], snapshot["goal"]
         self._position.load_state_dict(snapshot["position"])
@@ -434,6 +435,6 @@ class Session:
 
 
 def _training(folder: str | os.PathLike[str] | None) -> str:
-    """Return the name of a training in the outcome file: its folder, or "" for the one of the job."""
+    """Return the identifier of a training in the outcome file: its folder, or "" for the job's folder."""
     text = "" if folder is None else os.fspath(folder)
-    return text if not text or "://" in text else os.path.abspath(text)  # noqa: PTH100 - the folder may be a link
+    return text if not text or "://" in text else os.path.abspath(text)  # noqa: PTH100 - does not resolve links

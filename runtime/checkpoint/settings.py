@@ -1,6 +1,6 @@
-"""What the environment says of a program's checkpoints: where they are, how often, how many.
+"""Settings of checkpointing: folder, interval and number of checkpoints.
 
-What the program passes to Checkpointer() wins over the job file's policy, which arrives here as variables.
+Arguments of Checkpointer() override the job file's settings, which are passed as environment variables.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ _ON_DAMAGE = "CLOUDGPU_CHECKPOINT_ON_DAMAGE"
 
 
 START_PATIENCE_S = 300.0
-"""Seconds for which a store that fails is asked again at the program's start."""
+"""Seconds for which a failing store is retried at the program's start."""
 ON_DAMAGE = ("stop", "restart")
-"""Actions when every checkpoint is damaged; the first is the default."""
+"""Actions if every checkpoint is damaged; the first is the default."""
 
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """How often is saved, how many checkpoints are kept, when copies are made, and what follows upon damage."""
+    """Settings of one Checkpointer: schedule, number of checkpoints, copy mode and action on damage."""
 
     schedule: Schedule
     keep: int
@@ -40,7 +40,7 @@ class Policy:
     def of(
         cls, every: int | float | str | None, keep: int | None, overlap: bool | str, on_damage: str | None
     ) -> Policy:
-        """Return what was passed to Checkpointer(), else what the environment says. Raises CheckpointError."""
+        """Return the settings from Checkpointer's arguments; None: from the environment. Raises CheckpointError."""
         keep = keep if keep is not None else from_environment("CLOUDGPU_CHECKPOINT_KEEP", int, 3)
         on_damage = on_damage if on_damage is not None else from_environment(_ON_DAMAGE, str, ON_DAMAGE[0])
         if on_damage not in ON_DAMAGE:
@@ -59,20 +59,20 @@ class Policy:
 
 
 def check_objects(objects: Mapping[str, object]) -> None:
-    """Raises CheckpointError for what has no state of its own."""
+    """Raise CheckpointError if an object lacks state_dict() or load_state_dict()."""
     for name, value in objects.items():
         if not (callable(getattr(value, "state_dict", None)) and callable(getattr(value, "load_state_dict", None))):
             raise CheckpointError(f"{name}= has no state_dict() and load_state_dict(): put it into ckpt.state")
 
 
 def seconds_or_auto(text: str) -> int | float | str:
-    """Of a variable: "auto", seconds ("30.0", as a job's machines are told), a duration ("10m") or "100 steps"."""
+    """Parse "auto", seconds ("30.0", as set on a job's machines), a duration ("10m") or steps ("100 steps")."""
     if text.endswith("steps"):
         return int(text.removesuffix("steps"))
     try:
         return float(text)
     except ValueError:
-        return text  # the schedule knows the words it takes
+        return text  # "auto" or a duration, which the schedule parses
 
 
 def from_environment(name: str, parse: Callable[[str], object], default: object) -> Any:
@@ -86,14 +86,15 @@ def from_environment(name: str, parse: Callable[[str], object], default: object)
 
 
 def start_patience_s() -> float:
-    """Return for how many seconds a store that fails is asked again at the program's start. Raises CheckpointError."""
+    """Return the seconds for which a failing store is retried at the program's start. Raises CheckpointError."""
     return float(from_environment("CLOUDGPU_START_PATIENCE", float, START_PATIENCE_S))
 
 
 def find_store(folder: str | os.PathLike[str] | None, world: int) -> CheckpointStore:
-    """The folder given; the job's; $CLOUDGPU_CHECKPOINTS; ./checkpoints. `world`: ranks that share it.
+    """Return the store in `folder`; default: the job's, else $CLOUDGPU_CHECKPOINTS, else ./checkpoints.
 
-    Nodes of a job whose processes know of no other ranks train each for itself: each has a folder of its own.
+    world: number of ranks that share it. If a job has several nodes but the program has one rank, each node trains
+    separately, and has its own folder below the job's. Raises CheckpointError.
     """
     try:
         if folder is not None:

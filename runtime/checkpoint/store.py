@@ -1,6 +1,6 @@
-"""Checkpoints in a folder of the job dir: written once, committed last, verified when read, the old ones removed.
+"""Store of checkpoints in a folder of the job dir: write, commit, verify and remove them.
 
-docs/checkpoint-format.md describes what lies there, and why a crash at any moment leaves nothing that misleads.
+docs/checkpoint-format.md describes the files, and why a crash at any moment leaves the store consistent.
 """
 
 from __future__ import annotations
@@ -30,47 +30,47 @@ from .format.manifest import CHUNK, FORMAT, RankManifest, chunk_hash, chunk_hash
 COMMIT = "COMMIT.json"
 DAMAGED = "DAMAGED.json"
 READERS = 8
-"""Manifests that are read at the same time."""
+"""Maximum number of manifests read concurrently."""
 
 _MANIFEST = re.compile(r"rank-(\d{5})\.json", re.ASCII)
 _FENCE = re.compile(r"(\d{6,9})\.json", re.ASCII)
 _LONGEST_COMMIT = 64 << 20
-"""Bytes of a COMMIT.json that is read: more than half a million ranks need."""
+"""Maximum bytes of a COMMIT.json to read, enough for more than half a million ranks."""
 _T = TypeVar("_T")
 
 
 class NoRoomError(JobDirError):
-    """The disk, or this user's share of it, is full."""
+    """The disk is full, or this user's quota is exhausted."""
 
 
 class Condition(enum.Enum):
-    """The condition of a checkpoint's folder, as far as it shows without reading the checkpoint."""
+    """Condition of a checkpoint, as far as the presence of its marker files shows it."""
 
     UNCOMMITTED = enum.auto()
-    """A save that is under way, or that failed."""
+    """A save that is in progress or has failed."""
     GOOD = enum.auto()
     """Committed, and not known to be damaged."""
     DAMAGED = enum.auto()
     """Marked as damaged."""
     UNREADABLE = enum.auto()
-    """It cannot be looked at for now."""
+    """The store cannot be read at the moment."""
 
 
 @dataclass(frozen=True, slots=True)
 class Commit(Record):
-    """COMMIT.json."""
+    """The record COMMIT.json, which makes a save a checkpoint."""
 
     name: str
-    """Of the folder: a record in another checkpoint's folder is found out."""
+    """Name of its folder, which detects a record copied from another checkpoint."""
     manifests: list[str]
-    """sha256 of each rank's manifest, in rank order; as many as there are ranks."""
+    """sha256 of each rank's manifest, in rank order; the length is the number of ranks."""
     finished: bool
-    """The training reached its end with this step."""
+    """True if the training reached its end with this step."""
     time: float
-    """Epoch seconds, for people only."""
+    """Time of the commit in epoch seconds; informational."""
     format: str = FORMAT
     sha256: str = ""
-    """Of this record with this field left empty."""
+    """sha256 of this record with this field empty."""
 
     def digest(self) -> str:
         fields = asdict(self) | {"sha256": ""}
@@ -78,7 +78,7 @@ class Commit(Record):
 
 
 class CheckpointStore:
-    """The checkpoints of one training. Every method raises JobDirError where the job dir cannot be read or written."""
+    """The checkpoints of one training. Every method raises JobDirError if the job dir cannot be read or written."""
 
     def __init__(self, job_dir: JobDir, prefix: str) -> None:
         self.job_dir = job_dir
@@ -91,9 +91,10 @@ class CheckpointStore:
     # Attempts
 
     def claim(self, attempt: int | None) -> int:
-        """Begin this attempt, or the one after the newest; from now on older ones are fenced off.
+        """Begin this attempt, or the one after the newest, and return its number; older attempts are fenced off.
 
-        The fence is created as a COMMIT.json is: where this raises JobDirError, nothing could be committed either.
+        The fence is created in the same way as a COMMIT.json. If this raises JobDirError, no commit would succeed
+        either.
         """
         if attempt is not None:
             self._create_fence(attempt, b"{}")
@@ -112,12 +113,12 @@ class CheckpointStore:
         return self._create("fences", f"{attempt:06d}.json", content)
 
     def newest_attempt(self) -> int:
-        """The highest attempt that ever began here; 0 if none did."""
+        """Return the highest attempt that ever began here; 0 if none did."""
         fences = map(_FENCE.fullmatch, self.job_dir.files(self._key("fences")))
         return max([int(fence[1]) for fence in fences if fence] + [name.attempt for name in self.names()], default=0)
 
     def check_fence(self, attempt: int) -> None:
-        """Raises FencedError if a newer attempt has begun."""
+        """Raise FencedError if a newer attempt has begun."""
         newest = self.newest_attempt()
         if newest > attempt:
             raise FencedError(f"attempt {newest} has taken over {self} from this attempt {attempt}")
@@ -125,9 +126,9 @@ class CheckpointStore:
     # Saving
 
     def write_rank(self, manifest: RankManifest, data: memoryview) -> bytes:
-        """Write one rank's part, its manifest last, both durable; the manifest with the data's hashes, as written.
+        """Write one rank's data durably, then its manifest; return the manifest, which includes the data's hashes.
 
-        Writing the same part again, after the writer was killed, changes nothing that a reader may have seen already.
+        Idempotent: writing the same part again, after the writer was killed, does not change existing files.
         """
         name, rank = Name.parse(manifest.name), manifest.rank
         if name is None or manifest.size != len(data):
@@ -162,11 +163,11 @@ class CheckpointStore:
         return content
 
     def ranks_written(self, name: Name) -> set[int]:
-        """Whose parts are there, and durable."""
+        """Return the ranks whose parts are written and durable."""
         return {int(file[1]) for file in map(_MANIFEST.fullmatch, self._sizes(name)) if file}
 
     def digests(self, name: Name, world: int) -> list[str]:
-        """sha256 of each rank's manifest as the store has it; raises JobDirError if a part is missing or not whole."""
+        """Return the sha256 of each rank's stored manifest. Raises JobDirError if a part is missing or incomplete."""
         sizes = self._sizes(name)
 
         def digest(rank: int) -> str:
@@ -179,7 +180,7 @@ class CheckpointStore:
         return _each(digest, range(world))
 
     def commit(self, name: Name, digests: Sequence[str], *, finished: bool, time: float) -> None:
-        """Make it a checkpoint, all its parts being there; raises FencedError if a newer attempt has begun."""
+        """Commit a save whose parts are all written. Raises FencedError if a newer attempt has begun."""
         unsigned = Commit(name=str(name), manifests=list(digests), finished=finished, time=time)
         signed = Commit(**asdict(unsigned) | {"sha256": unsigned.digest()}).to_bytes()
         self.check_fence(name.attempt)
@@ -190,7 +191,7 @@ class CheckpointStore:
         return self._has(name, COMMIT)
 
     def put_rows(self, rows: bytes) -> None:
-        """Metrics of the steps up to a checkpoint, in their place; before it is committed. Raises ValueError."""
+        """Write the metrics of the steps up to a checkpoint, before its commit. Raises ValueError."""
         key = Segment.from_bytes(rows).key
         if self._local is None:
             return self.job_dir.put(self._key(key), rows)
@@ -201,37 +202,37 @@ class CheckpointStore:
         return None
 
     def find_rows(self, key: str) -> bytes | None:
-        """A segment of metrics; None: there is none under this key."""
+        """Return a segment of metrics; None if there is none under this key."""
         return self.job_dir.find(self._key(key))
 
     # Removing
 
     def discard(self, name: Name) -> None:
-        """Remove a checkpoint or what a failed save left of it: first of all what makes it one."""
+        """Remove a checkpoint or an unfinished save. COMMIT.json goes first, so that no partial checkpoint remains."""
         self.job_dir.delete(self._key(name, COMMIT))
         own = [self._key(name, file) for file in self._sizes(name) if file.endswith((".json", ".bin"))]
         for key in own if self._local else self.job_dir.list(self._key(name)):
             self.job_dir.delete(key)
-        if self._local:  # a folder is no object, and a killed writer's half-written files are in no listing
+        if self._local:  # folders, and temporary files of a killed writer, are not listed as objects
             shutil.rmtree(self._local / str(name), ignore_errors=True)
 
     def discard_failed(self, name: Name) -> None:
-        """Remove a save that never became a checkpoint, with its metrics: nobody follows their names."""
+        """Remove an unfinished save with its metrics, which no other segment refers to."""
         self.discard(name)
         self.job_dir.delete(self._key(closed_key(str(name))))
 
     def discard_rank(self, name: Name, rank: int) -> None:
-        """Remove one rank's part of a save that failed: its room is needed for the next one."""
+        """Remove one rank's part of a failed save, to free its space for the next one."""
         if self.is_committed(name):
             return
         for file in (manifest_file(rank), data_file(rank)):
             self.job_dir.delete(self._key(name, file))
         if self._local:
-            with contextlib.suppress(OSError):  # other ranks' parts are in it, or it was never made
+            with contextlib.suppress(OSError):  # it holds other ranks' parts, or does not exist
                 (self._local / str(name)).rmdir()
 
     def clean(self, attempt: int) -> None:
-        """Remove what dead writers left: uncommitted folders up to this attempt, and the fences of older attempts."""
+        """Remove uncommitted saves of attempts up to this one, and the fences of older attempts."""
         self.discard_uncommitted(lambda name: name.attempt <= attempt)
         for file in self.job_dir.files(self._key("fences")):
             fence = _FENCE.fullmatch(file)
@@ -239,7 +240,7 @@ class CheckpointStore:
                 self.job_dir.delete(self._key("fences", file))
 
     def discard_uncommitted(self, which: Callable[[Name], bool]) -> None:
-        """Remove saves that never became checkpoints; if some cannot be removed, all others."""
+        """Remove the uncommitted saves that `which` selects. Raises the last JobDirError after trying all of them."""
         failure: JobDirError | None = None
         for name in filter(which, self.names()):
             try:
@@ -251,11 +252,11 @@ class CheckpointStore:
             raise failure
 
     def retain(self, newest: Name, keep: int) -> None:
-        """Remove all but the `keep` newest, `newest` having just been committed, if it reads back as it was written.
+        """Remove all but the `keep` newest checkpoints, after `newest` was committed.
 
-        Damaged ones do not count and stay: they may be all that is left of a training, and a person decides. So do
-        unreadable ones. Newer than `newest` is only what a newer attempt wrote, or what a restore passed over: then
-        nothing is removed.
+        Damaged and unreadable checkpoints do not count and are kept, since they may be the only ones left. Nothing is
+        removed if there is a checkpoint newer than `newest`, from a newer attempt or skipped by a restore. Raises
+        JobDirError if `newest` does not read back as written.
         """
         good = self.in_condition(Condition.GOOD)
         if good[:1] != [newest] or len(good) <= keep:
@@ -265,7 +266,7 @@ class CheckpointStore:
             self.discard(name)
 
     def _check_durable(self, name: Name) -> None:
-        """Raise JobDirError unless it is all there: older ones are given up for it."""
+        """Raise JobDirError unless the checkpoint reads back complete, since older ones will be removed."""
         try:
             commit = self.read_commit(name)
         except UnusableError as error:
@@ -276,24 +277,24 @@ class CheckpointStore:
     # Reading
 
     def names(self) -> list[Name]:
-        """Every checkpoint and every save that is under way or failed, newest first."""
+        """Return all checkpoints and unfinished saves, newest first."""
         names = [name for name in map(Name.parse, self.job_dir.folders(self.prefix)) if name]
         return sorted(names, key=lambda name: name.age, reverse=True)
 
     def conditions(self) -> dict[Name, Condition]:
-        """Return the condition of each, newest first."""
+        """Return the condition of each checkpoint and unfinished save, newest first."""
         return {name: self._condition(name) for name in self.names()}
 
     def in_condition(self, *wanted: Condition) -> list[Name]:
-        """Return those in one of these conditions, newest first."""
+        """Return the names in one of these conditions, newest first."""
         return [name for name, condition in self.conditions().items() if condition in wanted]
 
     def committed(self) -> list[Name]:
-        """Return every checkpoint not known to be damaged, newest first; also what cannot be looked at for now."""
+        """Return the checkpoints not known to be damaged, newest first, including unreadable ones."""
         return self.in_condition(Condition.GOOD, Condition.UNREADABLE)
 
     def damaged(self) -> list[Name]:
-        """Return every checkpoint that is marked as damaged, newest first."""
+        """Return the checkpoints that are marked as damaged, newest first."""
         return self.in_condition(Condition.DAMAGED)
 
     def _condition(self, name: Name) -> Condition:
@@ -305,7 +306,7 @@ class CheckpointStore:
             return Condition.UNREADABLE
 
     def read_commit(self, name: Name) -> Commit:
-        """The verified record; raises UnusableError."""
+        """Return the verified COMMIT.json. Raises UnusableError."""
         content = self._read(name, COMMIT)
         try:
             commit = Commit.from_bytes(content)
@@ -318,34 +319,34 @@ class CheckpointStore:
         return commit
 
     def get(self, name: Name, file: str) -> bytes:
-        """A whole small file; raises MissingError."""
+        """Return the content of a small file. Raises MissingError."""
         return self.job_dir.get(self._key(name, file))
 
     def get_range(self, name: Name, file: str, start: int, end: int) -> bytes:
-        """Bytes of a file; raises MissingError. Fewer than asked for if the file is shorter, if the store says so."""
+        """Return bytes [start, end) of a file, fewer if the file ends before. Raises MissingError."""
         return self.job_dir.get_range(self._key(name, file), start, end)
 
     def file_size(self, name: Name, file: str) -> int:
-        """Bytes; raises MissingError."""
+        """Return the size of a file in bytes. Raises MissingError."""
         size = self.job_dir.size(self._key(name, file))
         if size is None:
             raise MissingError(f"{self}: there is no {name}/{file}")
         return size
 
     def local_path(self, name: Name, file: str) -> Path | None:
-        """Where the file lies on a mounted file system; None: in an object store."""
+        """Return the path of a file on a mounted file system; None: it is in an object store."""
         return self._local / str(name) / file if self._local else None
 
     def mark_damaged(self, name: Name, reason: str) -> None:
-        """Have later runs pass over it, and retention leave it alone: a person may want to look at it."""
+        """Mark a checkpoint as damaged: later runs skip it, and retention keeps it for inspection."""
         self.job_dir.put(self._key(name, DAMAGED), json.dumps({"reason": reason}).encode())
 
     def unmark_damaged(self, name: Name) -> None:
-        """Make it a checkpoint again: it verifies now, so what read it before was at fault."""
+        """Remove the mark: the checkpoint verifies now, so an earlier read was at fault."""
         self.job_dir.delete(self._key(name, DAMAGED))
 
     def size(self, name: Name) -> int:
-        """Return the bytes of all its files."""
+        """Return the size of all its files together, in bytes."""
         return sum(self._sizes(name).values())
 
     # The folder
@@ -369,20 +370,20 @@ class CheckpointStore:
         return self.job_dir.exists(self._key(name, file))
 
     def _check_file(self, name: Name, file: str) -> None:
-        """Raise JobDirError if a folder lies in the file's place."""
+        """Raise JobDirError if there is a folder at the file's path."""
         path = self.local_path(name, file)
-        if path is not None and os.path.isdir(path):  # noqa: PTH112 - False where it cannot be looked at
+        if path is not None and os.path.isdir(path):  # noqa: PTH112 - False for an OSError
             raise JobDirError(f"{path}: a folder lies in its place")
 
     def _sizes(self, name: Name) -> Mapping[str, int]:
-        """Bytes of each file of a checkpoint."""
+        """Return the size of each file of a checkpoint, in bytes."""
         return self.job_dir.files(self._key(name))
 
     def _key(self, *parts: object) -> str:
         return "/".join(str(part) for part in (self.prefix, *parts) if part != "")
 
     def _make_folder(self, name: Name) -> None:
-        """Its entries in the folders above are durable too, or a power cut could take the whole checkpoint."""
+        """Create a checkpoint's folder, durably in its parents, so that a power failure does not lose it."""
         self.job_dir.writable_folder()
         if not self._local:
             return
@@ -400,7 +401,7 @@ class CheckpointStore:
             self.job_dir.put(self._key(name, file), content)
 
     def _create(self, folder: Name | str, file: str, content: bytes) -> bool:
-        """Create only; True also if the very same is there: the answer to a write may have been lost."""
+        """Create a file; True also if it exists with the same content, as a response may have been lost."""
         if self._local is None:
             return self.job_dir.create(self._key(folder, file), content)
         path = self._local / str(folder) / file
@@ -408,7 +409,7 @@ class CheckpointStore:
 
 
 def _size(manifest: bytes) -> int:
-    """Bytes of data according to a manifest, without making the pieces of all ranks into objects."""
+    """Return the data size in a manifest, in bytes, without parsing its pieces into objects."""
     record = read_json(manifest, "not a rank's manifest")
     size = record.get("size") if isinstance(record, dict) else None
     if not isinstance(size, int):
@@ -417,7 +418,7 @@ def _size(manifest: bytes) -> int:
 
 
 def _each(call: Callable[[int], _T], numbers: Sequence[int]) -> list[_T]:
-    """The call's results, made by several threads if there are many: each waits for the store."""
+    """Return the results of the calls, made by READERS threads if there are more than that."""
     if len(numbers) <= READERS:
         return [call(number) for number in numbers]
     with ThreadPoolExecutor(READERS) as pool:

@@ -1,1 +1,1 @@
-"""The process on a machine of a fleet: it runs one job's node after the other."""
+"""The member process on each machine of a fleet, which runs nodes of jobs one after the other."""

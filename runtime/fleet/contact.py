@@ -1,4 +1,4 @@
-"""A member's contact with its fleet: beats and looks, from a thread of its own: a store that hangs is noticed."""
+"""A member's connection to its fleet dir: heartbeats and polls from a separate thread, so that a hang is detected."""
 
 from __future__ import annotations
 
@@ -13,23 +13,24 @@ from ...storage.errors import JobDirError
 
 _NEAR_S, _FAR_S = 0.3, 10.0
 _SHORTEST_S, _LONGEST_S = 0.1, 300.0
-"""Seconds between two looks, whatever the fleet's settings say."""
+"""Minimum and maximum poll interval in seconds, whatever the fleet's settings say."""
 FENCED = 2 / 3
-"""Of `silent_s`: whoever could not beat for so long stops what it runs, for others may soon take its place."""
+"""Fraction of `silent_s` without a successful heartbeat after which a member stops its node, as another machine may
+soon replace it."""
 
 
 class Contact:
-    """Beats until it is stopped. What it has seen last is `view`, which no waiting for an answer delays."""
+    """Thread that writes heartbeats and polls the fleet dir until stopped. `view` is the last result; never blocks."""
 
     def __init__(self, fleet: Fleet, machine: str, say: Callable[[str], None]) -> None:
         self._fleet, self._machine, self._say = fleet, machine, say
         self._pause_s = _NEAR_S if fleet.is_near else _FAR_S
         self.holds = ""
-        """As in Beat."""
+        """Order and node that the machine runs, as in Beat."""
         self.view: View | None = None
-        """None: none yet."""
+        """The last view of the fleet; None: none yet."""
         self.looks = 0
-        """How many there were."""
+        """Number of successful polls."""
         self._beaten: float | None = None
         self._lapsed = False
         self._wakeup = threading.Event()
@@ -39,15 +40,15 @@ class Contact:
 
     @property
     def is_lost(self) -> bool:
-        """Nothing was written for so long that this machine's node may be another's by now."""
+        """True if heartbeats failed beyond FENCED * `silent_s`: another machine may have replaced this one's node."""
         return self._lapsed or self._is_late(boottime())
 
     def forgive(self) -> None:
-        """What it ran has been stopped."""
+        """Clear a past lapse, once the node that ran has been stopped."""
         self._lapsed = False
 
     def hurry(self) -> None:
-        """Look at once."""
+        """Poll at once."""
         self._wakeup.set()
 
     def stop(self) -> None:
@@ -59,7 +60,7 @@ class Contact:
         return self._beaten is not None and self.view is not None and now - self._beaten > silent_s * FENCED
 
     def _pause(self) -> float:
-        """Return the seconds until the next look, within what the machine's node and its fleet can bear."""
+        """Return the seconds until the next poll: the fleet's setting, within fixed bounds, or the default."""
         wanted = self.view.settings.look_s if self.view else None
         return self._pause_s if wanted is None else min(max(wanted, _SHORTEST_S), _LONGEST_S)
 
@@ -74,7 +75,7 @@ class Contact:
                 self.view = self._fleet.view()
                 self.looks += 1
                 said = ""
-            except Exception as error:  # noqa: BLE001 - without this thread the machine takes no job, and never leaves
+            except Exception as error:  # noqa: BLE001 - if this thread died, the machine would idle forever
                 reason = str(error) if isinstance(error, JobDirError) else f"{type(error).__name__}: {error}"
                 if reason != said:
                     self._say(reason)
@@ -84,6 +85,6 @@ class Contact:
 
 
 def boottime() -> float:
-    """Seconds that go on while the machine is suspended."""
+    """Return CLOCK_BOOTTIME in seconds, which includes time suspended; the monotonic clock where it is missing."""
     clock = getattr(time, "CLOCK_BOOTTIME", None)
     return time.monotonic() if clock is None else time.clock_gettime(clock)

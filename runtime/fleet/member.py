@@ -1,8 +1,9 @@
-"""What runs on every machine of a fleet: one job's node after the other. See docs/clusters.md.
+"""The member, the process on each machine of a fleet that runs nodes of jobs one after the other. See docs/clusters.md.
 
     python -m cloudgpu.runtime.fleet.member --fleet-dir URL --member NAME --home DIR
 
-Standard library and obstore only. The main thread decides, starts and kills; another one beats and looks (Contact).
+Standard library and obstore only. The main thread decides, starts and kills processes; another thread writes heartbeats
+and polls the fleet dir (Contact).
 """
 
 from __future__ import annotations
@@ -31,36 +32,36 @@ from .contact import Contact, boottime
 from .work import LOST, Task, Work, WorkError, clean, remember, remembered
 
 DONE, LEAVES, UNREACHABLE = 0, 8, 9
-"""Exit codes: the machine goes down; nobody needs it, so it is to leave its group; it is of no use, for it does not
-reach its fleet dir (provisioners/boot/shipped/bootstrap.py)."""
+"""Exit codes: the machine is going down; it is no longer needed and must leave its group; it cannot reach its fleet dir
+(handled by provisioners/boot/shipped/bootstrap.py)."""
 POLL_S = 0.1
 FETCH_S = 120.0
-"""How long a job's agent file is tried for."""
+"""Retry timeout for fetching a job's agent file, in seconds."""
 AFTER_NOTICE_S = 180.0
-"""A machine whose program ended upon a notice is about to be taken; if it is not, it takes part again after so long."""
+"""Seconds for which a machine takes no node after its program ended upon a notice, as it will probably be preempted."""
 SPARED_S = 60.0
-"""So long a machine on which jobs fail leaves what is wanted to others that are free."""
+"""Seconds for which a machine on which jobs fail leaves open places to other free machines."""
 JOB_DIR_S = 300.0
-"""How long a job dir that cannot be used is tried again."""
+"""Retry timeout for job dir requests, in seconds."""
 UNREACHABLE_S = 1_800.0
-"""A machine that has not reached its fleet dir for so long is of no use."""
+"""Seconds without access to the fleet dir after which the member exits with UNREACHABLE."""
 _PRUNE_S = 3_600.0
 _LONGEST_PAUSE_S = 15.0
-"""Longest pause between two tries of a call on a folder, in seconds."""
+"""Maximum backoff between retries of a job dir or fleet dir request, in seconds."""
 
 _T = TypeVar("_T")
 _D = TypeVar("_D")
 
 
 class Member:
-    """One machine of a fleet, on this boot."""
+    """Main loop of a fleet's machine, for one boot."""
 
     def __init__(self, options: argparse.Namespace) -> None:
         self._home = Path(options.home).absolute()
         self._machine: str = options.member
         life = float("inf") if options.lifetime_s is None else options.lifetime_s
         self._stops = boottime() + life - min(LAST_S, life / 10)
-        """From then on it runs nothing, on the clock of boottime()."""
+        """Time on the clock of boottime() after which it runs nothing."""
         self._stays: bool = options.stays
         self._one_job: bool = options.one_job
         self._options = ["--notices", options.notices]
@@ -74,10 +75,10 @@ class Member:
         self._pruned = boottime()
         self._seen = 0
         self._looked = time.monotonic()
-        """Steady time of the last look that succeeded; what the machine was suspended does not count."""
+        """Monotonic time of the last successful poll; time suspended does not count."""
 
     def run(self) -> int:
-        """Until the machine goes down, or is not needed any more; the exit code."""
+        """Run nodes until the machine goes down or is no longer needed; return the exit code."""
         signal.signal(signal.SIGTERM, self._on_sigterm)
         self._home.mkdir(parents=True, exist_ok=True)
         self._name = own_name(self._home / "member", self._machine)
@@ -109,7 +110,7 @@ class Member:
         self._going_down = True
 
     def _look(self) -> View | None:
-        """The next view; None: there is none yet."""
+        """Sleep for POLL_S; return the view if it is new, else None. Exits after UNREACHABLE_S without a new one."""
         time.sleep(POLL_S)
         if self._contact.looks == self._seen:
             if time.monotonic() - self._looked > UNREACHABLE_S:
@@ -119,8 +120,11 @@ class Member:
         return self._contact.view
 
     def _is_needless(self, view: View) -> bool:
-        """Of one job's group: no order is open, or its own node has ended. Without it the group has as many machines
-        as there are nodes that have not."""
+        """Return whether the machine must leave its group.
+
+        In a single job's group: no order is open, or this machine's node has ended, so that the group keeps one machine
+        per unfinished node. In other groups: it has been idle for the fleet's `idle_s`.
+        """
         if self._stays:
             return False
         is_over = all(one.is_over for one in view.orders)
@@ -131,8 +135,10 @@ class Member:
         return is_over and limit is not None and boottime() - self._idle_since >= limit
 
     def _is_spared(self, view: View) -> bool:
-        """Whether others are to take what is wanted, for jobs fail on this machine. Not for long: they may be free and
-        take nothing, as who waits for its end after a notice."""
+        """Return whether to leave open places to other machines, as jobs fail on this one.
+
+        Limited to SPARED_S, as free machines may not take any, for example after a notice.
+        """
         if not view.spares(self._name):
             self._spared_since = None
             return False
@@ -146,7 +152,7 @@ class Member:
         return LEAVES
 
     def _tidy(self, view: View) -> None:
-        """What anybody may do who has the time: end what nobody is left to end, remove what is old."""
+        """Do the fleet's housekeeping: close orders that are over or cannot be filled, delete old records."""
         for one in view.orders:
             if one.end is None and one.is_over:
                 self._end(one.number, "its nodes have ended")
@@ -157,13 +163,13 @@ class Member:
                 self._try(lambda key=key: self._fleet.delete(key))  # type: ignore[misc]
 
     def _look_after(self) -> None:
-        """While a node runs here: it may wait for others that never come."""
+        """Withdraw orders that cannot be filled while a node runs here, as it may belong to one."""
         view = self._look()
         if view is not None:
             self._take_back(view)
 
     def _take_back(self, view: View) -> None:
-        """As those do who have written the order, should they be there: machines that wait for others are paid for."""
+        """Withdraw orders that cannot be filled, in place of an absent submitter: machines that wait cost money."""
         for one in view.orders:
             if why := view.hopeless(one):
                 self._end(one.number, why, unserved=True)
@@ -175,7 +181,7 @@ class Member:
     # --- a job -----------------------------------------------------------------------------------------------------
 
     def _resume(self) -> None:
-        """Go on with what this machine had undertaken before it was restarted, if nobody else has it by now."""
+        """Resume the node that ran before this machine was restarted, unless another machine has replaced it."""
         task = remembered(self._path)
         if task is None:
             clean(self._home)
@@ -201,7 +207,7 @@ class Member:
         return Work(self._home, self._machine, task, one.order, options=self._options, ends=ends)
 
     def _take(self, one: OrderView, task: Task) -> None:
-        """Claim a node, run it, and let go of it."""
+        """Claim a node, run it, and release it."""
         self._contact.forgive()
         self._spared_since = None
         remember(self._path, task)
@@ -216,7 +222,7 @@ class Member:
             self._let_go(work, freed)
             self._idle_since = boottime()
         self._path.unlink()
-        clean(self._home)  # last: that takes long where there is much, and the others wait for the word
+        clean(self._home)  # last, as it may take long and other nodes wait for the release
         self._contact.holds = ""
         self._contact.hurry()
 
@@ -228,7 +234,7 @@ class Member:
         self._retry(lambda: self._fleet.create(order_key(work.task.number, f"freed/{work.task.node}"), freed))
 
     def _run(self, one: OrderView, work: Work) -> Freed | None:
-        """Until the node has ended, or is not this machine's any more. None: it goes on here after a reboot."""
+        """Run the node until it ends or is taken away; None if it resumes here after a reboot."""
         while True:
             begun = self._begin(work)
             if begun is not None:
@@ -255,12 +261,12 @@ class Member:
                 return freed
 
     def _begin(self, work: Work) -> Freed | None:
-        """Start the agent; how the node has ended, where that is not possible."""
+        """Start the agent, with retries; return None, or how the node has ended if it cannot be started."""
         until = boottime() + FETCH_S
         while True:
             try:
                 work.start()
-            except (WorkError, ValueError) as error:  # ValueError: a NUL in what the agent is to be started with
+            except (WorkError, ValueError) as error:  # ValueError: a NUL in the agent's arguments
                 reason = str(error)
             except (JobDirError, OSError) as error:
                 if boottime() < until and not self._going_down:
@@ -281,7 +287,7 @@ class Member:
 
     @property
     def _has_expired(self) -> bool:
-        """The whole fleet, by what was last read of it: it may be put off at any time."""
+        """True if the fleet has expired, by its last view; its expiry may be postponed at any time."""
         view = self._contact.view
         return view is not None and view.settings.has_expired
 
@@ -291,7 +297,7 @@ class Member:
 
     @staticmethod
     def _is_over(view: View | None, task: Task) -> bool:
-        """The order has ended, or another machine has this one's place."""
+        """Return whether the order has ended, or another machine has replaced this one."""
         one = None if view is None else view.find(task.number)
         if one is None:
             return False
@@ -300,7 +306,7 @@ class Member:
     # --- the fleet dir ---------------------------------------------------------------------------------------------
 
     def _retry(self, call: Callable[[], _T]) -> _T:
-        """Retry a call on the fleet dir, without which a machine can do nothing; exit after UNREACHABLE_S."""
+        """Retry a fleet dir call; exit the process after UNREACHABLE_S."""
         until, said = time.monotonic() + UNREACHABLE_S, ""
 
         def is_last(error: JobDirError, _pause: float) -> bool:
@@ -317,7 +323,7 @@ class Member:
         return retry(call, JobDirError, is_last, longest_s=_LONGEST_PAUSE_S)
 
     def _retry_job_dir(self, call: Callable[[], _T], default: _D) -> _T | _D:
-        """Retry a call on a job's own folder for JOB_DIR_S, then return `default`: other jobs do not need it."""
+        """Retry a job dir call for JOB_DIR_S, then return `default`, as other jobs do not need this folder."""
         until = boottime() + JOB_DIR_S
 
         def is_last(error: JobDirError, pause: float) -> bool:
@@ -337,9 +343,9 @@ class Member:
 
 
 def own_name(path: Path, machine: str) -> str:
-    """What the machine is called in the fleet: the same after a reboot, another on another disk. Instance groups of
-    Google Cloud make a lost machine anew under its name: it must not be taken for the one whose claims are there.
+    """Return the machine's name in the fleet, which is unique to its disk and stays the same after a reboot.
 
+    Google Cloud's instance groups recreate a lost machine under the same name, which must not inherit its claims.
     Raises OSError.
     """
     if not path.exists():
@@ -363,11 +369,11 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the member; returns its exit code. OSError is of this machine's disk."""
+    """Run the member; return its exit code. Raises OSError for errors of this machine's disk."""
     return Member(parse(argv)).run()
 
 
 if __name__ == "__main__":
     code = main()
     sys.stderr.flush()
-    os._exit(code)  # threads that hang in a dead store must not keep the machine alive
+    os._exit(code)  # without joining threads: one that hangs on an unreachable store must not keep the machine up

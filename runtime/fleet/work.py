@@ -1,4 +1,4 @@
-"""One node of one order on a fleet's machine: the agent as a child process, in a folder that is gone afterwards."""
+"""Execution of one node of an order on a fleet's machine: the agent as a child process, in a temporary folder."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ from .contact import boottime
 
 LOST = "lost"
 TRIES = 3
-"""An agent that dies goes on where it was."""
+"""Number of agent crashes after which a node fails; until then a restarted agent resumes the node."""
 PEER_S = 30.0
-"""What the other nodes have to save and end, when one has ended and they are of no more use."""
+"""Seconds for the other nodes to save and end after a node's end has made them useless."""
 _SERVERS = "parameter_server"
 _FOLDER = "work"
 
@@ -36,7 +36,7 @@ class WorkError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Task(Record):
-    """What this machine has undertaken, as it remembers it on its disk from boot to boot."""
+    """The node that this machine has taken, stored on its disk across reboots."""
 
     number: int
     node: str
@@ -44,18 +44,17 @@ class Task(Record):
     time: float
 
     def holding(self, machine: str) -> Holding:
-        """The same whenever it is repeated."""
+        """Return the claim's record; always the same, so that repeating the claim is idempotent."""
         return Holding(machine, self.nonce, self.time)
 
 
 class Work:
-    """A node of an order, from the fetching of its agent to its end. For one thread, which waits for no answer but the
-    job dir's."""
+    """A node of an order, from fetching its agent to its end. For one thread; blocks only on job dir requests."""
 
     def __init__(
         self, home: Path, machine: str, task: Task, order: Order, *, options: Sequence[str], ends: float | None
     ) -> None:
-        """`ends`: when the order's life does, on the clock of boottime(); None: it is not limited."""
+        """`ends`: end of the order's lifetime on the clock of boottime(); None: unlimited."""
         self._ends = ends
         self._folder = home / _FOLDER
         self._home, self._task, self._order, self._options = home, task, order, options
@@ -72,7 +71,7 @@ class Work:
         return self._agent is not None and self._agent.poll() is None
 
     def start(self) -> None:
-        """Raises WorkError, JobDirError, OSError."""
+        """Start the agent. Raises WorkError, JobDirError, OSError."""
         self._folder.mkdir(parents=True, exist_ok=True)
         with contextlib.suppress(FileNotFoundError):
             (self._folder / REBOOTING).unlink()
@@ -86,21 +85,21 @@ class Work:
             self._agent = subprocess.Popen(line, env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
 
     def go_down(self, *, comes_back: bool) -> None:
-        """The machine goes: so the agent is told, which lets the program save."""
+        """Send the agent SIGTERM before the machine goes down, so that the program can save."""
         if comes_back:
             (self._folder / REBOOTING).touch()
         if self._agent is not None and self._agent.poll() is None:
             self._agent.send_signal(signal.SIGTERM)
 
     def kill(self) -> None:
-        """Everything of it on this machine, at once."""
+        """Kill the agent and all processes of the node on this machine."""
         if self._agent is not None:
             self._agent.kill()
             self._agent.wait()
         kill_leftovers(self._marker)
 
     def ended(self) -> Freed | None:
-        """How the node has ended, now that its agent has; None: the agent is to be started again.
+        """Return how the node has ended, after its agent has; None if the agent must be restarted.
 
         Raises JobDirError.
         """
@@ -123,14 +122,14 @@ class Work:
         return self.give_up(f"the agent died {TRIES} times, at last with exit code {code}")
 
     def give_up(self, reason: str) -> Freed:
-        """Say in the job dir that the node has ended, where the agent could not. Raises JobDirError."""
+        """Write an error result for the node, in place of the agent. Raises JobDirError."""
         now = time.time()
         result = Result("error", None, reason, now, now)
         JobDir(self._order.job_dir, make=False).create(self._key("result.json"), result.to_bytes())
         return _freed("error", reason)
 
     def dismiss_peers(self, freed: Freed) -> None:
-        """Tell the other nodes to end, where this one's end leaves them nothing to do. Raises JobDirError."""
+        """Stop the other nodes if this one's end leaves them nothing to do. Raises JobDirError."""
         order = self._order
         job_dir = JobDir(order.job_dir, make=False)
         key = attempt_key(order.attempt, "stop.json")
@@ -141,7 +140,7 @@ class Work:
         job_dir.put(key, Stop("peer", time.time() + PEER_S, PEER_S).to_bytes())
 
     def _only_servers_left(self, job_dir: JobDir) -> bool:
-        """Those that never end by themselves."""
+        """Return whether all nodes have ended but those that serve others and never end by themselves."""
         attempt = AttemptRecord.read(job_dir, attempt_key(self._order.attempt))
         nodes = [] if attempt is None else attempt.nodes
         roles = {node["role"] for node in nodes}
@@ -157,7 +156,7 @@ class Work:
         return node_key(self._order.attempt, self._task.node, name)
 
     def _program(self) -> Sequence[str]:
-        """What is run: the agent that came with the job, or, if none did, the member's own."""
+        """Return the command of the agent: the job's own agent file, or the member's installation if it has none."""
         order = self._order
         if not order.agent_key:
             return [sys.executable, "-P", "-m", "cloudgpu.runtime.agent"]
@@ -173,13 +172,13 @@ class Work:
 
 
 def clean(home: Path) -> None:
-    """Nothing of a job stays behind. Raises OSError."""
+    """Delete the folder of the last node. Raises OSError."""
     if (home / _FOLDER).exists():
         shutil.rmtree(home / _FOLDER)
 
 
 def without(environ: Mapping[str, str], home: Path) -> dict[str, str]:
-    """The environment as it was before this machine's own agent file put itself into it: jobs bring their own."""
+    """Return the environment without the entries that this machine's agent file has added, as jobs bring their own."""
     kept = {name: value for name, value in environ.items() if name != "VIRTUAL_ENV"}
     for name in ("PATH", "PYTHONPATH"):
         parts = [part for part in kept.pop(name, "").split(os.pathsep) if part and not Path(part).is_relative_to(home)]
@@ -189,15 +188,15 @@ def without(environ: Mapping[str, str], home: Path) -> dict[str, str]:
 
 
 def remembered(path: Path) -> Task | None:
-    """What this machine had undertaken before it went down."""
+    """Return the node that this machine ran before it went down; None if there is none."""
     try:
         return Task.from_bytes(path.read_bytes())
-    except (FileNotFoundError, JobDirError):  # none, or cut off: then it had not been begun
+    except (FileNotFoundError, JobDirError):  # missing, or truncated before the node was claimed
         return None
 
 
 def remember(path: Path, task: Task) -> None:
-    """It is on disk before it is anywhere else. Raises OSError."""
+    """Write the task to disk, before the claim in the fleet dir. Raises OSError."""
     durable.create(path, task.to_bytes(), replace=True)
 
 

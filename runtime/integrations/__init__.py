@@ -1,4 +1,4 @@
-"""No-code ways in: the loops of Keras, Lightning, Transformers and Accelerate made resumable by one line each.
+"""Integrations that make the training loops of Keras, Lightning, Transformers and Accelerate resumable.
 
-Each module imports its framework, and only its own. See docs/integrations.md.
+Each needs one changed line in the program. Each module imports only its own framework. See docs/integrations.md.
 """

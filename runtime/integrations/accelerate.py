@@ -1,4 +1,4 @@
-"""Accelerate: a hand-written loop that goes on after an interruption where it was.
+"""Accelerate: make a hand-written training loop resumable.
 
     from cloudgpu.runtime.integrations.accelerate import AcceleratorCheckpointer
 
@@ -7,7 +7,7 @@
     for batch in ckpt.batches(epochs=10):
         with accelerator.accumulate(model): ...
 
-Everything that was prepared, or registered with accelerator.register_for_checkpointing(), is saved.
+All objects that were prepared, or registered with accelerator.register_for_checkpointing(), are saved.
 """
 
 from __future__ import annotations
@@ -33,15 +33,15 @@ _SHARDED = ("DEEPSPEED", "FSDP", "MEGATRON_LM")
 
 
 class AcceleratorCheckpointer(Checkpointer):
-    """A Checkpointer of all that this accelerator has prepared.
+    """Checkpointer of all objects that an accelerator has prepared.
 
-    loader               the prepared DataLoader that `batches()` goes through
-    replay               find the place in the data by reading it: for augmentation drawn at random inside of workers
+    loader               the prepared DataLoader that `batches()` iterates
+    replay               restore the position in the data by reading, which repeats random augmentation in workers
     folder, every, keep, on_damage  as for Checkpointer
-    **objects            more to save: whatever has state_dict() and load_state_dict()
+    **objects            additional objects with state_dict() and load_state_dict()
 
-    With gradient accumulation every batch counts as a step; gradients not used yet are saved too. Raises
-    CheckpointError if the checkpoint is of other objects, and for DeepSpeed, FSDP and Megatron.
+    With gradient accumulation every batch counts as a step, and accumulated gradients are saved too. Raises
+    CheckpointError if the checkpoint does not fit the objects, and for DeepSpeed, FSDP and Megatron.
     """
 
     def __init__(
@@ -82,17 +82,20 @@ class AcceleratorCheckpointer(Checkpointer):
         return self._place.position.batch >= batches
 
     def begin(self) -> None:
-        self._gradients.apply()  # not before: many programs set gradients to zero until then
+        self._gradients.apply()  # not earlier: many programs zero the gradients before the loop
         super().begin()
 
     def steps(self, n: int) -> Iterator[int]:
-        """Yield the numbers of steps, as Checkpointer.steps(). Raises CheckpointError if there is a loader."""
+        """Yield step numbers as Checkpointer.steps() does. Raises CheckpointError if there is a loader."""
         if self._prepared_loader is not None:
             raise CheckpointError(STEPS_WITH_LOADER)
         return super().steps(n)
 
     def batches(self, *, epochs: int) -> Iterator[Any]:
-        """The batches of so many epochs in all, those done before an interruption left out."""
+        """Yield the batches of `epochs` epochs in total, without those that were completed before an interruption.
+
+        Raises CheckpointError if there is no loader.
+        """
         place, loader = self._place, self._prepared_loader
         if loader is None:
             raise CheckpointError("batches() needs AcceleratorCheckpointer(accelerator, loader)")
@@ -101,7 +104,7 @@ class AcceleratorCheckpointer(Checkpointer):
         self.begin()
         try:
             while place.position.epoch < epochs:
-                loader.iteration = place.position.epoch  # of an empty epoch Accelerate does not count it
+                loader.iteration = place.position.epoch  # Accelerate does not count an empty epoch
                 for batch in loader:
                     place.position.batch += 1
                     yield batch
@@ -115,7 +118,7 @@ class AcceleratorCheckpointer(Checkpointer):
 
 
 def _objects_of(accelerator: Accelerator) -> dict[str, Any]:
-    """What Accelerate itself would save in save_state(), and what it would lose."""
+    """Return the objects that Accelerate's save_state() saves, and those that it omits: gradients and counters."""
     models = [accelerator.unwrap_model(model) for model in accelerator._models]
     kinds = {
         "model": models,
@@ -130,7 +133,7 @@ def _objects_of(accelerator: Accelerator) -> dict[str, Any]:
 
 
 class _Counters:
-    """Accelerate's own: how many batches have been accumulated, how many of its checkpoints were written."""
+    """Accelerate's counters of accumulated batches and of its own checkpoints, as an object with a state."""
 
     def __init__(self, accelerator: Accelerator) -> None:
         self._accelerator = accelerator

@@ -1,4 +1,4 @@
-"""Objects that a framework makes only after the checkpoint has been read."""
+"""Deferred restore of objects that a framework creates only after the checkpoint has been read."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from ..checkpoint.errors import CheckpointError
 
 
 class Late:
-    """Stands for an object that is not there yet: its state is kept until `apply()`.
+    """Placeholder for an object that may not exist yet: keeps its loaded state until `apply()`.
 
-    what  how messages call it: "model", "optimizer"
+    what  name of the object in messages: "model", "optimizer"
     find  returns the object; None if the training has none
     """
 
@@ -21,7 +21,7 @@ class Late:
 
     def state_dict(self) -> dict[str, Any]:
         if self._loaded is not None:
-            return dict(self._loaded)  # not taken up yet, so nothing has changed it
+            return dict(self._loaded)  # not applied yet, so still unchanged
         found = self._find()
         state: dict[str, Any] = {} if found is None else found.state_dict()
         return state
@@ -30,7 +30,7 @@ class Late:
         self._loaded = state
 
     def apply(self) -> None:
-        """Give the object its state, if there is one. Raises CheckpointError if it is the state of another one."""
+        """Load the kept state into the object. Raises CheckpointError if it does not fit, or if there is no object."""
         loaded, self._loaded = self._loaded, None
         found = self._find()
         if loaded is None or (not loaded and found is None):

@@ -1,4 +1,4 @@
-"""Gradients that are being accumulated: between two steps of the optimizer they, too, are state."""
+"""Accumulated gradients, which are state between two steps of the optimizer."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from .deferred import misfit
 
 
 class Gradients:
-    """The gradients of these models as an object with a state, empty when they have just been used.
+    """Gradients of models as an object with a state; the state is empty if an optimizer has just used them.
 
-    models    returns the models; names of parameters are given by their order and by torch
+    models    returns the models; a parameter's name consists of the model's number and torch's name
     pending   returns whether there are gradients that no optimizer has used yet
     """
 

@@ -1,10 +1,10 @@
-"""Keras 3: `model.fit(x, y, epochs=10, callbacks=[CheckpointCallback()])` goes on after an interruption where it was.
+"""Keras 3: make `model.fit(x, y, epochs=10, callbacks=[CheckpointCallback()])` resumable.
 
     from cloudgpu.runtime.integrations.keras import CheckpointCallback
 
-Resumes in the middle of an epoch, on the torch, TensorFlow and JAX backends. A callback can tell `fit` in which epoch
-to begin, but not at which batch: so the batches done of that epoch are drawn once more from the data, in the same
-order, and dropped instead of trained on. What that makes exact for which data: docs/integrations.md.
+Resumes in mid-epoch, on the torch, TensorFlow and JAX backends. A callback can set the epoch with which `fit` begins,
+but not the batch. So the batches of that epoch that are done are read again, in the same order, and dropped. For which
+data this is exact: docs/integrations.md.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from .keras_state import Place, Variables, processes, restore_random
 
 
 class CheckpointCallback(keras.callbacks.Callback):  # type: ignore[misc]
-    """Saves and restores one `fit`: the model, its optimizer, the metrics, random state, epoch and batch.
+    """Callback that saves and restores one `fit`: model, optimizer, metrics, random state, epoch and batch.
 
     folder, every, keep, on_damage: as for Checkpointer; `every` counts batches.
-    A notice or SIGTERM is obeyed at the next batch: saved, then SystemExit(75). A `fit` that came to its end does
-    nothing when it is run again. Raises CheckpointError if the checkpoint is of another model, or if several processes
-    train it together.
+
+    After a notice or SIGTERM, the next batch end saves and raises SystemExit(75). A finished `fit` does nothing when it
+    is run again. Raises CheckpointError if the checkpoint is of another model, or if several processes train the model.
     """
 
     def __init__(
@@ -48,10 +48,10 @@ class CheckpointCallback(keras.callbacks.Callback):  # type: ignore[misc]
         self._place = Place()
         self._groups: list[Variables] = []
         self._amid_epoch = False
-        """The next epoch is one that was begun before an interruption."""
+        """True if the next epoch was in progress when it was saved."""
         self._skipping: Skipping | None = None
 
-    # What Keras calls
+    # Hooks called by Keras
 
     def on_train_begin(self, logs: object = None) -> None:  # noqa: ARG002
         if self._checkpointer is not None:
@@ -65,7 +65,7 @@ class CheckpointCallback(keras.callbacks.Callback):  # type: ignore[misc]
                 f"CheckpointCallback saves a fit() of one process, and {together} train this model together. Train in "
                 "one process, or in a loop of your own with Checkpointer, which knows torch's ranks"
             )
-        sync = getattr(model, "jax_state_sync", _nothing)  # under JAX the state is outside the variables in an epoch
+        sync = getattr(model, "jax_state_sync", _nothing)  # with JAX, the state is not in the variables during an epoch
         weights = Variables("model", lambda: model.variables, sync)
         optimizer = Variables("optimizer", lambda: getattr(model.optimizer, "variables", ()), sync)
         metrics = Variables("metrics", lambda: model.metrics_variables, sync)
@@ -76,15 +76,15 @@ class CheckpointCallback(keras.callbacks.Callback):  # type: ignore[misc]
         epochs = self.params["epochs"]
         if self._checkpointer.finished and (place.goal is None or epochs <= place.goal):
             self._take_up_finished(weights, optimizer)
-            model._initial_epoch = epochs  # how keras.callbacks.BackupAndRestore, too, tells fit() where to begin
+            model._initial_epoch = epochs  # read by fit(); set by keras.callbacks.BackupAndRestore, too
             return
         model._initial_epoch = place.epoch or None
         self._amid_epoch = place.batch > 0
         self._checkpointer.begin()
 
     def on_epoch_begin(self, epoch: int, logs: object = None) -> None:  # noqa: ARG002
-        self.model._initial_epoch = None  # fit() has read it, and leaves it for the next one
-        # Not before: fit() has just reset the metrics, in which are the batches of this epoch that were done.
+        self.model._initial_epoch = None  # fit() has read it; the next fit() must not
+        # Not earlier: fit() has just reset the metrics, which include the batches of this epoch that are done.
         if keras.backend.backend() != "tensorflow" or all(group.has_place for group in self._groups):
             for group in self._groups:
                 group.apply()
@@ -98,7 +98,7 @@ class CheckpointCallback(keras.callbacks.Callback):  # type: ignore[misc]
             if metrics.loaded or optimizer.loaded or weights.loaded:
                 self._take_up_finished(weights, optimizer)
             metrics.forget()
-            self.model.reset_metrics()  # those that were saved are of the epoch before
+            self.model.reset_metrics()  # the saved ones are of the previous epoch
             self._place.begin_epoch(epoch, self.params["steps"])
 
     def on_train_batch_end(self, batch: int, logs: object = None) -> None:  # noqa: ARG002
@@ -119,8 +119,8 @@ class CheckpointCallback(keras.callbacks.Callback):  # type: ignore[misc]
         self._place.end_epoch()
 
     def on_train_end(self, logs: object = None) -> None:  # noqa: ARG002
-        self.model._initial_epoch = None  # there was no epoch left to begin
-        # Stopped early is finished, however many epochs are asked for.
+        self.model._initial_epoch = None  # if there was no epoch left to begin
+        # Training that stopped early is finished, for any number of epochs.
         self._place.goal = None if self.model.stop_training else self.params["epochs"]
         self._running.end()
 

@@ -1,4 +1,4 @@
-"""Batches that were trained on before an interruption: `fit` draws them from the data again, and drops them."""
+"""Skip batches that were trained before an interruption: `fit` reads them again, and they are dropped."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from .keras_state import Variables
 
 
 class Skipping:
-    """Stands in for `model.train_function` while there are batches to skip.
+    """Replacement of `model.train_function` while there are batches to skip.
 
-    `fit` looks that attribute up for every batch and hands it all that the backend's own function gets, so that the
-    numbers of batches stay true for other callbacks; those see the metrics as they stood when this was saved.
+    `fit` looks up that attribute for every batch and passes it the arguments of the backend's own function. So batch
+    numbers stay correct for other callbacks, which see the metrics as they were saved.
     """
 
     def __init__(self, model: Any, batches: int, groups: Sequence[Variables]) -> None:  # keras.Model
@@ -26,10 +26,10 @@ class Skipping:
         model.train_function = self
 
     def __call__(self, *arguments: Any) -> Any:
-        """The arguments are the backend's: (data,) under torch, (iterator,) TensorFlow, (state, iterator) JAX."""
+        """Skip a step. Arguments by backend: (data,) with torch, (iterator,) TensorFlow, (state, iterator) JAX."""
         backend = keras.backend.backend()
         if self._waiting():
-            # TensorFlow makes variables when it first sees a batch. What this step does to them is then undone.
+            # TensorFlow creates variables with the first batch. The effect of this step on them is then undone.
             self._train(*arguments)
             for group in self._groups:
                 group.apply()
@@ -39,7 +39,7 @@ class Skipping:
         return (self._logs, arguments[0]) if backend == "jax" else self._logs
 
     def count(self) -> bool:
-        """One batch fewer; True: that was the last, and training goes on."""
+        """Count a skipped batch; return True if it was the last, so that training continues."""
         self.left -= 1
         if self.left:
             return False
@@ -51,7 +51,7 @@ class Skipping:
 
 
 def _draw(iterator: Iterator[object], count: int) -> None:
-    """As many batches as one step takes, fewer at the data's end; raises StopIteration if there is none left."""
+    """Read the batches of one step, fewer at the end of the data. Raises StopIteration if there are none."""
     next(iterator)
     for _ in range(count - 1):
         next(iterator, None)

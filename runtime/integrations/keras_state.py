@@ -1,7 +1,7 @@
-"""The state of a Keras model in training as named arrays, for all backends.
+"""State of a Keras model in training, as named arrays, for all backends.
 
-Keras keeps everything that training changes in variables: weights, the state of seed generators and of normalisation,
-the optimizer's slots and counters, the metrics of the epoch under way.
+Keras keeps all state of training in variables: weights, seed generators, normalisation, the optimizer's slots and
+counters, and the metrics of the current epoch.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from ..checkpoint.errors import CheckpointError
 class Variables:
     """A group of a model's variables as an object with a state: "model", "optimizer" or "metrics".
 
-    What is loaded waits until `apply()`: under TensorFlow a model may get its variables only with the first batch.
+    Loaded state is kept until `apply()`, because with TensorFlow a model may create its variables with the first batch.
     """
 
     def __init__(self, what: str, variables: Callable[[], Sequence[Any]], before_reading: Callable[[], None]) -> None:
@@ -25,7 +25,7 @@ class Variables:
 
     def state_dict(self) -> dict[str, Any]:
         if self._loaded is not None:
-            return dict(self._loaded)  # nothing has been trained since
+            return dict(self._loaded)  # not applied yet, so still unchanged
         self._before_reading()
         return {_key(i, variable): _array(variable) for i, variable in enumerate(self._variables())}
 
@@ -34,7 +34,7 @@ class Variables:
 
     @property
     def loaded(self) -> bool:
-        """Something was loaded that waits to be applied."""
+        """True if loaded state has not been applied yet."""
         return self._loaded is not None
 
     def forget(self) -> None:
@@ -42,11 +42,11 @@ class Variables:
 
     @property
     def has_place(self) -> bool:
-        """There are as many variables as what was loaded needs."""
+        """True if there are as many variables as in the loaded state, or none was loaded."""
         return self._loaded is None or len(self._loaded) == len(self._variables())
 
     def apply(self) -> None:
-        """Put what was loaded into the variables. Raises CheckpointError, with nothing changed, if it does not fit."""
+        """Assign the loaded state to the variables. Raises CheckpointError, and changes nothing, if it does not fit."""
         if self._loaded is None:
             return
         variables = list(self._variables())
@@ -69,7 +69,7 @@ class Variables:
 
 
 def _key(index: int, variable: Any) -> str:  # a Keras variable
-    """Paths alone need not be unique, nor the same in the next process: Keras numbers layers as they are made."""
+    """Return a unique key. Paths alone may be ambiguous or unstable: Keras numbers layers in order of creation."""
     return f"{index:05d}:{variable.path}"
 
 
@@ -95,7 +95,7 @@ def _backend() -> str:
 
 
 def processes(model: Any) -> int:  # a Keras model
-    """How many train it together, by its backend's own account."""
+    """Return the number of processes that train the model, as its backend reports it."""
     name = _backend()
     if name == "torch":
         import torch
@@ -107,14 +107,17 @@ def processes(model: Any) -> int:  # a Keras model
 
         return int(jax.process_count())
     if name == "tensorflow":
-        resolver = model.distribute_strategy.cluster_resolver  # of strategies over several machines
+        resolver = model.distribute_strategy.cluster_resolver  # of multi-worker strategies
         tasks = resolver.cluster_spec().as_dict() if resolver is not None else {}
         return max(1, sum(len(addresses) for addresses in tasks.values()))
     return 1
 
 
 def random_of_backend() -> dict[str, Any]:
-    """The generators of Python, NumPy and torch, and TensorFlow's global one; Keras' own are variables of the model."""
+    """Return the state of Python's, NumPy's, torch's and TensorFlow's global generators.
+
+    Keras' own generators are variables of the model.
+    """
     state: dict[str, Any] = {"host": random_state.capture()}
     if _backend() == "tensorflow":
         import tensorflow as tf
@@ -132,18 +135,18 @@ def restore_random(state: dict[str, Any]) -> None:
 
 
 class Place:
-    """Where training stands: epoch, steps done in it, and the random state at its start and now."""
+    """Position in the data: epoch, steps done in it, and the random state at its start and now."""
 
     def __init__(self) -> None:
         self.epoch, self.batch = 0, 0
         self.steps: int | None = None
-        """Batches of a whole epoch, if known."""
+        """Number of batches in an epoch; None if unknown."""
         self.at_epoch: dict[str, Any] = {}
-        """The random state at the epoch's start, from which the order of the data is drawn."""
+        """Random state at the epoch's start, from which the order of the data is drawn."""
         self.now: dict[str, Any] = {}
-        """The random state when this was saved; only after a restore."""
+        """Random state at the save; set by a restore only."""
         self.goal: int | None = None
-        """Epochs that were asked for when training finished; None: finished, whatever is asked for."""
+        """Number of epochs asked for when training finished; None: finished for any number."""
 
     def begin_epoch(self, epoch: int, steps: int | None) -> None:
         self.epoch, self.batch, self.steps = epoch, 0, steps
@@ -153,7 +156,7 @@ class Place:
         self.epoch, self.batch, self.at_epoch = self.epoch + 1, 0, {}
 
     def check(self, steps: int | None) -> None:
-        """Raises CheckpointError if an epoch has not as many batches as when this was saved."""
+        """Raise CheckpointError if the number of batches per epoch differs from the saved one."""
         if None not in (steps, self.steps) and steps != self.steps:
             raise CheckpointError(
                 f"the checkpoint stands in an epoch of {self.steps} batches, now it has {steps}: the data or the batch "

@@ -1,9 +1,9 @@
-"""Lightning: `Trainer(callbacks=[CheckpointCallback()])` goes on after an interruption where it was.
+"""Lightning: make `Trainer(callbacks=[CheckpointCallback()])` resumable.
 
     from cloudgpu.runtime.integrations.lightning import CheckpointCallback
 
-Resumes in the middle of an epoch: the module, its optimizers and schedulers, callbacks, loops, precision, random state
-and the place in the data. Signals are not handled by saving: they are obeyed between two batches.
+Resumes in mid-epoch: module, optimizers, schedulers, callbacks, loops, precision, random state and the position in the
+data. Signals are handled between two batches, not in their handlers.
 """
 
 from __future__ import annotations
@@ -32,17 +32,17 @@ _NOT_STATE = tuple(
     for owner in (pl.LightningModule, pl.LightningDataModule)
     for part in ("KEY", "NAME", "TYPE")
 )
-"""Parts of Lightning's checkpoints with which fit() does nothing; hyperparameters may be any Python objects."""
+"""Parts of Lightning's checkpoints that fit() does not use; hyperparameters may be arbitrary Python objects."""
 
 
 class CheckpointCallback(pl.Callback):  # type: ignore[misc]
-    """Saves and restores one `fit`.
+    """Callback that saves and restores one `fit`.
 
     folder, every, keep, on_damage  as for Checkpointer; `every` counts batches
-    replay               find the place in the data by reading it: for augmentation drawn at random inside of workers
+    replay               restore the position in the data by reading, which repeats random augmentation in workers
 
-    A notice or SIGTERM is obeyed at the next batch: saved, then SystemExit(75). A `fit` that came to its end does
-    nothing when it is run again. Raises CheckpointError if the checkpoint is of another module.
+    After a notice or SIGTERM, the state is saved before the next batch, and SystemExit(75) is raised. A finished `fit`
+    does nothing when it is run again. Raises CheckpointError if the checkpoint is of another module.
     """
 
     def __init__(
@@ -59,9 +59,9 @@ class CheckpointCallback(pl.Callback):  # type: ignore[misc]
         self._checkpointer: Checkpointer | None = None
         self._loops: _Loops | None = None
         self._begun = False
-        """A batch of this process has begun."""
+        """True if this process has begun a batch."""
 
-    # What Lightning calls
+    # Hooks called by Lightning
 
     def on_fit_start(self, trainer: Any, pl_module: Any) -> None:  # noqa: ARG002
         if type(trainer.strategy).__name__ in _SHARDED:
@@ -73,11 +73,11 @@ class CheckpointCallback(pl.Callback):  # type: ignore[misc]
         self._loops = loops = _Loops(trainer)
         self._checkpointer = Checkpointer(lightning=loops, place=self._place, **self._settings)
         loops.take_up()
-        # Lightning would train on to find out once more that it should stop.
+        # Otherwise Lightning would train another batch before it stops.
         trainer.should_stop = self._checkpointer.finished and loops.stopped
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:  # noqa: ARG002
-        # Lightning's own handlers save while whatever was interrupted waits, and end the program in mid-epoch.
+        # Lightning's own handlers would save inside of the signal handler, and end the program in mid-epoch.
         trainer._signal_connector.teardown()
         self._running.buckets.models = lambda: [trainer.strategy.model]
         self._running.begin()
@@ -95,17 +95,17 @@ class CheckpointCallback(pl.Callback):  # type: ignore[misc]
         self._enter_data(trainer)
 
     def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:  # noqa: ARG002
-        # Here, not at the end of the batch before: after that come validation, schedulers and loggers.
+        # Not at the end of the previous batch, which is followed by validation, schedulers and loggers.
         self._place.position.batch = batch_idx
         if self._begun:
             self._running.end_step()
         elif self._loops is not None and self._loops.resumed and not self._loops.had_ended:
-            trainer.fit_loop.epoch_loop.batch_progress.total.ready -= 1  # counted before it was saved
+            trainer.fit_loop.epoch_loop.batch_progress.total.ready -= 1  # already counted before the save
         self._begun = True
 
     def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:  # noqa: ARG002
         if self._begun:
-            # Lightning would leave out the schedulers' step at the end of an epoch that was interrupted.
+            # Otherwise Lightning would omit the schedulers' step at the end of an interrupted epoch.
             trainer.fit_loop._restarting = False
 
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:  # noqa: ARG002
@@ -129,7 +129,7 @@ class CheckpointCallback(pl.Callback):  # type: ignore[misc]
         return self._checkpointer
 
     def _enter_data(self, trainer: Any) -> None:
-        """See to it that the loader is iterated through our place in it, and begin there."""
+        """Make the Trainer iterate its loader through `_place`. Raises CheckpointError if there are several loaders."""
         loop = trainer.fit_loop
         loaders = loop._combined_loader.flattened
         if len(loaders) != 1:
@@ -141,7 +141,7 @@ class CheckpointCallback(pl.Callback):  # type: ignore[misc]
 
 
 class _Loops:
-    """The Trainer's state as its own checkpoints have it, for a save between two batches."""
+    """The Trainer's state as in its own checkpoints, for a save between two batches."""
 
     def __init__(self, trainer: Any) -> None:
         self._trainer = trainer
@@ -149,7 +149,7 @@ class _Loops:
         self.gradients = Gradients(lambda: [trainer.lightning_module], self._is_accumulating)
         self.accumulated: Mapping[str, Any] = {}
         self.monitored: Mapping[str, Any] = {}
-        """What schedulers and callbacks watch: of the last validation, which may be steps ago."""
+        """Metrics watched by schedulers and callbacks, from the last validation, which may be steps ago."""
         self.resumed = self.stopped = self.ended = self.had_ended = False
 
     def state_dict(self) -> dict[str, Any]:
@@ -158,10 +158,10 @@ class _Loops:
         for name in _NOT_STATE:
             checkpoint.pop(name, None)
         fit_loop = checkpoint["loops"] = {"fit_loop": checkpoint["loops"]["fit_loop"]}
-        fit_loop["fit_loop"]["state_dict"].pop("combined_loader", None)  # the place in the data is ours
+        fit_loop["fit_loop"]["state_dict"].pop("combined_loader", None)  # LoaderPlace saves the position instead
         epoch_loop = trainer.fit_loop.epoch_loop
         if not self.ended and not epoch_loop._should_accumulate():
-            # Lightning expects to be saved at a batch's end, and counts the batch under way as one that stepped.
+            # Lightning expects saves at a batch's end, and counts the current batch as one that stepped.
             fit_loop["fit_loop"]["epoch_loop.state_dict"]["_batches_that_stepped"] -= 1
         stopped = self.ended and bool(trainer.should_stop)
         return {
@@ -177,7 +177,7 @@ class _Loops:
         self.stopped, self.had_ended, self.monitored = state["stopped"], state["ended"], state["monitored"]
 
     def take_up(self) -> None:
-        """Give Lightning the checkpoint; what is left of it now, loops and optimizers, it restores after this hook."""
+        """Pass the checkpoint to Lightning, which restores loops and optimizers itself after this hook."""
         if not self._loaded:
             return
         connector = self._trainer._checkpoint_connector

@@ -1,7 +1,7 @@
-"""Lightning's StochasticWeightAveraging, resumed in the middle of an epoch.
+"""Resume Lightning's StochasticWeightAveraging in mid-epoch.
 
-It sets itself up when an epoch begins; an epoch that was interrupted does not begin again. So it is set up here, and
-what that does to the optimizer and to batch normalisation is undone: both have been restored already.
+The callback sets itself up at an epoch's start, which a resumed epoch does not have. It is set up here instead, and the
+effects on the optimizer and on batch normalisation are undone, because both have been restored already.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ from lightning.pytorch.callbacks import StochasticWeightAveraging
 
 
 def clear_schedulers(trainer: object) -> None:
-    """Remove the scheduler that averaging had replaced when it was saved: the saved state is not its own."""
+    """Remove the scheduler that averaging had replaced before the save: the saved state is not its own."""
     for callback in _begun(trainer):
         callback._clear_schedulers(trainer)
 
 
 def resume_averaging(trainer: Any) -> None:
-    """Set up the averaging that was under way when training was saved."""
+    """Set up the averaging that was in progress at the save."""
     module = trainer.lightning_module
     for callback in _begun(trainer):
         groups = [{**group} for group in trainer.optimizers[0].param_groups]
@@ -32,11 +32,11 @@ def resume_averaging(trainer: Any) -> None:
 
 def _set_up(callback: Any, trainer: Any) -> None:
     epochs, updated = callback._max_epochs, callback._latest_update_epoch
-    # With no last epoch, and this one averaged already, all that is left to it is to make its scheduler.
+    # With no last epoch, and with this epoch already averaged, the hook only creates its scheduler.
     callback._max_epochs, callback._latest_update_epoch = -1, trainer.current_epoch
     callback.on_train_epoch_start(trainer, trainer.lightning_module)
     callback._max_epochs, callback._latest_update_epoch = epochs, updated
-    if trainer.current_epoch > callback.swa_end:  # the additional epoch, in which batch normalisation is measured anew
+    if trainer.current_epoch > callback.swa_end:  # the extra epoch for batch normalisation
         callback.on_train_epoch_start(trainer, trainer.lightning_module)
 
 

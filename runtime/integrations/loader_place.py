@@ -1,7 +1,7 @@
-"""The place in a DataLoader that a framework iterates.
+"""Position in a DataLoader that a framework iterates.
 
-Frameworks read ahead: when a step is done, the next batches have been read already, with whatever the dataset drew at
-random for them. So that they are the same after an interruption, the random state before each of them is kept.
+Frameworks prefetch: when a step is done, the next batches have already been read, with the random draws of the dataset.
+The random state before each prefetched batch is saved, so that a resumed run reads the same batches.
 """
 
 from __future__ import annotations
@@ -18,24 +18,24 @@ _END = object()
 
 
 class LoaderPlace:
-    """Goes between a framework and the DataLoader that it iterates, from wrap() or attach() on.
+    """Layer between a framework and the DataLoader that it iterates, installed by wrap() or attach().
 
-    `position` says which epoch it is and how many of its batches are done; whoever knows keeps it up to date.
+    `position` holds the epoch and the number of its batches that are done; the integration keeps it up to date.
     """
 
     def __init__(self, *, replay: bool = False) -> None:
         self.position = DataPosition(replay=replay)
         self._inner: Any = None
         self._generators = Generators(None)
-        """Those of the loader; searched for once per epoch, as they are read at each batch."""
+        """The loader's generators; searched once per epoch, because they are captured at each batch."""
         self._at_epoch: dict[str, Any] = {}
-        """The random state at the epoch's start."""
+        """Random state at the epoch's start."""
         self._ahead: dict[int, dict[str, Any]] = {}
-        """The random state before each batch that is read but not done, by its number in the epoch."""
+        """Random state before each prefetched batch, by the batch's number in the epoch."""
         self._now: dict[str, Any] | None = None
-        """The random state at the save; only from a restore until the batches read ahead then are read again."""
+        """Random state at the save; set by a restore, until the batches prefetched at the save are read again."""
 
-    # What a checkpoint asks for
+    # Checkpoint state
 
     def state_dict(self) -> dict[str, Any]:
         return {
@@ -48,7 +48,7 @@ class LoaderPlace:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         if state["world"] != (now := _processes()):
-            # Position and random state could be divided anew, but not what the framework counts: batches of a rank.
+            # Position and random state could be redistributed, but the framework counts the batches of a rank.
             raise CheckpointError(
                 f"the checkpoint is that of {state['world']} processes, now there are {now}: the framework's own "
                 "counts of batches and steps hold for as many as it was saved with. Use as many, or give another folder"
@@ -56,10 +56,10 @@ class LoaderPlace:
         self.position.load_state_dict(state["position"])
         self._at_epoch, self._ahead, self._now = state["at_epoch"], state["ahead"], state["now"]
 
-    # What the framework sees
+    # Interface to the framework
 
     def wrap(self, loader: Any) -> Any:  # a DataLoader, or whatever can be iterated once per epoch
-        """What the framework is to iterate instead of this loader."""
+        """Return a loader for the framework to iterate instead of this one."""
         _make_generator(loader)
         self._inner, self._generators = loader, Generators(loader)
         return _Inner(loader, self)
@@ -68,7 +68,7 @@ class LoaderPlace:
         return type(loader) is _Inner
 
     def attach(self, loader: Any) -> None:  # accelerate's DataLoaderShard or DataLoaderDispatcher
-        """Stand between this loader and its data. Raises CheckpointError if it is not one that Accelerate prepared."""
+        """Wrap the data of a loader prepared by Accelerate. Raises CheckpointError for any other loader."""
         inner = getattr(loader, "base_dataloader", None)
         if inner is None:
             raise CheckpointError(
@@ -78,10 +78,10 @@ class LoaderPlace:
         loader.iteration = self.position.epoch
 
     def open_epoch(self) -> Iterator[Any]:
-        """Return the batches of an epoch that are not done, those read ahead before an interruption as then."""
+        """Return the batches of an epoch that are not done; prefetched ones are the same as before the interruption."""
         self._generators = Generators(self._inner)
         if self._now is None or not self._at_epoch:
-            self._end_of_restore()  # it was saved between two epochs: finished, and asked for more
+            self._end_of_restore()  # saved between two epochs: it was finished, and now more is asked for
             self._at_epoch, self._ahead = self._capture(), {}
         else:
             self._restore(self._at_epoch)
@@ -99,7 +99,7 @@ class LoaderPlace:
             if number in again:
                 self._restore(again[number])
             self._ahead[number] = again.get(number) or self._capture()
-            while (oldest := next(iter(self._ahead))) < self.position.batch:  # several were done in one step, it may be
+            while (oldest := next(iter(self._ahead))) < self.position.batch:  # a step may take several
                 del self._ahead[oldest]
             batch = next(source, _END)
             if number in again and number + 1 not in again:
@@ -122,7 +122,7 @@ class LoaderPlace:
 
 
 class _Inner:
-    """A torch DataLoader in every respect, but that its epochs are opened by a LoaderPlace."""
+    """A torch DataLoader in every respect, except that a LoaderPlace opens its epochs."""
 
     def __init__(self, loader: Any, place: LoaderPlace) -> None:
         self._loader, self._place = loader, place
@@ -137,7 +137,7 @@ class _Inner:
         return self._place.open_epoch()
 
     @property  # type: ignore[misc]
-    def __class__(self) -> type:  # Accelerate's own adapters, too, look like what is in them
+    def __class__(self) -> type:  # Accelerate's own adapters report the class of the wrapped loader, too
         kind: type = type(self._loader)
         return kind
 
@@ -150,9 +150,9 @@ def _processes() -> int:
 
 
 def _make_generator(loader: Any) -> None:
-    """Accelerate's random sampler makes its generator when it is first used; a restore must find it before."""
+    """Create the generator of Accelerate's random sampler, which is otherwise created on first use, after a restore."""
     batches = getattr(loader, "batch_sampler", None)
-    batches = getattr(batches, "batch_sampler", batches)  # of several processes each takes its share of the inner one's
+    batches = getattr(batches, "batch_sampler", batches)  # with several processes, the outer one shards the inner one
     sampler: Any = getattr(batches, "sampler", None)
     if getattr(sampler, "generator", "") is None and hasattr(sampler, "initial_seed"):
         import torch

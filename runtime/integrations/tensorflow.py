@@ -1,6 +1,8 @@
-"""TensorFlow without Keras' fit: variables for Checkpointer.
+"""TensorFlow without Keras' fit: save variables with a Checkpointer.
 
-ckpt = Checkpointer(model=VariableState(module), optimizer=VariableState(optimizer))
+    ckpt = Checkpointer(model=VariableState(module), optimizer=VariableState(optimizer))
+
+The training loop is that of any program: docs/checkpointing.md.
 """
 
 from __future__ import annotations
@@ -20,8 +22,10 @@ except ImportError as error:
 class VariableState:
     """The variables of `owner` as an object with a state.
 
-    owner  a tf.Module, a Keras layer or optimizer, or an iterable of tf.Variable. It must have made its variables
-           before the Checkpointer is made. `load_state_dict` raises CheckpointError if they are other ones
+    owner  a tf.Module, a Keras layer or optimizer, or an iterable of tf.Variable; it must have created its variables
+           before the Checkpointer is constructed
+
+    `load_state_dict` raises CheckpointError if the variables' shapes differ.
     """
 
     def __init__(self, owner: Any) -> None:

@@ -1,9 +1,9 @@
-"""Hugging Face Transformers: a Trainer that goes on after an interruption where it was. One line changes:
+"""Hugging Face Transformers: make a Trainer resumable by changing one import.
 
     from cloudgpu.runtime.integrations.transformers import Trainer     # instead of: from transformers import Trainer
 
-A Trainer of your own, or of another library: `class MyTrainer(Resumable, SFTTrainer): ...`. It must be the Trainer, not
-a callback of it: which epoch and which batch to go on with is decided before any callback is asked.
+For another Trainer class: `class MyTrainer(Resumable, SFTTrainer): ...`. A callback would not suffice, because the
+Trainer decides with which epoch and batch to begin before it calls any callback.
 """
 
 from __future__ import annotations
@@ -28,17 +28,18 @@ except ImportError as error:
     raise missing("transformers", "transformers[torch]>=5", error) from None
 
 _COUNTERS = ("_tr_loss", "_total_loss_scalar", "_globalstep_last_logged", "_initial_global_step", "current_flos")
-"""What the Trainer counts outside of TrainerState: without them the first loss it logs after a restart is wrong."""
+"""Counters of the Trainer outside of TrainerState; without them the first loss logged after a resume is wrong."""
 
 
 class Resumable:
-    """Makes a transformers.Trainer resumable; to be named before it among the base classes.
+    """Mixin that makes a transformers.Trainer resumable; it must come first among the base classes.
 
-    checkpoints  settings of the Checkpointer: {"folder": …, "every": …, "keep": …}; `every` counts optimizer steps.
-                 {"replay": True} finds the place in the data by reading it: for augmentation drawn at random in workers
+    checkpoints  arguments of the Checkpointer: {"folder": …, "every": …, "keep": …}; `every` counts optimizer steps.
+                 {"replay": True} restores the position in the data by reading, which repeats random augmentation inside
+                 of workers
 
-    A notice or SIGTERM is obeyed before the next step: saved, then SystemExit(75). `train()` restores by itself. The
-    Trainer's own checkpoints (save_strategy) are written as before; they are not needed for this.
+    `train()` resumes automatically. After a notice or SIGTERM, the state is saved before the next step, and
+    SystemExit(75) is raised. The Trainer's own checkpoints (save_strategy) are written as usual, but not used for this.
     """
 
     def __init__(self, *args: Any, checkpoints: Mapping[str, object] | None = None, **kwargs: Any) -> None:
@@ -46,7 +47,7 @@ class Resumable:
         self._resume = _Resume(self, dict(checkpoints or {}))
 
     def train(self, resume_from_checkpoint: object = None, **kwargs: Any) -> Any:
-        """`resume_from_checkpoint` is where to begin if there is nothing to go on from."""
+        """Train as usual; `resume_from_checkpoint` is used only if there is no checkpoint of cloudgpu."""
         with tempfile.TemporaryDirectory(prefix="cloudgpu-") as folder:
             found = self._resume.open(Path(folder))
             try:
@@ -55,7 +56,7 @@ class Resumable:
                 self._resume.break_off()
                 raise
 
-    # How the Trainer loads a checkpoint: the one it is given has its own state in it; the rest comes from ours
+    # Load hooks of the Trainer: for `_Resume.folder` apply the restored state; for other checkpoints, do as usual
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: object = None) -> None:
         if resume_from_checkpoint == self._resume.folder:
@@ -77,7 +78,7 @@ class Resumable:
             super()._load_scaler(checkpoint)  # type: ignore[misc]
 
     def _load_rng_state(self, checkpoint: str | None) -> None:
-        if checkpoint is None or checkpoint != self._resume.folder:  # ours comes with the place in the data
+        if checkpoint is None or checkpoint != self._resume.folder:  # LoaderPlace restores the random state
             super()._load_rng_state(checkpoint)  # type: ignore[misc]
 
     def get_batch_samples(self, epoch_iterator: Iterator[object], num_batches: int, device: object) -> Any:
@@ -88,35 +89,38 @@ class Resumable:
 
 
 class _Resume(transformers.TrainerCallback):  # type: ignore[misc]
-    """What a Resumable knows of its training; the Trainer calls it back at every step."""
+    """State of a Resumable's training; a callback of its Trainer."""
 
     def __init__(self, trainer: Any, settings: dict[str, Any]) -> None:
         self.trainer, self.settings = trainer, settings
         self.folder: str | None = None
-        """Of the checkpoint that stands in for ours while the Trainer loads it."""
+        """Folder that represents the restored checkpoint to the Trainer; None if nothing was restored."""
         self.model = Late("model", lambda: trainer.model)
         self.optimizer = Late("optimizer", lambda: trainer.optimizer)
         self.scheduler = Late("learning rate scheduler", lambda: trainer.lr_scheduler)
         self.scaler = Late("gradient scaler", lambda: trainer.accelerator.scaler)
         self.handed = 0
-        """Batches of this epoch that the Trainer has got."""
+        """Number of batches of this epoch that the Trainer has received."""
         self._place = LoaderPlace(replay=self.settings.pop("replay", False))
         self._checkpointer: Checkpointer | None = None
         self._loader: Any = None
         self._opened: Iterator[Any] | None = None
-        """What the Trainer gets in the epoch that was interrupted, instead of what it skipped to by itself."""
+        """Iterator that the Trainer gets in a resumed epoch, instead of its own skipping one."""
         self._amid_epoch = False
         self._over = False
-        """Nothing is left to train: the Trainer itself would do one step more to find out."""
+        """True if nothing is left to train; the Trainer itself would make one more step."""
         self._counters: dict[str, Any] = {}
         self._state: dict[str, Any] = {}
         self._goal: int | None = None
         self._step = 0
-        """Optimizer steps that the Checkpointer knows of."""
+        """Number of optimizer steps counted by the Checkpointer."""
         trainer.add_callback(self)
 
     def open(self, folder: Path) -> str | None:
-        """Read the checkpoint; returns the folder of one that makes the Trainer begin there, None if there is none."""
+        """Restore the checkpoint; return a folder that makes the Trainer resume, None if there is no checkpoint.
+
+        Raises CheckpointError.
+        """
         trainer = self.trainer
         if trainer.is_deepspeed_enabled or trainer.is_fsdp_enabled:
             raise CheckpointError("DeepSpeed and FSDP shard the state in ways of their own: not supported here")
@@ -135,7 +139,7 @@ class _Resume(transformers.TrainerCallback):  # type: ignore[misc]
         self.folder = str(folder)
         return self.folder
 
-    # State of the Trainer
+    # Checkpoint state of the Trainer
 
     def state_dict(self) -> dict[str, Any]:
         trainer = self.trainer
@@ -145,7 +149,7 @@ class _Resume(transformers.TrainerCallback):  # type: ignore[misc]
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self._state, self._counters, self._goal = state["state"], state["counters"], state["goal"]
 
-    # What the Trainer calls
+    # Hooks called by the Trainer
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> Any:  # noqa: ARG002
         checkpointer, trainer = self._running, self.trainer
@@ -155,7 +159,7 @@ class _Resume(transformers.TrainerCallback):  # type: ignore[misc]
         self._step = state.global_step
         over = checkpointer.finished and (self._goal is None or state.max_steps <= self._goal)
         for name, value in self._counters.items():
-            setattr(trainer, name, value * 0 if over and name == "_tr_loss" else value)  # at the end it is in the total
+            setattr(trainer, name, value * 0 if over and name == "_tr_loss" else value)  # included in the total by then
         self._restore_callbacks()
         checkpointer.buckets.models = lambda: [trainer.model_wrapped]
         if not over:
@@ -165,7 +169,7 @@ class _Resume(transformers.TrainerCallback):  # type: ignore[misc]
         return control
 
     def _restore_callbacks(self) -> None:
-        """Give exportable callbacks back what they count; their arguments are those of the program now."""
+        """Restore the attributes of exportable callbacks; their arguments remain those of the program."""
         callbacks = _exportable(self.trainer)
         for name, states in self._state.get("stateful_callbacks", {}).items():
             same = [callback for callback in callbacks if type(callback).__name__ == name]
@@ -174,7 +178,7 @@ class _Resume(transformers.TrainerCallback):  # type: ignore[misc]
                     setattr(callback, attribute, value)
 
     def before_batches(self, source: Iterator[object]) -> Iterator[Any]:
-        """The Trainer is about to read the batches of its next step: from where?"""
+        """Return the iterator from which the Trainer reads the batches of its next step."""
         if self._over:
             return iter(())
         if self._amid_epoch:
@@ -189,7 +193,7 @@ class _Resume(transformers.TrainerCallback):  # type: ignore[misc]
             self.handed = 0
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:  # noqa: ARG002
-        # Here, not at the end of the step before: that is logged and evaluated after its end.
+        # Not at the end of the previous step, which is followed by logging and evaluation.
         if state.global_step > self._step:
             self._step = state.global_step
             self._running.end_step()
@@ -200,7 +204,7 @@ class _Resume(transformers.TrainerCallback):  # type: ignore[misc]
             return
         batches = length(self._loader)
         if control.should_training_stop and (batches is None or self.handed < batches):
-            self._place.position.batch = self.handed  # by max_steps, say: asked for more, it goes on here
+            self._place.position.batch = self.handed  # e.g. at max_steps: a run with more steps continues here
         else:
             self._place.next_epoch()
 
@@ -213,7 +217,7 @@ class _Resume(transformers.TrainerCallback):  # type: ignore[misc]
         self._running.end()
 
     def break_off(self) -> None:
-        """The Trainer raised, and whoever catches that may go on with something else."""
+        """End the session after an exception in the Trainer, which the program may handle."""
         if self._checkpointer is not None:
             self._checkpointer.end(finished=False)
 
@@ -225,7 +229,7 @@ class _Resume(transformers.TrainerCallback):  # type: ignore[misc]
 
 
 def _plain(trainer: Any) -> dict[str, Any]:
-    """Return TrainerState as the Trainer's own checkpoints have it: what JSON can hold."""
+    """Return TrainerState as in the Trainer's own checkpoints, JSON-serializable."""
     state = trainer.state
     callbacks: dict[str, Any] = {}
     for callback in _exportable(trainer):
@@ -240,7 +244,7 @@ def _exportable(trainer: Any) -> list[Any]:
 
 
 class Trainer(Resumable, transformers.Trainer):  # type: ignore[misc]
-    """transformers.Trainer, resumable."""
+    """transformers.Trainer that is resumable; see Resumable for the argument `checkpoints`."""
 
 
 __all__ = ["Resumable", "Trainer"]

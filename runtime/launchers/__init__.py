@@ -1,4 +1,4 @@
-"""From a job and a node to the processes to start: one table of launchers (docs/launchers.md)."""
+"""Launchers: they turn a job and a node into the processes to start (docs/launchers.md)."""
 
 from __future__ import annotations
 
@@ -44,9 +44,9 @@ class Launcher(NamedTuple):
     """One way to start a program."""
 
     processes: Callable[[Place, Mapping[str, str], Addresses], list[Process]]
-    """The processes of this node."""
+    """Returns the processes of this node."""
     told: Callable[[Sequence[NodeRecord]], Sequence[NodeRecord]]
-    """The nodes whose addresses every node must know."""
+    """Returns the nodes whose addresses every node must know."""
 
 
 LAUNCHERS: dict[str, Launcher] = {
@@ -59,7 +59,7 @@ LAUNCHERS: dict[str, Launcher] = {
 
 
 def choose_launcher(job: JobRecord, nodes: Sequence[NodeRecord], code: Path) -> Choice:
-    """The launcher to use, and why; `code` is the unpacked code. Raises LauncherError."""
+    """Return the launcher to use, and why; `code` is the folder of the unpacked code. Raises LauncherError."""
     if job.launcher == "auto":
         shape = Shape([node.role for node in nodes], [node.gpus for node in nodes])
         return choose(job.run, code, shape, job.env)
@@ -70,10 +70,10 @@ def choose_launcher(job: JobRecord, nodes: Sequence[NodeRecord], code: Path) -> 
 
 
 def needs_addresses(launcher: str, nodes: Sequence[NodeRecord]) -> Sequence[NodeRecord]:
-    """The nodes that every node must be able to reach; empty: none needs another."""
+    """Return the nodes whose addresses every node must know; empty if the nodes are independent."""
     return LAUNCHERS[launcher].told(nodes)
 
 
 def processes(launcher: str, place: Place, machine_env: Mapping[str, str], addresses: Addresses) -> list[Process]:
-    """The processes of this node. `addresses`: its own, and of all that needs_addresses() names."""
+    """Return the processes of this node. `addresses`: this node's, and those of the nodes from needs_addresses()."""
     return LAUNCHERS[launcher].processes(place, machine_env, addresses)

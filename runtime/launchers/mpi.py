@@ -1,13 +1,13 @@
-"""The launchers `mpi` and `horovod`: mpirun makes the world, the agents' own processes live in it.
+"""The launchers `mpi` and `horovod`: mpirun creates the MPI world, but the agents start its ranks.
 
-mpirun on rank 0's node starts a daemon (orted) on every other node, and each daemon the ranks of its node. Here:
+mpirun on rank 0's node starts a daemon (orted) on every other node, and each daemon starts the ranks of its node. Here:
 
-* A daemon is started without ssh. mpirun's remote shell is mpi_rsh.py, which leaves the daemon's command line in the
-  job dir; mpi_daemon.py, a process of the other node's agent, finds it there and runs it.
-* What a daemon starts as a rank is mpi_stub.py, which passes the rank's variables on to the process that the agent has
-  started for it (mpi_rank.py, which becomes the user's program), and ends when that one has ended.
+* A daemon is started without ssh. mpirun's remote shell is mpi_rsh.py, which writes the daemon's command line to the
+  job dir; mpi_daemon.py, a process of the other node's agent, reads it there and runs it.
+* As a rank, a daemon starts mpi_stub.py. It passes the rank's variables to the process that the agent has started for
+  this rank (mpi_rank.py, which becomes the user's program), and ends when that process has ended.
 
-So each rank is a child of its agent as under `torchrun`: output, exit code, signals and end are handled the same way.
+Each rank is thus a child of its agent as with `torchrun`: output, exit code, signals and end are handled the same way.
 """
 
 from __future__ import annotations
@@ -27,41 +27,41 @@ from .torchrun import Layout
 told = torchrun.told
 
 _ALIAS = "cloudgpu-node-"
-"""mpirun's names of the nodes: several may be on one machine, under one address."""
+"""Prefix of the nodes' names in mpirun: addresses are not unique if several nodes are on one machine."""
 
 _MCA = {
-    "plm_rsh_agent": 'sh -c eval${IFS}"$CLOUDGPU_MPI_RSH"',  # split at blanks and colons, so that it can hold none
+    "plm_rsh_agent": 'sh -c eval${IFS}"$CLOUDGPU_MPI_RSH"',  # no blanks or colons, at which mpirun splits it
     "plm_rsh_no_tree_spawn": "1",  # mpirun starts all daemons itself
     "orte_leave_session_attached": "1",  # a daemon stays a child of its agent
-    "hwloc_base_binding_policy": "none",  # one core per rank would starve a rank's loader workers
-    "rmaps_base_mapping_policy": "slot",  # ranks count through the nodes in order, as RANK does
-    "if_base_do_not_resolve": "1",  # the names are ours: no name server knows them
+    "hwloc_base_binding_policy": "none",  # bound to one core, a rank would starve its data loader's workers
+    "rmaps_base_mapping_policy": "slot",  # numbers ranks over the nodes in order, like RANK
+    "if_base_do_not_resolve": "1",  # the names are aliases that no name server can resolve
 }
 _ONE_MACHINE = {
     "oob_tcp_if_include": "127.0.0.0/8",
     "btl_tcp_if_include": "127.0.0.0/8",
-    "mpi_yield_when_idle": "1",  # ranks that wait for one another in a busy loop would have the CPU for themselves
+    "mpi_yield_when_idle": "1",  # otherwise ranks that wait in a busy loop would take all of the CPU
 }
 
 
 def processes(place: Place, machine_env: Mapping[str, str], addresses: Addresses) -> list[Process]:
-    """The daemon of this node and its ranks."""
+    """Return the process of this node's daemon and those of its ranks."""
     return _processes(place, machine_env, addresses, lambda _layout, _local: {})
 
 
 def horovod_processes(place: Place, machine_env: Mapping[str, str], addresses: Addresses) -> list[Process]:
-    """As `mpi`, with Horovod's own variables; hvd.init() takes the world from MPI."""
+    """Return the processes as for `mpi`, with Horovod's variables added; hvd.init() gets the world from MPI."""
     machine = {"HOROVOD_CONTROLLER": "mpi", "HOROVOD_CPU_OPERATIONS": "mpi", **machine_env}
     return _processes(place, machine, addresses, _horovod_variables)
 
 
 def alias(node: NodeRecord) -> str:
-    """mpirun's name of a node."""
+    """Return the name of a node in mpirun."""
     return f"{_ALIAS}{node.rank}"
 
 
 def hostfile(nodes: Sequence[NodeRecord]) -> str:
-    """mpirun runs on the first node, and must know it as its own."""
+    """Return the content of mpirun's hostfile; the first node is `localhost`, where mpirun runs."""
     hosts = ["localhost", *(alias(node) for node in nodes[1:])]
     return "".join(f"{host} slots={torchrun.local_size(node)}\n" for host, node in zip(hosts, nodes, strict=True))
 
@@ -87,7 +87,7 @@ def _processes(
 def _daemon(place: Place, machine: Mapping[str, str], meeting: Path) -> Process:
     python = shlex.quote(sys.executable)
     ours = {
-        "TMPDIR": str(meeting),  # what a killed daemon leaves behind goes with the machine
+        "TMPDIR": str(meeting),  # leftovers of a killed daemon are deleted with the machine's folder
         "CLOUDGPU_MPI_FOLDER": str(meeting),
         "CLOUDGPU_MPI_NODES": json.dumps({alias(node): node.node for node in place.nodes}),
         "CLOUDGPU_MPI_HOSTS": hostfile(place.nodes),
@@ -101,20 +101,20 @@ def _daemon(place: Place, machine: Mapping[str, str], meeting: Path) -> Process:
 
 
 def _open_mpi(place: Place, addresses: Addresses) -> dict[str, str]:
-    """Settings of Open MPI, which the job's `env` may override."""
+    """Return settings of Open MPI, which the job's `env` may override."""
     settings = {**_MCA, **(_ONE_MACHINE if _on_one_machine(place, addresses) else {})}
-    # In a container everybody is root, and nobody else is there.
+    # Containers run as root, which Open MPI refuses by default.
     root = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
     return {**root, **{f"OMPI_MCA_{name}": value for name, value in settings.items()}}
 
 
 def _shared_memory(place: Place, meeting: Path, addresses: Addresses) -> dict[str, str]:
-    """Ranks name their shared memory after host and local rank: nodes on one machine would take one another's."""
+    """Return a separate shared memory folder per node on one machine: file names have only host and local rank."""
     return {"OMPI_MCA_btl_vader_backing_directory": str(meeting)} if _on_one_machine(place, addresses) else {}
 
 
 def _on_one_machine(place: Place, addresses: Addresses) -> bool:
-    """Several nodes, as on the target `local`."""
+    """Return whether several nodes are on one machine, as on the target `local`."""
     return len(place.nodes) > 1 and all(address.host == LOOPBACK for address in addresses.values())
 
 
@@ -123,7 +123,7 @@ def _script(name: str) -> str:
 
 
 def _horovod_variables(layout: Layout, local: int) -> dict[str, str]:
-    """As horovodrun sets them; CROSS: among the processes of the same local rank on all nodes."""
+    """Return the variables that horovodrun sets; CROSS counts the processes with the same local rank on all nodes."""
     nodes, node = layout.place.nodes, layout.place.node
     cross = [other.rank for other in nodes if torchrun.local_size(other) > local]
     return {

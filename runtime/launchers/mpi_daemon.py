@@ -1,9 +1,9 @@
-"""A node's part in Open MPI: mpirun on rank 0's node, its daemon (orted) on the others.
+"""A node's process of Open MPI: mpirun on rank 0's node, its daemon (orted) on the others.
 
     python -m cloudgpu.runtime.launchers.mpi_daemon mpirun|orted
 
-Ranks are processes of the agent (see mpi.py). This one tells only whether Open MPI itself could do its part: it ends
-with 0 when all local ranks have ended, whatever they ended with.
+Ranks are processes of the agent (see mpi.py). This process reports only failures of Open MPI itself: it exits with 0
+when all local ranks have ended, whatever their exit codes.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from .mpi_rsh import order_key
 
 _POLL_S = 0.05
 _ORDER_POLL_S = 0.2
-_PATIENCE_S = 60.0  # for a job dir that fails
-_OUTLIVED_S = 10.0  # for ranks whose MPI has ended before them
+_PATIENCE_S = 60.0  # retry timeout for the job dir
+_OUTLIVED_S = 10.0  # for ranks to end after mpirun or orted has failed
 _FAILED, _NOT_FOUND = 1, 127
 _SCHEDULERS = ("SLURM_", "PBS_", "LSB_")
 INSTALL = (
@@ -33,7 +33,7 @@ INSTALL = (
 
 
 def main(argv: Sequence[str]) -> int:
-    # A signal to the group is for the ranks: were Open MPI to end, it would kill them in the midst of their last save.
+    # Signals to the group are meant for the ranks: if Open MPI ended, it would kill them during their last save.
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     program = argv[0]
     if shutil.which(program) is None:
@@ -50,12 +50,12 @@ def main(argv: Sequence[str]) -> int:
 def _mpirun(folder: Path) -> list[str]:
     hosts = folder / "hostfile"
     hosts.write_text(os.environ["CLOUDGPU_MPI_HOSTS"])
-    # The shell finds the stub where this very node has it.
+    # A shell expands the variable on each node, as the stub's path may differ between nodes.
     return ["mpirun", "--hostfile", str(hosts), "sh", "-c", 'eval "$CLOUDGPU_MPI_STUB"']
 
 
 def _ordered() -> list[str]:
-    """The daemon's command line, once mpirun has asked for it. Raises JobDirError, ValueError."""
+    """Wait for the daemon's command line from mpirun and return it. Raises JobDirError, ValueError."""
     job_dir, key = JobDir(os.environ["CLOUDGPU_JOB_DIR"], make=False), order_key(os.environ["CLOUDGPU_NODE"])
     heard = time.monotonic()
     while True:
@@ -77,8 +77,8 @@ def _ordered() -> list[str]:
 
 
 def _supervise(command: Sequence[str], folder: Path, ranks: int) -> int:
-    """Run Open MPI's part to its end; 0 unless it fails while ranks still need it."""
-    # Within a scheduler's allocation mpirun would ask the scheduler for its nodes.
+    """Run mpirun or orted to its end; return 0 unless it fails while ranks still need it."""
+    # With these variables, mpirun would take its nodes from the scheduler's allocation.
     environ = {name: value for name, value in os.environ.items() if not name.startswith(_SCHEDULERS)}
     child = subprocess.Popen(command, env=environ, stdin=subprocess.DEVNULL, start_new_session=True)
     code = child.wait()

@@ -1,9 +1,9 @@
-"""mpirun's remote shell: leaves the daemon's command line in the job dir, where the node's agent takes it up.
+"""mpirun's remote shell: writes the daemon's command line to the job dir, where the node's mpi_daemon.py reads it.
 
     python -m cloudgpu.runtime.launchers.mpi_rsh HOST COMMAND...
 
-Ends as soon as the command is written, as ssh does when the daemon goes into the background; a daemon that then does
-not come is the other agent's failure to tell.
+Exits as soon as the command is written, like ssh when the daemon goes into the background. If the daemon does not
+start, the other node's agent reports it.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from ...protocol.jobdir import JobDir, JobDirError, node_key
 
 
 def order_key(node: str) -> str:
-    """Where a node finds its daemon's command line: a JSON list."""
+    """Return the job dir key of a daemon's command line, a JSON list."""
     return node_key(int(os.environ["CLOUDGPU_ATTEMPT"]), node, f"mpi-{os.environ['CLOUDGPU_GENERATION']}.json")
 
 
@@ -28,7 +28,7 @@ def main(argv: Sequence[str]) -> int:
     if node is None:
         print(f"mpirun wants to start a daemon on {host}, which is no node of this job", file=sys.stderr)
         return 1
-    words = shlex.split(" ".join(command))  # quoted for a shell at the other end; there is none
+    words = shlex.split(" ".join(command))  # mpirun quotes for a remote shell; there is none
     try:
         JobDir(os.environ["CLOUDGPU_JOB_DIR"], make=False).put(order_key(node), json.dumps(words).encode())
     except JobDirError as error:

@@ -1,7 +1,7 @@
-"""What Open MPI starts as a rank: passes the rank's variables on to the process that the agent has started for it.
+"""Script that Open MPI starts as a rank: passes the rank's variables to the process that the agent has started for it.
 
-Run as a script with the standard library only: there is one per rank. Ends with 0 when that process has ended, however
-it ended: its exit code is the agent's to tell.
+Standard library only, as there is one per rank. Exits with 0 when that process has ended, whatever its exit code, which
+the agent reports.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ def main() -> None:
 
 
 def wait_for_end(pid: int) -> None:
-    """Until a process that is no child of ours is gone. Polls: kernels before 5.3 know no pidfd."""
+    """Wait for the end of a process that is not a child. Polls, as kernels before 5.3 have no pidfd."""
     while True:
         try:
             os.kill(pid, 0)
         except ProcessLookupError:
             return
-        except PermissionError:  # setuid: it is there
+        except PermissionError:  # exists, as another user (setuid)
             pass
         time.sleep(_POLL_S)
 

@@ -1,4 +1,4 @@
-"""The launcher `none`: one process per node, left to itself."""
+"""The launcher `none`: one process per node, without a rendezvous."""
 
 from __future__ import annotations
 

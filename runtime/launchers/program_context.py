@@ -1,4 +1,4 @@
-"""What every launcher needs: where a program runs, its command line and its environment (docs/launchers.md)."""
+"""Context of a program, shared by all launchers: its place, command line and environment (docs/launchers.md)."""
 
 from __future__ import annotations
 
@@ -15,40 +15,40 @@ from ...protocol.jobdir import Address, JobRecord, NodeRecord
 from ...storage.urls import local_folder
 from ..processes.program import MARKER, Process
 
-_PORTS = range(20_000, 30_000)  # below those which the kernel hands out by itself, so that nobody takes one meanwhile
-_MOST_TURNS = 100  # more nodes than that are not on one machine
+_PORTS = range(20_000, 30_000)  # below the kernel's ephemeral ports, so that none is taken meanwhile
+_MOST_TURNS = 100  # maximum number of nodes on one machine
 
 LOOPBACK = "127.0.0.1"
 
 
 class LauncherError(Exception):
-    """This agent cannot start the program so; the message says why."""
+    """This agent cannot start the program with the launcher; the message says why."""
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a program runs: everything its environment is made of, besides the machine's own."""
+    """Context of a program's start: everything that determines its environment, except the machine's variables."""
 
     job: JobRecord
     job_dir: str
     attempt: int
     node: NodeRecord
     nodes: Sequence[NodeRecord]
-    """Of the attempt, in rank order."""
+    """Nodes of the attempt, in rank order."""
     state: Path
-    """Folder of the files by which agent and program talk."""
+    """Folder of the files through which agent and program communicate."""
     market: str = ""
-    """In which the machines were got, e.g. `spot`; "" if nobody has said so."""
+    """Market of the machines, e.g. `spot`; "" if unknown."""
     offer: Mapping[str, Any] = field(default_factory=dict)
-    """What the attempt was begun on, as in attempt.json; empty if nobody has said so."""
+    """Offer of the attempt, as in attempt.json; empty if unknown."""
     writer: str | None = None
     """Socket of the node's checkpoint writer, if the agent runs one."""
     generation: int = 1
-    """One more for each restart in place."""
+    """Number of the generation: 1, plus one for each restart in place."""
     failures: int = 0
-    """How many of the restarts in place, by now, answered a failure of the program."""
+    """Number of restarts in place so far that followed a failure of the program."""
     max_failures: int = 0
-    """How many may be answered so."""
+    """Maximum number of such restarts."""
     earlier: Mapping[str, Any] = field(default_factory=dict)
     """Interruptions before this start: checkpoint.interval.History as JSON."""
 
@@ -66,13 +66,13 @@ class Place:
 
 
 Addresses = Mapping[str, Address]
-"""By node name, e.g. `worker-0.1`: the own one and those that needs_addresses() names."""
+"""Addresses by node name, e.g. `worker-0.1`: this node's, and those of the nodes from needs_addresses()."""
 
 
 def command_line(command: str | Sequence[str], args: Sequence[str] = ()) -> list[str]:
-    """Return the command to execute. A string is shell text, in which a pipeline fails if any of its commands does.
+    """Return the command to execute. A string is run by a shell, with `pipefail` if bash is available.
 
-    Arguments reach the text as arguments, never as text: after its last word, or where it says "$@".
+    `args` are passed to the shell as positional parameters, not as text: at the end of the command, or where it has $@.
     """
     if not isinstance(command, str):
         return [*command, *args]
@@ -83,31 +83,31 @@ def command_line(command: str | Sequence[str], args: Sequence[str] = ()) -> list
 
 
 def machine_environment(environ: Mapping[str, str], marker: str) -> dict[str, str]:
-    """What programs inherit: the agent's environment without cloudgpu's own settings, which may hold secrets."""
+    """Return the variables that programs inherit: the agent's, without cloudgpu's settings, which may be secret."""
     inherited = {name: value for name, value in environ.items() if not name.startswith("CLOUDGPU_")}
-    # Python keeps back what it prints to a pipe: a log that is minutes late helps nobody.
+    # Python buffers output to a pipe, which would delay the log by minutes.
     return {"PYTHONUNBUFFERED": "1", **inherited, MARKER: marker}
 
 
 def environment(place: Place, machine_env: Mapping[str, str]) -> dict[str, str]:
-    """The machine's variables, then the user's, then ours, which a program must be able to rely on.
+    """Return a program's environment: the machine's variables, overridden by the job's `env`, then by cloudgpu's.
 
-    A job on the submitter's own machine has those of its submit in place of the machine's.
+    On the submitter's machine, the variables of the submitting shell replace the machine's.
     """
     if place.job.submitter_env is not None:
         machine_env = {**place.job.submitter_env, **_machines_own(place, machine_env)}
     path = {} if place.job.search_path is None else {"PATH": place.job.search_path}
     whole = {**machine_env, **path, **place.job.env, **_job_env(place)}
     own, machines = place.job.env.get("PYTHONPATH"), machine_env.get("PYTHONPATH")
-    if own and machines:  # by the machine's, cloudgpu.runtime is found
+    if own and machines:  # the machine's path is needed to import cloudgpu.runtime
         whole["PYTHONPATH"] = f"{own}{os.pathsep}{machines}"
     return whole
 
 
 def _machines_own(place: Place, machine_env: Mapping[str, str]) -> dict[str, str]:
-    """Return what the machine sets, and, for a job dir in a bucket, the variables by which it is reached.
+    """Return the variables set by the machine, and those for access to a job dir in a bucket.
 
-    Those may be secret, so they are not stored with the job.
+    The latter may be secret, so they are not stored with the job.
     """
     needed = _STORE_PREFIXES if local_folder(place.job_dir) is None else ()
     return {name: value for name, value in machine_env.items() if name in _MACHINES_OWN or name.startswith(needed)}
@@ -143,7 +143,7 @@ def _job_env(place: Place) -> dict[str, str]:
 
 
 def setup_process(place: Place, machine_env: Mapping[str, str]) -> Process | None:
-    """The job's setup; it is told of the job, but of no rank."""
+    """Return the process of the job's setup, which has no rank; None if the job has no setup."""
     if place.job.setup is None:
         return None
     return Process(None, command_line(place.job.setup), environment(place, machine_env))
@@ -152,7 +152,7 @@ def setup_process(place: Place, machine_env: Mapping[str, str]) -> Process | Non
 def program_process(
     place: Place, machine_env: Mapping[str, str], rank: int, world: int, more: Mapping[str, str]
 ) -> Process:
-    """The user's program as one rank of `world`, with a launcher's own variables on top."""
+    """Return the process of the user's program as one rank of `world`. more: the launcher's variables."""
     env = {
         **environment(place, machine_env),
         "CLOUDGPU_RANK": str(rank),
@@ -163,9 +163,9 @@ def program_process(
 
 
 def free_port(rank: int = 0, nodes: int = 1) -> int:
-    """A TCP port nobody listens on at the moment.
+    """Return a free TCP port. Raises LauncherError if there is none.
 
-    No two ranks of a job choose the same one: on the target local they share a machine, and choose at the same time.
+    Each rank of a job chooses from different ports, as on the target `local` they share a machine.
     """
     turns = min(nodes, _MOST_TURNS)
     ports = _PORTS[rank % turns :: turns]
@@ -182,10 +182,10 @@ def free_port(rank: int = 0, nodes: int = 1) -> int:
 
 
 def own_host() -> str:
-    """The address this machine has towards others; no packet is sent to find it."""
+    """Return this machine's outgoing address, without sending a packet; its host name if there is no route."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
-            probe.connect(("192.0.2.1", 9))  # TEST-NET-1: routed as any other, owned by nobody
+            probe.connect(("192.0.2.1", 9))  # TEST-NET-1, reserved for documentation: routed like any other address
             return str(probe.getsockname()[0])
         except OSError:
             return socket.gethostname()

@@ -1,4 +1,4 @@
-"""The launcher `tensorflow`: one process per node, with TF_CONFIG as AI Platform Training set it.
+"""The launcher `tensorflow`: one process per node, with TF_CONFIG in the format of AI Platform Training.
 
 Format: https://cloud.google.com/ai-platform/training/docs/distributed-training-details
 """
@@ -14,12 +14,12 @@ from ..processes.program import Process
 from .program_context import Addresses, LauncherError, Place, program_process
 
 CHIEF_NAME = "CLOUDGPU_TF_CHIEF"
-"""In the job's `env`: what TF_CONFIG calls the chief, `chief` (TensorFlow 2) or `master` (TensorFlow 1)."""
+"""Variable in the job's `env` with the chief's name in TF_CONFIG: `chief` (TensorFlow 2) or `master` (TensorFlow 1)."""
 
 _TASK_TYPES = {"chief": "chief", "worker": "worker", "parameter_server": "ps", "evaluator": "evaluator"}
 _OUTSIDE = "evaluator"  # an evaluator reads checkpoints; TensorFlow refuses a cluster that names it
 _FIELDS = {"chief": "master", "worker": "worker", "parameter_server": "parameter_server", "evaluator": "evaluator"}
-"""What the fields of TrainingInput that are about a role begin with."""
+"""Prefix of the fields of TrainingInput for each role."""
 _ACCELERATORS = {
     "K80": "NVIDIA_TESLA_K80",
     "P4": "NVIDIA_TESLA_P4",
@@ -28,23 +28,23 @@ _ACCELERATORS = {
     "V100-16GB": "NVIDIA_TESLA_V100",
     "A100-40GB": "NVIDIA_TESLA_A100",
 }
-"""Those that the service had, by its own names; newer ones have ours."""
+"""Names of accelerators in AI Platform Training; newer accelerators keep cloudgpu's names."""
 _MODULE = ["python", "-m"]
 
 
 def told(nodes: Sequence[NodeRecord]) -> Sequence[NodeRecord]:
-    """Every member of the cluster."""
+    """Return the nodes in the TensorFlow cluster: all but evaluators; none if there is only one node."""
     return [node for node in nodes if node.role != _OUTSIDE] if len(nodes) > 1 else ()
 
 
 def processes(place: Place, machine_env: Mapping[str, str], addresses: Addresses) -> list[Process]:
-    """One process: TensorFlow drives all GPUs of a node from one."""
+    """Return one process, as TensorFlow uses all GPUs of a node from a single process."""
     variables = {"TF_CONFIG": json.dumps(tf_config(place, addresses), sort_keys=True)}
     return [program_process(place, machine_env, place.node.rank, len(place.nodes), variables)]
 
 
 def tf_config(place: Place, addresses: Addresses) -> dict[str, Any]:
-    """TF_CONFIG of one node. Raises LauncherError."""
+    """Return the TF_CONFIG of one node. Raises LauncherError."""
     names = {**_TASK_TYPES, "chief": _chief_name(place.job)}
     cluster: dict[str, list[str]] = {}
     for node in sorted(place.nodes, key=lambda node: node.index):
@@ -78,7 +78,7 @@ def _bracketed(host: str) -> str:
 
 
 def _training_input(place: Place) -> dict[str, Any]:
-    """What the job was submitted with, in the words of the service's TrainingInput; counts are strings there."""
+    """Return the job's specification in the format of the service's TrainingInput, in which counts are strings."""
     told: dict[str, Any] = {"scale_tier": "CUSTOM"}
     machines: dict[str, Any] = {}
     if place.offer.get("cloud", "local") != "local":
@@ -98,7 +98,7 @@ def _training_input(place: Place) -> dict[str, Any]:
 
 
 def _machine(field: str, role: Mapping[str, Any]) -> dict[str, Any]:
-    """What a role runs on."""
+    """Return a role's machine type and accelerators as fields of TrainingInput."""
     found: dict[str, Any] = {f"{field}_type": role["machine_type"]}
     if role.get("accelerator"):
         name = _ACCELERATORS.get(role["accelerator"], role["accelerator"])
@@ -107,8 +107,11 @@ def _machine(field: str, role: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _arguments(place: Place) -> tuple[list[str], str]:
-    """`args` and `job_dir`. The service told the program the latter by `--job-dir` behind its own arguments, as a job
-    does that was written for it; the job dir of others is their own folder."""
+    """Return `args` and `job_dir` of TrainingInput.
+
+    The service appended `--job-dir` to the program's arguments. Jobs written for it do so too; for other jobs it is
+    cloudgpu's job dir.
+    """
     args = list(place.job.args)
     if args[-2:-1] == ["--job-dir"]:
         return args[:-2], args[-1]

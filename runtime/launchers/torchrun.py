@@ -1,7 +1,7 @@
-"""The launcher `torchrun`: one process per GPU with torchrun's variables, started by us.
+"""The launcher `torchrun`: one process per GPU with torchrun's variables, started by cloudgpu.
 
-torchrun itself turns every exit code into 1 and restarts all ranks for one; so it is not used, but what it tells its
-workers is told here (torch/distributed/elastic/agent/server/local_elastic_agent.py, version 2.13).
+torchrun itself is not used, as it turns every exit code into 1 and restarts all ranks when one fails. Its workers'
+variables are set here (torch/distributed/elastic/agent/server/local_elastic_agent.py, version 2.13).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from .program_context import Addresses, LauncherError, Place, program_process
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """How the processes of a job are numbered: through the nodes in rank order, one per GPU, one on a CPU."""
+    """Numbering of a job's processes: consecutive over the nodes in rank order; one per GPU, or one on a CPU node."""
 
     place: Place
 
@@ -47,17 +47,17 @@ class Layout:
 
 
 def local_size(node: NodeRecord) -> int:
-    """Processes of one node."""
+    """Return the number of processes of a node."""
     return max(1, node.gpus)
 
 
 def told(nodes: Sequence[NodeRecord]) -> Sequence[NodeRecord]:
-    """Rank 0's node, where the others meet."""
+    """Return rank 0's node, the rendezvous of the others; none if there is only one node."""
     return nodes[:1] if len(nodes) > 1 else ()
 
 
 def processes(place: Place, machine_env: Mapping[str, str], addresses: Addresses) -> list[Process]:
-    """init_process_group() finds its arguments in these variables."""
+    """Return one process per GPU, with the variables that init_process_group() reads."""
     layout = Layout(place)
     shared = {**rank_variables(place, addresses), **_elastic_variables(place)}
     machine = {**default_variables(layout), "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1", **machine_env}
@@ -74,7 +74,7 @@ def processes(place: Place, machine_env: Mapping[str, str], addresses: Addresses
 
 
 def rank_variables(place: Place, addresses: Addresses) -> dict[str, str]:
-    """What all processes of a node share, whoever starts them."""
+    """Return the variables that all processes of a node share; also used by the `mpi` launcher."""
     layout, master = Layout(place), master_address(place, addresses)
     return {
         "WORLD_SIZE": str(layout.world),
@@ -88,17 +88,17 @@ def rank_variables(place: Place, addresses: Addresses) -> dict[str, str]:
 
 
 def own_variables(layout: Layout, local: int) -> dict[str, str]:
-    """What each process of a node has for itself."""
+    """Return the variables that are specific to a process. local: its local rank."""
     return {"RANK": str(layout.first + local), "LOCAL_RANK": str(local)}
 
 
 def default_variables(layout: Layout) -> dict[str, str]:
-    """Unless the machine or the job says otherwise: several processes must not start a thread each for every core."""
+    """Return defaults that the machine or the job may override: one OpenMP thread per process if there are several."""
     return {"OMP_NUM_THREADS": "1"} if layout.local_world > 1 else {}
 
 
 def master_address(place: Place, addresses: Addresses) -> Address:
-    """Rank 0's. Raises LauncherError."""
+    """Return the address of rank 0's node. Raises LauncherError."""
     try:
         return addresses[place.nodes[0].node]
     except KeyError:

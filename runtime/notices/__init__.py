@@ -1,4 +1,4 @@
-"""Why a node is to save or to end, and by when. See docs/notices.md."""
+"""Orders for a node to save or end, from providers' notices, signals and the job dir. See docs/notices.md."""
 
 from .clouds import CloudNotices
 from .job_dir import NodeDir, Watcher

@@ -1,9 +1,9 @@
-"""Letting Azure begin an event early: once for all machines it names, when none of them has anything left to lose.
+"""Acknowledgement of Azure's scheduled events, which lets an event begin early once all its machines have saved.
 
-An acknowledgement counts for every machine of the event. So each node that is named and was told to end writes its
-machine's name into the job dir, and later its result, or, where it goes on there after the event, that it has saved.
-The one of lowest rank among them leads: when all machines of the event are nodes of this attempt, and all of these
-nodes have ended or saved, it acknowledges. An event that names anybody else's machine is left to its own time.
+An acknowledgement applies to every machine of the event. Each affected node therefore writes its machine's name to the
+job dir, and later its result, or a `saved` record if it resumes on the same machine. The affected node of lowest rank
+sends the acknowledgement, once all machines of the event are nodes of this attempt and all these nodes have ended or
+saved. An event that includes other machines is not acknowledged: it begins at its scheduled time.
 """
 
 from __future__ import annotations
@@ -27,31 +27,31 @@ _NO_KEY = re.compile(r"[^\w-]")
 
 @dataclass(frozen=True, slots=True)
 class MachineName(Record):
-    """machine-name.json: what the provider calls a node's machine, in lower case."""
+    """The record machine-name.json: the provider's name of a node's machine, in lower case."""
 
     name: str
 
 
 @dataclass(frozen=True, slots=True)
 class Saved(Record):
-    """saved-<event>.json: the node's program has saved and ended, and waits for this event of its machine."""
+    """The record saved-<event>.json: the node's program has saved and ended, and waits for this event."""
 
     event: str
 
 
 @runtime_checkable
 class Events(Protocol):
-    """Events of a provider that may begin early, once all is saved."""
+    """Source of a provider's events that can be acknowledged."""
 
     machine: str | None
-    """This machine's own name, once it is known."""
+    """This machine's name; None until it is known."""
 
     def acknowledge(self, event_id: str, /) -> None:
-        """Let the event begin, for every machine it names. Raises MetadataError."""
+        """Let an event begin, for all its machines. Raises MetadataError."""
 
 
 class Acknowledger:
-    """Works in a thread per event, which is over at the event's own time at the latest."""
+    """Acknowledger of events, with a thread per event that ends at the event's scheduled time at the latest."""
 
     def __init__(
         self, own: NodeDir, machine: Callable[[], str | None], post: Callable[[str], None], say: Callable[[str], None]
@@ -61,22 +61,22 @@ class Acknowledger:
         self._threads: dict[str, threading.Thread] = {}
         self._has_saved = threading.Event()
         self._ended: set[str] = set()
-        """Keys that have been there."""
+        """Keys of results and `saved` records known to exist."""
         self._names: dict[str, str] = {}
 
     def begin(self, notice: ProviderNotice, starts: float) -> None:
-        """See the event through, unless that is being done."""
+        """Start the thread for an event, unless it runs already. starts: the event's time on the monotonic clock."""
         if notice.id not in self._threads:
             thread = threading.Thread(target=self._run, args=(notice, starts), name="acknowledge", daemon=True)
             self._threads[notice.id] = thread
             thread.start()
 
     def saved(self) -> None:
-        """The program has saved and ended; the node has not: its machine comes back from the event."""
+        """Record that the program has saved and ended, and the node waits for its machine to come back."""
         self._has_saved.set()
 
     def finish(self, limit_s: float) -> None:
-        """Wait until what has begun is over, for this node's program has ended."""
+        """Wait up to `limit_s` seconds for the threads to end, once this node has ended."""
         until = time.monotonic() + limit_s
         for thread in self._threads.values():
             thread.join(max(0.0, until - time.monotonic()))
@@ -90,7 +90,7 @@ class Acknowledger:
                     self._tell_saved(notice.id)
                 if told and self._done(notice):
                     return
-            except (JobDirError, MetadataError, TypeError):  # it may work the next time; TypeError: a foreign record
+            except (JobDirError, MetadataError, TypeError):  # retry; TypeError: an invalid record
                 pass
             time.sleep(_EVERY_S)
 
@@ -107,13 +107,13 @@ class Acknowledger:
             self._ended.add(key)
 
     def _done(self, notice: ProviderNotice) -> bool:
-        """Whether there is nothing more for this node to do."""
+        """Acknowledge the event if this node must and can; return whether it has nothing more to do."""
         nodes = self._nodes()
         named = self._named(notice.machines, nodes)
-        if not named:  # names are told before results: if all have ended, one of the machines is not ours
+        if not named:  # names are written before results: if all have ended, a machine is not of this attempt
             return all(self._is_ready(node, notice.id) for node in nodes)
         if named[0] != self._node:
-            # What this node has yet to tell is told here: a result is told by the agent.
+            # This thread must still write this node's `saved` record; the agent writes its result.
             return self._is_ready(self._node, notice.id)
         if not all(self._is_ready(node, notice.id) for node in named):
             return False
@@ -122,21 +122,21 @@ class Acknowledger:
         return True
 
     def _nodes(self) -> list[str]:
-        """All nodes of the attempt, by rank; this one by the name it has where it came to replace another."""
+        """Return all nodes of the attempt by rank; this node with its current name if it has replaced another."""
         attempt = AttemptRecord.from_bytes(self._job_dir.get(attempt_key(self._attempt), AttemptRecord.MOST_BYTES))
         ranked = sorted((NodeRecord.from_value(node) for node in attempt.nodes), key=lambda node: node.rank)
         place = self._node.rpartition(".")[0]
         return [self._node if node.node.rpartition(".")[0] == place else node.node for node in ranked]
 
     def _is_ready(self, node: str, event: str) -> bool:
-        """Whether the node has ended, or has saved and waits for the event."""
+        """Return whether a node has ended, or has saved and waits for the event."""
         keys = [self._key(node, "result.json"), self._key(node, _saved_name(event))]
         if not self._ended.intersection(keys):
             self._ended.update([key for key in keys if self._job_dir.exists(key)][:1])
         return bool(self._ended.intersection(keys))
 
     def _named(self, machines: Sequence[str], nodes: Sequence[str]) -> list[str]:
-        """The nodes on the machines, by rank; none as long as one of the machines is not known to be ours."""
+        """Return the nodes on the machines, by rank; empty unless every machine is known to be of this attempt."""
         for node in nodes:
             if node not in self._names and (found := MachineName.read(self._job_dir, self._key(node, _NAME))):
                 self._names[node] = found.name

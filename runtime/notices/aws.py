@@ -1,6 +1,6 @@
-"""AWS: what the instance metadata service (IMDSv2) announces, and the end of a capacity block, which it does not.
+"""Notices of AWS: those of the instance metadata service (IMDSv2), and the end of a Capacity Block.
 
-Paths, values and dates as in the EC2 user guide and in aws-node-termination-handler's `pkg/ec2metadata`.
+Paths, values and dates follow the EC2 user guide and aws-node-termination-handler's `pkg/ec2metadata`.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ POLICIES = rows("aws", (
     # kind, action, word, lead, near, stop, margin, source, acknowledged, vanishes, returns
     ("spot-terminate", "stop", "preempt", 120, None, None, 10, _SPOT),
     ("spot-stop", "stop", "preempt", 120, None, None, 10, _SPOT),
-    # Begins at once: half a minute is what may be left, or what follows when the machine wakes.
+    # Begins at once: 30 s is a guess of the time left before it, or after the machine wakes.
     ("spot-hibernate", "stop", "preempt", 30, None, None, 5, _SPOT),
-    # An elevated risk: without a time, and it may come to nothing.
+    # An elevated risk of interruption, without a time; it may not happen.
     ("rebalance-recommendation", "save", "preempt", 3600, None, None, 0, _REBALANCE),
     ("instance-stop", "save", "terminate", 900, 900, 120, 10, _EVENTS),
     ("instance-retirement", "save", "terminate", 900, 900, 120, 10, _EVENTS),
@@ -41,17 +41,17 @@ POLICIES = rows("aws", (
     ("system-reboot", "save", "reboot", 900, 900, 120, 10, _EVENTS),
     # Network or power may fail for a moment.
     ("system-maintenance", "save", "maintenance", 900, 900, None, 0, _EVENTS),
-    # As long as the group's lifecycle hook lasts; without a hook the machine shuts down at once.
+    # Lasts until the group's lifecycle hook times out; without a hook the machine shuts down at once.
     ("lifecycle-terminated", "stop", "terminate", 60, None, None, 10, _GROUP),
     ("lifecycle-warmed", "stop", "terminate", 60, None, None, 10, _GROUP),
-    # AWS warns 10 min before it begins to terminate, which is 30 min before the end that was paid for.
+    # AWS warns 10 min before termination begins, which is 30 min before the end of the paid time.
     ("capacity-block-end", "save", "terminate", 600, 600, 120, 10, _BLOCK),
 ))
 # fmt: on
 
 
 class Imds:
-    """The service, with its session token: got by PUT, renewed well before it expires and whenever it is refused."""
+    """Client of IMDSv2 with a session token, renewed before it expires and when it is refused. Thread-safe."""
 
     def __init__(self, server: MetadataServer, clock: Callable[[], float] = time.monotonic) -> None:
         self._server, self._clock = server, clock
@@ -59,7 +59,7 @@ class Imds:
         self._token, self._renew, self._expires = "", 0.0, 0.0
 
     def get(self, path: str) -> Reply | None:
-        """The answer with status 200, or None for 404: nothing is announced. Raises MetadataError."""
+        """Return the reply with status 200; None for 404, which means no notice. Raises MetadataError."""
         token = self._valid_token()
         reply = self._server.ask(path, {"X-aws-ec2-metadata-token": token})
         if reply.status == 401:
@@ -79,7 +79,7 @@ class Imds:
                 try:
                     self._fetch(now)
                 except MetadataError:
-                    if now >= self._expires:  # else the old one still serves
+                    if now >= self._expires:  # otherwise the old token is still valid
                         raise
             return self._token
 
@@ -95,7 +95,7 @@ class Imds:
 
 @dataclass
 class Question:
-    """One path of the service that is there only while something is announced."""
+    """Poll of one path of the service, which exists only while there is a notice."""
 
     imds: Imds
     name: str
@@ -108,22 +108,22 @@ class Question:
 
 
 def spot_action(reply: Reply) -> list[ProviderNotice]:
-    """`{"action": "terminate" | "stop" | "hibernate", "time": "2026-09-18T08:22:00Z"}`."""
+    """Parse `{"action": "terminate" | "stop" | "hibernate", "time": "2026-09-18T08:22:00Z"}`."""
     said = reply.json(dict)
     action = str(said.get("action", "terminate")).lower()
     epoch = epoch_of(said.get("time"))
-    # The time of a hibernation is that of the notice.
+    # For a hibernation, `time` is the time of the notice.
     starts = None if epoch is None or action == "hibernate" else reply.when(epoch, at_most_s=180.0)
     return [ProviderNotice("aws", f"spot-{action}", f"spot-{action}", starts)]
 
 
 def rebalance(reply: Reply) -> list[ProviderNotice]:
-    """`{"noticeTime": "2026-09-18T08:22:00Z"}`: a new time is a new recommendation."""
+    """Parse `{"noticeTime": "2026-09-18T08:22:00Z"}`; a new time is a new recommendation."""
     return [ProviderNotice("aws", "rebalance-recommendation", f"rebalance-{reply.json(dict).get('noticeTime')}")]
 
 
 def scheduled_events(reply: Reply) -> list[ProviderNotice]:
-    """A list of events; `NotBefore` is like "21 Jan 2019 09:00:43 GMT". Those not active are over or taken back."""
+    """Parse a list of events; `NotBefore` is like "21 Jan 2019 09:00:43 GMT". Inactive events are over or withdrawn."""
     notices = []
     for event in reply.json(list):
         if not isinstance(event, dict) or str(event.get("State", "active")).lower() != "active":
@@ -136,7 +136,7 @@ def scheduled_events(reply: Reply) -> list[ProviderNotice]:
 
 
 def lifecycle_state(reply: Reply) -> list[ProviderNotice]:
-    """Auto Scaling's aim for this machine. Terminated, or Warmed:*: it goes, or sleeps in the warm pool."""
+    """Parse Auto Scaling's target lifecycle state: Terminated, or Warmed:* if the machine moves to the warm pool."""
     state = reply.text.lower()
     kind = "lifecycle-warmed" if state.startswith("warmed:") and state != "warmed:running" else f"lifecycle-{state}"
     gone = kind == "lifecycle-warmed" or state == "terminated"
@@ -145,9 +145,9 @@ def lifecycle_state(reply: Reply) -> list[ProviderNotice]:
 
 @dataclass
 class CapacityBlock:
-    """The end of a capacity block: told at launch, in epoch seconds, for the metadata service does not know it.
+    """End of a Capacity Block in epoch seconds, passed at launch, as the metadata service does not know it.
 
-    The time comes from the control side's clock; this machine's is put right by what the service's answers carry.
+    This machine's clock is corrected by the Date header of the service's replies.
     """
 
     imds: Imds
@@ -178,7 +178,10 @@ QUESTIONS: tuple[tuple[str, Callable[[Reply], Sequence[ProviderNotice]]], ...] =
 def looks(
     environ: Mapping[str, str], say: Callable[[str], None], capacity_block_end: float | None = None
 ) -> list[Look]:
-    """What is asked; the address as botocore reads it from the environment. Raises MetadataError."""
+    """Return the polls for AWS; the service's address is read from the same variables as in botocore.
+
+    Raises MetadataError.
+    """
     ipv6 = environ.get("AWS_EC2_METADATA_SERVICE_ENDPOINT_MODE", "").lower() == "ipv6"
     url = environ.get("AWS_EC2_METADATA_SERVICE_ENDPOINT") or (_IPV6 if ipv6 else LINK_LOCAL)
     imds = Imds(MetadataServer(url, say))

@@ -1,7 +1,7 @@
-"""Azure: Scheduled Events of the instance metadata service.
+"""Notices of Azure: Scheduled Events of the instance metadata service.
 
-Events of the whole scale set, availability set or placement group are told: only those that name this machine count.
-The first question turns the service on and may take two minutes; after a day without questions it goes off again.
+The service lists the events of the whole scale set, availability set or placement group; those of other machines are
+ignored. The first request enables the service and may take two minutes; it is disabled after a day without requests.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _HEADERS = {"Metadata": "true"}
 _MACHINE = re.compile(r"[\w.-]{1,80}")
 _FIRST_S = 150.0
 _LATER_S = 10.0
-# A machine that runs its first agent while such an event is under way has come back from it.
+# If such an event is in progress at the agent's first poll, the machine has already come back from it.
 _SURVIVED = frozenset({"reboot", "redeploy", "freeze"})
 
 _AZURE = "learn.microsoft.com/azure/virtual-machines/linux/scheduled-events"
@@ -29,7 +29,7 @@ _AZURE = "learn.microsoft.com/azure/virtual-machines/linux/scheduled-events"
 POLICIES = rows("azure", (
     # kind, action, word, lead, near, stop, margin, source, acknowledged, vanishes, returns
     ("freeze", "ignore", "freeze", 900, None, None, 0, _AZURE),
-    # The same machine goes on, with its disk; after a redeployment on another host. See ends_at_once().
+    # The machine comes back with its disk; after a redeployment on another host. See ends_at_once().
     ("reboot", "save", "reboot", 900, 900, 120, 10, _AZURE, True, False, True),
     ("redeploy", "save", "reboot", 600, 900, 120, 10, _AZURE, True, False, True),
     ("preempt", "stop", "preempt", 30, None, None, 5, _AZURE, True),
@@ -39,7 +39,7 @@ POLICIES = rows("azure", (
 
 
 class ScheduledEvents:
-    """Asked once a second, as Azure advises. `name` and the first answer are got by the first calls."""
+    """Poll of Scheduled Events, once a second as Azure advises. The first poll also reads the machine's name."""
 
     name = "scheduledevents"
     pause_s = 1.0
@@ -51,10 +51,10 @@ class ScheduledEvents:
         self._notices: list[ProviderNotice] = []
         self._survived: set[str] | None = None
         self.machine: str | None = None
-        """This machine's own name, once it is known."""
+        """This machine's name; None until it is known."""
 
     def look(self) -> Sequence[ProviderNotice]:
-        """The events of this machine. Raises MetadataError."""
+        """Return the events of this machine. Raises MetadataError."""
         if self.machine is None:
             self.machine = self._own_name()
         reply = self._answer(_EVENTS, self._timeout_s)
@@ -67,7 +67,7 @@ class ScheduledEvents:
         return self._notices
 
     def acknowledge(self, event_id: str) -> None:
-        """Let the event begin, for every machine it names. Raises MetadataError."""
+        """Let an event begin, for all its machines. Raises MetadataError."""
         body = json.dumps({"StartRequests": [{"EventId": event_id}]}).encode()
         headers = {**_HEADERS, "Content-Type": "application/json"}
         reply = self._server.ask(_EVENTS, headers, method="POST", body=body, timeout_s=_LATER_S)
@@ -114,5 +114,5 @@ class ScheduledEvents:
 def looks(
     environ: Mapping[str, str], say: Callable[[str], None], _capacity_block_end: float | None = None
 ) -> list[Look]:
-    """What is asked; Azure's own libraries have no variable for this address. Raises MetadataError."""
+    """Return the polls for Azure; CLOUDGPU_AZURE_METADATA overrides the service's address. Raises MetadataError."""
     return [ScheduledEvents(MetadataServer(environ.get("CLOUDGPU_AZURE_METADATA") or LINK_LOCAL, say))]

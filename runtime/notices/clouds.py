@@ -1,4 +1,4 @@
-"""The notices of the cloud that this machine is in. What asks over HTTP is loaded only where there is one."""
+"""Notices of the cloud that this machine runs in. The HTTP client is imported only on a cloud's machine."""
 
 from __future__ import annotations
 
@@ -18,7 +18,10 @@ if TYPE_CHECKING:
 
 
 class CloudNotices:
-    """Watches from its making on. Of `cloud` "none" nothing is watched; trouble is said, never raised."""
+    """Watcher of a cloud's notices, active from its construction. Errors are logged by `say`, never raised.
+
+    `cloud`: one of CLOUDS, or "none".
+    """
 
     def __init__(
         self,
@@ -31,9 +34,11 @@ class CloudNotices:
         capacity_block_end: float | None = None,
         of_fleet: bool = False,
     ) -> None:
-        """`capacity_block_end` is in epoch seconds. `of_fleet`: after the node's end its machine has yet to say in its
-        fleet's folder that it has let go of it, else others wait until it counts as silent: so the provider is not told
-        to take it at once."""
+        """`capacity_block_end` is in epoch seconds. `of_fleet`: the machine belongs to a fleet.
+
+        After the node's end, a fleet's machine must still release the node in the fleet dir, or other nodes would wait
+        for its silence timeout. Events that end the machine for good are therefore not acknowledged.
+        """
         self._own, self._say, self._environ, self._of_fleet = own, say, environ, of_fleet
         self._acknowledger: Acknowledger | None = None
         self._watcher: CloudWatcher | None = None
@@ -43,17 +48,17 @@ class CloudNotices:
             say(f"notices are not watched: {cloud!r} is none of {', '.join(CLOUDS)}")
 
     def stop(self) -> None:
-        """Watch no more."""
+        """Stop watching."""
         if self._watcher is not None:
             self._watcher.stop()
 
     def saved(self) -> None:
-        """The program has saved and ended, and the node waits for its machine's restart: the provider may be told."""
+        """Allow the acknowledgement of a restart, as the program has saved and ended and the node waits for it."""
         if self._acknowledger is not None:
             self._acknowledger.saved()
 
     def finish(self, limit_s: float) -> None:
-        """After the node's result: what the provider may now be told is told, if it takes no longer than that."""
+        """Wait up to `limit_s` seconds for pending acknowledgements, after the node's result."""
         if self._acknowledger is not None:
             self._acknowledger.finish(limit_s)
 

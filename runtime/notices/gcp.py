@@ -1,8 +1,8 @@
-"""Google Cloud: three keys of the metadata server, each by a long poll that answers when its value changes.
+"""Notices of Google Cloud: three keys of the metadata server, each read by a long poll that returns on a change.
 
-A key is read once as it is; from then on with `wait_for_change` and the `last_etag` of the answer before, so that no
-change between two questions is missed. A fourth, `scheduling/automatic-restart`, says whether Compute Engine starts the
-machine again after maintenance of its host; it is asked when there is something to restart after.
+A key is first read without waiting; from then on with `wait_for_change` and the previous reply's `last_etag`, so that
+no change between two requests is missed. A fourth key, `scheduling/automatic-restart`, says whether Compute Engine
+restarts the machine after maintenance of its host; it is read when such maintenance is announced.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from .scheduled_notices import ProviderNotice
 _BASE = "/computeMetadata/v1/instance/"
 _FLAVOR = {"Metadata-Flavor": "Google"}
 _WAIT_S = 60
-_GRACE_S = 10.0  # an answer after `timeout_sec` is late, not lost
-_PAUSE_S = 1.0  # a server that answers at once each time must not be asked without end
-_NOTHING_S = 10.0  # a key that is not there cannot be waited for
+_GRACE_S = 10.0  # added to `timeout_sec`, as replies may be late
+_PAUSE_S = 1.0  # minimum interval, in case the server always replies at once
+_NOTHING_S = 10.0  # poll interval for a missing key, for which a long poll is impossible
 _THEN_RESTART = "-then-restart"
 
 _PREEMPTED = "docs.cloud.google.com/compute/docs/instances/spot"
@@ -34,7 +34,7 @@ POLICIES = rows("gcp", (
     ("preempted", "stop", "preempt", 30, None, None, 5, _PREEMPTED),
     ("terminate-on-host-maintenance", "save", "maintenance", 3600, None, 120, 10, _GPU_HOST),
     ("terminate-on-host-maintenance-without-gpu", "stop", "maintenance", 60, None, None, 5, _LIVE),
-    # As these two, of a machine that Compute Engine starts again afterwards (scheduling.automaticRestart).
+    # The same two for a machine that Compute Engine restarts afterwards (scheduling.automaticRestart).
     ("terminate-on-host-maintenance-then-restart", "save", "maintenance", 3600, None, 120, 10, _GPU_HOST,
         False, False, True),
     ("terminate-on-host-maintenance-without-gpu-then-restart", "stop", "maintenance", 60, None, None, 5, _LIVE,
@@ -42,7 +42,7 @@ POLICIES = rows("gcp", (
     ("migrate-on-host-maintenance", "ignore", "freeze", 60, None, None, 0, _LIVE),
     # Announced up to 90 days ahead.
     ("upcoming-maintenance", "save", "maintenance", 3600, 3600, 120, 10, _A3),
-    # A window is hours long: who comes back to the same machine trains on in it until its turn comes.
+    # A window is hours long: a node that will resume on the same machine trains until its machine's turn comes.
     ("upcoming-maintenance-then-restart", "save", "maintenance", 3600, 3600, None, 0, _A3),
     # `maintenance-event` says when this machine's turn comes.
     ("maintenance-window-open", "save", "maintenance", 3600, None, None, 0, _A3),
@@ -51,7 +51,7 @@ POLICIES = rows("gcp", (
 
 
 class Key:
-    """One key. After a failure it is read as it is again, so that nothing is waited for that has happened meanwhile."""
+    """Poll of one key. After a failure it is first read without waiting, so that no change is missed."""
 
     def __init__(
         self,
@@ -67,7 +67,7 @@ class Key:
         self._etag: str | None = None
 
     def look(self) -> Sequence[ProviderNotice]:
-        """What is announced, after at most `wait_s`. Raises MetadataError, also for 503: it is asked again."""
+        """Return the current notices; block for up to `wait_s` seconds. Raises MetadataError, also for status 503."""
         etag, self._etag = self._etag, None
         query = [self._query] if self._query else []
         timeout_s = None
@@ -89,7 +89,10 @@ class Key:
 
 
 def _has_error(reply: Reply) -> bool:
-    """`{"error": "no notifications have been received yet, try again later"}`, under whatever status."""
+    """Return whether a reply is `{"error": "no notifications have been received yet, try again later"}` or similar.
+
+    The server sends it with various statuses.
+    """
     try:
         return "error" in reply.json(dict)
     except MetadataError:
@@ -97,12 +100,12 @@ def _has_error(reply: Reply) -> bool:
 
 
 def preempted(reply: Reply) -> list[ProviderNotice]:
-    """TRUE or FALSE."""
+    """Parse TRUE or FALSE."""
     return [ProviderNotice("gcp", "preempted", "preempted")] if reply.text.upper() == "TRUE" else []
 
 
 def maintenance_event(reply: Reply, *, has_gpu: bool, is_restarted: Callable[[], bool]) -> list[ProviderNotice]:
-    """NONE, MIGRATE_ON_HOST_MAINTENANCE or TERMINATE_ON_HOST_MAINTENANCE; what follows depends on the machine."""
+    """Parse NONE, MIGRATE_ON_HOST_MAINTENANCE or TERMINATE_ON_HOST_MAINTENANCE; the kind depends on the machine."""
     said = kind = reply.text.strip('"').lower().replace("_", "-")
     if said in ("", "none"):
         return []
@@ -113,7 +116,7 @@ def maintenance_event(reply: Reply, *, has_gpu: bool, is_restarted: Callable[[],
 
 
 def upcoming_maintenance(reply: Reply, *, is_restarted: Callable[[], bool]) -> list[ProviderNotice]:
-    """`NONE`, or an object whose keys are spelt in camel case or in snake case."""
+    """Parse `NONE`, or an object with keys in camel case or snake case."""
     if reply.text.strip('"').upper() in ("", "NONE", "{}"):
         return []
     said = {_snake(key): value for key, value in reply.json(dict).items()}
@@ -130,7 +133,7 @@ def upcoming_maintenance(reply: Reply, *, is_restarted: Callable[[], bool]) -> l
     return [ProviderNotice("gcp", kind, identity, starts, detail)]
 
 
-def _when(reply: Reply, text: object) -> float | None:  # as JSON has it
+def _when(reply: Reply, text: object) -> float | None:  # `text` is from JSON
     epoch = epoch_of(text)
     return None if epoch is None else reply.when(epoch)
 
@@ -140,12 +143,12 @@ def _snake(key: str) -> str:
 
 
 def has_gpu() -> bool:
-    """Whether this machine has a GPU of NVIDIA's."""
+    """Return whether this machine has an NVIDIA GPU."""
     return any(Path("/dev").glob("nvidia[0-9]*"))
 
 
 def automatic_restart(server: MetadataServer) -> bool:
-    """Whether Compute Engine starts this machine again where it has stopped it. Raises MetadataError."""
+    """Return whether Compute Engine restarts this machine after stopping it. Raises MetadataError."""
     reply = server.ask(f"{_BASE}scheduling/automatic-restart", _FLAVOR)
     if reply.status not in (200, 404):
         raise server.refusal(reply)
@@ -155,9 +158,12 @@ def automatic_restart(server: MetadataServer) -> bool:
 def looks(
     environ: Mapping[str, str], say: Callable[[str], None], _capacity_block_end: float | None = None
 ) -> list[Look]:
-    """What is asked; the address as Google's libraries read it from the environment. Raises MetadataError."""
+    """Return the polls for Google Cloud; GCE_METADATA_HOST overrides the address, as in Google's libraries.
+
+    Raises MetadataError.
+    """
     server = MetadataServer(environ.get("GCE_METADATA_HOST") or LINK_LOCAL, say)
-    # A container of Vertex AI, which sets this variable, does not come back with its disk, though its machine may.
+    # Vertex AI sets CLUSTER_SPEC. Its containers lose their disk in a restart of their machine.
     restarts = partial(automatic_restart, server) if "CLUSTER_SPEC" not in environ else lambda: False
     return [
         Key(server, "preempted", preempted),

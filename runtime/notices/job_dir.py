@@ -1,4 +1,4 @@
-"""What the job dir wants of this node: stop.json for all nodes of the attempt, notice.json for this one."""
+"""Orders from the job dir: stop.json for all nodes of the attempt, notice.json for this node."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ from .scheduled_notices import Docket, ProviderNotice
 _NOTICE = "notice.json"
 _POLL_LOCAL_S = 0.25
 _POLL_S = 2.5
-"""Seconds between two conditional GETs of signal.json; most are answered without content."""
+"""Interval in seconds between conditional GETs of signal.json, most of which return no content."""
 _ORDERS_S = 60.0
-"""Seconds between two reads of stop.json and notice.json without a signal: older supervisors send none."""
+"""Interval in seconds between reads of stop.json and notice.json without a signal, as older supervisors send none."""
 _SIGNAL_BYTES = 4 << 10
-"""Bytes of a signal.json that is read."""
+"""Maximum size of signal.json, in bytes."""
 _REASONS: dict[StopReason, str] = {
     "cancel": "cancelled",
     "duration": "limits.duration is reached",
@@ -45,7 +45,7 @@ _REASONS: dict[StopReason, str] = {
 
 @dataclass(frozen=True, slots=True)
 class NodeDir:
-    """This node's place in the job dir."""
+    """Location of this node in the job dir."""
 
     job_dir: JobDir
     attempt: int
@@ -53,9 +53,9 @@ class NodeDir:
 
 
 class Watcher:
-    """Reads stop.json and notice.json in a thread of its own. The heartbeat judges whether the job dir is lost.
+    """Thread that polls stop.json and notice.json. Store errors are ignored: the heartbeat detects a lost job dir.
 
-    In an object store only signal.json is polled, and the others are read when it has changed, or once a minute.
+    In an object store only signal.json is polled; the others are read when it has changed, or once a minute.
     """
 
     def __init__(
@@ -68,7 +68,7 @@ class Watcher:
         *,
         pace: Pace | None = None,
     ) -> None:
-        """`pace`: set to quick while a command watches."""
+        """`pace`: set to quick while a command watches the attempt, as signal.json says."""
         self._job_dir, self._orders, self._say = job_dir, orders, say
         self._pace = pace or Pace(free=True)
         self._docket = Docket(orders, say)
@@ -99,17 +99,17 @@ class Watcher:
         """Return whether signal.json has changed since the last call."""
         try:
             found = self._job_dir.get_if_changed(self._signal_key, self._etag, _SIGNAL_BYTES)
-        except JobDirError:  # most often there is none
+        except JobDirError:  # usually it does not exist
             return False
         if found is None:
             return False
         data, self._etag = found
-        with contextlib.suppress(JobDirError, TypeError, ValueError):  # whatever it says, it has changed
+        with contextlib.suppress(JobDirError, TypeError, ValueError):  # even if invalid, it has changed
             self._pace.watched(float(Signal.from_bytes(data).watch_s))
         return True
 
     def _look(self, key: str, read: Callable[[bytes], None]) -> bool:
-        """Read a record if there is a new one; return whether the store has answered."""
+        """Read a record if it has changed; return whether the store has answered."""
         try:
             data = self._job_dir.get(key, MOST_BYTES)
         except MissingError:
@@ -135,23 +135,23 @@ class Watcher:
 
 
 def stop_order(data: bytes) -> Order:
-    """Raises JobDirError if that is no Stop."""
+    """Parse stop.json into an order. Raises JobDirError."""
     stop = Stop.from_bytes(data)
     return Order("stopped", stop.reason, _REASONS[stop.reason], _from_epoch(stop.deadline, stop.seconds))
 
 
 def simulated_notice(data: bytes) -> ProviderNotice:
-    """Raises JobDirError if that is no Notice. Each content is a notice of its own: a deadline may be tightened."""
+    """Parse notice.json. Its id is a hash of the content, so each new content is a new notice. Raises JobDirError."""
     notice = Notice.from_bytes(data)
     starts = _from_epoch(notice.deadline, notice.seconds)
     return ProviderNotice("simulated", notice.kind, hashlib.sha256(data).hexdigest(), starts, notice.source)
 
 
 def _from_epoch(deadline: float, seconds: float | None) -> float:
-    """Once, on sight: later jumps of the wall clock change nothing.
+    """Convert a deadline to the monotonic clock once, so that later changes of the wall clock have no effect.
 
-    What was written to leave `seconds`, and is seen at once, leaves neither more nor nothing: then the writer's clock
-    is not ours, or one of them was set meanwhile.
+    `seconds` is the time that the writer meant to leave. If the clocks differ, so that more is left or the deadline has
+    passed, the whole `seconds` are left.
     """
     left = deadline - time.time()
     if seconds is not None and not 0.0 <= left <= seconds:

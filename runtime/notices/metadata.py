@@ -1,6 +1,6 @@
-"""Asking a metadata server: plain HTTP on a link-local address, answered by the host or by something that is not one.
+"""Client of a metadata server: plain HTTP on a link-local address, where anything might answer outside of a cloud.
 
-So: a limit on every wait and on every body, and neither redirects nor proxies, of which http.client knows nothing.
+Every wait and every body is limited, and redirects and proxies are not followed (http.client does neither).
 """
 
 from __future__ import annotations
@@ -21,34 +21,34 @@ from .scheduled_notices import ProviderNotice
 
 LINK_LOCAL = "http://169.254.169.254"
 _BODY_BYTES = 256 << 10
-_CLOCK_S = 2.0  # a Date has whole seconds and is made a moment before it is read: less than this is no difference
-_CLOCK_SAID_S = 10.0  # from here on it is worth a line of the log
+_CLOCK_S = 2.0  # smaller clock differences are ignored: a Date has whole seconds and is slightly old when read
+_CLOCK_SAID_S = 10.0  # larger clock differences are logged
 
 _T = TypeVar("_T")
 
 
 class MetadataError(Exception):
-    """No answer that can be used; the message says why, and the same trouble has the same message."""
+    """The metadata server gave no usable reply; the message says why, and is constant for each cause."""
 
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """An answer, with the moment at which it came on both clocks."""
+    """A reply with its time of arrival on both clocks."""
 
     status: int
     headers: Message
     body: bytes
     received: float
-    """Monotonic."""
+    """Time of arrival on the monotonic clock."""
     wall: float
-    """This machine's clock at that moment, epoch seconds."""
+    """Time of arrival on this machine's wall clock, in epoch seconds."""
 
     @property
     def text(self) -> str:
         return self.body.decode(errors="replace").strip()
 
     def json(self, wanted: type[_T]) -> _T:
-        """The body's JSON, which must be of this type. Raises MetadataError."""
+        """Return the body's JSON, which must be of the wanted type. Raises MetadataError."""
         try:
             value = json.loads(self.body)
         except (ValueError, RecursionError) as error:
@@ -59,9 +59,9 @@ class Reply:
 
     @property
     def clock_error(self) -> float | None:
-        """Seconds by which this machine's clock is ahead of the server's; 0 for what is too little to tell.
+        """Seconds by which this machine's clock is ahead of the server's; 0 if less than _CLOCK_S.
 
-        None: the answer has no Date that can be read.
+        None: the reply has no valid Date header.
         """
         there = epoch_of(self.headers.get("Date"))
         if there is None:
@@ -70,10 +70,10 @@ class Reply:
         return 0.0 if abs(error) < _CLOCK_S else error
 
     def when(self, epoch: float, at_most_s: float = math.inf) -> float | None:
-        """A time the server told, on the monotonic clock.
+        """Convert a time from the reply to the monotonic clock, corrected by the reply's Date header.
 
-        The server's Date says how far this machine's clock is off. Without one, a time that has passed or is further
-        away than it can be shows that the clock is wrong: None, the time is unknown.
+        Returns None, for an unknown time, if there is no Date and this machine's clock must be wrong: the time has
+        passed, or is more than `at_most_s` seconds away.
         """
         error = self.clock_error
         left = epoch - (self.wall - (error or 0.0))
@@ -83,7 +83,7 @@ class Reply:
 
 
 class MetadataServer:
-    """One server by its base URL. Each call is a connection of its own: none can be stale when it matters."""
+    """Client of one server by its base URL. Each call opens a new connection, so none can be stale."""
 
     def __init__(self, url: str, say: Callable[[str], None], timeout_s: float = 2.0) -> None:
         self._say, self._clock_is_wrong = say, False
@@ -107,7 +107,7 @@ class MetadataServer:
         body: bytes | None = None,
         timeout_s: float | None = None,
     ) -> Reply:
-        """The answer, whatever its status. Raises MetadataError."""
+        """Send a request; return the reply with any status. Raises MetadataError if there is no reply."""
         limit_s = self._timeout_s if timeout_s is None else timeout_s
         connection = http.client.HTTPConnection(self._host, self._port, timeout=limit_s)
         try:
@@ -127,7 +127,7 @@ class MetadataServer:
         return reply
 
     def _compare_clocks(self, reply: Reply) -> None:
-        """Say once that this machine's clock is wrong, and what follows."""
+        """Log once that this machine's clock is wrong."""
         error = reply.clock_error
         if error is not None and abs(error) > _CLOCK_SAID_S and not self._clock_is_wrong:
             self._clock_is_wrong = True
@@ -135,26 +135,29 @@ class MetadataServer:
             self._say(f"this machine's clock is {abs(error):.0f} s {where} the provider's, which counts for deadlines")
 
     def refusal(self, reply: Reply) -> MetadataError:
-        """What to raise for a status that is no answer."""
+        """Return the exception for a reply with an unexpected status."""
         return MetadataError(f"{self.name} answers with HTTP {reply.status}")
 
 
 class Look(Protocol):
-    """One question to a metadata server, asked again and again in a thread of its own."""
+    """A poll of a metadata server, repeated in a separate thread."""
 
     @property
     def name(self) -> str: ...
 
     @property
     def pause_s(self) -> float:
-        """Until it is asked again."""
+        """Seconds until the next poll."""
 
     def look(self) -> Sequence[ProviderNotice]:
-        """All that is announced at present; may wait until there is something new. Raises MetadataError."""
+        """Return all current notices; may block until they change. Raises MetadataError."""
 
 
 def epoch_of(text: object) -> float | None:
-    """The time in any of the forms in which the clouds write it: ISO 8601, HTTP date, the same without the weekday."""
+    """Parse a time in any of the clouds' formats into epoch seconds; None if it is invalid.
+
+    Formats: ISO 8601, HTTP date, HTTP date without the weekday.
+    """
     if not isinstance(text, str):
         return None
     for read in (datetime.datetime.fromisoformat, parsedate_to_datetime):
@@ -168,7 +171,7 @@ def epoch_of(text: object) -> float | None:
 
 
 def _read(response: http.client.HTTPResponse, until: float) -> bytes:
-    """The body, which must be short and must not drip."""
+    """Read the body. Raises HTTPException if it is too long, TimeoutError if it takes too long in total."""
     data = b""
     while piece := response.read1(64 << 10):
         data += piece

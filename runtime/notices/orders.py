@@ -1,4 +1,4 @@
-"""What a node has been asked to do, by whom and by when; and how the program is told."""
+"""Orders for a node to save or stop, with their deadlines, and the notice file that passes them to the program."""
 
 from __future__ import annotations
 
@@ -23,31 +23,31 @@ def _new_id() -> str:
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """Somebody's word about the program. Times are on the monotonic clock, which nobody sets."""
+    """An order to save or stop the program. Times are on the monotonic clock, which is never set."""
 
     outcome: Outcome
-    """What the node's result will be if the program is interrupted by it."""
+    """Outcome of the node if the order interrupts its program."""
     word: str
-    """For programs: the `reason` in the file named by CLOUDGPU_NOTICE."""
+    """Reason for programs: `reason` in the file named by CLOUDGPU_NOTICE."""
     reason: str
-    """For people."""
+    """Reason in words for the user."""
     deadline: float
-    """Of a stop: nothing can be written any more. Of a save: until then checkpoints should be closer together."""
+    """For a stop: time after which nothing can be written. For a save: time until which to save more often."""
     vanishes: bool = False
-    """The machine is gone at the deadline: then no result is written, as on a real machine."""
+    """True if the machine is gone at the deadline, so that no result is written, as on a real machine."""
     returns: bool = False
-    """The machine is started again afterwards, and the node goes on there: then no result is written either."""
+    """True if the machine is restarted afterwards and the node resumes there, so that no result is written."""
     action: Action = "stop"
-    """stop: save and end. save: save and train on; a stop is an order of its own, if one is to follow."""
+    """stop: save and end. save: save and continue training; a stop that follows is a separate order."""
     id: str = field(default_factory=_new_id)
-    """A program obeys each id once."""
+    """Unique id; a program obeys each id once."""
     seen: float = field(default_factory=time.monotonic)
 
     def kill_at(self, write_s: float) -> float:
-        """When a program that comes to no step boundary is killed, so that what it has staged is still written.
+        """Return the time at which to kill a program that reaches no step boundary, to write its staged checkpoint.
 
-        `write_s` is what the writer needs for that. At least half the time is left to the program: a late checkpoint
-        of now is worth more than the certain one of before.
+        `write_s`: seconds that the writer needs. The program gets at least half of the time, as a new checkpoint that
+        may be late is worth more than an older one.
         """
         return max(self.deadline - write_s, self.seen + (self.deadline - self.seen) / 2)
 
@@ -77,22 +77,22 @@ class Orders:
 
     @property
     def deciding(self) -> Order | None:
-        """The stop that says how the node's end is called: the user's above all, else the first that came.
+        """The stop that determines the node's outcome: the user's if there is one, else the first.
 
-        One after which the node goes on here says it only as long as there is no other.
+        Stops after which the node resumes on this machine come last.
         """
         with self._lock:
             return min(self._stops, key=lambda order: (order.outcome != "stopped", order.returns), default=None)
 
     @property
     def newest_save(self) -> Order | None:
-        """The last word to save and train on; it says nothing once there is a stop."""
+        """The newest order to save and continue training; None once there is a stop."""
         with self._lock:
             return None if self._stops else self._newest_save
 
 
 def write_notice(path: Path, order: Order) -> None:
-    """Tell the program, by the file named by CLOUDGPU_NOTICE; it sees the old or the new one. Raises OSError."""
+    """Write an order to the file named by CLOUDGPU_NOTICE, atomically. Raises OSError."""
     deadline = time.time() + order.deadline - time.monotonic()
     notice = {"reason": order.word, "deadline": deadline, "action": order.action, "id": order.id}
     durable.write(path, json.dumps(notice).encode())

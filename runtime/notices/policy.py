@@ -1,7 +1,7 @@
-"""The reaction to each kind of notice: a table, of which each cloud's module has its part.
+"""Table of the reactions to each kind of notice. Each cloud's module has the rows of its notices.
 
-`stop`: save now and end. `save`: save now and train on, saving more often, and stop shortly before the event. `ignore`:
-only said in the log.
+`stop`: save now and end. `save`: save now and continue training, saving more often, and stop shortly before the event.
+`ignore`: only log the notice.
 """
 
 from __future__ import annotations
@@ -18,49 +18,49 @@ class Policy(NamedTuple):
 
     cloud: str
     kind: str
-    """The provider's own word, in lower case."""
+    """The provider's name for the kind of notice, in lower case."""
     action: Literal["stop", "save", "ignore"]
     word: Word
-    """For programs."""
+    """Reason passed to programs."""
     lead_s: float
-    """From the notice to its event, where the notice itself does not say when."""
+    """Assumed time from the notice to its event, if the notice does not say it."""
     near_s: float | None
-    """Until the event is as near as this, it is only reported; None: acted upon at once."""
+    """Time before the event until which the notice is only logged; None: acted upon at once."""
     stop_s: float | None
-    """Of `save`: the program is asked to end this long before the event; None: it is not, the machine stays."""
+    """For `save`: time before the event at which the program is asked to end; None: never, as the machine survives."""
     margin_s: float
-    """The program is over this long before the event: time for the last lines and the result."""
+    """Time between the program's deadline and the event, to write the last log lines and the result."""
     source: str
     acknowledged: bool = False
-    """The provider may begin early when told that all is saved."""
+    """True if cloudgpu acknowledges the event once all is saved, so that the provider may begin early."""
     vanishes: bool = False
-    """At the event the machine ends without a word, as in a cloud; of simulated notices only."""
+    """True if the machine is gone at the event, without a result; for simulated notices only."""
     returns: bool = False
-    """The provider starts the same machine again after the event: the node goes on there, and has no result yet."""
+    """True if the provider restarts the same machine after the event, and the node resumes there."""
 
     def ends_at_once(self, machines: Sequence[str]) -> bool:
-        """Whether the program is asked to end as soon as the event of these machines is known.
+        """Return whether the program is asked to end as soon as an event of these machines is announced.
 
-        Where the machine comes back, and nobody else has to agree that the event begins: then nothing is gained by
-        waiting for it, and it comes when all is saved. An event of several machines may name somebody else's, and is
-        waited for in any case: until it is near, they train on.
+        It is for an acknowledged event of one machine that comes back: waiting gains nothing, as the event begins once
+        all is saved. An event of several machines may include another job's, so it begins at its scheduled time, and
+        training continues until it is near.
         """
         return self.action == "stop" or (self.acknowledged and self.returns and len(set(machines)) == 1)
 
 
 CLOUDS = ("aws", "gcp", "azure")
-"""Those with a module here, which has the rows of its notices: POLICIES."""
+"""Clouds with a module in this package, which has the table POLICIES."""
 
 
 def rows(cloud: str, table: Sequence[tuple[Any, ...]]) -> dict[str, Policy]:
-    """Return the rows of one cloud by kind. Raises ValueError for a kind that has two."""
+    """Return the rows of one cloud by kind. Raises ValueError for a duplicate kind."""
     found = {row[0]: Policy(cloud, *row) for row in table}
     if len(found) < len(table):
         raise ValueError(f"a kind of notice of {cloud} has two rows")
     return found
 
 
-# Where a stop comes before a planned event, it comes 2 min before: time for a long step, a save and its upload.
+# A stop before a planned event comes 2 min ahead: time for a long step, a save and its upload.
 _SLURM = "slurm.schedmd.com/sbatch.html#OPT_signal"
 _OURS = "docs/job-dir.md"
 # fmt: off
@@ -72,7 +72,7 @@ _OWN = {
         ("sigusr1", "stop", "terminate", 60, None, None, 5, _SLURM),
     )),
     "simulated": rows("simulated", (
-        # notice.json: what `cloudgpu preempt` writes.
+        # notice.json, written by `cloudgpu preempt`.
         ("preempt", "stop", "preempt", 30, None, None, 0, _OURS, False, True),
         ("terminate", "stop", "terminate", 30, None, None, 0, _OURS, False, True),
         ("reboot", "stop", "reboot", 30, None, None, 0, _OURS, False, True),
@@ -92,5 +92,5 @@ def policies_of(cloud: str) -> Mapping[str, Policy]:
 
 
 def policy_of(cloud: str, kind: str) -> Policy:
-    """The row. Upon a kind that this version does not know, the program saves and trains on."""
+    """Return the row of a kind of notice; for an unknown kind, a row to save and continue training."""
     return policies_of(cloud).get(kind) or Policy(cloud, kind, "save", "maintenance", 900, 900, None, 0, "unknown")

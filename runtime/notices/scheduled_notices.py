@@ -1,4 +1,4 @@
-"""What has been announced so far, and the orders that follow from it in time. No threads, no clock of its own."""
+"""Schedule of the announced events, which gives orders when they are due. Starts no threads and reads no clock."""
 
 from __future__ import annotations
 
@@ -10,26 +10,26 @@ from dataclasses import dataclass
 from .orders import Action, Order, Orders
 from .policy import Policy, policy_of
 
-_JITTER_S = 5.0  # by so much two readings of one time differ: a `Date` has whole seconds, an answer takes some
-_LEAST_S = 10.0  # what is left for an event that has begun while the machine still runs: nothing is lost by trying
-_LINE = 200
+_JITTER_S = 5.0  # tolerance between two readings of one time: a `Date` has whole seconds, and replies take time
+_LEAST_S = 10.0  # minimum time left by an order, even if the event has begun: the machine may still run that long
+_LINE = 200  # maximum characters of a notice in the log
 
 
 @dataclass(frozen=True, slots=True)
 class ProviderNotice:
-    """One event, as a metadata server (or notice.json) tells it."""
+    """One event announced by a metadata server, or by notice.json."""
 
     cloud: str
     kind: str
-    """The provider's own word, in lower case; see policy.py."""
+    """The provider's name for the kind of notice, in lower case; see policy.py."""
     id: str
-    """The same for the same event, whenever it is told."""
+    """Id of the event, constant over repeated notices."""
     starts: float | None = None
-    """When it begins, on the monotonic clock; None: it is not said."""
+    """Time of the event on the monotonic clock; None: not announced."""
     detail: str = ""
-    """For people: what else was said."""
+    """Further details, for the log."""
     machines: tuple[str, ...] = ()
-    """Names of the machines that the event is about, where the provider lets them see each other's."""
+    """Names of all affected machines, if the provider lists them."""
 
 
 @dataclass(slots=True)
@@ -41,13 +41,13 @@ class _Entry:
     stop_given: bool = False
 
     def save_due(self) -> float:
-        """When the program is told to save and train on."""
+        """Return the time at which to order a save; infinity: never or already done."""
         if self.policy.action != "save" or self.save_given or self.stop_given:
             return math.inf
         return -math.inf if self.policy.near_s is None else self.starts - self.policy.near_s
 
     def stop_due(self) -> float:
-        """When the program is told to save and end."""
+        """Return the time at which to order a stop; infinity: never or already done."""
         if self.stop_given:
             return math.inf
         if self.policy.ends_at_once(self.notice.machines):
@@ -56,10 +56,10 @@ class _Entry:
 
 
 class Docket:
-    """Thread-safe. `on_stop` is called with each notice that the program is told to end for, and with its event's time.
+    """Announced events by source, and the orders due for them. Thread-safe.
 
-    Events that are taken back before the program was told to end are forgotten; a program that was told is not called
-    back, for it may be over by now.
+    `on_stop` is called with each notice for which a stop is ordered, and its event's time. An event that is withdrawn
+    before its stop is forgotten; a stop that was ordered is not revoked, as the program may have ended by then.
     """
 
     def __init__(
@@ -73,7 +73,7 @@ class Docket:
         self._entries: dict[tuple[str, str], _Entry] = {}
 
     def update(self, source: str, notices: Sequence[ProviderNotice], now: float) -> None:
-        """All that one source announces at present: what it no longer does was taken back, or is over."""
+        """Replace the notices of one source by its current ones; missing ones were withdrawn or are over."""
         with self._lock:
             for notice in notices:
                 entry = self._entries.get((source, notice.id))
@@ -88,7 +88,7 @@ class Docket:
         self.advance(now)
 
     def advance(self, now: float) -> None:
-        """Give the orders that have fallen due."""
+        """Give the orders that are due."""
         with self._lock:
             for entry in self._entries.values():
                 if entry.stop_due() <= now:
@@ -105,7 +105,7 @@ class Docket:
 
     def _move(self, entry: _Entry, starts: float, now: float) -> None:
         if starts < entry.starts:
-            entry.stop_given = False  # the order that was given names a time that is too late
+            entry.stop_given = False  # the deadline of the earlier order is too late
         entry.starts = starts
         self._say(f"{_title(entry)} is now{_time_left(starts, now)}")
 
@@ -147,7 +147,7 @@ _CONSEQUENCES = {
 
 
 def _title(entry: _Entry) -> str:
-    """On one line, whatever the provider says."""
+    """Return a description of the notice on one line, without unprintable characters of the provider's text."""
     notice = entry.notice
     text = f"notice from {notice.detail or notice.cloud}: {notice.kind}"
     return " ".join("".join(letter if letter.isprintable() else " " for letter in text).split())[:_LINE]

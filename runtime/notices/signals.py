@@ -1,4 +1,4 @@
-"""Signals to the agent as notices: the machine shuts down, or a scheduler warns that the time is nearly over."""
+"""Orders from signals to the agent: a shutdown of the machine, or a scheduler's warning before its time limit."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ _REASONS = {"sigterm": "the machine is shut down", "sigusr1": "the scheduler's w
 
 
 class SignalOrders:
-    """SIGTERM or SIGINT for the second time means now. SIGUSR1 is a warning, and repeating it changes nothing."""
+    """Converter of signals to orders. A second SIGTERM or SIGINT leaves no time; a repeated SIGUSR1 is ignored."""
 
     def __init__(self, orders: Orders) -> None:
         self._orders = orders
         self._had: set[str] = set()
 
     def take(self, numbers: Iterable[int], now: float) -> None:
-        """Give the orders that follow from signals, in the order in which they came."""
+        """Give the orders for received signals, in chronological order."""
         for number in numbers:
             kind = KINDS[signal.Signals(number)]
             policy = policy_of("signal", kind)

@@ -1,4 +1,4 @@
-"""Watches a metadata server: a thread per question, and one for what falls due between two answers."""
+"""Watcher of a metadata server: one thread per poll, and one that gives due orders between replies."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from .metadata import Look, MetadataError
 from .scheduled_notices import Docket
 
 _FIRST_PAUSE_S = 0.5
-_LONGEST_PAUSE_S = 10.0  # between two tries: the shortest notices come half a minute ahead
+_LONGEST_PAUSE_S = 10.0  # maximum backoff: the shortest notices come 30 s before their event
 _TICK_S = 1.0
 
 
 class CloudWatcher:
-    """Asks until stopped. A server that is missing, hangs or answers nonsense costs one line of the log, no more."""
+    """Threads that poll until stopped. A server that is missing, hangs or sends invalid replies is logged once."""
 
     def __init__(self, looks: Sequence[Look], docket: Docket, say: Callable[[str], None]) -> None:
         self._docket, self._say = docket, say
@@ -28,7 +28,7 @@ class CloudWatcher:
             threading.Thread(target=self._keep_time, name="notices", daemon=True).start()
 
     def stop(self) -> None:
-        """No more questions; threads that wait for an answer end with it."""
+        """Stop polling; threads that wait for a reply end when it arrives."""
         self._stopping.set()
 
     def _ask(self, look: Look) -> None:
@@ -46,7 +46,7 @@ class CloudWatcher:
             self._stopping.wait(pause_s)
 
     def _complain(self, trouble: str) -> None:
-        """Once for each trouble: all questions meet the same one, again and again."""
+        """Log an error once, as all polls meet the same error repeatedly."""
         with self._lock:
             new = trouble not in self._said
             self._said.add(trouble)

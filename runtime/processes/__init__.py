@@ -1,1 +1,1 @@
-"""The processes of a node: started, read, signalled, and killed with everything that they started."""
+"""Management of a node's processes: start, output, signals, exit codes, and killing with all descendants."""

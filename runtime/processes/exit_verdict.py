@@ -1,4 +1,4 @@
-"""Decide how a node ended: from exit codes, reported outcomes and orders. Pure, but for read_outcome()."""
+"""Decision how a node ended, from exit codes, reported outcomes and orders. Pure functions, except read_outcome()."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from .program import Exit
 
 @dataclass(frozen=True, slots=True)
 class Code:
-    """The meaning of an exit code of a program, and of the word for it in the outcome file."""
+    """Meaning of a program's exit code, and of the corresponding word in the outcome file."""
 
     number: int
     word: str
     outcome: Outcome
-    """Of the node, if there was no order to end."""
+    """Outcome of the node, if there was no order to end."""
     says: str
-    """For people; "" where the number says it all."""
+    """Explanation for the user; "" if none is needed."""
     final: bool = False
-    """Running it again does not help, whatever `retry` allows."""
+    """True if a retry cannot succeed, whatever `retry` allows."""
 
 
 CODES = (
@@ -37,24 +37,24 @@ CODES = (
     Code(76, "stale", "again", "it could not save, but an older checkpoint stands; it asks to be run again"),
     Code(77, "nothing-saved", "again", "it could not save, and there is no checkpoint; it asks to be run again"),
 )
-"""docs/runtime.md shows the same table; tests/unit/test_exit_verdict.py compares them."""
+"""Exit codes with a meaning. docs/runtime.md shows the same table; tests/unit/test_exit_verdict.py compares them."""
 
 Verdict = Literal["code", "word", "failed", "not done", "done"]
-"""What counts for a process: its exit code as in CODES, its reported word as in CODES; any other failure; it ended
-with 0 before its training was done; it is done."""
+"""Verdict on a process: the meaning of its exit code in CODES; that of its reported word in CODES; another failure; an
+exit with 0 before its training was done; done."""
 
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """One row of the decision about a process. None: any."""
+    """A row of RULES. A condition that is None matches anything."""
 
     code: Literal["0", "in the table", "other"] | None
     word: Literal["done", "other", "training", "none"] | None
-    """The reported word. other: one of CODES but `done`; none: no word, an unknown one, or `unfinished`."""
+    """The reported word. other: one of CODES except `done`; none: no word, an unknown one, or `unfinished`."""
     asked: bool | None
-    """There is an order to end, and the program was asked by the notice file or a signal."""
+    """True if there is an order to end and the program was asked by the notice file or a signal."""
     listening: bool | None
-    """The file CLOUDGPU_LISTENING is still there and no process of the node has reported anything."""
+    """True if the file CLOUDGPU_LISTENING still exists and no process of the node has reported anything."""
     verdict: Verdict
     meaning: str
 
@@ -70,19 +70,19 @@ RULES = (
     Rule("0", "none", False, True, "not done", "a process that watched for notices was killed"),
     Rule("0", "none", False, False, "done", "a program that saves nothing, or left its training by itself"),
 )
-"""The first rule that fits decides. docs/runtime.md shows the same table; test_exit_verdict.py compares them."""
+"""Decision table; the first matching rule decides. docs/runtime.md shows it too; test_exit_verdict.py compares them."""
 
 INTERRUPTED_EXIT = "CLOUDGPU_INTERRUPTED_EXIT"
-"""The program's variable which says what it ends with instead of 75, for platforms that want, for example, 143."""
+"""Environment variable with the exit code that the program uses in place of 75, for platforms that expect e.g. 143."""
 
 TRAINING = "training"
-"""The word of a training that has begun and has not ended."""
+"""Reported word of a training that has begun and not ended."""
 
 _BY_NUMBER = {code.number: code for code in CODES}
 _BY_WORD = {code.word: code for code in CODES}
 _INTERRUPTED = _BY_WORD["interrupted"]
 _NOT_DONE = "its training ended before it was done: was it killed, or out of memory?"
-_OUTCOME_BYTES = 4 << 20  # a longer file is not the Checkpointer's
+_OUTCOME_BYTES = 4 << 20  # a longer file was not written by the Checkpointer
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,31 +92,31 @@ class ReportedOutcome:
     word: str
     reason: str = ""
     left: bool = False
-    """The Checkpointer has ended a process: no further command of `run` may begin."""
+    """True if the Checkpointer has ended a process, so that no further command of `run` may begin."""
     pids: frozenset[int] = frozenset()
-    """The processes that reported."""
+    """PIDs of the processes that reported."""
 
     @property
     def exit_code(self) -> int | None:
-        """The exit code that says the same."""
+        """The exit code with the same meaning; None if the word is not in CODES."""
         code = _BY_WORD.get(self.word)
         return None if code is None else code.number
 
 
 @dataclass(frozen=True, slots=True)
 class Ending:
-    """The fields of Result that are not figures."""
+    """Outcome of a node with its exit code and reason, as in Result."""
 
     outcome: Outcome
     exit_code: int | None
     reason: str
     final: bool = False
-    """As in Code."""
+    """True if a retry cannot succeed, as in Code."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Judged:
-    """An exit with the verdict about it; `code` is None for failures that CODES does not have."""
+    """An exit with its verdict; `code` is None for failures that are not in CODES."""
 
     exit: Exit
     verdict: Verdict
@@ -149,20 +149,21 @@ def judge(
 ) -> Ending:
     """Decide how the node ended.
 
-    exits      in the order of time
-    order      the order to end, if there is one
-    asked      the program was asked to end, by a notice that it listened to or by a signal
-    listening  the program watched for notices when it ended
-    reported   the outcome of each rank that reported one
+    exits             in chronological order
+    order             the order to end, if there is one
+    asked             the program was asked to end, by a notice that it polled for or by a signal
+    listening         the program polled for notices when it ended
+    reported          the outcome of each rank that reported one
+    interrupted_exit  exit code that the program uses in place of 75
     """
     reported = reported or {}
-    # Often only one rank saves: the others are done with it.
+    # Often only one rank saves and reports: if it is done, so are the others.
     silent = ReportedOutcome("done") if reported and all(one.word == "done" for one in reported.values()) else None
     asked, listening = asked and order is not None, listening and not reported
     judged = [
         _judge(end, reported.get(end.rank, silent), interrupted_exit, asked=asked, listening=listening) for end in exits
     ]
-    # An exit code other than 0 says more than a process that ended with 0 too early.
+    # A nonzero exit code is more informative than a premature exit with 0.
     bad = min((one for one in judged if one.verdict != "done"), key=lambda one: one.exit.code == 0, default=None)
     if judged and bad is None:
         return Ending("succeeded", 0, "")
@@ -177,7 +178,7 @@ def judge(
 
 
 def failed_setup(exits: Sequence[Exit]) -> Ending:
-    """Return how a node ends whose setup has failed."""
+    """Return the ending of a node whose setup has failed."""
     hows = [f"{end.describe()}: {end.cause.says}" if end.cause else end.describe() for end in exits]
     final = any(end.cause is not None and end.cause.final for end in exits)
     return Ending("failed", None, f"setup failed: {', '.join(hows)}", final)
@@ -200,7 +201,7 @@ def _judge(
 def find_rule(
     number: int, code: Code | None, reported: ReportedOutcome | None, *, asked: bool, listening: bool
 ) -> Rule:
-    """Return the first of RULES that fits a process; `code` is the meaning of its exit code, if it has one."""
+    """Return the first of RULES that matches a process; `code` is the meaning of its exit code, if it has one."""
     kind = "0" if number == 0 else "in the table" if code is not None else "other"
     word = reported.word if reported is not None else ""
     known = word if word in ("done", TRAINING) else "other" if word in _BY_WORD else "none"
@@ -213,7 +214,7 @@ def find_rule(
 
 
 def read_outcome(path: Path) -> ReportedOutcome | None:
-    """Return the most severe outcome in an outcome file; None if there is none, or none that can be read."""
+    """Return the most severe outcome in an outcome file; None if it is missing or invalid."""
     try:
         with path.open("rb") as file:
             value = json.loads(file.read(_OUTCOME_BYTES))

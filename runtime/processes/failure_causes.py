@@ -1,4 +1,4 @@
-"""Find out why a process failed: its signal, the last line of its stderr, the kernel's count of out-of-memory kills."""
+"""Causes of a process's failure, from its signal, its last line of stderr and the kernel's count of OOM kills."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from .lines import OnLine, OutputStream
 
 _LINE_CHARACTERS = 500
-"""Characters of a line of stderr that are kept as evidence."""
+"""Maximum number of characters kept of a line of stderr."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,16 +22,16 @@ class Cause:
     """The cause of a failure."""
 
     says: str
-    """For people, with the evidence."""
+    """Explanation for the user, with the evidence."""
     final: bool = False
-    """Running the same code again cannot succeed, whatever `retry` allows."""
+    """True if a retry of the same code cannot succeed, whatever `retry` allows."""
 
 
 class _Message(NamedTuple):
-    """A row of MESSAGES: what the last line of stderr means."""
+    """A row of MESSAGES: the meaning of a last line of stderr."""
 
     codes: frozenset[int] | None
-    """Exit codes with which the line means that; None: any but 0."""
+    """Exit codes for which the row applies; None: any but 0."""
     pattern: re.Pattern[str]
     says: str
     final: bool
@@ -62,7 +62,7 @@ MESSAGES = (
     _message([], r"OSError: \[Errno 28\]", "the disk is full"),
     _message([], r"FileNotFoundError: ", "a file is missing: what .gitignore or .cloudgpuignore names is not shipped"),
 )
-"""The first row that fits counts. Source: the messages of CPython 3.10 to 3.14, dash, bash, PyTorch 2 and NumPy 2."""
+"""The first row that matches applies. Source: messages of CPython 3.10 to 3.14, dash, bash, PyTorch 2 and NumPy 2."""
 
 SIGNALS: Mapping[int, str] = {
     signal.SIGSEGV: "segmentation fault: native code (an extension, a driver) used memory that is not its own; with "
@@ -76,12 +76,12 @@ SIGNALS: Mapping[int, str] = {
 
 
 def find_cause(code: int, last_line: str, memory: OutOfMemory | None) -> Cause | None:
-    """Return why a process ended with an exit code, negative for a signal; None: unknown.
+    """Return the cause of an exit code, negative for a signal; None if it is unknown.
 
     last_line: of its stderr, "" if there is none
     memory: out-of-memory kills while it ran; None: there were none
     """
-    number = -code if code < 0 else code - 128  # a shell's way to say that a signal ended its command
+    number = -code if code < 0 else code - 128  # a shell's exit code for a command ended by a signal
     if number == signal.SIGKILL and memory is not None:
         return Cause(f"out of memory: the kernel killed it ({memory})")
     if number in SIGNALS:
@@ -94,18 +94,18 @@ def find_cause(code: int, last_line: str, memory: OutOfMemory | None) -> Cause |
     return None
 
 
-# --- what a program has written ---------------------------------------------------------------------------------------
+# --- output -----------------------------------------------------------------------------------------------------------
 
 
 class LastLines:
-    """Keeps the last line of each process's stderr, and passes every line on."""
+    """Line handler that keeps the last line of each process's stderr and forwards every line."""
 
     def __init__(self, pass_on: OnLine) -> None:
         self._pass_on = pass_on
         self._last: dict[int | None, str] = {}
 
     def add(self, stream: OutputStream, rank: int | None, text: str, partial: bool) -> None:
-        """Take a line. Called by the thread that reads the output."""
+        """Handle a line. Called by the thread that reads the output."""
         if stream == "stderr" and text.strip():
             self._last[rank] = text[:_LINE_CHARACTERS].rstrip()
         self._pass_on(stream, rank, text, partial)
@@ -126,7 +126,7 @@ class OutOfMemory:
     counter: str
     """The file that counts them."""
     is_own: bool
-    """The counter is that of this process's control group, not of the whole machine."""
+    """True if the counter is that of this process's control group, not of the whole machine."""
     limit_bytes: int | None
     """The memory limit of the control group; None: it has none, or the counter is the whole machine's."""
 
@@ -137,7 +137,7 @@ class OutOfMemory:
 
 
 class OutOfMemoryCounter:
-    """Counts the kernel's out-of-memory kills from its construction on.
+    """Counter of the kernel's out-of-memory kills since its construction.
 
     Sources: cgroup-v2.rst (memory.events), cgroup-v1/memory.rst (memory.oom_control), mm/oom_kill.c (/proc/vmstat).
     """
@@ -147,7 +147,7 @@ class OutOfMemoryCounter:
         self._before = {path: _read_count(path) for path, _ in self._counters}
 
     def kills(self) -> OutOfMemory | None:
-        """Return the kills since then, by the nearest counter that has risen; None: there were none."""
+        """Return the kills since then, from the most specific counter that has risen; None if there were none."""
         for path, limit in self._counters:
             before, now = self._before[path], _read_count(path)
             if before is not None and now is not None and now > before:
@@ -158,7 +158,7 @@ class OutOfMemoryCounter:
 
 
 def _counters(root: Path) -> list[tuple[Path, Path | None]]:
-    """Return files that count kills, those of this process's control group first, each with that of its limit."""
+    """Return the files that count kills, each with its memory limit's file; this process's control group is first."""
     found: list[tuple[Path, Path | None]] = []
     cgroups = root / "sys/fs/cgroup"
     with contextlib.suppress(OSError):
@@ -186,7 +186,7 @@ def _read_count(path: Path) -> int | None:
 
 
 def _read_limit(path: Path) -> int | None:
-    """Return a limit in bytes; None: there is none ("max", or more than any machine has), or it cannot be read."""
+    """Return a limit in bytes; None if there is none ("max", or a huge number) or it cannot be read."""
     try:
         limit = int(path.read_text())
     except (OSError, ValueError):

@@ -1,4 +1,4 @@
-"""Lines that a process writes: the types of those who pass them on."""
+"""Types of the handlers for a process's output lines."""
 
 from __future__ import annotations
 
@@ -7,4 +7,4 @@ from typing import Literal
 
 OutputStream = Literal["stdout", "stderr"]
 OnLine = Callable[[OutputStream, int | None, str, bool], None]
-"""(stream, rank, text, whether the line goes on)."""
+"""Handler called with (stream, rank, text, partial); partial: the rest of the line follows."""

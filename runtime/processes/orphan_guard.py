@@ -1,11 +1,12 @@
-"""Stands between the agent and one program, so that the program never outlives the agent. Run as a script:
+"""Process between the agent and one program, which ensures that the program never outlives the agent. Run as a script:
 
     python -I -S orphan_guard.py AGENT_PID COMMAND...
 
-The kernel tells only the child of a dead process, not its grandchildren (a shell's python, a loader's workers). So the
-agent's child is this: it adopts what the program leaves behind, hears of the agent's death (even by SIGKILL) and then
-kills all of it. It costs one small process per program, and spares the agent, which has threads, to run code of its own
-between fork and exec. It takes no part in signals to the program's group, and ends as the program ended.
+The kernel signals a parent's death only to its children, not to grandchildren (a shell's python, a loader's workers).
+The agent therefore starts this script as its child: it adopts the program's orphans, is notified of the agent's death
+(even by SIGKILL), and then kills all of them. It costs one small process per program, and the agent, which has threads,
+runs no Python code between fork and exec. It ignores signals to the program's group, and exits with the program's
+status.
 """
 
 from __future__ import annotations
@@ -19,8 +20,8 @@ import time
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 _ASKED_TO_END = {signal.SIGTERM, signal.SIGINT, signal.SIGHUP}
-_LEFT_ALONE_S = 600.0  # how long what a shell leaves behind may go on when the shell itself was asked to end
-_CANNOT_RUN, _NOT_FOUND = 126, 127  # as a shell says it
+_LEFT_ALONE_S = 600.0  # limit for a shell's children after SIGTERM has ended the shell
+_CANNOT_RUN, _NOT_FOUND = 126, 127  # exit codes of a shell
 
 
 def main() -> None:
@@ -28,7 +29,7 @@ def main() -> None:
     before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
     _prctl(_PR_SET_PDEATHSIG, signal.SIGCHLD)
-    if os.getppid() != agent:  # it died before we could ask to be told
+    if os.getppid() != agent:  # the agent died before prctl
         return
     program = os.fork()
     if program == 0:
@@ -40,7 +41,7 @@ def main() -> None:
 
 
 def _prctl(option: int, value: int) -> None:
-    """Best effort: other systems than Linux know no prctl; there the agent's own clean-up has to do."""
+    """Call prctl; a no-op on systems other than Linux, where only the agent's cleanup kills processes."""
     prctl = getattr(ctypes.CDLL(None), "prctl", None)
     if prctl is not None:
         prctl(option, ctypes.c_ulong(value), 0, 0, 0)
@@ -51,21 +52,21 @@ def _become(command: list[str], mask: set[int]) -> None:
         signal.signal(ignored_by_python, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_SETMASK, mask)
     try:
-        os.execvp(command[0], command)  # noqa: S606 - what the user asked for
+        os.execvp(command[0], command)  # noqa: S606 - the user's command
     except OSError as error:
         os.write(2, f"{command[0]}: {error.strerror}\n".encode(errors="replace"))
         os._exit(_NOT_FOUND if isinstance(error, FileNotFoundError) else _CANNOT_RUN)
 
 
 def _let_go_of_output() -> None:
-    """The agent sees the end of the output when the last process of the program has closed it."""
+    """Close this process's copies of the output pipes, so that the agent sees EOF when the program has closed them."""
     null = os.open(os.devnull, os.O_RDWR)
     for fd in (0, 1, 2):
         os.dup2(null, fd)
 
 
 def _wait_for(program: int, agent: int) -> int:
-    """The program's status. Does not return if the agent dies: then everything is killed."""
+    """Wait for the program and return its status. If the agent dies, kill everything and exit."""
     status: int | None = None
     until = 0.0
     while True:
@@ -76,7 +77,7 @@ def _wait_for(program: int, agent: int) -> int:
         if os.getppid() != agent:
             _kill_children()
             os._exit(1)
-        # A shell dies of SIGTERM at once; what it ran got the signal too and has the grace period to save its work.
+        # A shell dies of SIGTERM at once; its children got the signal too and have the grace period to save.
         if status is not None and (alone or not _was_asked_to_end(status) or time.monotonic() > until):
             return status
         signal.sigtimedwait({signal.SIGCHLD}, 5.0)
@@ -89,7 +90,7 @@ def _was_asked_to_end(status: int) -> bool:
 
 
 def _reap() -> tuple[dict[int, int], bool]:
-    """What has ended, and whether nothing is left."""
+    """Return the statuses of ended children by PID, and whether no child is left."""
     ended: dict[int, int] = {}
     while True:
         try:
@@ -102,13 +103,13 @@ def _reap() -> tuple[dict[int, int], bool]:
 
 
 def _kill_children(limit_s: float = 5.0) -> None:
-    """Until none is left: the children of what is killed become ours."""
+    """Kill children until none is left, as the children of a killed process become this process's."""
     end = time.monotonic() + limit_s
     while not _reap()[1] and time.monotonic() < end:
         for pid in _children():
             try:
                 os.kill(pid, signal.SIGKILL)
-            except (ProcessLookupError, PermissionError):  # gone already; another user's by setuid
+            except (ProcessLookupError, PermissionError):  # has ended; of another user (setuid)
                 continue
         signal.sigtimedwait({signal.SIGCHLD}, 0.02)
 
@@ -131,7 +132,7 @@ def _end_as(status: int) -> None:
     if os.WIFSIGNALED(status):
         import resource
 
-        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # the program has left its own, if it was to
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # no second core dump beside the program's
         number = os.WTERMSIG(status)
         if number not in (signal.SIGKILL, signal.SIGSTOP):
             signal.signal(number, signal.SIG_DFL)

@@ -1,4 +1,4 @@
-"""Watch the outcome files while a program runs: a shell must not go on when the Checkpointer has ended its program."""
+"""Polling of outcome files while a program runs, to stop a shell script once the Checkpointer has ended its program."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from .exit_verdict import ReportedOutcome, read_outcome
 from .program import is_running
 
 DRAIN_S = 1.0
-"""Seconds for what reads the output of a program that has ended (`| tee log`), before its group is killed."""
+"""Seconds for readers of the program's output (`| tee log`) to end, before the program's group is killed."""
 
 
 class OutcomeWatch:
@@ -19,10 +19,10 @@ class OutcomeWatch:
     def __init__(self, paths: Mapping[int | None, Path]) -> None:
         self._paths = paths
         self._ended: dict[int | None, float] = {}
-        """When the program of a rank was first seen to have ended."""
+        """Time when the program of each rank was first observed to have ended."""
 
     def clear(self) -> None:
-        """Remove the files of the generation before."""
+        """Remove the files of the previous generation."""
         for path in self._paths.values():
             path.unlink(missing_ok=True)
 

@@ -1,4 +1,4 @@
-"""The processes of one node: started, read line by line, signalled, and killed until none is left."""
+"""Processes of one node: starting, reading output by line, signalling, reaping, and killing until none is left."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ from .failure_causes import Cause
 from .lines import OnLine, OutputStream
 
 MARKER = "CLOUDGPU_MACHINE"
-"""In the environment of all that runs on a machine: who must end the machine finds its processes by it."""
+"""Environment variable of all processes of a machine, by which they are found when the machine must end."""
 
 ORPHAN_GUARD = str(Path(__file__).with_name("orphan_guard.py"))
-"""To be run as a script between the agent and what must not outlive it."""
+"""Path of the script that runs between the agent and a process that must not outlive it."""
 
 _PR_SET_CHILD_SUBREAPER = 36
 _READ_BYTES = 64 << 10
-_LINE_BYTES = 64 << 10  # a longer line is shipped in parts
-_UNFINISHED_S = 1.0  # an unfinished line (a prompt) is shipped after so long
-_REDRAW_S = 5.0  # a line that is redrawn by \r (a progress bar) is shipped so often
+_LINE_BYTES = 64 << 10  # longer lines are split
+_UNFINISHED_S = 1.0  # timeout after which an incomplete line (a prompt) is emitted
+_REDRAW_S = 5.0  # interval at which a line redrawn by \r (a progress bar) is emitted
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,10 +48,10 @@ class Exit:
     rank: int | None
     code: int
     cause: Cause | None = None
-    """Why it failed, as far as that is known."""
+    """Why it failed; None: unknown."""
 
     def describe(self) -> str:
-        """`exit code 3` or `SIGKILL`, after the rank if it has one."""
+        """Return `exit code 3` or `SIGKILL`, after the rank if it has one."""
         try:
             how = f"exit code {self.code}" if self.code >= 0 else signal.Signals(-self.code).name
         except ValueError:  # a real-time signal
@@ -60,17 +60,17 @@ class Exit:
 
 
 def adopt_orphans() -> None:
-    """Make this process the parent of what its descendants leave behind (Linux; elsewhere nothing happens)."""
+    """Make this process the parent of its descendants' orphans (a child subreaper); a no-op outside of Linux."""
     prctl = getattr(ctypes.CDLL(None), "prctl", None)
     if prctl is not None:
         prctl(_PR_SET_CHILD_SUBREAPER, ctypes.c_ulong(1), 0, 0, 0)
 
 
 class Program:
-    """Processes that belong together. To be started and reaped by the main thread of the only user of child processes.
+    """Group of processes. Only the main thread may start and reap them, and nothing else may wait for children.
 
-    The kernel counts the death of the thread that forked as the parent's death, and waiting is done for any child,
-    adopted ones included.
+    This is because the kernel treats the death of the forking thread as the parent's death, and reap() waits for any
+    child, adopted ones included.
     """
 
     def __init__(self, folder: Path, on_line: OnLine) -> None:
@@ -78,7 +78,7 @@ class Program:
         self._running: dict[int, Process] = {}
         self._children: dict[int, subprocess.Popen[bytes]] = {}
         self._codes: dict[int, int] = {}
-        """The exit codes of programs whose shells were killed."""
+        """Exit codes of programs whose shells were killed, by PID of the shell's guard."""
         self._output = _Output(on_line)
 
     @property
@@ -86,7 +86,7 @@ class Program:
         return bool(self._running)
 
     def start(self, process: Process) -> None:
-        """Start a process in a session and group of its own, in the program's folder. Raises OSError."""
+        """Start a process in a new session and group, in the program's folder. Raises OSError."""
         child = subprocess.Popen(
             [sys.executable, "-I", "-S", ORPHAN_GUARD, str(os.getpid()), *process.command],
             cwd=self._folder,
@@ -103,7 +103,7 @@ class Program:
             self._output.add(name, process.rank, pipe.fileno())  # type: ignore[arg-type]
 
     def reap(self) -> list[Exit]:
-        """Those that have ended since the last call; adopted processes are reaped by the way."""
+        """Reap ended children, adopted ones included; return those of the program."""
         exits = []
         while True:
             try:
@@ -115,7 +115,7 @@ class Program:
             process = self._running.pop(pid, None)
             if process is not None:
                 exits.append(Exit(process.rank, self._codes.get(pid, os.waitstatus_to_exitcode(status))))
-                self._children[pid].returncode = exits[-1].code  # or Popen would wait for it once more
+                self._children[pid].returncode = exits[-1].code  # otherwise Popen would wait for it again
         return exits
 
     def signal(self, number: signal.Signals) -> None:
@@ -133,9 +133,9 @@ class Program:
                     os.killpg(pid, signal.SIGKILL)
 
     def kill(self, marker: str, spared: int | None = None, limit_s: float = 10.0) -> list[Exit]:
-        """Kill everything that was started, in whatever session; returns when nothing is left, or time is over.
+        """Kill all processes and descendants, in any session; return once none is left, or after `limit_s`.
 
-        `spared` is a child of this process that is none of the program's, nor are its own children.
+        `spared`: PID of a child of this process that is not killed, nor are its children.
         """
         end = time.monotonic() + limit_s
         self.signal(signal.SIGKILL)
@@ -146,10 +146,10 @@ class Program:
                     os.kill(pid, signal.SIGKILL)
             time.sleep(0.01)
             exits += self.reap()
-        return exits + self.reap()  # those that were dead, but not yet reaped, when last looked at
+        return exits + self.reap()  # zombies at the last check
 
     def finish_output(self, limit_s: float) -> None:
-        """Wait until all that was written has been taken; to be called when nothing is left running."""
+        """Wait until all output is read; must be called after all processes have ended."""
         self._output.finish(limit_s)
         for child in self._children.values():
             for pipe in (child.stdout, child.stderr):
@@ -158,12 +158,12 @@ class Program:
 
 
 def kill_leftovers(marker: str) -> None:
-    """Everything on this machine that is left of any program, and what was spared until now."""
+    """Kill all processes that are left of any program on this machine, including spared ones."""
     Program(Path(), lambda *_line: None).kill(marker)
 
 
 def is_running(pid: int) -> bool:
-    """Return whether a process exists and has not ended, as a zombie has."""
+    """Return whether a process exists and is not a zombie."""
     try:
         return Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[0] not in (b"Z", b"X")
     except OSError:
@@ -171,7 +171,7 @@ def is_running(pid: int) -> bool:
 
 
 def _leftovers(marker: str, spared: int | None) -> list[int]:
-    """Children, adopted ones included, and whatever carries the marker; dead ones that wait for their parent not."""
+    """Return the PIDs of children, adopted ones included, and of processes with the marker, except zombies."""
     me, found = os.getpid(), []
     wanted = f"{MARKER}={marker}".encode()
     for entry in os.scandir("/proc"):
@@ -183,18 +183,18 @@ def _leftovers(marker: str, spared: int | None) -> list[int]:
                 continue
             if int(parent) == me or wanted in Path(entry.path, "environ").read_bytes().split(b"\0"):
                 found.append(pid)
-        except OSError:  # it ended meanwhile, or is another user's
+        except OSError:  # it has ended, or belongs to another user
             continue
     return found
 
 
 class _Output:
-    """Reads pipes in a thread of its own: the lines keep the order in which they came."""
+    """Thread that reads the output pipes of all processes, so that lines keep their order."""
 
     def __init__(self, on_line: OnLine) -> None:
         self._on_line = on_line
         self._selector = selectors.DefaultSelector()
-        self._lock = threading.Lock()  # a selector may not be changed while its map is walked through
+        self._lock = threading.Lock()  # a selector must not be changed during iteration over its map
         self._finishing = threading.Event()
         self._thread = threading.Thread(target=self._run, name="output", daemon=True)
 
@@ -242,7 +242,7 @@ class _Output:
 
 
 class LineSplitter:
-    """Bytes in, lines out. What `\\r` redraws is shown as a terminal would show it in the end."""
+    """Splitter of bytes into lines. For a line redrawn by `\\r`, only the final state is emitted."""
 
     def __init__(self, emit: Callable[[str, bool], None]) -> None:
         self._emit = emit
@@ -258,7 +258,7 @@ class LineSplitter:
         for line in lines:
             self._line(line)
             self._since, self._redrawn = now, False
-        cut = rest.rfind(b"\r", 0, -1) + 1  # one at the very end may belong to a line end
+        cut = rest.rfind(b"\r", 0, -1) + 1  # the last one may be part of \r\n
         if cut:
             rest, self._redrawn = rest[cut:], True
         while len(rest) > _LINE_BYTES:
@@ -267,7 +267,7 @@ class LineSplitter:
         self._rest = rest
 
     def tick(self, now: float) -> None:
-        """Let go of an unfinished line that has waited long enough."""
+        """Emit an incomplete line after its timeout."""
         if not self._rest or now - self._since < (_REDRAW_S if self._redrawn else _UNFINISHED_S):
             return
         if self._redrawn:
@@ -277,14 +277,14 @@ class LineSplitter:
         self._rest, self._since = b"", now
 
     def finish(self) -> None:
-        """The end of the output: what is left is a line of its own."""
+        """Emit the rest as a line, at the end of the output."""
         if self._rest:
             self._line(self._rest)
             self._rest = b""
 
     def _line(self, line: bytes) -> None:
         line = line.rstrip(b"\r").rpartition(b"\r")[2]
-        if self._redrawn and not line:  # its last state has been shipped already
+        if self._redrawn and not line:  # its last state has been emitted already
             return
         while len(line) > _LINE_BYTES:
             self._emit(self._decode(line[:_LINE_BYTES]), True)

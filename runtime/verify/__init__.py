@@ -1,8 +1,9 @@
-"""Check that a program which was killed and resumed ends as one that was not: see docs/verify-resume.md.
+"""Verify that a program which was killed and resumed ends like an uninterrupted run: see docs/verify-resume.md.
 
-drill    runs a program as `run` does, saves at one step, kills it at another, and keeps a trace of its state
-held     what a program holds besides what is saved: variables, generators, models
-values   values taken apart into fields
-files    compares the files that runs have written
-compare  says of two such runs whether they agree, and if not, where they part and what is the likely cause
+drill          runs a program as `run` does, saves at one step, kills it at another, and records a trace of its state
+trace          writes and reads that trace
+program_state  digests of what a program holds besides what is saved: variables, generators, models
+values         flattens values into fields
+files          compares the files that runs have written
+compare        compares two such runs: whether they agree, and if not, the first difference and its likely cause
 """

@@ -1,9 +1,9 @@
-"""`python -m cloudgpu.runtime compare A B [C]`: whether two runs of a verification agree, as JSON on stdout.
+"""`python -m cloudgpu.runtime compare A B [C]`: compare two runs of a verification; prints JSON on stdout.
 
-Compared are the final checkpoints, tensor by tensor and value by value; the metrics; what the program delivers: the
-files it wrote and the variables it ends with; and the traces, which show at which step the runs part, what differs
-first, and what had differed before that is not saved: the likely cause. What differs between A and C, a second
-undisturbed run, by itself is left out of files and variables.
+It compares the final checkpoints, tensor by tensor and value by value, the metrics, the files that the program wrote,
+and its variables at the end. The traces show at which step the runs diverge, what differs first, and which state that
+is not saved had differed by then: the likely cause. Files and variables that also differ between A and C, a second
+undisturbed run, are ignored.
 """
 
 from __future__ import annotations
@@ -26,56 +26,56 @@ from .files import compare_files
 from .trace import HELD, Moment, digests_of, read_trace
 
 _SHOWN = 20
-"""Keys per list."""
+"""Maximum number of keys in each list of the result."""
 _USAGE = 2
 _VARIABLE = f"{HELD}variable "
 _OF_RUN = "objects/program/"
-"""What `run` saves of a program."""
+"""Prefix of the state that `run` saves for a program."""
 _RESULTS_OF_RUN = (f"{_OF_RUN}objects/", f"{_OF_RUN}gradients/")
-"""Parts of it that are the training's result; variables are compared by what the program holds."""
+"""Parts of it that are a result of the training. Variables are compared by trace instead."""
 _STATE = ("objects/", "state/")
-"""Parts of a snapshot that are the training's result; the rest shows how it came about."""
+"""Parts of a snapshot that are a result of the training; the other parts describe how it was reached."""
 
 
 @dataclass(slots=True)
 class Comparison:
-    """What differs between an undisturbed run A and another one B."""
+    """Differences between an undisturbed run A and another run B."""
 
     agree: bool = False
-    """Final checkpoints and metrics are the same, bit for bit."""
+    """True if final checkpoints and metrics are bitwise the same."""
     problem: str | None = None
-    """Why nothing can be said; None: it can."""
+    """Why the runs cannot be compared; None: they were compared."""
     steps: int = 0
-    """Of run A."""
+    """Number of steps of run A."""
     resumed_at: int | None = None
-    """Step at which B's last process began."""
+    """Step at which B's last process started."""
     first_step: int | None = None
-    """The first step boundary at which they differ."""
+    """First step boundary at which the saved states differ."""
     first_keys: list[str] = field(default_factory=list)
-    """What of the saved state differs there."""
+    """Keys of the saved state that differ there."""
     suspects: list[str] = field(default_factory=list)
-    """What is not saved and differed there or before."""
+    """State that is not saved and differed there or before."""
     final: list[dict[str, Any]] = field(default_factory=list)
-    """What differs in the final checkpoint: key, and for tensors the greatest difference."""
+    """Differences in the final checkpoint: key, and for tensors the maximum difference."""
     compared: int = 0
-    """Tensors and values compared in the final checkpoint."""
+    """Number of tensors and values compared in the final checkpoint."""
     metrics: list[str] = field(default_factory=list)
-    """What differs in the metrics."""
+    """Differences in the metrics."""
     files: list[dict[str, str]] = field(default_factory=list)
-    """Files that differ: name, and what of them."""
+    """Files that differ: name, and the difference."""
     files_compared: int = 0
     held: list[str] = field(default_factory=list)
-    """Variables, generators, models … that differ at the end and are in no checkpoint."""
+    """Variables, generators, models … that differ at the end and are not in the checkpoints."""
     left_out: list[str] = field(default_factory=list)
-    """Files and variables that differ, wholly or in part, between two undisturbed runs."""
+    """Files and variables that differ, entirely or in part, between two undisturbed runs."""
     unseeded: list[str] = field(default_factory=list)
-    """Random generators, such as "random/python", that were in other states from the start: that they differ says
-    nothing by itself, for a program need not seed what it does not use.
+    """Random generators, such as "random/python", whose states differed at the start. Their differences are ignored,
+    because a program need not seed a generator that it does not use.
     """
 
 
 def compare(a: Path, b: Path, other: Path | None = None) -> Comparison:
-    """Compare an undisturbed run A with B. other: a second undisturbed run."""
+    """Compare an undisturbed run A with a run B. other: a second undisturbed run."""
     result = Comparison()
     try:
         ours, theirs = _final(a), _final(b)
@@ -100,11 +100,11 @@ def compare(a: Path, b: Path, other: Path | None = None) -> Comparison:
     return result
 
 
-# The end
+# Final state
 
 
 def _final(run: Path) -> dict[str, Any] | None:
-    """The snapshot of the newest checkpoint, if the training was finished with it."""
+    """Return the snapshot of the newest checkpoint; None if that is not the end of the training."""
     store = find_store(run / "checkpoints", 1)
     names = store.committed()
     if not names:
@@ -125,7 +125,7 @@ def _differences(
 
 
 def _is_result(key: str) -> bool:
-    """Not how it came about: the place in the data, and what `run` saves of a program's variables (times, say)."""
+    """Return whether a key is part of the result, not of the position in the data or of variables saved by `run`."""
     return key.startswith((*_STATE, "random/")) and not _is_way(key)
 
 
@@ -155,7 +155,7 @@ def _metric_differences(a: Sequence[Row], b: Sequence[Row]) -> list[str]:
     ][:_SHOWN]
 
 
-# The way there
+# Traces
 
 
 def _boundaries(trace: Iterable[Moment]) -> list[Moment]:
@@ -178,16 +178,16 @@ def _compare_traces(result: Comparison, a: Sequence[Moment], b: Sequence[Moment]
             continue
         different = list(_different(ours.digests, theirs.digests))
         if theirs.process == last:
-            # Of variables only those that are there from the start: a loop sets its own anew before it reads them.
+            # Variables only if they exist at the first boundary: a loop assigns its own before it reads them.
             known = ours.digests.keys() & theirs.digests.keys() & changing - chance
             held = (key for key in different if key in known and key.startswith(HELD))
             suspects.update(dict.fromkeys(key for key in held if not begun or not key.startswith(_VARIABLE)))
             begun = True
-        # What a program under `run` does not read: its place is saved by another name.
+        # A program under `run` does not use `position`; its position has another key.
         unread = ("position/",) if any(map(_is_way, ours.digests)) else ()
         saved = [key for key in different if not key.startswith((HELD, *unread)) and not _is_way(key)]
         saved = [key for key in saved if _source(key) not in result.unseeded]
-        if any(not key.startswith("position/") for key in saved):  # a place that is not read may be put otherwise
+        if any(not key.startswith("position/") for key in saved):  # a position that is not used may differ
             result.first_step = theirs.step
             result.first_keys = sorted(saved, key=lambda key: not key.startswith(_STATE))[:_SHOWN]
             break
@@ -195,7 +195,7 @@ def _compare_traces(result: Comparison, a: Sequence[Moment], b: Sequence[Moment]
 
 
 def _changing(a: Sequence[Moment]) -> set[str]:
-    """Return what the program holds and changes while it trains; the rest (where it was resumed, say) is setting."""
+    """Return the keys of program state that change during training; constants, such as the start step, are ignored."""
     first = a[0].digests if a else {}
     return {
         key for moment in a for key in moment.digests if key.startswith(HELD) and moment.digests[key] != first.get(key)
@@ -203,7 +203,7 @@ def _changing(a: Sequence[Moment]) -> set[str]:
 
 
 def _held_at_end(a: Sequence[Moment], b: Sequence[Moment]) -> set[str]:
-    """Return what the program holds that differs at its end; of functions, which are left by then, at the last step."""
+    """Return the keys of program state that differ at the end; for local variables, at the last step instead."""
     ends = [{moment.end: moment.digests for moment in trace} for trace in (a, b)]
     changing = _changing(a)
     return {
@@ -216,14 +216,14 @@ def _held_at_end(a: Sequence[Moment], b: Sequence[Moment]) -> set[str]:
 
 
 def _differ_by_chance(a: Sequence[Moment], c: Sequence[Moment]) -> set[str]:
-    """Return what the program holds that differs between two undisturbed runs at any moment."""
+    """Return the keys of program state that differ between two undisturbed runs at any moment."""
     others = {(moment.step, moment.end): moment.digests for moment in c}
     pairs = ((one.digests, others[one.step, one.end]) for one in a if (one.step, one.end) in others)
     return {key for ours, theirs in pairs for key in _different(ours, theirs) if key.startswith(HELD)}
 
 
 def _names(keys: Iterable[str]) -> list[str]:
-    """Return names for people, in the order of the keys, each container once."""
+    """Return the names in the keys, in their order, each container once."""
     names = (key.removeprefix(HELD).partition("[")[0] for key in keys)
     return list(dict.fromkeys(names))[:_SHOWN]
 
@@ -236,7 +236,7 @@ def _unseeded(a: Sequence[Moment], b: Sequence[Moment]) -> list[str]:
 
 
 def _source(key: str) -> str:
-    """Of what is below "random/", now or at the epoch's start, the generator."""
+    """Return the name of the generator to which a key below "random/" or "position/random/" belongs."""
     parts = key.removeprefix("position/").split("/")
     return "/".join(parts[:3] if parts[1:2] in (["cuda"], ["generators"]) else parts[:2])
 

@@ -1,7 +1,7 @@
 """`python -m cloudgpu.runtime drill PLAN -- train.py ARGS…`: one run of a verification.
 
-The program is run as by `run`. Its Checkpointer, whoever makes it, saves into the plan's folder and nowhere else, when
-the plan says so and at no other time, and ends the process at the plan's step.
+Runs the program as `run` does. Its Checkpointers save only into the plan's folder and only at the plan's step, and the
+first one ends the process at the plan's step.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ _USAGE = 2
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What is to happen in a run; paths are absolute."""
+    """Plan of a run; paths are absolute."""
 
     folder: str
-    """For checkpoints, trace.jsonl and report.json."""
+    """Folder for checkpoints, trace.jsonl and report.json."""
     save_at: int | None = None
-    """Save when so many steps are done."""
+    """Save after this number of steps; None: do not save."""
     end_at: int | None = None
-    """End the process when so many steps are done."""
+    """End the process after this number of steps; None: run to the end."""
     how: How = "kill"
 
     def write(self, path: Path) -> None:
@@ -50,7 +50,7 @@ class Plan:
 
 
 class Drill:
-    """The plan, as it is carried out in this process."""
+    """Execution of a plan in this process."""
 
     def __init__(self, plan: Plan, code: Code) -> None:
         self.plan, self._held = plan, Held(code)
@@ -58,18 +58,18 @@ class Drill:
         self.made: list[module.Checkpointer] = []
 
     def trace(self, *, end: bool = False) -> None:
-        """Note what there is now; at the program's end, only what it holds itself."""
+        """Add the current state to the trace; at the program's end, only its own state, not that of the checkpoints."""
         if not self.made:
             return
         checkpointer = self.made[0]
         objects, loader = checkpointer._objects, checkpointer._loader
-        attached = isinstance(objects.get("program"), Session)  # which saves models and the like by itself
+        attached = isinstance(objects.get("program"), Session)  # which saves models and similar objects itself
         held = self._held.digests([*objects.values(), loader], frozenset({"generator"}) if attached else None)
         saved = {} if end else digests_of(checkpointer._content().snapshot)
         self._trace.add(checkpointer.step, {**saved, **held}, end=end)
 
     def end_here(self) -> None:
-        """End this process as the plan has it."""
+        """End this process in the plan's way: SIGKILL, SIGTERM, or a notice to stop."""
         if self.plan.how == "kill":
             os.kill(os.getpid(), signal.SIGKILL)
         elif self.plan.how == "term":
@@ -80,13 +80,13 @@ class Drill:
 
 
 def substitute(drill: Drill) -> None:
-    """Make every Checkpointer that the program makes from now on one of this drill."""
+    """Replace the class Checkpointer by one that follows the drill's plan."""
     plan = drill.plan
 
     class DrilledCheckpointer(module.Checkpointer):
-        """Saves and ends as the plan has it."""
+        """Checkpointer that saves and ends the process according to the plan."""
 
-        def __init__(self, **options: Any) -> None:  # as of every Checkpointer
+        def __init__(self, **options: Any) -> None:  # as for Checkpointer
             number = len(drill.made) + 1
             place = Path(plan.folder) / ("checkpoints" if number == 1 else f"more-{number}")
             super().__init__(**{**options, "folder": str(place), "every": _NEVER, "keep": 3})

@@ -1,8 +1,8 @@
-"""Compare the files that runs of a program have written, each in a working copy of its own.
+"""Compare the files that runs of a program have written, each in a separate working copy.
 
-Files that are read field by field: JSON, JSON lines, those of torch.save, and other text, in which numbers are the
-fields. Of other files the bytes are one field. A field that differs between two undisturbed runs (seconds, dates) says
-nothing of resuming, and is left out in every row of its kind.
+JSON, JSON lines, files of torch.save and other text are compared field by field; the fields of text are its numbers.
+The content of any other file is one field. A field that differs between two undisturbed runs (seconds, dates) says
+nothing about resuming, and is ignored in all rows of its kind.
 """
 
 from __future__ import annotations
@@ -21,35 +21,35 @@ from ..attach.state.journal import PREFIX
 from .values import Walk
 
 WORKING_COPY = "cwd"
-"""In a run's folder, a link to its working copy."""
+"""Name of a link in a run's folder to its working copy."""
 _LARGEST = 1 << 25
-"""Bytes of JSON or text that is read field by field."""
+"""Maximum bytes of JSON or text that is compared field by field."""
 _NUMBER = re.compile(
     r"\d{4}-\d\d-\d\d(?:[T ]\d\d:\d\d(?::\d\d(?:[.,]\d+)?)?)?|\d\d?:\d\d:\d\d(?:[.,]\d+)?"
     r"|[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?|\bnan\b|\binf\b"
 )
-"""A date with time, a time, a number."""
+"""Matches a date with time, a time, or a number."""
 _DIGEST = "xxh3:"
 _SHOWN = 60
-"""Characters of a value."""
+"""Maximum characters of a value in a message."""
 
 Fields = list[tuple[str, str]]
-"""Name and value, in the order of the file."""
+"""Names and values, in the order of the file."""
 
 
 @dataclass(slots=True)
 class Files:
-    """What was compared."""
+    """Result of a comparison of files."""
 
     compared: int = 0
     different: list[dict[str, str]] = field(default_factory=list)
-    """Name and what differs."""
+    """Name and difference of each file that differs."""
     aside: list[str] = field(default_factory=list)
-    """Those of which something differs between two undisturbed runs."""
+    """Names of the files of which something differs between two undisturbed runs."""
 
 
 def compare_files(ours: Path, theirs: Path, other: Path | None) -> Files:
-    """Compare an undisturbed run's files with a resumed one's. other: a second undisturbed run."""
+    """Compare an undisturbed run's files with those of a resumed run. other: a second undisturbed run."""
     a, b = _delivered(ours), _delivered(theirs)
     c = _delivered(other) if other is not None else a
     chance = {_pattern(name) for name in a.keys() ^ c.keys()}
@@ -66,7 +66,7 @@ def compare_files(ours: Path, theirs: Path, other: Path | None) -> Files:
 
 
 def _delivered(run: Path) -> dict[str, Path]:
-    """Return the files in the working copy by name, without links, which lead out of it."""
+    """Return the files in the working copy by name, without links, whose targets may be outside."""
     root = (run / WORKING_COPY).resolve()
     found = {}
     for folder, folders, names in os.walk(root):
@@ -77,7 +77,7 @@ def _delivered(run: Path) -> dict[str, Path]:
 
 
 def _pattern(name: str) -> str:
-    """A name without its numbers, hosts and process ids: names that have the time in them differ in each run."""
+    """Return a name with its numbers masked, since names that contain a time or process id differ in each run."""
     return re.sub(r"\d+", "#", name)
 
 
@@ -97,14 +97,14 @@ def _compare(found: Files, name: str, a: Path, b: Path, c: Path | None) -> None:
 
 
 def by_chance(ours: Fields, others: Fields) -> set[str] | None:
-    """Return the fields that differ between two undisturbed runs; None if they do not have the same fields."""
+    """Return the names of fields that differ between two undisturbed runs; None if the runs have different fields."""
     if [name for name, _ in ours] != [name for name, _ in others]:
         return None
     return {name for (name, a), (_, b) in zip(ours, others, strict=True) if a != b}
 
 
 def first_difference(ours: Fields, theirs: Fields, chance: set[str]) -> str | None:
-    """Return in words what differs first, but for fields that differ by chance."""
+    """Describe the first difference, ignoring the fields in `chance`; None if there is none."""
     ours, theirs = ([one for one in fields if one[0] not in chance] for fields in (ours, theirs))
     for (name, a), (other, b) in zip(ours, theirs, strict=False):
         if name != other:
@@ -126,7 +126,7 @@ def _short(value: str) -> str:
 
 
 def read_fields(path: Path) -> Fields:
-    """Return the fields of a file; one, its digest, if it cannot be read as what it seems to be."""
+    """Return the fields of a file; if it cannot be parsed as what its name says, one field with its digest."""
     data = path.read_bytes()
     readers: list[Callable[[Path, bytes], Fields | None]] = [_torch_fields]
     if len(data) <= _LARGEST:
@@ -135,7 +135,7 @@ def read_fields(path: Path) -> Fields:
         try:
             if (found := read(path, data)) is not None:
                 return found
-        except (ValueError, RecursionError):  # not of this kind
+        except (ValueError, RecursionError):  # not of this format
             continue
     return [("its content", _digest(data))]
 
@@ -147,7 +147,7 @@ def _torch_fields(_path: Path, data: bytes) -> Fields | None:
 
     try:
         loaded = torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
-    except Exception:  # noqa: BLE001 - not made by torch.save, or of classes that are not loaded here
+    except Exception:  # noqa: BLE001 - not from torch.save, or with classes that are not loaded here
         return None
     walked = Walk().fields(loaded, "")
     return [

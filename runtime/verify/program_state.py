@@ -1,7 +1,7 @@
-"""The state that a program holds: its variables, and generators, models and optimizers that no Checkpointer was given.
+"""Digests of a program's own state: its variables, and generators, models and optimizers that are not checkpointed.
 
-Looked through are the globals of the program's modules, the local variables of its functions that are under way, and
-what they lead to.
+The search covers the globals of the program's modules, the local variables of its active functions, and the objects
+that they refer to.
 """
 
 from __future__ import annotations
@@ -16,21 +16,21 @@ from .trace import HELD
 from .values import Walk, is_generator
 
 _REACHED = 2000
-"""Objects that are searched for generators below what is saved."""
+"""Maximum number of objects to search for generators below the saved ones."""
 _ENTRIES = 64
-"""Entries of a container that are searched."""
+"""Maximum number of entries of a container to search."""
 
 
 class Held:
-    """Of one program."""
+    """State of one program, which is not in its checkpoints."""
 
     def __init__(self, code: Code) -> None:
         self._code = code
 
     def digests(self, saved: Iterable[object], kinds: frozenset[str] | None = None) -> dict[str, str]:
-        """Return a digest of each field by "held/kind name".
+        """Return a digest of each field by "held/<kind> <name>".
 
-        saved: the objects that a checkpoint holds, and the loader. kinds: of objects, only these are looked at.
+        saved: the objects in a checkpoint, and the loader. kinds: the kinds of objects to include; None: all.
         """
         names = {name for name, _ in self._code.modules()}
         walk = Walk(lambda kind: kind.__module__ in names, saved_parts(saved), kinds)
@@ -50,9 +50,9 @@ class Held:
 
 
 def saved_parts(saved: Iterable[Any]) -> set[int]:
-    """Return the ids of the objects, of the modules in them, and of the generators that they lead to.
+    """Return the ids of the saved objects, of their modules, and of the generators reachable from them.
 
-    A loader's generators are saved with its place, and those of an object by its state_dict().
+    A loader's generators are saved with its position, and those of an object by its state_dict().
     """
     waiting, seen, found = [one for one in saved if one is not None], set[int](), set[int]()
     for one in waiting:
@@ -70,7 +70,7 @@ def saved_parts(saved: Iterable[Any]) -> set[int]:
 
 
 def _referred(value: object) -> list[Any]:
-    """Return what an object's attributes, or a small container, refer to."""
+    """Return the objects to which an object's attributes, or a small container, refer."""
     items = list(getattr(value, "__dict__", {}).values())
     if isinstance(value, dict | list | tuple) and len(value) <= _ENTRIES:
         items += value.values() if isinstance(value, dict) else value

@@ -1,11 +1,11 @@
-"""The trace of a run: at each step boundary the digest of every part of the training's state, one line of JSON each.
+"""Trace of a run: digests of all parts of the training's state at each step boundary, as JSON lines.
 
-Only what has changed since the line before is written; the first line of a process has everything.
+A line contains only what has changed since the line before; the first line of a process contains everything.
 
     {"step": 12, "process": 4711, "changed": {"objects/model/0.weight": "9c3f…"}, "gone": [], "end": false}
 
-Keys are those of the checkpoint. Keys of other state that the program holds begin with "held/" (program_state.py). The
-last line of a program that ended normally has "end": true and nothing else.
+Keys are those of the checkpoint; keys of other state of the program begin with "held/" (program_state.py). A program
+that exits normally writes a last line with "end": true, which contains only other state.
 """
 
 from __future__ import annotations
@@ -19,23 +19,23 @@ from typing import Any
 
 HELD = "held/"
 _NOT_COMPARED = ("history", "goal", "step")
-"""Parts of a snapshot that differ between two runs of the same training: seconds, and what it was asked for."""
+"""Parts of a snapshot that may differ between two runs of the same training: times, and the length asked for."""
 _DIGITS = 16
 
 
 @dataclass(frozen=True, slots=True)
 class Moment:
-    """One line, completed."""
+    """A line of the trace, with the unchanged digests filled in."""
 
     step: int
     process: int
     digests: Mapping[str, str]
     end: bool = False
-    """The program has come to its end."""
+    """True if the program has ended."""
 
 
 class TraceWriter:
-    """Appends whole lines, so that a kill at any moment leaves no half of one."""
+    """Writer of a trace. Each line is one write(2), so that a kill leaves no partial line."""
 
     def __init__(self, path: Path) -> None:
         self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
@@ -50,7 +50,7 @@ class TraceWriter:
 
 
 def read_trace(path: Path) -> Iterator[Moment]:
-    """All moments; none if there is no trace."""
+    """Yield all moments of a trace; none if there is no file."""
     if not path.exists():
         return
     current: dict[str, str] = {}
@@ -66,7 +66,7 @@ def read_trace(path: Path) -> Iterator[Moment]:
 
 
 def digests_of(snapshot: Mapping[str, object]) -> dict[str, str]:
-    """Of each tensor, and of each plain value."""
+    """Return a digest of each tensor and plain value of a snapshot, by key."""
     from ..checkpoint.format.tree import flatten
 
     tree, leaves = flatten({key: value for key, value in snapshot.items() if key not in _NOT_COMPARED}, "")
@@ -82,7 +82,7 @@ def _plain_digests(tree: object, path: str) -> dict[str, str]:
             found.update(_plain_digests(value, f"{path}/{key}" if path else key))
         return found
     if isinstance(tree, dict) and ("!tensor" in tree or "!array" in tree):
-        return {}  # a leaf, under the same key
+        return {}  # a leaf, whose digest has the same key
     return {path: _digest(json.dumps(tree).encode())}
 
 

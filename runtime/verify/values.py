@@ -1,8 +1,8 @@
-"""Values taken apart into fields, so that two runs can be compared field by field.
+"""Flatten values into fields, to compare two runs field by field.
 
     {"loss": [0.5, 0.25], "rows": [{"t": 1.5}, {"t": 2.5}]}   ->   ["loss"]: [0.5, 0.25]   ["rows"][*]["t"]: 1.5, 2.5
 
-Items of a list share a field: if the seconds of one row differ from run to run, those of every row may.
+The items of a list share their fields: if the seconds in one row vary from run to run, those in every row may.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 DEPTH = 12
-"""Values inside of one another that are looked into."""
+"""Maximum nesting of values to search."""
 LARGEST = 1 << 24
-"""Elements of a tensor or array that is compared; more are taken for data."""
+"""Maximum elements of a tensor or array to compare; a larger one is taken for data."""
 _KEYS = 512
-"""Keys of a dict that are fields of their own; of more, all are one field."""
+"""Maximum keys of a dict that have separate fields; those of a larger dict share one field."""
 _SCALARS = (type(None), bool, int, float, complex, str, bytes)
 _KINDS = {"nn.modules.module.Module": "model", "optim.optimizer.Optimizer": "optimizer"} | {
     f"optim.lr_scheduler.{name}": "scheduler" for name in ("LRScheduler", "ReduceLROnPlateau")
@@ -26,14 +26,14 @@ _KINDS = {"nn.modules.module.Module": "model", "optim.optimizer.Optimizer": "opt
 _SCALER = "amp.grad_scaler.GradScaler"
 
 Field = tuple[str, str, bytes]
-"""Kind ("variable", "generator", "model" …), name, and what the field holds there."""
+"""Kind ("variable", "generator", "model" …), name, and content of a field."""
 
 
 class Walk:
-    """One walk through values.
+    """Traversal of values, which yields their fields.
 
-    is_own: whether a class is the program's own, so that the attributes of its objects are fields. saved: ids of
-    objects whose state is not looked at. kinds: of which objects the state is; None: of all.
+    is_own: whether a class belongs to the program, so that attributes of its objects are fields. saved: ids of objects
+    whose state is skipped. kinds: the kinds of objects whose state is included; None: all.
     """
 
     def __init__(
@@ -44,12 +44,12 @@ class Walk:
     ) -> None:
         self._is_own, self._saved, self._kinds = is_own, frozenset(saved), kinds
         self._above: list[int] = []
-        """The containers and objects that the walk is inside of."""
+        """Ids of the containers and objects that enclose the current value."""
         self._named: set[int] = set()
-        """Models, optimizers and generators, which are named once."""
+        """Ids of models, optimizers and generators that have been visited: each is included once."""
 
     def fields(self, value: object, name: str) -> Iterator[Field]:
-        """Yield the fields of one value. What is of no known kind has none."""
+        """Yield the fields of a value; none for a value of an unknown kind."""
         if isinstance(value, _SCALARS):
             yield "variable", name, repr(value).encode()
         elif (data := bytes_of(value)) is not None:
@@ -104,7 +104,7 @@ class Walk:
 
 
 def bytes_of(value: object) -> bytes | None:
-    """Return kind, shape and content of a tensor or array; None for other values and for larger ones."""
+    """Return dtype, shape and content of a tensor or array as bytes; None for other values and for larger ones."""
     torch, numpy = sys.modules.get("torch"), sys.modules.get("numpy")
     if torch is not None and isinstance(value, torch.Tensor):
         if value.numel() > LARGEST or value.layout is not torch.strided or value.is_meta:
@@ -122,7 +122,7 @@ def bytes_of(value: object) -> bytes | None:
 
 
 def kind_of(value: object) -> str | None:
-    """Return "model", "optimizer", "scheduler", "scaler" or "generator"; None for everything else."""
+    """Return "model", "optimizer", "scheduler", "scaler" or "generator"; None for any other value."""
     if isinstance(value, type):
         return None
     if is_generator(value):
@@ -135,7 +135,7 @@ def kind_of(value: object) -> str | None:
 
 
 def is_generator(value: object) -> bool:
-    """Return whether a value is a random number generator with a state of its own."""
+    """Return whether a value is a random number generator that has a state."""
     if isinstance(value, random.Random):
         return not isinstance(value, random.SystemRandom)
     kind = f"{type(value).__module__}.{type(value).__name__}"
@@ -152,7 +152,7 @@ def state_of(generator: Any) -> Any:
 
 
 def _attributes(value: object) -> dict[str, Any]:
-    """Return the attributes of an object, with and without slots, or those of a class that are no code."""
+    """Return the attributes of an object, including slots; for a class, those that are not callable."""
     if isinstance(value, type):
         own = vars(value).items()
         return {name: item for name, item in own if not name.startswith("__") and not callable(item)}
@@ -166,7 +166,7 @@ def _names(slots: Any) -> tuple[str, ...]:
 
 
 def _attributes_of_module(model: Any) -> dict[str, Any]:
-    """Return what a torch module and its parts hold besides parameters, buffers and parts: dropout rates, modes."""
+    """Return scalar attributes of a torch module and its submodules, such as dropout rates and `training`."""
     internal = vars(sys.modules["torch"].nn.Module()).keys() - {"training"}
     found = {}
     for path, part in model.named_modules():

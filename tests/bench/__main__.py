@@ -1,4 +1,4 @@
-"""`make bench`: measure, print a table of ratios, and with --write put it into docs/benchmarks.md.
+"""`make bench`: run benchmarks and print a table; with --write, update docs/benchmarks.md.
 
 python -m tests.bench [NAME ...] [--write]
 
@@ -19,7 +19,7 @@ from .measure import Row
 
 BENCHES = ("startup", "specs", "latency", "queue", "install", "saving", "restoring", "infra", "requests")
 ON_REQUEST = ("jobs",)
-"""These take long."""
+"""Slow benchmarks, which run only when named."""
 PAGE = Path(__file__).parents[2] / "docs" / "benchmarks.md"
 START, END = "<!-- figures: begin -->", "<!-- figures: end -->"
 

@@ -1,9 +1,8 @@
-"""What `cloudgpu infra preview` takes by itself: engine, provider and cloud are doubles beside it.
+"""Benchmark of `cloudgpu infra preview`: processor time of its own process. Engine, provider and cloud are doubles.
 
-Not counted is what they take, which says nothing of the real ones: only the processor time of the command's own
-process, with all that it imports and the program that the engine has it run. It waits for nothing else. Most of it is
-Pulumi's SDK, of which a package loads all of its hundreds of modules once anything of it is used: the imports of the
-program alone, in the same run, are what it is compared with.
+The doubles' time is not counted, as it differs from that of the real ones. Most of the process's time is spent in
+Pulumi's SDK, whose packages import all of their hundreds of modules on first use. The result is therefore compared with
+the imports of the program alone, in the same run.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ code = 0
 """
 _REGIONS = {"aws": "us-east-1", "gcp": "us-central1", "azure": "eastus"}
 _BUDGET_S, _BUDGET = 2.0, 2.5
-"""Processor time on AWS; for all: how many times that of the imports alone."""
+"""Budgets: processor seconds on AWS, and for all clouds the ratio to the imports alone."""
 
 
 def rows(rounds: int = 9) -> list[Row]:
@@ -56,7 +55,7 @@ def rows(rounds: int = 9) -> list[Row]:
 
 
 def _medians(scripts: Mapping[str, str], environ: Mapping[str, str], rounds: int) -> dict[str, float]:
-    """In turns, after one that warms byte code and page cache."""
+    """Return the median time of each script, run in turns after a first round that warms byte code and page cache."""
     times: dict[str, list[float]] = {name: [] for name in scripts}
     for number in range(rounds + 1):
         for name, script in scripts.items():
@@ -104,7 +103,7 @@ def _azure(folder: Path) -> Iterator[dict[str, str]]:
 def _with_engine(
     cloud: str, started: Callable[[Path], contextlib.AbstractContextManager[dict[str, str]]]
 ) -> Callable[[Path], contextlib.AbstractContextManager[dict[str, str]]]:
-    """The cloud, and beside it the doubles of engine and provider."""
+    """Wrap a cloud's stand-in so that the doubles of engine and provider run with it."""
 
     @contextlib.contextmanager
     def run(folder: Path) -> Iterator[dict[str, str]]:
@@ -113,7 +112,7 @@ def _with_engine(
 
         before = dict(os.environ)
         with started(folder) as environ:
-            os.environ.update(environ)  # the provider's, which is in this process
+            os.environ.update(environ)  # for the provider, which runs in this process
             try:
                 bin_folder = double.install(folder / "bin").parent
                 with attached(load("azure-native" if cloud == "azure" else cloud)) as attached_to:

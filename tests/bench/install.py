@@ -1,4 +1,4 @@
-"""What a base install weighs: packages and megabytes in a fresh environment."""
+"""Size of a base install: packages and megabytes in a fresh environment."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def rows() -> list[Row]:
 
 
 def _megabytes(environment: Path) -> float:
-    """Of all packages but those of an empty environment; files that pip compiled included."""
+    """Return the size of all packages except those of an empty environment, with the byte code that pip compiled."""
     (site,) = environment.glob("lib/python*/site-packages")
     ours = [entry for entry in site.iterdir() if entry.name.split("-")[0] not in (*_WITH_EVERY_VENV, "pkg_resources")]
     files = (file for entry in ours for file in (entry.rglob("*") if entry.is_dir() else [entry]))

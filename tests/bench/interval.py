@@ -1,6 +1,7 @@
-"""The automatic interval against the best fixed one: `python -m tests.bench.interval` prints docs/goodput.md's tables.
+"""Comparison of the automatic checkpoint interval with the best fixed one, for the tables of docs/goodput.md.
 
-Simulated: see ..standins.interruptions. Deterministic; some minutes of CPU for each prior.
+Run `python -m tests.bench.interval`. A deterministic simulation (..standins.interruptions), which takes some minutes of
+CPU time for each prior.
 """
 
 from __future__ import annotations
@@ -14,13 +15,13 @@ from cloudgpu.tests.standins.interruptions import GRID, HOUR, World, compare, en
 
 
 def cell(world: World, market: str, *, in_job: bool) -> str:
-    """Return `learnt (cold)`, in per cent of the best fixed interval's useful time."""
+    """Return `learnt (cold)`: useful time in per cent of that with the best fixed interval."""
     found = compare(world, market, enough_trainings(world, 4000, least=10), in_job=in_job)
     return f"{found.learnt:.1%} ({found.cold:.1%})"
 
 
 def lines(worlds: Sequence[World], market: str, *, in_job: bool) -> list[str]:
-    """Return the rows of a Markdown table: one for each mean time and restart, a column for each cost of a save."""
+    """Return the rows of a Markdown table: a row per mean time and restart time, a column per cost of a save."""
     rows = []
     for (mean, restart), row in groupby(sorted(worlds, key=_row), key=_row):
         name = f"{mean / HOUR:g} h" if mean >= HOUR else f"{mean / 60:g} min"

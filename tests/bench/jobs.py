@@ -1,9 +1,9 @@
-"""Many jobs under one supervisor, against the stand-ins of EC2, IAM and S3 over the wire.
+"""Benchmark of many jobs under one supervisor, with stand-ins of EC2, IAM and S3 over HTTP.
 
-CLOUDGPU_BENCH_JOBS=1000 python -m tests.bench jobs      (on request: with 1,000 jobs it takes a quarter of an hour)
+CLOUDGPU_BENCH_JOBS=1000 python -m tests.bench jobs      (only when named: 1,000 jobs take a quarter of an hour)
 
-Jobs are submitted by cloudgpu.submit(), which starts the supervisor as any command does. Machines do not boot:
-a process writes their heartbeats.
+Jobs are submitted by cloudgpu.submit(), which starts the supervisor like any command. Machines do not boot: a process
+writes their heartbeats.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from .requests import PRICES
 JOBS = int(os.environ.get("CLOUDGPU_BENCH_JOBS", "100"))
 QUIET_S = 60.0
 SETTLE_S = 65.0
-"""Seconds after the last job has begun to run until the quiet minute: each job is read once a minute by then."""
+"""Seconds from the start of the last job to the quiet minute, after which each job is polled once a minute."""
 BEAT_S = 60.0
 LIMIT_S = 2_400.0
 DAY_S = 86_400
@@ -59,7 +59,7 @@ _READS = frozenset({"GetObject", "HeadObject"})
 
 
 def rows() -> list[Row]:
-    """Submit JOBS jobs, cancel two and ask for the status while they launch, then measure a quiet minute."""
+    """Submit JOBS jobs, cancel two and query the status while they launch, then measure a quiet minute."""
     with tempfile.TemporaryDirectory() as folder, aws_process(boot=False) as control, _environ(control.url, folder):
         import boto3
 
@@ -108,7 +108,7 @@ def _measure(control: AwsControl, code: Path) -> list[Row]:
 
 
 def _submit(code: Path) -> list[Job]:
-    """Submit the same job file again and again, as a sweep does."""
+    """Submit the same job file repeatedly, as a sweep does."""
     code.mkdir()
     (code / "train.py").write_text("print('hello')\n")
     loaded = load_text(_JOB, base=code)
@@ -144,24 +144,24 @@ def _quiet_rows(made: Counter[str], used: Usage, how: str) -> list[Row]:
     return rows
 
 
-# -- what is measured
+# -- measurements
 
 
 @dataclass
 class Usage:
-    """CPU time and requests of the supervisor over an interval."""
+    """CPU and memory usage of the supervisor over an interval."""
 
     seconds: float = 0.0
     cores: float = 0.0
     peak_mb: float = 0.0
-    """Since it began."""
+    """Peak since the process started."""
     threads: int = 0
     files: int = 0
 
 
 @contextmanager
 def _measuring() -> Iterator[Usage]:
-    """Measure the supervisor for as long as the block takes."""
+    """Context manager that measures the supervisor during its body."""
     used, pid, start = Usage(), _pid(), time.monotonic()
     cpu = _cpu_s(pid)
     yield used
@@ -186,7 +186,7 @@ def _seconds_of_status() -> float:
 
 
 def _requests(calls: list[Call]) -> Counter[str]:
-    """Count the supervisor's calls: to the bucket as reads and writes, others by action."""
+    """Count the supervisor's calls: those to the bucket as reads and writes, others by action."""
     counted: Counter[str] = Counter()
     for call in calls:
         if call.caller not in {"", LOOKER}:
@@ -222,7 +222,7 @@ def _pid() -> int:
 
 @contextmanager
 def _supervisor() -> Iterator[None]:
-    """End the supervisor that was started meanwhile."""
+    """Context manager that kills a supervisor started in its body."""
     try:
         yield
     finally:
@@ -241,8 +241,8 @@ def _machines() -> Iterator[None]:
 
 
 def play_machines() -> None:
-    """Write a heartbeat for each machine once it was launched, and every BEAT_S from then on."""
-    os.environ["AWS_ACCESS_KEY_ID"] = LOOKER  # these are no requests of the supervisor's
+    """Write a heartbeat for each launched machine every BEAT_S seconds."""
+    os.environ["AWS_ACCESS_KEY_ID"] = LOOKER  # distinguishes these requests from the supervisor's
     store, buckets, due, beats = Store.open(), Buckets(), dict[str, float](), Counter[str]()
     while True:
         now = time.monotonic()
@@ -251,7 +251,7 @@ def play_machines() -> None:
                 due[job.id], beats[job.id] = now + BEAT_S, beats[job.id] + 1
                 beat = Heartbeat(beats[job.id], time.time(), "running", {"step": beats[job.id]})
                 job_dir = JobDir(job.job_dir, bucket=buckets.of(job.job_dir))
-                with suppress(JobDirError):  # the stand-in is overloaded: the next beat follows
+                with suppress(JobDirError):  # the stand-in is overloaded; the next heartbeat follows
                     job_dir.put(node_key(job.attempt, "worker-0.1", "heartbeat.json"), beat.to_bytes())
         time.sleep(3.0)
 

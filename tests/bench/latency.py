@@ -1,4 +1,4 @@
-"""From `cloudgpu submit` to the first line of the user's program, over running the program by hand."""
+"""Latency from `cloudgpu submit` to the first line of the user's program, minus that of running it by hand."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ PROGRAM = "import sys, time; open(sys.argv[1], 'w').write(repr(time.time())); pr
 
 
 def first_line(command: list[str], said: Path, env: dict[str, str], folder: Path) -> float:
-    """Seconds from starting the command to the moment the program wrote down."""
+    """Return the seconds from the command's start to the time that the program wrote to `said`."""
     said.unlink(missing_ok=True)
     start = time.time()
     subprocess.run(command, env=env, cwd=folder, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, check=True)
@@ -38,7 +38,7 @@ def rows(rounds: int = 7) -> list[Row]:
         env = {**os.environ, "CLOUDGPU_HOME": str(folder / "home")}
         submit = [cloudgpu, "submit", "--yes", str(folder / "job.yaml")]
         by_hand = [python, str(folder / "code" / "main.py"), str(said)]
-        first_line(submit, said, env, folder)  # the supervisor is up, the store exists
+        first_line(submit, said, env, folder)  # starts the supervisor and creates the store
         over = statistics.median(
             first_line(submit, said, env, folder) - first_line(by_hand, said, env, folder) for _ in range(rounds)
         )

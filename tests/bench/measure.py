@@ -1,4 +1,4 @@
-"""Timing commands against one another in the same run: machines are noisy, ratios are not."""
+"""Timing of commands against each other in the same run, as ratios are less noisy than times."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Row:
-    """One line of the report. `measured` and `budget` are in `unit`: mostly a ratio to something of the same run."""
+    """One row of the report. `measured` and `budget` are in `unit`, mostly a ratio to a reference in the same run."""
 
     what: str
     measured: float
@@ -31,7 +31,7 @@ def seconds(call: Callable[[], object]) -> float:
 
 
 def processor_seconds(command: Sequence[str], env: Mapping[str, str] | None = None, folder: str | None = None) -> float:
-    """Run a command; return the time that it had of the processors, as user and system."""
+    """Run a command and return its user plus system processor time."""
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     subprocess.run(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=env, cwd=folder, check=True)
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
@@ -39,7 +39,7 @@ def processor_seconds(command: Sequence[str], env: Mapping[str, str] | None = No
 
 
 def least(calls: Mapping[str, Callable[[], float]], rounds: int) -> dict[str, float]:
-    """Return the least value of each call, taken in turns."""
+    """Return the minimum of each call's values over a number of rounds, called in turns."""
     for call in calls.values():
         call()  # warm: byte code and page cache
     found = [{name: call() for name, call in calls.items()} for _ in range(rounds)]

@@ -1,6 +1,6 @@
-"""Saving and loading a training's state by every library that users would otherwise take. One class per way.
+"""Saving of a training's state with cloudgpu and its alternatives, one class per way.
 
-`save` returns when training may go on; `wait` when the save is as durable as that library makes it.
+`save` returns when training may continue; `wait` when the save is as durable as the library makes it.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from .training import Copy, Training, tensors
 
 
 class Way:
-    """A way to save: made once per training, used for each checkpoint."""
+    """One way to save, constructed once per training and used for each checkpoint."""
 
     def __init__(self, training: Training, folder: Path) -> None:
         self.training, self.folder = training, folder
@@ -30,14 +30,14 @@ class Way:
         raise NotImplementedError
 
     def wait(self) -> None:
-        """Most ways have nothing left to do."""
+        """Wait until the last save is durable; a no-op for synchronous ways."""
 
     def close(self) -> None:
         self.wait()
 
 
 class Neighbour(Way):
-    """No save at all, but the limit of them: another process writes and flushes as many bytes, of its own."""
+    """Lower limit of a save's cost: no save, but another process writes and flushes the same amount of other data."""
 
     _PROGRAM = """
 import os, sys
@@ -76,7 +76,7 @@ for path in sys.stdin:
 
 
 class CopyingNeighbour(Neighbour):
-    """The limit of a save that copies while training goes on: besides, a thread copies the state, in one call."""
+    """Lower limit of an overlapped save's cost: in addition, a thread copies the state in one call."""
 
     _thread: threading.Thread | None = None
 
@@ -110,7 +110,7 @@ class TorchSave(Way):
 
 
 class TorchSaveSynced(Way):
-    """What a careful programmer writes: a temporary file, flushed, then renamed."""
+    """torch.save to a temporary file, which is flushed and then renamed."""
 
     def save(self) -> None:
         import torch
@@ -149,7 +149,7 @@ class Dcp(Way):
 
 
 class _DcpAsync(Way):
-    """`process`: written by a process of its own, else by a thread. `reused`: one stager for all saves."""
+    """`process`: written by a separate process, otherwise by a thread. `reused`: one stager for all saves."""
 
     process, reused = False, False
 
@@ -170,7 +170,7 @@ class _DcpAsync(Way):
         import torch.distributed.checkpoint as dcp
         from torch.distributed.checkpoint.state_dict_saver import AsyncCheckpointerType as Kind
 
-        self.wait()  # one at a time, as the library asks
+        self.wait()  # the library requires one save at a time
         self._pending = dcp.async_save(
             self.training.state(),
             checkpoint_id=self.new_path(),
@@ -206,7 +206,7 @@ class DcpProcessReused(_DcpAsync):
 
 
 class Lightning(Way):
-    """Trainer.save_checkpoint, as its ModelCheckpoint calls it."""
+    """Trainer.save_checkpoint, which Lightning's ModelCheckpoint calls."""
 
     asynchronous = False
 
@@ -242,7 +242,7 @@ class LightningAsync(Lightning):
     def wait(self) -> None:
         executor = getattr(self._io, "_executor", None)
         if executor is not None:
-            executor.submit(lambda: None).result()  # one worker: what was asked before is done before
+            executor.submit(lambda: None).result()  # with one worker, earlier saves finish first
 
 
 class Accelerate(Way):
@@ -258,7 +258,7 @@ class Accelerate(Way):
 
 
 class Ours(Way):
-    """The Checkpointer, by its public methods: hashed, flushed and committed by its writer."""
+    """The Checkpointer's public methods; its writer hashes, flushes and commits."""
 
     overlap: bool | str = "auto"
 

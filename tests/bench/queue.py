@@ -1,4 +1,4 @@
-"""How long a GPU of this machine is idle between two jobs: real supervisor and agents, a stand-in driver."""
+"""Idle time of a local GPU between two jobs, with real supervisor and agents and a stand-in of the driver."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def rows() -> list[Row]:
 
 @contextmanager
 def _supervisor() -> Iterator[None]:
-    """Run a supervisor whose process has the driver's stand-in as well."""
+    """Run a supervisor in a process that has the driver's stand-in too."""
     process = subprocess.Popen([sys.executable, "-m", __name__])
     try:
         while running() is None:

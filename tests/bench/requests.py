@@ -1,4 +1,4 @@
-"""Requests of one machine to its job dir's store, and what they cost a day."""
+"""Requests of one machine to its job dir's store, and their cost per day."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from .measure import Row
 
 DAY = 1_440.0
 PRICES = {"S3": (5.0, 0.4), "Cloud Storage": (5.0, 0.4), "Blob Storage": (5.5, 0.44)}
-"""US dollars per million writes and listings, and per million reads: S3 Standard in us-east-1, Cloud Storage Standard
-in one region, Blob Storage hot LRS in East US; list prices."""
+"""List prices in US dollars per million writes and listings, and per million reads: S3 Standard in us-east-1, Cloud
+Storage Standard in one region, Blob Storage hot LRS in East US."""
 _WRITES = ("PUT", "list")
 
 

@@ -1,6 +1,6 @@
-"""How long it takes until model and optimizer have their state again, against torch.load of the same state.
+"""Time to restore the state of model and optimizer, compared with torch.load of the same state.
 
-Both files are in the page cache. torch.load verifies nothing; ours verifies every byte it uses.
+Both files are in the page cache. torch.load verifies nothing; cloudgpu verifies every byte it reads.
 """
 
 from __future__ import annotations

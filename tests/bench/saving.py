@@ -1,7 +1,7 @@
-"""What a save costs a training, by us and by every peer, one after another in the same run.
+"""Cost of a save to a training, for cloudgpu and its alternatives, one after another in the same run.
 
-Each way runs in a process of its own, so that memory can be told apart; each process measures one copy of its state
-too, to which its times are put in relation.
+Each way runs in a separate process, so that its memory can be measured. Each process also times one copy of its state
+in memory, which is the unit of its times.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from .training import Copy, Training
 SAVES, STEPS_BETWEEN, WARM = 8, 6, 8
 OURS, LIMIT = "cloudgpu", "the same, and a thread that copies"
 ROUNDS, ROUNDS_OF_LITTLE = 16, 64
-"""With a save and without: a step's time varies by more than what a save costs it, the more so where that is little."""
+"""Number of rounds with and without a save; more for ways with a small cost, below the variation of a step's time."""
 BLOCKING_BUDGET, DCP_BUDGET, SLOWER_BUDGET_MS, MEMORY_BUDGET = 1.3, 0.5, 5.0, 1.3
 SLOTS = 2
 
@@ -92,11 +92,11 @@ def _in_a_process(name: str) -> dict[str, float]:
 
 
 def measure(name: str) -> dict[str, float]:
-    """Blocking and durable time in copies of the state, what training loses in ms, memory in sizes of the state."""
+    """Measure one way in this process: times in copies of the state, slowdown in ms, memory in sizes of the state."""
     folder = Path(tempfile.mkdtemp(prefix="cloudgpu-bench-"))
     try:
         training = Training()
-        training.step()  # the optimizer's state is there from here on
+        training.step()  # creates the optimizer's state
         way = WAYS[name][0](training, folder)
         copy = Copy(training.state())
         before = _memory_mb()
@@ -129,12 +129,12 @@ def measure(name: str) -> dict[str, float]:
 
 
 def _noise(values: Sequence[float]) -> float:
-    """Standard error of their median."""
+    """Return the standard error of the values' median."""
     return 1.25 * statistics.stdev(values) / math.sqrt(len(values))
 
 
 def _warm_up(way: Way) -> None:
-    """Pages, plans and processes are made once; and ours finds out by some saves of a training how it copies best."""
+    """Save some times: memory and processes are created once, and cloudgpu's Checkpointer learns how to copy best."""
     for _ in range(WARM):
         way.save()
         for _ in range(STEPS_BETWEEN):
@@ -143,7 +143,7 @@ def _warm_up(way: Way) -> None:
 
 
 def _alone(way: Way, copy: Copy) -> tuple[list[float], list[float], list[float]]:
-    """Saves with nothing else going on: how long until training may go on, until durable; one copy of the state."""
+    """Measure saves while training waits: seconds until training may continue, until durable, and for one copy."""
     blocked, durable, copied = [], [], []
     for _ in range(SAVES):
         way.training.step()
@@ -157,8 +157,9 @@ def _alone(way: Way, copy: Copy) -> tuple[list[float], list[float], list[float]]
 
 
 def _in_training(way: Way, rounds: int) -> tuple[list[float], list[float], list[float]]:
-    """Seconds of steps without a save, and of rounds of STEPS_BETWEEN steps with one, in turns; and of CPU that the
-    training's thread used in the calls that save: what other programs do at the time changes it little.
+    """Measure, in turns, steps without a save and rounds of STEPS_BETWEEN steps with one, in seconds.
+
+    The third list has the CPU time of the training's thread in the calls that save, which other programs hardly affect.
     """
     plain, saving, calls = [], [], []
     for _ in range(rounds):
@@ -174,7 +175,7 @@ def _in_training(way: Way, rounds: int) -> tuple[list[float], list[float], list[
 
 
 def _peak_memory_mb(way: Way) -> float:
-    """While two more saves are made."""
+    """Return the peak memory during two more saves, in MB."""
     peak, done = 0.0, threading.Event()
 
     def watch() -> None:
@@ -194,7 +195,7 @@ def _peak_memory_mb(way: Way) -> float:
 
 
 def _memory_mb() -> float:
-    """Of this process and its children, what is shared counted once (PSS)."""
+    """Return the memory of this process and its children, with shared memory counted once (PSS)."""
     total = 0.0
     for process in _family():
         with contextlib.suppress(psutil.NoSuchProcess):
@@ -203,7 +204,7 @@ def _memory_mb() -> float:
 
 
 def _cpu_seconds() -> tuple[float, float]:
-    """Of this process and its children, and of all processes of the machine, so far."""
+    """Return the CPU seconds so far of this process and its children, and of all processes of the machine."""
     ours = 0.0
     for process in _family():
         with contextlib.suppress(psutil.NoSuchProcess):

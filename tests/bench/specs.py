@@ -1,4 +1,4 @@
-"""A thousand different job files loaded and checked in one process."""
+"""Time to load and validate a thousand different job files in one process."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ limits: {{duration: 12h, cost: 50 USD, price: 5 USD/h}}
 
 def rows() -> list[Row]:
     texts = [SPEC.format(n=n, nodes=1 + n % 8) for n in range(1000)]
-    load_text(texts[0])  # the tables are read once a process
+    load_text(texts[0])  # warms the tables, which are read once per process
 
     def load_all() -> None:
         for text in texts:

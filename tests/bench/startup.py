@@ -1,6 +1,6 @@
-"""Whole commands as a user runs them, from an installed wheel, against `python -c pass` of the same environment.
+"""Start-up time of whole commands from an installed wheel, compared with `python -c pass` in the same environment.
 
-What is compared is processor time, of user and system, the least of all rounds: other programs change it little.
+Compares user plus system processor time, the minimum of all rounds, which other programs hardly affect.
 """
 
 from __future__ import annotations

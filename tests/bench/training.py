@@ -1,4 +1,4 @@
-"""The training that the checkpoint benches interrupt: a small GPT with AdamW, 213 MB of state in about 500 tensors."""
+"""Training for the checkpoint benchmarks: a small GPT with AdamW, 213 MB of state in about 500 tensors."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ LAYERS, WIDTH, HEADS, VOCABULARY, CONTEXT = 10, 384, 6, 64, 16
 
 
 class Training:
-    """Model, optimizer, and a step of some tenths of a second on one core."""
+    """Model and optimizer; a step takes some tenths of a second on one core."""
 
     def __init__(self) -> None:
         import torch
         from torch import nn
 
         torch.manual_seed(0)
-        torch.set_num_threads(1)  # the writer, or a peer's threads and processes, get the other core
+        torch.set_num_threads(1)  # leaves the other core to the writer, or to an alternative's threads and processes
         layer = nn.TransformerEncoderLayer(WIDTH, HEADS, 4 * WIDTH, dropout=0.0, batch_first=True)
         self.model: Any = nn.Sequential(
             nn.Embedding(VOCABULARY, WIDTH), nn.TransformerEncoder(layer, LAYERS), nn.Linear(WIDTH, VOCABULARY)
@@ -40,7 +40,7 @@ class Training:
 
 
 def tensors(value: Any) -> Iterator[Any]:
-    """Every tensor in a state."""
+    """Yield every tensor in a state."""
     if hasattr(value, "copy_"):
         yield value
         return
@@ -50,7 +50,7 @@ def tensors(value: Any) -> Iterator[Any]:
 
 
 class Copy:
-    """The physical limit: every tensor of the state copied into one touched buffer."""
+    """Lower limit of a save: a copy of every tensor of the state into preallocated memory."""
 
     def __init__(self, state: Any) -> None:
         import torch

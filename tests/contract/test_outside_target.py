@@ -1,6 +1,6 @@
-"""A target that another package adds by an entry point: it validates, plans and runs a job.
+"""Tests of a target that another package adds by an entry point: it validates, plans and runs a job.
 
-The package is tests/contract/outside/shed, as docs/adding-a-target.md leads through it.
+The package is tests/contract/outside/shed, the example of docs/adding-a-target.md.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ JOB = "name: potting\nresources: {cloud: shed, nodes: 2}\nrun: echo hello from $
 
 @pytest.fixture
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A state directory, in whose processes the package is installed and set up."""
+    """A state directory with a job file, in an environment in which the package is installed and set up."""
     with state_directory(tmp_path / "home", monkeypatch) as folder:
         monkeypatch.setenv("PYTHONPATH", str(OUTSIDE))
         monkeypatch.setenv("SHED_KEY", "under the mat")

@@ -1,6 +1,6 @@
-"""Test the contract of provisioners, each on its target's stand-in.
+"""Contract tests of provisioners, each run with its target's stand-in.
 
-A new target is one class in tests/contract/targets, and one row of TARGETS.
+A new target needs a class in tests/contract/targets and a row of TARGETS.
 """
 
 from __future__ import annotations
@@ -48,14 +48,14 @@ TARGETS: dict[str, type[Standin]] = {
 }
 PAIR, SECOND, REPLACED = ("worker-0.1", "worker-1.1"), "worker-1.1", ("worker-0.1", "worker-1.2")
 REPEATED = ("throttled", "transient", "expired")
-"""Classes of errors after which a launch is repeated in place."""
+"""Error classes that a launch retries."""
 APART = ("login", "oauth2", "s3", "storage")
-"""Services whose calls are not the provisioner's: of logins and of the job dir."""
+"""Services whose calls do not count as the provisioner's: logins and the job dir."""
 UNANSWERED = pytest.mark.parametrize("fault", [LOSE, RESET, HTML], ids=lambda fault: fault.kind)
 
 
 def where(*able: str) -> pytest.MarkDecorator:
-    """Run a clause on the targets whose stand-ins have all of this."""
+    """Run a test for the targets whose stand-ins have all of these members."""
     rows = [name for name, kind in TARGETS.items() if kind.can(*able)]
     return pytest.mark.parametrize("running", rows, indirect=True, scope="module")
 
@@ -78,13 +78,13 @@ def provisioner(standin: Standin) -> Provisioner:
 
 
 def end(standin: Standin, allocation: Allocation) -> None:
-    """End a launch: nothing of it is left."""
+    """Terminate a launch and check that no resource is left."""
     standin.watcher.terminate(allocation)
     assert not standin.left()
 
 
 def refusal(standin: Standin, asked: LaunchRequest) -> ProvisionError:
-    """Return why a launch is refused, at once or by its nodes' states. Nothing of it is left."""
+    """Return the error of a launch, raised at once or in its nodes' states. Checks that no resource is left."""
     provisioner = standin.another()
     try:
         allocation = provisioner.launch(asked)
@@ -98,7 +98,7 @@ def refusal(standin: Standin, asked: LaunchRequest) -> ProvisionError:
 
 
 def cut_off(standin: Standin, asked: LaunchRequest) -> None:
-    """Launch without an answer to the call that starts the machines. One that finds them by a listing succeeds."""
+    """Launch while responses to the call that starts machines are lost; it may succeed by finding them in a listing."""
     standin.control.fail(standin.start, LOSE, times=None)
     try:
         standin.another().launch(asked)
@@ -108,7 +108,7 @@ def cut_off(standin: Standin, asked: LaunchRequest) -> None:
 
 
 def settled(standin: Standin, allocation: Allocation, machines: int) -> None:
-    """Check the number of machines after a look at the launch: of two for the same node one is ended."""
+    """Observe a launch until it has this number of machines, as duplicates for a node are ended."""
 
     def are() -> bool:
         standin.pass_look()
@@ -193,7 +193,7 @@ class TestIdempotent:
         def launch(provisioner: Provisioner) -> Allocation | None:
             try:
                 return provisioner.launch(asked)
-            except ProvisionError as error:  # it is repeated with the same token
+            except ProvisionError as error:  # retried below with the same token
                 assert error.error_class in ("transient", "throttled"), error
                 return None
 
@@ -276,14 +276,14 @@ class TestUnanswered:
     _actions: ClassVar[dict[str, list[str]]] = {}
 
     def actions(self, standin: Standin) -> list[str]:
-        """Return the actions of a life."""
+        """Return the actions that live() calls, cached by target."""
         if standin.target not in self._actions:
             self._actions[standin.target] = sorted(self.live(standin))
         return self._actions[standin.target]
 
     @staticmethod
     def live(standin: Standin) -> set[str]:
-        """Go from launch to end with two machines; return the actions."""
+        """Launch, observe and terminate two machines; return the actions called."""
         asked, before, provisioner = standin.request(*PAIR), standin.started(), standin.another()
         standin.control.forget()
         allocation = provisioner.launch(asked)
@@ -403,7 +403,7 @@ class TestAllOrNone:
 
     @where("limit", "zones")
     def test_a_zone_where_some_machines_have_booted_is_the_last_of_an_attempt(self, standin: Standin) -> None:
-        """They may have taken their nodes in the job dir, so that machines of another zone would find them taken."""
+        """They may have claimed their nodes in the job dir, so machines in another zone could not claim them."""
         for zone in standin.zones:
             standin.limit(1, "spot", zone)
         asked = standin.request(*PAIR, zone=None, market="spot")
@@ -506,7 +506,7 @@ class TestErrors:
 
     @where("calls_of_launch")
     def test_whatever_call_is_denied_nothing_is_left(self, standin: Standin) -> None:
-        """A call that only compares a quota or a price may be denied: it stops nothing."""
+        """A launch may succeed if the denied call only reads a quota or a price."""
         standin.control.forget()
         first = standin.another().launch(standin.request())
         actions = {call.action for call in standin.control.calls() if call.service not in APART}
@@ -595,7 +595,7 @@ class TestErrors:
 
 class TestPrice:
     def test_what_is_not_known_is_none(self, standin: Standin, provisioner: Provisioner) -> None:
-        """It never raises, whatever goes wrong."""
+        """price() never raises."""
         for market in ("spot", "on-demand", "flex-start"):
             role = RoleOffer("worker", 2, "no-such-type", None, Fraction(0), None, None, None)
             place = (standin.target, standin.region, standin.zone, market)

@@ -1,4 +1,4 @@
-"""What every store must hold, on its stand-in. A new store is one function, and one row of STORES."""
+"""Contract tests of stores, each run with its stand-in. A new store needs a function and a row of STORES."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Place:
     url: str
     environ: Mapping[str, str]
     lose_an_answer: Callable[[], object] = lambda: None
-    """Let the answer to the next small write be lost. A local folder loses none."""
+    """Make the response to the next small write get lost; a no-op for a local folder."""
 
 
 @contextlib.contextmanager
@@ -83,7 +83,7 @@ def place(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 
 @pytest.fixture
 def store(place: Place) -> JobDir:
-    """A folder with nothing in it."""
+    """An empty folder in the store."""
     return JobDir(f"{place.url}/jobs/{next(_numbers)}")
 
 
@@ -191,7 +191,7 @@ class TestReading:
 class TestMissing:
     @pytest.mark.parametrize("others", [(), ("other",)])
     def test_each_way_of_asking_says_so(self, store: JobDir, tmp_path: Path, others: tuple[str, ...]) -> None:
-        """In an empty folder as in one with other objects."""
+        """The same in an empty folder and in one with other objects."""
         for other in others:
             store.put(other, b"")
         asks: list[Callable[[], object]] = [
@@ -240,7 +240,7 @@ class TestListing:
         assert entry is not None
         (listed,) = store.entries("folder")
         assert (listed.key, listed.size) == (entry.key, entry.size) == ("folder/key", 3)
-        for etag in (listed.etag, entry.etag):  # that of a listing may be written in another way
+        for etag in (listed.etag, entry.etag):  # the listing's ETag may have another format
             assert store.get_range("folder/key", 0, 2, etag) == b"ab"
 
     def test_folders_beside_it_are_apart(self, store: JobDir) -> None:

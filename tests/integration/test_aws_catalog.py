@@ -103,10 +103,7 @@ def test_all_tables_are_refreshed_and_planned_with(aws: Aws) -> None:
     done = cloudgpu("plan", "job.yaml", "--json")
     offers = {offer["market"]: offer for offer in reversed(json.loads(done.stdout)["offers"])}
     spot, on_demand = offers["spot"]["roles"][0], offers["on-demand"]["roles"][0]
-    assert (spot["price_usd_h"], on_demand["price_usd_h"]) == (
-        "0.042",
-        "0.09",
-    )  # the Spot price is that of the dearest zone
+    assert (spot["price_usd_h"], on_demand["price_usd_h"]) == ("0.042", "0.09")  # Spot: the dearest zone's
     day = offers["spot"]["price_date"]
     assert begun <= day <= today()
     assert f"note: tables refreshed {day}" in done.stderr

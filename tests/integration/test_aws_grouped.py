@@ -399,9 +399,7 @@ def test_zones_with_room_are_told_as_offers_spell_them(desk: Desk) -> None:
 
 @pytest.mark.parametrize("market", ["spot", "on-demand"])
 def test_a_quota_that_is_used_up_meanwhile_is_told(desk: Desk, market: str) -> None:
-    desk.aws.control.fail(
-        "GetServiceQuota", error("InternalError", 500), times=50
-    )  # disables the check before the launch
+    desk.aws.control.fail("GetServiceQuota", error("InternalError", 500), times=50)  # no check before the launch
     codes = {"spot": "L-3819A6DF", "on-demand": "L-DB2E81BA"}
     desk.aws.control.set_quota(REGION, codes[market], 4)
     allocation = desk.launch(market=market)

@@ -410,9 +410,7 @@ def test_without_an_action_a_step_names_it(enforced: Desk, action: str, caplog: 
         enforced.until(lambda: enforced.sets()[0]["properties"]["provisioningState"] == "Failed")
         enforced.provisioner.observe(allocation)
     except ProvisionError as error:
-        is_cleanup = action.endswith(
-            "virtualMachineScaleSets/delete"
-        )  # a failed cleanup is logged and keeps the first error
+        is_cleanup = action.endswith("virtualMachineScaleSets/delete")  # whose failure is only logged
         said = caplog.text if is_cleanup else str(error)
         assert error.error_class == ("capacity" if is_cleanup else "auth")
         assert action in said and "docs/azure-permissions.md" in said

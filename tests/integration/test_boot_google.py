@@ -231,9 +231,7 @@ class TestMachine:
         assert world.dir.get("outputs/here.txt") == b"text"
         assert [path for path, _ in world.compute.calls] == [DELETED]
         calls = world.gcp.control.calls()
-        assert {call.caller for call in calls if call.action == "objects.insert"} == {
-            MACHINE
-        }  # never the submitter's account
+        assert {call.caller for call in calls if call.action == "objects.insert"} == {MACHINE}  # not the submitter
 
     def test_one_that_may_not_delete_itself_powers_off_and_says_so(self, world: World) -> None:
         world.job("true")
@@ -532,11 +530,13 @@ class TestContainer:
         assert "CLUSTER_SPEC says that this is workerpool3 number 1" in container.console
 
     def test_a_second_container_of_a_node_trains_nothing(self, world: World, containers: Replicas) -> None:
-        world.job("echo begun; sleep 3", cloud="vertex")
+        go = world.folder / "go"
+        world.job(f"echo begun; while [ ! -e {go} ]; do sleep 0.1; done", cloud="vertex")
         first = containers("workerpool0", pools={"workerpool0": [NODE]})
         world.until(lambda: "begun" in world.log())
         second = containers("workerpool0", pools={"workerpool0": [NODE]})
         assert second.code() == 3, second.console
+        go.touch()
         assert first.code() == 0
         assert world.log().count("begun") == 1
 

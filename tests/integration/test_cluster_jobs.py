@@ -96,9 +96,7 @@ def test_a_job_is_run_by_machines_that_are_there(machines: Machines) -> None:
 def test_orders_wait_for_their_turn_and_can_be_cancelled(machines: Machines) -> None:
     going = machines.folder / "going"
     first = submit(machines, f"while [ ! -e {going} ]; do sleep 0.1; done")
-    machines.until(
-        lambda: machines.view().orders, "the first is not ordered"
-    )  # the supervisor orders jobs concurrently
+    machines.until(lambda: machines.view().orders, "the first is not ordered")  # orders are concurrent
     second = submit(machines, "sleep 600")
     machines.until(lambda: second.refresh().state == "starting", "the second is not ordered")
     machines.start("a")

@@ -418,9 +418,7 @@ def test_who_is_cut_off_stops_before_another_begins(in_a_bucket: Machines, store
 def test_looking_costs_two_requests(in_a_bucket: Machines, store: s3.S3) -> None:
     in_a_bucket.set(look_s=0.2)
     in_a_bucket.start("a")
-    in_a_bucket.until(
-        lambda: store.count("PUT", "/beat.json") > 1, "it does not beat"
-    )  # the settings have been read by then
+    in_a_bucket.until(lambda: store.count("PUT", "/beat.json") > 1, "it does not beat")  # settings have been read
     before = len(store.requests)
     in_a_bucket.until(lambda: len(store.requests) > before + 20, "it does not look")
     kinds = [request.kind for request in store.requests[before : before + 20]]

@@ -1,4 +1,4 @@
-"""Agent files for the machines of stand-ins."""
+"""Agent file for the stand-ins' machines."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ OWN_PYTHON = f"{sys.version_info.major}.{sys.version_info.minor}"
 
 
 def own_agent_file(home: Path) -> Built:
-    """For the Python that the stand-ins' machines have; nothing is fetched for that. Kept in `home`."""
+    """Build the agent file for the tests' own Python version, without downloads. It is kept in the state directory
+    `home`."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("CLOUDGPU_HOME", str(home))
         patch.setenv(PYTHONS_VARIABLE, OWN_PYTHON)

@@ -1,4 +1,4 @@
-"""Real agents as processes, against job dirs in folders with odd names; no control side."""
+"""Real agent processes that work on job dirs in folders with unusual names, without a supervisor."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ MARKER = "CLOUDGPU_MACHINE"
 
 
 class World:
-    """A job dir, and agents that run its job."""
+    """A job dir, and the agents that run its job."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -62,7 +62,7 @@ class World:
         earlier: dict[str, Any] | None = None,
         **more: Any,
     ) -> None:
-        """Write what a submitted job has in its job dir, and its first attempt."""
+        """Write job.json, the packed code and the record of the first attempt to the job dir."""
         if code is not None:
             source = self.folder / "source"
             for name, text in code.items():
@@ -87,7 +87,7 @@ class World:
         heals: bool = False,
         earlier: dict[str, Any] | None = None,
     ) -> None:
-        """Write what the machines of an attempt read."""
+        """Write the record of an attempt, which its machines read."""
         offer = {"market": "spot", "cloud": "local"}
         record = AttemptRecord(
             number, offer, self.records, failures_left, interruptions_left, heals, earlier=earlier or {}
@@ -106,7 +106,7 @@ class World:
         machine: str | None = None,
         **popen: Any,
     ) -> subprocess.Popen[bytes]:
-        """An agent for one node."""
+        """Start an agent for one node."""
         command = [sys.executable, "-P", "-m", "cloudgpu.runtime.agent", "--job-dir", self.dir.url]
         command += [
             "--attempt",
@@ -161,7 +161,7 @@ class World:
         return (self.home(index) / "agent.log").read_text()
 
     def processes(self) -> list[psutil.Process]:
-        """What runs of this world, zombies not counted."""
+        """Return the running processes that belong to this world, except zombies."""
         found = []
         for process in psutil.process_iter():
             try:
@@ -172,10 +172,11 @@ class World:
         return found
 
     def lose_power(self, index: int) -> None:
-        """Everything of a node is gone at once; its disk is not."""
+        """Kill all processes of a node at once, as a power failure does; its files stay."""
         for process in self.processes():
             with contextlib.suppress(psutil.Error):
-                if process.environ().get(MARKER) == f"{self.token}/{index}":  # one that has just ended has none
+                # The environment of a process that has just ended is empty.
+                if process.environ().get(MARKER) == f"{self.token}/{index}":
                     process.kill()
         self.agents[index].wait()
 
@@ -200,7 +201,7 @@ def world(tmp_path: Path) -> Iterator[World]:
     folder.mkdir()
     made = World(folder)
     yield made
-    while left := made.processes():  # some were just being started
+    while left := made.processes():  # more processes may have been started meanwhile
         for process in left:
             with contextlib.suppress(psutil.Error):  # it ended meanwhile
                 process.kill()

@@ -1,4 +1,5 @@
-"""What a machine does on a boot, by what it was launched with: cloud-init's user data, or a Google startup script."""
+"""Actions of a machine on a boot, derived from its launch parameters: cloud-init user data or a Google startup
+script."""
 
 from __future__ import annotations
 
@@ -14,7 +15,7 @@ from .cloud_config import Command, File
 
 @dataclass(frozen=True)
 class Plan:
-    """In this order; the services that are enabled are started before `commands`."""
+    """Actions of one boot, in this order; enabled services are started before `commands`."""
 
     early: Sequence[Command] = ()
     files: Sequence[File] = ()
@@ -22,15 +23,16 @@ class Plan:
 
 
 class Init(Protocol):
-    """What brings a machine up."""
+    """Mechanism that configures a machine on boot."""
 
     def plan(self, boot: int, root: Path) -> Plan:
-        """Of a boot, from 1, of the machine whose disk is `root`. Raises cloud_config.UserDataError."""
+        """Return the actions of boot number `boot` (from 1) for the disk at `root`. Raises
+        cloud_config.UserDataError."""
 
 
 @dataclass(frozen=True)
 class CloudInit:
-    """Files and commands on the first boot, `bootcmd` on each."""
+    """cloud-init: files and commands on the first boot, `bootcmd` on every boot."""
 
     user_data: str
 
@@ -43,15 +45,16 @@ class CloudInit:
 
 _SCRIPT = "/tmp/metadata-scripts/startup-script"
 _ITS_OWN = re.compile(r"(?<![\w.])/(?=(?:var/lib|etc/systemd/system)/)")
-"""Absolute paths of a script that are the machine's: it is in no chroot, so they are turned into paths on its disk."""
+"""Absolute paths in a startup script that belong to the machine. The script runs without a chroot, so they are
+rewritten to paths on the machine's disk."""
 
 
 @dataclass(frozen=True)
 class StartupScript:
-    """The metadata value `startup-script`, run on every boot as root, once the network is up.
+    """The metadata value `startup-script`, run as root on every boot after the network is up.
 
-    After the guest agent's google-startup-scripts.service: it is read from the metadata server each time, written to a
-    file and run by bash.
+    Modelled on the guest agent's google-startup-scripts.service: it reads the script from the metadata server on every
+    boot, writes it to a file and runs it with bash.
     """
 
     read: Callable[[], str | None]

@@ -1,4 +1,4 @@
-"""Checkpoints made without a Checkpointer or a writer: laid out as they do it, written by the store."""
+"""Checkpoints created without a Checkpointer or a writer process: same layout, written directly by the store."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def local_store(folder: Path) -> CheckpointStore:
 
 
 def stage(name: Name, rank: int, world: int, snapshot: Mapping[str, Any]) -> tuple[RankManifest, memoryview]:
-    """A rank's part as it lies in a slot, and its manifest without hashes."""
+    """Return a rank's part as it is laid out in shared memory, and its manifest without hashes."""
     tree, leaves = flatten(dict(snapshot), "")
     stager = Stager()
     layout, sources = stager.lay_out(leaves)
@@ -33,12 +33,12 @@ def stage(name: Name, rank: int, world: int, snapshot: Mapping[str, Any]) -> tup
 
 
 def save(store: CheckpointStore, step: int, snapshots: list[dict[str, Any]], *, attempt: int = 1) -> Name:
-    """A checkpoint of as many ranks as there are snapshots."""
+    """Save a checkpoint with one rank per snapshot."""
     return save_as(store, Name.new(step, attempt, step), snapshots)
 
 
 def save_as(store: CheckpointStore, name: Name, snapshots: list[dict[str, Any]]) -> Name:
-    """The same under a name that was chosen before."""
+    """Save a checkpoint under the given name, with one rank per snapshot."""
     world = len(snapshots)
     for rank, snapshot in enumerate(snapshots):
         store.write_rank(*stage(name, rank, world, snapshot))
@@ -56,7 +56,7 @@ def restore_all(
     cached: Callable[[int], Cached] = lambda _rank: lambda _name: None,
     on_damage: str = "stop",
 ) -> list[Restored | None]:
-    """Return what each rank restores. `cached`: by rank."""
+    """Restore on every rank; return the results in rank order. `cached(rank)` returns that rank's cache lookup."""
     return on_ranks(
         world,
         lambda ranks: restore(store, ranks, objects=objects or {}, cached=cached(ranks.rank), on_damage=on_damage),
@@ -67,7 +67,7 @@ _made: list[Checkpointer] = []
 
 
 def restarted(**options: Any) -> Checkpointer:
-    """Make a Checkpointer as a process that was started again does: those before it have given up their folders."""
+    """Return a new Checkpointer, as a restarted process would create it; earlier ones release their folders first."""
     while _made:
         _made.pop().release()
     _made.append(Checkpointer(**options))

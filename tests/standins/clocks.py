@@ -1,5 +1,4 @@
-"""A clock for what must wait for others: pauses are short, and count in full. And what "at once" is on any computer,
-and "today" at any time."""
+"""Clocks that shorten pauses but count them in full, a bound for fast operations, and the current date."""
 
 from __future__ import annotations
 
@@ -10,15 +9,15 @@ from collections.abc import Iterator
 
 HASTE = 50
 MINUTES = 30.0
-"""What takes a fraction of a second on a quiet computer takes less than half of one on any."""
+"""Limit in seconds of thread time for an operation that takes a fraction of a second on an idle computer."""
 
 
 @contextlib.contextmanager
 def soon() -> Iterator[None]:
-    """What is done in here is bounded: it takes a moment, where what grows with its input would take minutes.
+    """Assert that the block's run time does not grow with its input: it may take at most MINUTES seconds.
 
-    By the thread's own time, for the computer may be busy; and far beyond the moment that is meant, for a process that
-    has been through many tests has millions of objects, which its garbage collector goes through meanwhile.
+    Thread time is measured because the computer may be busy. The limit is generous because in a process that has run
+    many tests the garbage collector traverses millions of objects.
     """
     began = time.thread_time()
     yield
@@ -26,12 +25,14 @@ def soon() -> Iterator[None]:
 
 
 def today() -> str:
-    """As tables are dated, to be asked before and after: a test may be under way at midnight."""
+    """Return today's UTC date in ISO format, as tables are dated. Compare before and after: a test may run past
+    midnight."""
     return datetime.datetime.now(datetime.UTC).date().isoformat()
 
 
 class FastClock:
-    """Epoch time is real, for machines and files are stamped with it; a pause takes a fiftieth of what it counts."""
+    """Clock with real epoch time, for timestamps of machines and files; a pause takes 1/HASTE of the time that it
+    counts."""
 
     def __init__(self) -> None:
         self._skipped = 0.0
@@ -48,7 +49,7 @@ class FastClock:
 
 
 class StillClock(FastClock):
-    """Only pauses count: what shares a look of a moment does so on a computer that is slow, too."""
+    """Clock that only pauses advance, so that a poll cache's TTL does not expire on a slow computer."""
 
     def monotonic(self) -> float:
         return self._skipped

@@ -1,7 +1,7 @@
-"""A cloud in this process, with a clock of its own: machines that do what a script says, for tests of the supervisor.
+"""In-process fake cloud with a simulated clock, for supervisor tests: machines follow a script.
 
-It implements the Provisioner protocol and plays the agents' part in the job dir. It judges too: `violations` lists
-every time two machines held the same rank of a job at once.
+It implements the Provisioner protocol and writes the agents' records to the job dir. `violations` lists every time that
+two machines held the same rank of a job at once.
 """
 
 from __future__ import annotations
@@ -41,11 +41,11 @@ ACCOUNTS = Accounts("account", "log in there")
 
 
 BEAT_S = 3.0
-"""Seconds between two heartbeats of a machine to which nothing happens: an agent's in an object store, at first."""
+"""Seconds between two heartbeats of an undisturbed machine: an agent's initial interval in an object store."""
 
 
 class FakeClock:
-    """Moves only when told to."""
+    """Clock that only sleep() and advance() move."""
 
     def __init__(self, start: float = 1_700_000_000.0) -> None:
         self.time = start
@@ -67,31 +67,31 @@ class FakeClock:
 
 @dataclass(frozen=True)
 class Life:
-    """What a node does. Seconds count from its launch."""
+    """Behaviour of a node. Seconds count from its launch."""
 
     boot_s: float = 1.0
     run_s: float = 10.0
     end: str = "succeeded"
-    """A Result's outcome; "vanish": gone without a word; "taken": gone after a notice; "hang": silent but there;
-    "freeze": likewise, from run_s on; "serve": runs until it is told to stop."""
+    """A Result's outcome; or "vanish": disappears without a record; "taken": disappears after a notice; "hang": stays
+    but is silent; "freeze": the same, from run_s on; "serve": runs until it is stopped."""
     exit_code: int | None = 0
     reason: str = ""
     obeys: bool = True
-    """Ends by itself when told to stop."""
+    """The node ends by itself at a stop request."""
     steps_per_s: float = 10.0
     saves: bool = True
     idle_from_s: float | None = None
-    """From then on its GPUs do nothing, and it says so; None: nobody looks at them."""
+    """Seconds after which its GPUs are idle, as its heartbeats report; None: idleness is not measured."""
     final: bool = False
-    """The result says that running it again is of no use."""
+    """The result says that a retry would fail again."""
     restarts: int = 0
-    """How often its program dies, and is started again in place; one second after the other, from boot_s on."""
+    """Number of program failures, each restarted in place, at intervals of one second from boot_s on."""
     answer: GenerationKind | None = None
-    """How its program is started again when another node was lost; None: it waits for the supervisor's word."""
+    """Kind of in-place restart that it begins when another node is lost; None: it waits for the supervisor."""
     queued_s: float = 0.0
-    """For so long the cloud has no machine for it; boot_s and run_s count from then on."""
+    """Seconds in the queue before the cloud has a machine for it; boot_s and run_s count from then on."""
     refused: ProvisionError | None = None
-    """With this it leaves the queue, and never runs."""
+    """Error with which it leaves the queue without ever running; None: it runs."""
 
 
 SUCCEED = Life()
@@ -112,20 +112,20 @@ class Machine:
     done: bool = False
     sequence: int = 0
     beat_due: float = 0.0
-    """When its heartbeat is to be written again; 0: at once, for something has happened."""
+    """When its next heartbeat is due; 0: at once, because of an event."""
     generation: int = 1
     newest: Generation | None = None
-    """Of the generations; None: there is the first one only."""
+    """The newest generation record; None: still in generation 1."""
     members: list[str] | None = None
-    """Since somebody has said who they are."""
+    """Nodes of the newest generation that named its members; None: no generation has."""
     spans: list[Span] = field(default_factory=list)
     halted: float | None = None
-    """Another node was lost then."""
+    """When the loss of another node was noticed; None: not halted."""
     account: str = ""
 
     @property
     def rank(self) -> tuple[str, str]:
-        """No two may have it at once."""
+        """Job and node without incarnation: no two machines may have the same at once."""
         return (self.request.job_id, self.node.rpartition(".")[0])
 
     @property
@@ -139,7 +139,8 @@ class Machine:
 
 @dataclass
 class FakeCloud:
-    """`script(attempt, node)` says how a node lives; `faults` are raised by the next calls of a verb."""
+    """Provisioner double. `script(attempt, node)` returns a node's behaviour; `faults`: errors that the next calls of a
+    verb raise."""
 
     clock: FakeClock
     script: Callable[[int, str], Life] = lambda _attempt, _node: SUCCEED
@@ -147,17 +148,17 @@ class FakeCloud:
     full: set[str] = field(default_factory=set)
     """Zones without capacity."""
     partial_launch: bool = False
-    """A launch that is refused leaves its first machine behind."""
+    """A refused launch leaves its first machine running."""
     machines: list[Machine] = field(default_factory=list)
     launches: list[LaunchRequest] = field(default_factory=list)
     violations: list[str] = field(default_factory=list)
     saved_step: int = 0
     prices: dict[str, Decimal] = field(default_factory=dict)
-    """zone -> US dollars an hour of the whole offer, at this moment."""
+    """Zone -> current price of the whole offer in US dollars per hour."""
     credentials_of: str = ""
-    """The account that credentials are of now: they see its machines alone. "": there is one only."""
+    """Account of the current credentials, which see only its machines; "": there is only one account."""
 
-    # -- the verbs
+    # -- provisioner methods
 
     def launch(self, request: LaunchRequest) -> Allocation:
         self.check_account(request.account)
@@ -215,13 +216,13 @@ class FakeCloud:
         ACCOUNTS.check(account, self.account)
 
     def price(self, offer: Offer) -> Decimal | None:
-        """As set; None: as planned."""
+        """Return the price that was set for the zone; None: the planned price."""
         return self.prices.get(offer.zone or "")
 
     # -- the machines
 
     def live(self) -> None:
-        """Let every machine do what is due by now."""
+        """Let every machine do the actions that are due."""
         for machine in self._alive():
             self._live(machine)
 
@@ -261,7 +262,7 @@ class FakeCloud:
             machine.gone = True
 
     def _follow(self, machine: Machine) -> bool:
-        """Begin what others have decided upon; False: it goes on without this machine."""
+        """Follow the other members' generations; return False if the machine has been left out."""
         begun = bool(machine.spans)
         while record := read_generation(machine.job_dir, machine.request.attempt, machine.generation + 1):
             self._take(machine, record)
@@ -294,7 +295,8 @@ class FakeCloud:
         return [one for one in alike if (one.node in machine.members if machine.members else one.node.endswith(".1"))]
 
     def _may_end(self, machine: Machine) -> bool:
-        """A program that has lost others does not come to its end, nor does a machine that waits to be of use."""
+        """Return whether the program may end now: a program that lost another node cannot end normally, nor can a spare
+        machine."""
         end = machine.life.end
         trains = machine.is_member and machine.halted is None
         return end != "serve" and (trains or end in ("vanish", "taken", "freeze", "failed", "preempted"))
@@ -362,7 +364,7 @@ class FakeCloud:
         return [machine for machine in self.machines if not machine.gone]
 
     def _under(self, token: str) -> list[Machine]:
-        """Those of a launch that these credentials see."""
+        """Return the machines of a launch that the current credentials see."""
         return [one for one in self.machines if one.request.token == token and one.account == self.credentials_of]
 
     def _allocation(self, request: LaunchRequest) -> Allocation:
@@ -381,8 +383,8 @@ class FakeCloud:
 
 
 class StoringCloud(FakeCloud):
-    """Programs that save keep checkpoints in their job dirs, if `stores`, and go on from what is there: to begin before
-    what any of them has saved is a violation."""
+    """FakeCloud whose programs store checkpoints in their job dirs if `stores`, and resume from them; resuming from an
+    older step than the last saved one is a violation."""
 
     stores = False
 
@@ -410,7 +412,7 @@ class StoringCloud(FakeCloud):
 
 
 def _newest(job_dir: JobDir) -> int:
-    """Steps done in the newest checkpoint that its commit and its size say is whole."""
+    """Return the step of the newest complete checkpoint: committed, with matching manifests."""
     store = CheckpointStore(job_dir, "checkpoints")
     for name in store.committed():
         commit = store.read_commit(name)
@@ -420,13 +422,13 @@ def _newest(job_dir: JobDir) -> int:
 
 
 def _save(job_dir: JobDir, step: int, attempt: int) -> None:
-    """A checkpoint of one rank."""
+    """Write and commit a checkpoint of one rank."""
     store, name, data = CheckpointStore(job_dir, "checkpoints"), Name.new(step, attempt, step), bytes(range(100))
     store.write_rank(RankManifest(str(name), 0, 1, step, len(data), [], {}), memoryview(data))
     store.commit(name, store.digests(name, 1), finished=False, time=0.0)
 
 
 def lives(*by_attempt: Life, nodes: Iterable[tuple[tuple[int, str], Life]] = ()) -> Callable[[int, str], Life]:
-    """A script: one life for each attempt (the last one for all later ones), exceptions by (attempt, node)."""
+    """Return a script: one Life per attempt (the last one for all later attempts), exceptions by (attempt, node)."""
     special = dict(nodes)
     return lambda attempt, node: special.get((attempt, node), by_attempt[min(attempt, len(by_attempt)) - 1])

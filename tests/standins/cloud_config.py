@@ -1,7 +1,7 @@
-"""User data as cloud-init reads it: `#cloud-config`, of which these keys are understood, and no others.
+"""Parser for cloud-init user data (`#cloud-config`) that accepts only the keys used by cloudgpu.
 
-After cloud-init's module reference (write_files, runcmd, bootcmd) and its schema: a key that is not known there, or of
-another type, is an error here, where cloud-init would warn and go on without it.
+It follows cloud-init's module reference (write_files, runcmd, bootcmd) and its schema. An unknown key or a value of the
+wrong type is an error here, while cloud-init would only warn and ignore it.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ _FILE_KEYS = {"path", "content", "encoding", "owner", "permissions"}
 
 
 class UserDataError(ValueError):
-    """cloud-init would not have done what was meant."""
+    """User data that cloud-init would ignore or misinterpret."""
 
 
 @dataclass(frozen=True)
 class File:
-    """One of write_files."""
+    """One entry of write_files."""
 
     path: str
     content: bytes
@@ -42,7 +42,7 @@ class File:
 
 @dataclass(frozen=True)
 class CloudConfig:
-    """What is done on the first boot; `bootcmd` on every boot."""
+    """Actions of the first boot; `bootcmd` runs on every boot."""
 
     files: tuple[File, ...]
     runcmd: tuple[Command, ...]
@@ -50,7 +50,7 @@ class CloudConfig:
 
 
 def read(text: str) -> CloudConfig:
-    """Raises UserDataError."""
+    """Parse user data. Raises UserDataError."""
     if not text.startswith(HEAD):
         raise UserDataError(f"user data begins with {text[:20]!r}, not with {HEAD!r}")
     try:

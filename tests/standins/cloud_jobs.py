@@ -1,6 +1,6 @@
-"""Jobs on a cloud's stand-in as a user has them: the command line, a supervisor in the background, a bucket.
+"""Jobs on a stand-in cloud, run as by a user: command line, background supervisor and bucket.
 
-Of no cloud: each cloud's stand-in has a class of its own, which knows its machines.
+This module is independent of the cloud: each cloud's tests subclass CloudJobs for their machines.
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ AGENT_LOG = "var/lib/cloudgpu/agent.log"
 
 
 def console_of(job: Job) -> str:
-    """What the supervisor would tell of the first machine of a job's newest attempt, were it silent."""
+    """Return the explanation that the supervisor would report for the first machine of a job's newest attempt, if it
+    were silent."""
     allocation = job.attempts()[-1].allocation
     assert allocation is not None
     provisioner = get_provisioner(allocation.target)
@@ -39,7 +40,7 @@ def console_of(job: Job) -> str:
 
 
 class Machine(Protocol):
-    """What every cloud's control tells of a machine."""
+    """Machine as reported by any cloud's control interface."""
 
     @property
     def console(self) -> str: ...
@@ -52,7 +53,7 @@ class Machine(Protocol):
 
 
 class Remains(Protocol):
-    """Who looks for what is left."""
+    """Finder of resources that are left over."""
 
     def find(self) -> Mapping[str, Sequence[str]]: ...
 
@@ -63,10 +64,10 @@ _T = TypeVar("_T")
 
 
 class CloudJobs(ABC, Generic[_M, _R]):
-    """A state directory, a bucket, and an account in which nothing is of ours yet."""
+    """A state directory, a bucket, and an account without resources of cloudgpu."""
 
     cloud: str
-    """The target's name."""
+    """Name of the target."""
 
     def __init__(self, folder: Path, remains: _R, parent: str) -> None:
         """`parent`: URL under which jobs have their folders."""
@@ -75,16 +76,16 @@ class CloudJobs(ABC, Generic[_M, _R]):
 
     @abstractmethod
     def instances(self, job: Job, **where: Any) -> list[_M]:
-        """Machines of a job, in the order in which they were launched; `where` as in the control's instances()."""
+        """Return a job's machines in launch order; `where` filters as in the control's instances()."""
 
     @abstractmethod
     def headline(self, machine: _M) -> str:
-        """One line on a machine."""
+        """Return one line that describes a machine."""
 
     def submit(self, program: str, *, python: str = "python3", text: str = "") -> Job:
-        """`cloudgpu submit --detach` of a job that runs this program; `text` adds to the job file.
+        """Submit a job that runs this program with `cloudgpu submit --detach`; `text` is appended to the job file.
 
-        In this process, which has imported the cloud's SDK: a new one takes two seconds of the processor's time.
+        The command runs in this process, which has imported the cloud's SDK: the import takes two seconds of CPU time.
         """
         code = self.folder / f"code-{time.monotonic_ns()}"
         code.mkdir()
@@ -98,21 +99,21 @@ class CloudJobs(ABC, Generic[_M, _R]):
         return get_job(out.getvalue().split()[-1])
 
     def job_dir(self, job: Job) -> JobDir:
-        """Where it runs, or ran last."""
+        """Return the job dir that the job uses now, or used last."""
         return job.open_dir()
 
     def is_saved(self, job: Job) -> bool:
-        """Whether a whole checkpoint is in the bucket."""
+        """Return whether the bucket holds a complete checkpoint."""
         return any(key.endswith("/COMMIT.json") for key in self.job_dir(job).list("checkpoints"))
 
     def log(self, job: Job) -> list[str]:
         return [line.text for line in job.logs().read()[0]]
 
     def wait_for(self, what: Callable[[], _T], job: Job, limit_s: float = PATIENT_S) -> _T:
-        """Until it is something; fails with all that is known about the job."""
+        """Poll until `what` returns a true value, and return it. Fails with everything known about the job."""
         end = time.monotonic() + limit_s
         done = job.refresh().done
-        while not (found := what()):  # looked at after the job: what its end brings about is there then
+        while not (found := what()):  # checked after the state was read, so that effects of the job's end are visible
             assert time.monotonic() < end, self.story(job)
             assert not done, self.story(job)
             time.sleep(0.05)
@@ -120,14 +121,15 @@ class CloudJobs(ABC, Generic[_M, _R]):
         return found
 
     def finish(self, job: Job, state: str = "succeeded", limit_s: float = PATIENT_S) -> None:
-        """It ends so, and leaves nothing; nothing went wrong on its machines."""
+        """Wait for the job to end in this state; assert that no resources are left and that its machines report no
+        trouble."""
         assert job.wait(timeout_s=limit_s), self.story(job)
         assert job.state == state, self.story(job)
         assert self.remains.find() == {}
         assert [one.trouble for one in self.instances(job) if one.trouble] == []
 
     def story(self, job: Job) -> str:
-        """For whoever must find out what went wrong."""
+        """Return everything known about the job, for a failed test's message."""
         lines = [f"{job.id} {job.refresh().state}: {job.reason}"]
         lines += [f"  {event.kind}: {event.message}" for event in job.events()]
         for one in self.instances(job):
@@ -147,16 +149,16 @@ _J = TypeVar("_J", bound=CloudJobs[Any, Any])
 
 @contextlib.contextmanager
 def settled(jobs: _J, agents: Path, environ: Mapping[str, str]) -> Iterator[_J]:
-    """The state directory in use, with these variables. `agents`: where agent files are kept from test to test.
+    """Use the state directory of these jobs, with these environment variables.
 
-    Nothing is left running afterwards.
+    `agents`: folder where agent files are kept from test to test. All processes are ended on exit.
     """
     with pytest.MonkeyPatch.context() as patch:
         jobs.home.mkdir()
         (jobs.home / "agents").symlink_to(agents)
         for name, value in environ.items():
             patch.setenv(name, value)
-        patch.setenv("CLOUDGPU_AGENT_PYTHONS", OWN_PYTHON)  # nothing is fetched for the machines' Python then
+        patch.setenv("CLOUDGPU_AGENT_PYTHONS", OWN_PYTHON)  # avoids downloading a Python for the machines
         with state_directory(jobs.home, patch):
             yield jobs
 
@@ -168,7 +170,7 @@ def agents(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 # -- programs
 
-# Counts up, as long as it takes; nothing but the standard library and what the agent file brings.
+# Sums up the step numbers; needs only the standard library and the contents of the agent file.
 _COUNTING = """
 import os, pathlib, time
 from cloudgpu.runtime import Checkpointer
@@ -192,22 +194,26 @@ print(f"sum {total.value}", flush=True)
 
 
 def counting(steps: int, *, lingers: bool = False) -> str:
-    """A program of so many steps of 0.1 s each, that resumes. `lingers`: it is to be interrupted, so in its second half
-    it takes its time until it was, however busy the computer is that interrupts it."""
+    """Return a resumable program of this number of steps of 0.1 s each.
+
+    `lingers`: the program will be interrupted. It is slow in its second half until then, so that the interruption comes
+    in time even on a busy computer.
+    """
     return _paced(_COUNTING, steps, lingers)
 
 
 def after(path: Path, program: str) -> str:
-    """The program, which begins once this file is there: until then it runs, and has not ended."""
+    """Return a program that waits until this file exists and then runs `program`."""
     return f"import os, time\nwhile not os.path.exists({str(path)!r}):\n    time.sleep(0.1)\n{program}"
 
 
 def total(steps: int) -> str:
-    """What the program prints if no step was left out or done twice."""
+    """Return the line that the program prints if no step was skipped or repeated."""
     return f"sum {sum(range(steps))}"
 
 
-# On several machines: every rank counts what all of them have. Its Python is the tests' own, which has torch.
+# For several machines: every rank sums up the step numbers of all ranks. It runs with the tests' Python, which has
+# torch.
 _TOGETHER = """
 import os, time
 import torch
@@ -238,7 +244,7 @@ dist.destroy_process_group()
 
 
 def counting_together(steps: int, *, lingers: bool = False) -> str:
-    """The same on several machines; to be run by the tests' own Python, with the launcher torchrun."""
+    """Return the same program for several machines. It needs the tests' Python and the launcher torchrun."""
     return _paced(_TOGETHER, steps, lingers)
 
 

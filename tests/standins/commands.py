@@ -1,4 +1,4 @@
-"""The command `cloudgpu` as a user gives it, for tests of what it prints and how it ends."""
+"""The command `cloudgpu` as a user runs it, for tests of its output and exit code."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ OWN_PYTHON = f"{sys.version_info.major}.{sys.version_info.minor}"
 
 
 class Ended(NamedTuple):
-    """What came of a command."""
+    """Exit code and output of a command."""
 
     code: int
     out: str
@@ -35,10 +35,10 @@ class Ended(NamedTuple):
 
 
 class Commands:
-    """Commands given in this process; none may end in a traceback."""
+    """Runner of commands in this process; fails if a command ends in a traceback."""
 
     def __init__(self, capsys: pytest.CaptureFixture[str], folder: Path) -> None:
-        """`folder`: for the files that they are about."""
+        """`folder`: directory for the files that file() creates."""
         self.folder, self._capsys = folder, capsys
 
     def run(self, *words: str) -> Ended:
@@ -55,20 +55,20 @@ class Commands:
 
     @contextmanager
     def as_colleague(self) -> Iterator[None]:
-        """Commands of somebody whose state directory is empty."""
+        """Run commands as a different user, with an empty state directory."""
         with pytest.MonkeyPatch.context() as patch:
             patch.setenv("CLOUDGPU_HOME", str(self.folder / "colleague"))
             yield
 
     def until(self, met: Callable[[], bool], limit_s: float = 180.0) -> None:
-        """Poll for what a command sets going."""
+        """Poll for an effect of a command; fails after `limit_s` seconds."""
         end = time.monotonic() + limit_s
         while not met():
             assert time.monotonic() < end, "too late"
             time.sleep(0.05)
 
     def file(self, name: str, text: str) -> str:
-        """A file with this text: its path."""
+        """Create a file with this text; return its path."""
         path = self.folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
@@ -76,7 +76,7 @@ class Commands:
 
 
 def in_a_process(*words: str, limit_s: float = 600.0) -> Ended:
-    """A command in a process of its own: one that waits for a job."""
+    """Run a command in a separate process, for commands that wait for a job."""
     command = [sys.executable, "-m", "cloudgpu", *words]
     done = subprocess.run(command, capture_output=True, text=True, timeout=limit_s, check=False)
     assert "Traceback" not in done.stderr, done.stderr
@@ -85,8 +85,8 @@ def in_a_process(*words: str, limit_s: float = 600.0) -> Ended:
 
 @contextmanager
 def stacks_can_be_made(engine_kind: str, provider: Provider, folder: Path, patch: pytest.MonkeyPatch) -> Iterator[None]:
-    """An engine of this kind on PATH, this provider, and a state directory of one's own. Nothing is fetched for the
-    machines' Python."""
+    """Provide a Pulumi engine of this kind on PATH, this provider and a separate state directory. No Python is
+    downloaded for the machines."""
     patch.setenv("CLOUDGPU_HOME", str(folder / "home"))
     patch.setenv("CLOUDGPU_AGENT_PYTHONS", OWN_PYTHON)
     put_on_path(engine_kind, folder / "bin", patch)

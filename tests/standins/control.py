@@ -1,4 +1,4 @@
-"""Jobs in a store of their own, driven tick by tick on a clock that tests move."""
+"""Jobs in a separate store, driven tick by tick on a simulated clock."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def make_offer(
     zone: str | None = None,
     **more: Any,
 ) -> Offer:
-    """Of the local target, so that nothing but the place and the price matters."""
+    """Return an offer of the local target, so that only place and price matter."""
     amount = None if price is None else Decimal(price)
     role = RoleOffer(
         role="worker",
@@ -52,7 +52,7 @@ def make_policy(**changes: Any) -> Policy:
 
 
 def make_job(job_id: str, url: str, offers: Iterable[Offer], *, now: float, **more: Any) -> JobRow:
-    """A row as `submit` leaves it."""
+    """Return a job row as `submit` creates it."""
     name = job_id.rpartition("-")[0] or job_id
     blank: dict[str, Any] = {
         "state": "queued",
@@ -79,21 +79,22 @@ def make_job(job_id: str, url: str, offers: Iterable[Offer], *, now: float, **mo
 
 
 def make_generation(number: int, kind: GenerationKind, *members: str, **more: Any) -> Generation:
-    """Return a record of a restart in place; `members`: the nodes from then on, none: those of before."""
+    """Return a record of an in-place restart; `members`: the nodes from then on, default: unchanged."""
     blank: dict[str, Any] = {"node": "worker-0.1", "group": True, "reason": "", "pause_s": 0.0, "failures": 0}
     blank |= {"interruptions": 0, "time": 0.0, "nonce": "", "nodes": [{"node": name} for name in members] or None}
     return Generation(number, kind, **{**blank, **more})
 
 
 def make_template(folder: Path) -> Path:
-    """An empty store to copy: migrating takes longer than most tests of the supervisor."""
+    """Create an empty store to copy, since a migration takes longer than most supervisor tests."""
     path = folder / "empty.db"
     Store.open(f"sqlite:///{path}").close()
     return path
 
 
 class World:
-    """A store, a job dir parent, a clock and a cloud; supervisors come and go."""
+    """A store, a parent folder of job dirs, a simulated clock and a fake cloud, which several supervisors can use in
+    turn."""
 
     def __init__(self, folder: Path, template: Path, *, wrap: Callable[[str, Any], Any] = lambda _what, it: it) -> None:
         self.folder = folder
@@ -115,9 +116,9 @@ class World:
         on_damage: str = "stop",
         job_dir: str = "",
     ) -> str:
-        """Put a job into the store and its job.json, as control.jobs.submit() does; return its id.
+        """Add a job to the store and write its job.json, as control.jobs.submit() does; return the job's id.
 
-        apart: with a job dir for each of the offers' clouds
+        apart: with a separate job dir for each of the offers' clouds
         job_dir: URL of the job's folder; "": a local one
         """
         self._count += 1
@@ -156,7 +157,8 @@ class World:
         return self.store.attempts(job_id)
 
     def drive(self, supervisor: Supervisor, *, until: Callable[[], bool] | None = None, for_s: float = 3_600.0) -> None:
-        """Tick, let the machines live, let time pass; until something holds, or no job is active."""
+        """Tick and advance the clock until `until` holds, by default until no job is active. Fails after `for_s`
+        seconds."""
         end = self.clock.monotonic() + for_s
         while self.clock.monotonic() < end:
             tick = supervisor.tick()
@@ -167,7 +169,7 @@ class World:
         raise AssertionError(f"still not there after {for_s:.0f} s: {self.store.active_jobs()}")
 
     def finish(self, *job_ids: str) -> None:
-        """Drive with one supervisor until the jobs have ended; nothing may be left, and no rank may have run twice."""
+        """Run one supervisor until the jobs have ended; assert that no machine is left and no rank ran twice."""
         self.drive(self.supervisor(), until=lambda: all(self.job(job_id).state in JOB_END for job_id in job_ids))
         self.check_clean()
 

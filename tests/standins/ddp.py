@@ -1,4 +1,4 @@
-"""A data-parallel training on CPUs whose end is the same, bit for bit, however often it was interrupted."""
+"""Data-parallel CPU training with a bit-identical result, regardless of interruptions."""
 
 from __future__ import annotations
 
@@ -36,11 +36,11 @@ if rank == 0:
     write_output("weights.sha256", hashlib.sha256(weights).hexdigest())
 dist.destroy_process_group()
 """
-"""A program: arguments are the number of steps, and seconds to sleep in each. A third is the path of a file: until it
-is there, training is still to be disturbed, so in its second half it takes its time, however busy the computer is."""
+"""A program. Arguments: the number of steps, the seconds to sleep in each, and optionally the path of a file. Until
+this file exists the second half is slow, so that the test can interrupt the training even on a busy computer."""
 
 
 def beginnings(lines: list[str]) -> list[tuple[int, int]]:
-    """(number of ranks, first step) of every process that began, as its output tells."""
+    """Parse the processes' output; return (number of ranks, first step) of each process start."""
     words = [line.split() for line in lines if line.startswith("world ")]
     return [(int(word[1]), int(word[4])) for word in words]

@@ -1,6 +1,6 @@
-"""Two ranks of which one differs: `disagreeing.py FOLDER`, forks both.
+"""Two ranks of which one behaves differently; `disagreeing.py FOLDER` forks both.
 
-Each case is one training of its own; what each rank raised is printed as one line of JSON per case.
+Each case is a separate training run. Each rank writes the exception of each case as one line of JSON.
 """
 
 from __future__ import annotations
@@ -18,11 +18,12 @@ import torch.distributed as dist
 from cloudgpu.runtime import Checkpointer
 from cloudgpu.runtime.launchers import free_port
 
-CASES = ("option", "load", "state_dict", "flatten", "wait", "steps", "dies")  # the last one for good
+# "dies" must be last, since it ends the rank's process.
+CASES = ("option", "load", "state_dict", "flatten", "wait", "steps", "dies")
 
 
 class Odd:
-    """On rank 1 it does what the case says, at the second save."""
+    """Object that misbehaves on rank 1 as the case says, at the second save."""
 
     def __init__(self, case: str) -> None:
         self._case = case if dist.get_rank() == 1 else ""

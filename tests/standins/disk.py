@@ -1,4 +1,4 @@
-"""A small file system of its own, which can be filled up and made read-only under whoever uses it."""
+"""A small temporary file system that can be filled up and made read-only while it is in use."""
 
 from __future__ import annotations
 
@@ -22,38 +22,38 @@ class Disk:
         self._ballast = folder / "ballast"
 
     def fill(self) -> None:
-        """Until not a byte more can be written."""
+        """Write until no space is left."""
         with self._ballast.open("wb", buffering=0) as file, contextlib.suppress(OSError):
             while True:
                 file.write(b"\0" * 65_536)
         assert os.statvfs(self.folder).f_bavail == 0
 
     def take_all_names(self) -> None:
-        """Until no file more can be made; those that are there can still be written."""
+        """Create files until no inode is left; existing files remain writable."""
         self._ballast.mkdir()
         with contextlib.suppress(OSError):
             for number in itertools.count():
                 (self._ballast / str(number)).touch()
 
     def free(self) -> None:
-        """Undo either."""
+        """Undo fill() or take_all_names()."""
         if self._ballast.is_dir():
             shutil.rmtree(self._ballast)
         else:
             self._ballast.unlink()
 
     def set_writable(self, writable: bool) -> None:
-        """Not even root may write to a file system that is mounted read-only."""
+        """Remount the file system read-only or writable; a read-only mount stops even root from writing."""
         command = ["mount", "-o", f"remount,{'rw' if writable else 'ro'}", str(self.folder)]
         end = time.monotonic() + 180
         while subprocess.run(command, check=False, capture_output=True).returncode:
-            assert time.monotonic() < end  # a file is open for writing at this moment
+            assert time.monotonic() < end  # a file is open for writing at the moment
             time.sleep(0.01)
 
 
 @contextlib.contextmanager
 def mounted(folder: Path, size: str) -> Iterator[Disk]:
-    """A disk of this size for a while; without the right to mount one, the test is skipped."""
+    """Mount a tmpfs of this size; skip the test if mounting is not permitted."""
     folder.mkdir()
     command = ["mount", "-t", "tmpfs", "-o", f"size={size},nr_inodes=2k,mode=700", "cloudgpu-test", str(folder)]
     try:

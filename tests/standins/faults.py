@@ -1,8 +1,8 @@
-"""What can go wrong with a call to any cloud's stand-in, by which rules, and the record of what was called.
+"""Fault injection for stand-ins: the kinds of faults, the rules that trigger them, and the record of calls.
 
-Nothing here knows a cloud. A stand-in makes a `Call` of each request, asks `Ledger.open()` what goes wrong with it,
-obeys, and calls `Ledger.close()`. A test reaches the ledger over HTTP, through a `Control` of the same verbs, whether
-the stand-in is a thread of its own process or another process.
+This module is independent of the cloud. A stand-in creates a `Call` for each request, asks `Ledger.open()` for a fault,
+applies it, and calls `Ledger.close()`. Tests reach the ledger over HTTP through a `Control` with the same verbs,
+whether the stand-in is a thread of the test's process or a separate process.
 """
 
 from __future__ import annotations
@@ -24,22 +24,23 @@ from typing import Any, Literal
 import psutil
 
 CONTROL = "/_standin/"
-"""Requests to this path are of the test, and neither recorded nor harmed: POST <verb> with the arguments as JSON."""
+"""Path prefix of the test's own requests, which are neither recorded nor subject to faults: POST <verb> with the
+arguments as JSON."""
 
 Kind = Literal["error", "html", "hang", "reset", "lose", "kill-before", "kill-after"]
 
 
 @dataclass(frozen=True)
 class Fault:
-    """What happens instead of, or after, the call.
+    """Failure injected instead of, or after, a call.
 
-    error        an answer in the cloud's own form: `code`, `status`, `message`, `headers`
+    error        an error response in the cloud's format: `code`, `status`, `message`, `headers`
     html         a web server's error page: `status`
-    hang         no answer, until the stand-in ends
-    reset        the connection is dropped; nothing was done
-    lose         it is done, and the connection dropped
-    kill-before  SIGKILL for the calling process; nothing was done
-    kill-after   it is done, and then the same
+    hang         no response until the stand-in ends
+    reset        the connection is dropped; the call has no effect
+    lose         the call takes effect, but the connection is dropped before the response
+    kill-before  SIGKILL for the calling process; the call has no effect
+    kill-after   the call takes effect, then SIGKILL for the calling process
     """
 
     kind: Kind
@@ -54,33 +55,33 @@ KILL_BEFORE, KILL_AFTER = Fault("kill-before"), Fault("kill-after")
 
 
 def error(code: str, status: int = 400, message: str = "", **headers: str) -> Fault:
-    """The cloud's own error."""
+    """Return a fault that is an error response in the cloud's format."""
     return Fault("error", code, status, message or f"{code} (stand-in)", headers)
 
 
 @dataclass
 class Call:
-    """One call, as far as rules and tests ask. All values are text."""
+    """One recorded call, with the fields that rules and tests use. All values are text."""
 
     service: str
     region: str
     action: str
     caller: str
-    """The access key, or whatever the cloud knows the caller by."""
+    """Access key or other identity of the caller."""
     params: dict[str, str] = field(default_factory=dict)
-    """Flat, as on the wire: `Placement.AvailabilityZone`, `Filter.1.Name`."""
+    """Parameters, flattened as on the wire: `Placement.AvailabilityZone`, `Filter.1.Name`."""
     zone: str = ""
     number: int = 0
-    """From 1, in the order in which they came."""
+    """Sequence number, from 1."""
     at: float = 0.0
-    """Epoch seconds."""
+    """Epoch time in seconds."""
     status: int | None = None
-    """Of the answer; None: none was given, or not yet."""
+    """HTTP status of the response; None: no response, or not yet."""
     fault: str = ""
-    """The kind of what a rule did to it."""
+    """Kind of the fault that was injected; "": none."""
 
     def value(self, name: str) -> str:
-        """Of a parameter, or of one of the fields `service`, `region`, `zone`, `caller`."""
+        """Return a parameter, or one of the fields `service`, `region`, `zone` and `caller`."""
         if name in ("service", "region", "zone", "caller"):
             return str(getattr(self, name))
         return self.params.get(name, "")
@@ -88,16 +89,18 @@ class Call:
 
 @dataclass
 class Rule:
-    """`action` and the values of `where` are globs; `a|b` is either, a leading `!` negates all.
+    """Condition under which a fault is injected. `action` and the values of `where` are globs; `a|b` matches either,
+    and a leading `!` negates the whole pattern.
 
-    Skips `skip` calls that fit, then hits `times`; none before the call whose number is `since`.
+    It skips the first `skip` matching calls, then applies to `times` calls. Calls with a number below `since` never
+    match.
     """
 
     action: str
     fault: Fault
     where: Mapping[str, str] = field(default_factory=dict)
     times: int | None = 1
-    """None: always."""
+    """None: no limit."""
     skip: int = 0
     since: int = 0
     met: int = 0
@@ -117,7 +120,7 @@ def _fits(value: str, glob: str) -> bool:
 
 
 class Ledger:
-    """The rules and the record."""
+    """Thread-safe store of the rules and of the recorded calls."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -129,7 +132,7 @@ class Ledger:
             self._rules.append(rule)
 
     def open(self, call: Call) -> Fault | None:
-        """Record it; what the first rule that hits does to it."""
+        """Record the call; return the fault of the first rule that matches."""
         with self._lock:
             call.number, call.at = len(self._calls) + 1, time.time()
             self._calls.append(call)
@@ -153,9 +156,10 @@ class Ledger:
 
 
 def kill_peer(port: int) -> int:
-    """SIGKILL for the process that holds this local port of a connection to us; its id, or 0 if it is gone."""
+    """Send SIGKILL to the process whose connection to this one has this local port; return its id, or 0 if it has
+    ended."""
     for connection in psutil.net_connections("tcp"):
-        # Ours is the other end: there the port is the remote one.
+        # The peer's local port is the remote port on this process's end of the connection, which is skipped.
         if connection.laddr and connection.laddr.port == port and connection.pid not in (None, os.getpid()):
             pid = int(connection.pid or 0)
             with contextlib.suppress(ProcessLookupError):
@@ -165,7 +169,7 @@ def kill_peer(port: int) -> int:
 
 
 class Control:
-    """A test's hold on a stand-in, by its URL."""
+    """Client of a stand-in's control interface."""
 
     def __init__(self, url: str) -> None:
         self.url = url
@@ -180,13 +184,13 @@ class Control:
         skip: int = 0,
         since: int = 0,
     ) -> None:
-        """A rule for calls to come; the first one that hits wins. See Rule."""
+        """Add a rule for later calls; the first rule that matches wins. See Rule."""
         told = {"fault": dataclasses.asdict(fault), "where": where or {}, "times": times, "skip": skip, "since": since}
         self.do("fail", action=action, **told)
 
     def log_out(self, refusals: Mapping[str, Fault], since: int, *, once: str = "") -> None:
-        """Refuse the credentials from the call of this number on, until heal(). `refusals`: by service, a glob; the
-        first that fits says how. `once`: only one call of this service; the next token is good."""
+        """Refuse the credentials from call number `since` on, until heal(). `refusals`: service glob -> fault; the
+        first match wins. `once`: refuse only one call, to this service; the next token is accepted."""
         for service, fault in refusals.items():
             if not once:
                 self.fail("*", fault, where={"service": service}, times=None, since=since)
@@ -195,24 +199,24 @@ class Control:
                 return
 
     def heal(self) -> None:
-        """No rule any more."""
+        """Remove all rules."""
         self.do("heal")
 
     def calls(self, action: str = "*", **where: str) -> list[Call]:
-        """What was called so far; `where` as in a rule."""
+        """Return the recorded calls that match; `where` as in a rule."""
         known = [Call(**call) for call in self.do("calls")]
         return [c for c in known if _fits(c.action, action) and all(_fits(c.value(k), v) for k, v in where.items())]
 
     def forget(self) -> None:
-        """The record begins anew."""
+        """Clear the recorded calls."""
         self.do("forget")
 
     def reset(self) -> None:
-        """As at the start: nothing is there, nothing goes wrong."""
+        """Restore the initial state: no resources, no rules."""
         self.do("reset")
 
     def do(self, verb: str, **arguments: Any) -> Any:
-        """Any verb of the stand-in's own."""
+        """Call any control verb of the stand-in."""
         request = urllib.request.Request(
             f"{self.url}{CONTROL}{verb}", json.dumps(arguments).encode(), {"Content-Type": "application/json"}
         )

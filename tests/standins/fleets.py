@@ -1,4 +1,4 @@
-"""A fleet without a cloud: its members are processes of this computer, which meet in a folder or a bucket."""
+"""A fleet without a cloud: its members are local processes that share a folder or a bucket."""
 
 from __future__ import annotations
 
@@ -51,11 +51,12 @@ from cloudgpu.provisioners.stacks.clusters import Cluster
 
 WAIT_S = 300.0
 SILENT_S = 12.0
-"""In tests in which machines are lost: beats come every 0.3 s, but this computer may be busy."""
+"""Seconds of silence after which a machine counts as lost in tests that lose machines. Heartbeats come every 0.3 s, but
+the computer may be busy."""
 
 
 class Machines:
-    """A fleet's folder, and its machines."""
+    """A fleet's folder and the processes that are its machines."""
 
     def __init__(self, folder: Path, url: str | None = None, environ: Mapping[str, str] | None = None) -> None:
         self.folder = folder
@@ -67,7 +68,7 @@ class Machines:
         self.set()
 
     def miss_early(self) -> None:
-        """Machines that fall silent are missed soon."""
+        """Set a short silence limit, so that lost machines are detected soon."""
         self.set(silent_s=SILENT_S)
 
     def set(
@@ -81,7 +82,7 @@ class Machines:
         JobDir(self.url).put(FLEET_KEY, Settings(idle_s, look_s, silent_s, expires).to_bytes())
 
     def start(self, name: str, *options: str) -> str:
-        """A machine; started again with the same name it is one that was rebooted. What it is called there."""
+        """Start a machine and return its provider id. A second start with the same name is a reboot."""
         machine = self.machine(name)
         home = self.folder / "machines" / name
         home.mkdir(parents=True, exist_ok=True)
@@ -98,26 +99,26 @@ class Machines:
         return machine
 
     def name(self, machine: str) -> str:
-        """As start() was told."""
+        """Return the name that was passed to start()."""
         return machine.partition("-")[0]
 
     def holder(self, number: int, place: str) -> str:
-        """Which machine holds a node of an order, as start() was told."""
+        """Return the name, as passed to start(), of the machine that holds a node of an order."""
         return self.name(self.order(number).place(place).machine)
 
     def crash(self, name: str) -> None:
-        """As when a machine loses power: everything on it ends at once."""
+        """Kill all processes of a machine at once, as a power failure does."""
         process = self.processes[name]
         process.send_signal(signal.SIGKILL)
         process.wait()
         self.end_jobs(name)
 
     def machine(self, name: str) -> str:
-        """As its provider calls it."""
+        """Return the provider's id of the machine."""
         return f"{name}-{self._run}"
 
     def jobs(self, name: str) -> list[int]:
-        """Processes of the jobs that run on a machine."""
+        """Return the ids of the job processes that run on a machine."""
         return marked(f"{self.machine(name)}/")
 
     def signal(self, pid: int, number: signal.Signals) -> None:
@@ -125,7 +126,7 @@ class Machines:
             os.kill(pid, number)
 
     def wipe(self, name: str) -> None:
-        """It has another disk from now on."""
+        """Delete the machine's disk, as if it were replaced."""
         shutil.rmtree(self.folder / "machines" / name)
 
     def end_jobs(self, name: str) -> None:
@@ -143,10 +144,10 @@ class Machines:
                 os.kill(self.processes[name].pid, signal.SIGCONT)
             self.crash(name)
 
-    # --- what is there
+    # --- state of the fleet
 
     def view(self) -> View:
-        """By the store's clock of this moment."""
+        """Return the fleet's view at the store's current time."""
         self.fleet.mark(WATCH_KEY, Beat(time.time()))
         return self.fleet.view()
 
@@ -162,17 +163,17 @@ class Machines:
             time.sleep(0.1)
 
     def until_clean(self) -> None:
-        """Nothing of a job stays behind; machines remove it after they have let go of their node."""
+        """Wait until no job's work folder is left; machines delete it after they have released their node."""
         self.until(lambda: not list((self.folder / "machines").glob("*/work")), "something of a job stays behind")
 
     def told(self) -> str:
-        """What machines and agents have noted."""
+        """Return the newest log lines of all members and agents."""
         logs = sorted((self.folder / "machines").glob("*/*.log"))
         return "\n".join(f"--- {path.parent.name} {path.name}\n{path.read_text()[-3000:]}" for path in logs)
 
 
 class FleetJob:
-    """A job as the supervisor would make one for a fleet, without a supervisor."""
+    """A job for a fleet, created as by a supervisor but without one."""
 
     def __init__(
         self,
@@ -185,7 +186,7 @@ class FleetJob:
         agent: AgentFile | None = None,
         lifetime_s: float | None = None,
     ) -> None:
-        """`agent`: in the fleet's folder; None: machines use their own."""
+        """`agent`: agent file in the fleet's folder; None: machines use their own code."""
         self.machines = machines
         self.id = f"job-{uuid.uuid4().hex[:6]}"
         parent = machines.url.rpartition("/clusters/")[0]
@@ -249,7 +250,7 @@ class FleetJob:
 
 
 class FleetFolder:
-    """A fleet whose things are as old as a test says."""
+    """A fleet folder whose records can be given any age."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -274,7 +275,8 @@ class FleetFolder:
         self.fleet.create(order_key(number, f"freed/{node}"), Freed(outcome, "", 0.0))
 
     def ran(self, job: str, seconds: float, **outcomes: str) -> int:
-        """An order that is over: machine -> how its node ended, so long after it was claimed, one after the other."""
+        """Add a finished order, claimed `seconds` before its nodes were released. `outcomes`: machine -> outcome of its
+        node; the nodes follow at intervals of one second."""
         places = [f"worker-{rank}.1" for rank in range(len(outcomes))]
         number = self.order(uuid.uuid4().hex, *places, job=job)
         for place, (machine, outcome) in zip(places, outcomes.items(), strict=True):
@@ -289,12 +291,13 @@ class FleetFolder:
         self.fleet.create(order_key(number, "end.json"), End("", "me", 0.0))
 
     def wanted(self) -> tuple[int, set[str]] | None:
-        """Number and nodes of which a free machine would take one."""
+        """Return the number of the order that a free machine would join, and the nodes that it needs; None: there is
+        none."""
         found = self.fleet.view().wanted("x")
         return None if found is None else (found[0].number, {place.following for place in found[0].wanting})
 
     def giving(self) -> list[tuple[int, str]]:
-        """Numbers of orders, and their places that are to be let go of."""
+        """Return (order number, place) of all places that must be released."""
         view = self.fleet.view()
         places = [(one.number, place.name) for one in view.orders for place in one.places]
         return [place for place in places if view.gives_way(*place)]
@@ -306,17 +309,17 @@ class FleetFolder:
 
 
 def _foreign(environ: Mapping[str, str]) -> dict[str, str]:
-    """A machine knows nothing of the submitter's settings."""
+    """Return the environment without CLOUDGPU_ variables, since a machine does not know the submitter's settings."""
     return {name: value for name, value in environ.items() if not name.startswith("CLOUDGPU_")}
 
 
 def known_cluster(machines: Machines, size: int) -> None:
-    """As `cloudgpu cluster up` tells of the same machines, in this state directory."""
+    """Save a cluster record for these machines in this state directory, as `cloudgpu cluster up` does."""
     clusters.save(cluster_at(machines.url, size))
 
 
 def cluster_at(url: str, size: int, **more: str) -> Cluster:
-    """A cluster of this fleet dir; `more` is of its FleetSpec."""
+    """Return a cluster with this fleet dir; `more` adds fields to its FleetSpec."""
     fleet = {"name": "big", "cloud": "aws", "region": "us-east-1", "machine_type": "g6.xlarge", "accelerator": "L4"}
     spec = FleetSpec.model_validate({**fleet, "gpus": "1", "size": size, **more})
     job_dir = url.rpartition("/clusters/")[0]

@@ -1,8 +1,8 @@
-"""The metadata server of one Compute Engine instance: what GcpMetadata answers, and beside it all that an instance is.
+"""Metadata server of one Compute Engine instance: GcpMetadata plus the instance's and the project's properties.
 
-After cloud.google.com/compute/docs/metadata/predefined-metadata-keys: a folder is listed with `/` behind each folder in
-it; `recursive=true` answers a tree as JSON with its keys in camel case, `alt=text` a single value as it is; the service
-account's token is an access token for the scopes that the instance was given.
+It follows cloud.google.com/compute/docs/metadata/predefined-metadata-keys. A directory listing marks each subdirectory
+with a trailing `/`; `recursive=true` returns the tree as JSON with keys in camel case; `alt=text` returns a single
+value as it is. The service account's token is an access token with the scopes of the instance.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from .metadata_gcp import BASE, NOT_YET, GcpMetadata
 
 ROOT = "/computeMetadata/v1/"
 _EVENT_S = 3_600.0
-"""So long before it maintenance-event tells that a machine with GPUs will be ended."""
+"""Seconds before maintenance at which maintenance-event announces that a machine with GPUs will be terminated."""
 _ACCOUNTS = "instance/service-accounts/"
 _TEXT = {"Metadata-Flavor": "Google", "Server": "Metadata Server for VM", "Content-Type": "application/text"}
 _JSON = {**_TEXT, "Content-Type": "application/json"}
 
 
 class InstanceMetadata(GcpMetadata):
-    """`describe` gives the instance's and the project's values, nested, by their names on the server; `token` a new
-    access token and for how many seconds it lasts. Without a service account there is none."""
+    """`describe` returns the nested values of the instance and the project, under the server's names. `token` returns a
+    new access token and its lifetime in seconds. Without a service account no token is served."""
 
     def __init__(
         self,
@@ -38,22 +38,22 @@ class InstanceMetadata(GcpMetadata):
         self._describe, self._token, self._account = describe, token, account
         self._window = (0.0, 0.0)
         self.token_status = 200
-        """What the question for a token is answered with."""
+        """HTTP status of the response to a token request."""
 
     def announce_maintenance(self, lead_s: float, lasts_s: float = 3_600.0) -> None:
-        """Of the host, in so many seconds: that of a machine with GPUs ends it."""
+        """Announce host maintenance that begins in `lead_s` seconds; it terminates a machine with GPUs."""
         self._window = (time.time() + lead_s, time.time() + lead_s + lasts_s)
         self.set("upcoming-maintenance", self._maintenance("PENDING"))
         if lead_s <= _EVENT_S:
             self.set("maintenance-event", "TERMINATE_ON_HOST_MAINTENANCE")
 
     def begin_maintenance(self) -> None:
-        """The window is open."""
+        """Mark the maintenance as ongoing."""
         self.set("upcoming-maintenance", self._maintenance("ONGOING"))
         self.set("maintenance-event", "TERMINATE_ON_HOST_MAINTENANCE")
 
     def end_maintenance(self) -> None:
-        """It is over."""
+        """Mark the maintenance as complete."""
         self.set("upcoming-maintenance", NOT_YET, 503)
         self.set("maintenance-event", "NONE")
 
@@ -125,7 +125,7 @@ class InstanceMetadata(GcpMetadata):
 
 
 def _camel(value: Any, *, keep: bool = False) -> Any:
-    """Keys in camel case, but for those of custom metadata, and e-mail addresses."""
+    """Convert keys to camel case, except keys of custom metadata and e-mail addresses."""
     if isinstance(value, Mapping):
         return {
             name if keep or "@" in name else _camel_name(name): _camel(one, keep=name == "attributes")

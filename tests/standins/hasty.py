@@ -1,4 +1,4 @@
-"""A supervisor whose pauses take a fiftieth of what they count: a program, for tests that kill it.
+"""Supervisor whose pauses take 1/50 of the time that they count: a program, for tests that kill it.
 
 python -m cloudgpu.tests.standins.hasty TARGET
 """

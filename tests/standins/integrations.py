@@ -1,7 +1,8 @@
-"""Runs of tests/standins/interrupted.py, and what must be true of them for every framework.
+"""Interrupted training runs of a framework, by tests/standins/interrupted.py, and the assertions that hold for all of
+them.
 
-CLOUDGPU_LONG=1: more interruptions, and all that a checkpoint must refuse. CLOUDGPU_SEED=… repeats the batches at which
-an earlier test interrupted.
+CLOUDGPU_LONG=1: more interruptions, and all changes that a checkpoint must reject. CLOUDGPU_SEED=… reproduces the
+batches at which an earlier test interrupted.
 """
 
 from __future__ import annotations
@@ -23,17 +24,18 @@ from .interrupted import Run
 from .long_mode import LONG
 
 HANG = 280
-"""Seconds that all runs of one test may take together, below pytest's own limit for a test."""
+"""Timeout in seconds for all runs of one test together, below pytest's timeout."""
 
 
 def results(
     program: str, folder: Path, *, batches: int = 28, world: int = 1, plan: list[Run] | None = None
 ) -> dict[str, dict[str, Any]]:
-    """Return the runs by name. `batches`: of a whole training of 4 epochs; `plan`: other runs than the usual ones."""
+    """Run the plan; return the results by run name. `batches`: length of the full training of 4 epochs; `plan`: other
+    runs than the default ones."""
     path = folder / "program.py"
     path.write_text(program)
     env = {name: value for name, value in os.environ.items() if not name.startswith("CLOUDGPU_")}
-    env["OMP_NUM_THREADS"] = "1"  # else NumPy and torch have pools of threads as soon as they are imported
+    env["OMP_NUM_THREADS"] = "1"  # otherwise NumPy and torch start thread pools when they are imported
     runs = json.dumps([asdict(run) for run in plan or _plan(batches, world)])
     command = [sys.executable, "-m", "cloudgpu.tests.standins.interrupted", str(path), str(folder), runs]
     with subprocess.Popen(
@@ -75,7 +77,7 @@ def _plan(batches: int, world: int) -> list[Run]:
 
 
 def check(runs: dict[str, dict[str, Any]], *, misfit: str, batches: int = 28, longer_is_exact: bool = True) -> None:
-    """Interrupted, it ends as if it had not been; a finished one stays finished."""
+    """Assert that interrupted runs end in the undisturbed run's state, and that a finished run does no further work."""
     undisturbed, resumed, finished = _of(runs, "undisturbed", 0), _of(runs, "resumed", 0), _of(runs, "finished", 0)
     assert undisturbed["batches"] == batches
     for name, run in runs.items():
@@ -86,7 +88,7 @@ def check(runs: dict[str, dict[str, Any]], *, misfit: str, batches: int = 28, lo
     assert 0 < resumed["batches"] < batches
     assert resumed["digests"] == undisturbed["digests"]
     assert finished["batches"] == 0
-    # Of the first rank: DistributedDataParallel gives its buffers to the others when a model is wrapped.
+    # Only the first rank: DistributedDataParallel broadcasts its buffers to the others when a model is wrapped.
     assert finished["digests"][0] == undisturbed["digests"][0]
     if LONG:
         _of(runs, "noticed", 75)
@@ -102,13 +104,13 @@ def check(runs: dict[str, dict[str, Any]], *, misfit: str, batches: int = 28, lo
 
 
 def needs(framework: str) -> None:
-    """Skip what comes next where it is not installed; found without importing it, which takes seconds."""
+    """Skip the importing module unless the framework is installed; it is not imported, since that takes seconds."""
     if importlib.util.find_spec(framework) is None:
         pytest.skip(f"{framework} is not installed", allow_module_level=True)
 
 
 def _of(runs: dict[str, dict[str, Any]], name: str, code: int) -> dict[str, Any]:
-    """What a run came to on every rank: it ended with this code everywhere."""
+    """Assert that all ranks of a run ended with this exit code; return the number of batches and the ranks' digests."""
     run = runs[name]
     assert [rank["code"] for rank in run["ranks"]] == [code] * len(run["ranks"]), f"{name}: {run['output']}"
     return {"batches": run["ranks"][0]["batches"], "digests": [rank["digest"] for rank in run["ranks"]]}
@@ -122,5 +124,5 @@ def _refused(runs: dict[str, dict[str, Any]], name: str, words: str) -> None:
 
 
 def said(runs: dict[str, dict[str, Any]], name: str, start: str) -> list[str]:
-    """Lines of a run's output."""
+    """Return the lines of a run's output that begin with `start`."""
     return [line for line in runs[name]["output"].splitlines() if line.startswith(start)]

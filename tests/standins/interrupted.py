@@ -1,13 +1,13 @@
-"""Train a program of a framework to its end, undisturbed and interrupted, each run in processes of its own.
+"""Training of a framework's program to its end, undisturbed and interrupted, with separate processes for each run.
 
     python -m cloudgpu.tests.standins.interrupted PROGRAM FOLDER RUNS
 
 PROGRAM defines train(folder, every, batch_done, changed) -> bytes: the final state. It calls batch_done() after every
-batch; `changed` says what is to be otherwise than before: "model", "data", "longer" or nothing. RUNS is a JSON list of
+batch; `changed` names what differs from the previous run: "model", "data", "longer" or nothing. RUNS is a JSON list of
 the fields of Run. Prints one JSON object per run: {"run", "output", "ranks": [{"code", "batches", "digest"}]}.
 
-Frameworks take seconds to import: they are imported once, here, and every run is a fork of that. A fork has none of its
-parent's threads, and waits forever for what one of them was to do: so it is an error if importing has started any.
+Frameworks take seconds to import, so they are imported once, and every run is a fork of this process. A fork has none
+of its parent's threads and would wait forever for their work, so threads that were started by an import are an error.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from typing import Any
 from cloudgpu.runtime.launchers import free_port
 
 LIMIT = 150.0
-"""Seconds after which a run is ended as hung, with a dump of where it was."""
+"""Seconds after which a hung run is ended, with a traceback of each thread."""
 
 Train = Callable[..., bytes]
 
@@ -38,14 +38,14 @@ class Run:
     name: str
     folder: str = "disturbed"
     every: int = 1000
-    """Batches from save to save."""
+    """Batches between two saves."""
     how: str = ""
-    """What happens to the last rank: "kill", "term" or "notice"; nothing."""
+    """Event that hits the last rank: "kill", "term" or "notice"; "": none."""
     after: int = 0
-    """...when it has done so many batches."""
+    """Number of batches after which the event happens."""
     changed: str = ""
     world: int = 1
-    """Processes, joined by torch.distributed if there are several."""
+    """Number of processes, joined by torch.distributed if there are several."""
 
 
 def main() -> None:
@@ -67,7 +67,7 @@ def carry_out(run: Run, train: Train, folder: Path) -> dict[str, Any]:
         rank, code = children.pop(child), os.waitstatus_to_exitcode(status)
         record = record_of(run, rank, folder)
         ranks[rank] = {"code": code, **(json.loads(record.read_text()) if record.exists() else {})}
-        if code not in {0, 75}:  # as a launcher does: the others may wait for this one
+        if code not in {0, 75}:  # a launcher also kills the others, which may wait for the failed rank
             for other in children:
                 os.kill(other, signal.SIGKILL)
     output = "".join(output_of(run, rank, folder).read_text() for rank in range(run.world))
@@ -77,7 +77,7 @@ def carry_out(run: Run, train: Train, folder: Path) -> dict[str, Any]:
 def fork(run: Run, rank: int, port: int, train: Train, folder: Path) -> int:
     if child := os.fork():
         return child
-    # From here on it is the run's process, which must not go on as its parent.
+    # Only the forked process gets here; it must end with os._exit() and never run its parent's code.
     try:
         redirect(output_of(run, rank, folder))
         faulthandler.dump_traceback_later(LIMIT, exit=True)
@@ -99,7 +99,7 @@ def fork(run: Run, rank: int, port: int, train: Train, folder: Path) -> int:
 
 
 class Counter:
-    """What a program calls after each batch; does to its process what the run asks for."""
+    """Batch counter that programs call after each batch; triggers the event of the run."""
 
     def __init__(self, run: Run) -> None:
         self.batches, self._run = 0, run

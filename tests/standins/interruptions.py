@@ -1,7 +1,7 @@
-"""Training with interruptions on a simulated clock: the real Schedule, and fixed intervals on the same interruptions.
+"""Training with interruptions on a simulated clock: the real Schedule compared with fixed intervals.
 
-A process trains, saves when its Schedule says so, and is interrupted at random moments, also while it saves or starts
-again. A save blocks for `cost` seconds and is durable `writing` seconds later. What was not durable is lost.
+A process trains, saves when its Schedule says so, and is interrupted at random moments, including during saves and
+restarts. A save blocks for `cost` seconds and is durable `writing` seconds later. Work that was not durable is lost.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from cloudgpu.runtime.goodput import daly_interval
 MINUTE, HOUR = 60.0, 3600.0
 LIVES = 60
 COLD, LEARNT = slice(0, 10), slice(30, 60)
-"""The first interruptions that a training meets, and later ones."""
+"""The first interruptions of a training run, and later ones."""
 COLD_GOAL, LEARNT_GOAL = 0.97, 0.99
-"""Shares of the best fixed interval's useful time."""
+"""Lower bounds of useful time, as fractions of the best fixed interval's."""
 
 
 @dataclass(frozen=True)
 class World:
-    """Conditions of a training; seconds."""
+    """Conditions of a training run; times in seconds."""
 
     mean: float
     cost: float
@@ -34,9 +34,9 @@ class World:
     writing: float = 0.0
     step: float = 0.25
     first_save: float = 1.0
-    """The first save of a process blocks for this multiple of the cost: its memory is new."""
+    """Factor by which a process's first save blocks longer, since its memory is newly allocated."""
     shape: float = 1.0
-    """Of the Weibull distribution; below 1 interruptions come in bursts, as those of spot machines do."""
+    """Shape of the Weibull distribution; below 1 interruptions come in bursts, as those of spot machines do."""
 
     def lives(self, seed: int, count: int = LIVES) -> list[float]:
         """Return the seconds from each start to the next interruption."""
@@ -45,7 +45,8 @@ class World:
 
     @property
     def daly(self) -> float:
-        """The best interval by theory, for known cost and mean: a save is written before the next one begins."""
+        """Return the theoretically best interval for known cost and mean; a save is written before the next one
+        begins."""
         return max(daly_interval(self.cost, self.mean), self.writing)
 
 
@@ -59,12 +60,12 @@ GRID = [
 
 @dataclass(frozen=True)
 class Run:
-    """One life of a training that saves automatically."""
+    """One life of a training run that saves automatically."""
 
     useful: float
-    """Seconds of training that were durable when it was interrupted."""
+    """Seconds of training that were durable at the interruption."""
     interval: float
-    """The interval when it was interrupted."""
+    """Save interval in seconds at the interruption."""
 
 
 @dataclass(frozen=True)
@@ -81,10 +82,10 @@ def useful_at(world: World, interval: float, lives: Iterable[float]) -> list[flo
 
 
 def automatic(world: World, lives: Iterable[float], market: str, *, in_job: bool = True) -> Iterator[Run]:
-    """Train with the Schedule of every="auto" through all lives.
+    """Simulate the Schedule of every="auto" through all lives.
 
-    in_job: the job knows how long its earlier starts lasted, and what their saves cost. Else a process knows only what
-    its checkpoint holds, and how many processes have begun to train since then.
+    in_job: the job knows the duration of its earlier starts and the cost of their saves. Otherwise a process knows only
+    its checkpoint's contents and the number of processes that have begun to train since.
     """
     checkpoint: Checkpoint | None = None
     known = History()
@@ -102,7 +103,7 @@ def automatic(world: World, lives: Iterable[float], market: str, *, in_job: bool
 def _train(
     world: World, schedule: Schedule, life: float, attempt: int, checkpoint: Checkpoint | None
 ) -> tuple[float, Checkpoint | None]:
-    """Train until the interruption; return what was durable by then, and the newest checkpoint."""
+    """Train until the interruption; return the durable seconds of training and the newest checkpoint."""
     now, trained, useful, steps, blocked = world.restart, 0.0, 0.0, 0, world.cost * world.first_save
     saved: float | None = None
     schedule.count_from(0, now)
@@ -121,7 +122,8 @@ def _train(
 
 
 def _steps_until_due(schedule: Schedule, steps: int, now: float, step: float) -> int:
-    """The boundaries well before the interval's end need not be asked: none of them is due."""
+    """Return the number of steps until a save is due. It starts shortly before the interval's end, since no earlier
+    step is due."""
     count = max(1, int((schedule.interval or 0.0) / step) - 1)
     while not schedule.due(steps + count, now + count * step):
         count += 1
@@ -130,7 +132,7 @@ def _steps_until_due(schedule: Schedule, steps: int, now: float, step: float) ->
 
 @dataclass(frozen=True)
 class Comparison:
-    """Useful time with every="auto", as a share of the best fixed interval's on the same interruptions."""
+    """Useful time with every="auto", as a fraction of the best fixed interval's for the same interruptions."""
 
     learnt: float
     cold: float
@@ -147,7 +149,7 @@ def compare(world: World, market: str, trainings: int, *, in_job: bool = True) -
 
 
 def enough_trainings(world: World, factor: int, *, least: int) -> int:
-    """Return how many make the ratio steady: interruptions between which few saves are possible make it noisy."""
+    """Return the number of simulated runs for a stable ratio: few saves between interruptions make it noisy."""
     saves = world.mean / (world.daly + world.cost)
     return max(least, int(factor / saves**1.5))
 
@@ -157,5 +159,5 @@ def _total(trainings: Sequence[Sequence[float]], phase: slice) -> float:
 
 
 def with_lag(world: World) -> World:
-    """Return the same conditions where a save takes three times its cost to be written."""
+    """Return the same conditions with a write that takes three times the cost of a save."""
     return replace(world, writing=3 * world.cost)

@@ -1,8 +1,8 @@
-"""Jobs, one after the other, in one account of a stand-in, of which nothing may be left, whatever happens to a
-supervisor and to its calls. Machines do not boot here: a thread writes what agents would.
+"""Consecutive jobs in one account of a stand-in, which must leave no resources when supervisors are killed or calls
+fail.
 
-With CLOUDGPU_LONG=1 supervisors are `cloudgpu supervise`, with pauses of full length; else hasty.py, forked from a
-process that has imported what takes long.
+Machines do not boot here: a thread writes the agents' records. With CLOUDGPU_LONG=1 supervisors are `cloudgpu
+supervise` with pauses of full length; otherwise hasty.py, forked from a process with preloaded imports.
 """
 
 from __future__ import annotations
@@ -47,14 +47,14 @@ CANCELS_IN_THE_LONG_RUN = pytest.mark.parametrize(
     [False, pytest.param(True, marks=in_long_mode)],
     ids=["goes on", "is cancelled"],
 )
-"""For all but one of the clouds: what a supervisor does about a cancel at such moments is the same on each."""
+"""For all clouds but one, since a supervisor's reaction to a cancel at these moments does not depend on the cloud."""
 
 Sweep = tuple[Fault | Mapping[str, Fault], int]
-"""What every call meets, by service where they say it differently; and how often."""
+"""Fault of every call (by service where the services' faults differ), and how often it is injected."""
 
 
 def sweeps(throttled: Fault | Mapping[str, Fault], broken: Fault) -> dict[str, Sweep]:
-    """Of a cloud that says so that it is asked too often, and that it has failed."""
+    """Return the sweeps for a cloud with these faults for throttling and for a server error."""
     times = 3 if LONG else 1
     return {
         "answer lost": (LOSE, 1),
@@ -67,37 +67,37 @@ def sweeps(throttled: Fault | Mapping[str, Fault], broken: Fault) -> dict[str, S
 
 @dataclass(frozen=True)
 class Scene:
-    """What is tried, and which calls count."""
+    """The job to run, and rules that select the relevant calls."""
 
     target: str
-    """The provisioner's name: hasty.py takes it."""
+    """Name of the target, passed to hasty.py."""
     job: str
-    """The job file; it names the job dir."""
+    """Text of the job file, with the job dir."""
     calls: Mapping[str, str]
-    """Rules that tell the submitter's calls to what bills from others."""
+    """Rule fields that match the submitter's calls to services that create billed resources."""
     changes: str
-    """A rule for actions that do not only look."""
+    """Glob of mutating actions."""
     nodes: int = 2
     sometimes: frozenset[str] = frozenset()
-    """Actions that change something, and may come or not."""
+    """Mutating actions that may or may not be called."""
 
 
 _J = TypeVar("_J", bound=CloudJobs[Any, Any])
 
 
 class Leaks(ABC, Generic[_J]):
-    """The first job runs undisturbed: its calls are those that go wrong later."""
+    """Fault tests for one cloud. The first job runs undisturbed; its calls are the ones that fail in later jobs."""
 
     def __init__(self, jobs: _J, control: Control, scene: Scene, zygote: Zygote) -> None:
         self.jobs, self.control, self.scene, self._zygote = jobs, control, scene, zygote
         job = self.submit()
         self.run(job)
         self.changes = {call.action for call in self.called(scene.changes)} - scene.sometimes
-        """What a launch and a teardown in which nothing goes wrong change."""
+        """Mutating actions of an undisturbed launch and teardown."""
         self.actions: dict[str, set[str]] = defaultdict(set)
-        """All that they do, as far as it is tried, by service."""
+        """Actions in which faults are injected, by service."""
         self.calls: list[tuple[str, int]] = []
-        """The same as they came: the action, and how often it had been called before."""
+        """The same calls in order: the action, and the number of earlier calls of it."""
         for call in self.called("*" if LONG else scene.changes):
             if call.action not in scene.sometimes:
                 self.actions[call.service].add(call.action)
@@ -105,10 +105,10 @@ class Leaks(ABC, Generic[_J]):
 
     @abstractmethod
     def check_machines(self, job: Job) -> None:
-        """All of them are gone, and no rank ever had two."""
+        """Assert that all machines are gone and that no rank ever had two."""
 
     def check_whole(self, job: Job) -> None:
-        """It has had its machines, in one attempt."""
+        """Assert that the job succeeded with all its machines in one attempt."""
         assert job.state == "succeeded", self.jobs.story(job)
         assert len(self.jobs.instances(job)) == self.scene.nodes, self.jobs.story(job)
         assert len(job.attempts()) == 1, self.jobs.story(job)
@@ -119,21 +119,21 @@ class Leaks(ABC, Generic[_J]):
         self.check_whole(job)
 
     def kill_at_every_call(self, fault: Fault, *, cancel: bool) -> None:
-        """In the ordinary run the jobs of every second call are cancelled then, the others go on; in the long run all
-        do both."""
+        """Kill the supervisor at each recorded call. In the ordinary run the jobs of every second call are cancelled
+        then and the others resumed; in the long run both are tried for each call."""
         for action, before in self.calls if LONG else self.calls[cancel::2]:
             job = self.submit()
             self.control.fail(action, fault, where=self.scene.calls, skip=before)
             kills = self.run(job, cancel_when_killed=cancel)
             story = f"{action} after {before}: {self.jobs.story(job)}"
-            # How often it looks, or says again what was not done yet, depends on how long things take.
+            # The number of polls and of retries depends on timing, so a later call may never come.
             never = before > 0 and len(self.called(action)) <= before
             assert kills == 1 or never or action not in self.changes, story
             assert job.state == "succeeded" or (cancel and kills), story
             assert len(job.attempts()) == 1, story
 
     def spoil_every_call(self, sweep: Sweep) -> None:
-        """All that change something (all, in the long run) in one launch and teardown, each as often as it says."""
+        """Inject faults in all mutating calls (in the long run: all calls) of one launch and teardown."""
         faults, times = sweep
         job = self.submit()
         for service, actions in self.actions.items():
@@ -145,7 +145,7 @@ class Leaks(ABC, Generic[_J]):
         assert {call.action for call in self.called() if call.fault} >= self.changes
 
     def spoil_one_call(self, sweep: Sweep) -> None:
-        """One after the other, each in a launch and teardown of its own."""
+        """Inject faults in one call after another, each in a separate launch and teardown."""
         faults, times = sweep
         for action, before in self.calls:
             job = self.submit()
@@ -157,7 +157,7 @@ class Leaks(ABC, Generic[_J]):
             self.check_whole(job)
 
     def called(self, action: str = "*") -> list[Call]:
-        """The submitter's calls since submit()."""
+        """Return the submitter's calls since submit()."""
         return self.control.calls(action, **self.scene.calls)
 
     def submit(self) -> Job:
@@ -168,7 +168,7 @@ class Leaks(ABC, Generic[_J]):
         return submit(loaded, plan(loaded.spec, machine=None, today=TODAY), supervise=False)
 
     def supervise(self) -> int:
-        """Until all jobs have ended or it is killed; the exit code."""
+        """Run a supervisor until all jobs have ended or it is killed; return its exit code."""
         environ = dict(os.environ)
         if LONG:
             command = [sys.executable, "-m", "cloudgpu", "supervise", "--idle-exit", "1s"]
@@ -183,7 +183,7 @@ class Leaks(ABC, Generic[_J]):
             raise AssertionError(f"{late}\n{self.jobs.story(job)}") from late
 
     def run(self, job: Job, *, cancel_when_killed: bool = False) -> int:
-        """Supervise it, one killed supervisor after the other, to its end; how often one was killed."""
+        """Run supervisors until the job has ended, restarting after each kill; return the number of kills."""
         kills = 0
         while self._supervised(job) == -9:
             kills += 1
@@ -194,7 +194,7 @@ class Leaks(ABC, Generic[_J]):
         return kills
 
     def check(self, job: Job) -> None:
-        """It has ended, and nothing is left."""
+        """Assert that the job has ended and that no resources are left."""
         assert job.refresh().state in ("succeeded", "cancelled"), self.jobs.story(job)
         assert self.jobs.remains.find() == {}, self.jobs.story(job)
         self.check_machines(job)
@@ -202,7 +202,7 @@ class Leaks(ABC, Generic[_J]):
 
 @contextlib.contextmanager
 def stage(folder: Path, target: str, imports: tuple[str, ...]) -> Iterator[tuple[Path, Path, Zygote]]:
-    """For a fixture: a folder, one for agent files in it, and what supervisors of this target are forks of."""
+    """Provide a folder, a subfolder for agent files, and the zygote from which this target's supervisors are forked."""
     (agents := folder / "agents").mkdir()
     provisioner = f"cloudgpu.provisioners.{target}.provisioner"
     zygote = Zygote(*imports, provisioner, "cloudgpu.tests.standins.hasty")
@@ -211,7 +211,7 @@ def stage(folder: Path, target: str, imports: tuple[str, ...]) -> Iterator[tuple
 
 
 class Agents(ABC):
-    """Writes the result of every node whose machine runs, as if its program had ended at once; a context manager."""
+    """Context manager whose thread writes the result of every running node, as if its program had ended at once."""
 
     def __init__(self, parent: str) -> None:
         """`parent`: URL under which jobs have their folders."""
@@ -222,7 +222,7 @@ class Agents(ABC):
 
     @abstractmethod
     def nodes(self) -> Iterator[tuple[str, int, str]]:
-        """Those that run: job id, attempt, node."""
+        """Yield (job id, attempt, node) of each running node."""
 
     def __enter__(self) -> Self:
         self._thread.start()
@@ -239,7 +239,7 @@ class Agents(ABC):
                 for one in self.nodes():
                     if one not in self._done:
                         self._write(one)
-            except Exception as error:  # noqa: BLE001 - told at the end; until then jobs must go on
+            except Exception as error:  # noqa: BLE001 - raised on exit; until then jobs must go on
                 self._broken.append(error)
 
     def _write(self, one: tuple[str, int, str]) -> None:

@@ -1,4 +1,4 @@
-"""Real jobs on the target `local`, in a state directory of their own; nothing may be left of them."""
+"""Real jobs on the target `local`, in a separate state directory; no process may be left."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from cloudgpu.jobspecs.plan import Offer, Plan, RoleOffer
 from cloudgpu.tests.standins.control import make_offer
 
 END_S = 120.0
-"""Within which a job that was cancelled ends."""
+"""Seconds within which a cancelled job ends."""
 
 __all__ = [
     "Offer",
@@ -36,7 +36,7 @@ __all__ = [
 
 
 def submit_text(text: str, folder: Path, *, nodes: int = 1, price: str = "0", supervise: bool = True) -> Job:
-    """Submit a job file; the plan is made by hand, for the planner is not what is tested here."""
+    """Submit a job file with a hand-made plan, since the planner is not under test."""
     head = "resources: {accelerator: none, cloud: local}\n"
     loaded = load_text(head + text, base=folder)
     return submit(loaded, Plan((make_offer(nodes=nodes, price=price),)), supervise=supervise)
@@ -50,7 +50,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def state_directory(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """Everybody's CLOUDGPU_HOME; afterwards its jobs are ended, and no process may be left in it."""
+    """Set CLOUDGPU_HOME to this folder; on exit cancel its jobs and assert that no process is left."""
     monkeypatch.setenv("CLOUDGPU_HOME", str(folder))
     try:
         yield folder
@@ -60,7 +60,7 @@ def state_directory(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[P
             job.wait(timeout_s=END_S)
         end = time.monotonic() + 180
         while (left := list(home_processes(folder))) and time.monotonic() < end:
-            stop_supervisor()  # also one that was still starting when another was ended
+            stop_supervisor()  # one may have been starting when another was ended
             psutil.wait_procs(left, timeout=1)
     assert left == []
 
@@ -70,14 +70,14 @@ def start_supervisor(*more: str) -> subprocess.Popen[bytes]:
 
 
 def stop_supervisor(number: signal.Signals = signal.SIGTERM) -> None:
-    """End the background supervisor of this state directory, and wait until it is gone."""
+    """End the background supervisor of this state directory and wait until it is gone."""
     while (there := supervisor_lock.running()) is not None:
         supervisor_lock.send_signal(there, number)
         time.sleep(0.05)
 
 
 def home_processes(home: Path) -> Iterator[psutil.Process]:
-    """Processes whose environment names this state directory, this one excepted."""
+    """Yield the processes whose environment names this state directory, except this process."""
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error):
             if process.pid != os.getpid() and process.environ().get("CLOUDGPU_HOME") == str(home):

@@ -1,4 +1,5 @@
-"""The long mode of the tests: all of a sweep, and on every cloud what the ordinary run tries on one."""
+"""Long mode of the tests (CLOUDGPU_LONG=1): complete sweeps, and checks on every cloud that otherwise run on only
+one."""
 
 from __future__ import annotations
 

@@ -1,13 +1,14 @@
-"""A cloud's machine: its user data or startup script really runs, as processes here, in a folder that is its disk.
+"""A stand-in cloud's machine: its user data or startup script runs as local processes, in a folder that is its disk.
 
-    <root>/            the disk: absolute paths of files that user data wrote are looked for here first
+    <root>/            the disk: absolute paths of files that user data wrote are resolved here first
     <root>/root        HOME
-    <root>/.shims      before everything else on PATH: systemctl, shutdown, poweroff, reboot, halt, sysctl; python3
-    <root>/console.log what all of it printed
+    <root>/.shims      first on PATH: systemctl, shutdown, poweroff, reboot, halt, sysctl; python3
+    <root>/console.log output of all processes
 
-Of the tester's environment it has nothing: PATH, HOME, LANG, TMPDIR, and what the stand-in of a cloud gives it, which
-stands for the network that a real machine is in. Its python3 is that of no virtual environment.
-Cutting the power is SIGKILL for every process that descends from it, has its HOME, or works in its folder.
+The processes inherit none of the tester's environment: they get PATH, HOME, LANG, TMPDIR, and the variables from the
+cloud's stand-in that replace a real machine's network. Its python3 does not belong to a virtual environment.
+
+Cutting the power sends SIGKILL to every process that descends from the machine, has its HOME, or works in its folder.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from .metadata import Answer, MetadataServer, Request
 from .processes import kill_all
 
 SHIMS = ("systemctl", "shutdown", "poweroff", "reboot", "halt", "sysctl")
-# A program of its own, for which Python is started without anything of the machine's.
+# A separate program, whose Python starts without the machine's environment.
 _SHIM = """\
 #!{python} -IS
 import json, sys, urllib.request
@@ -47,7 +48,7 @@ Ending = Literal["off", "reboot"]
 
 
 class _Commands(MetadataServer):
-    """Where the shims hand over what they were called with."""
+    """HTTP server to which the shims send their arguments."""
 
     def __init__(self, obey: Callable[[Sequence[str]], tuple[int, str]]) -> None:
         super().__init__()
@@ -58,41 +59,41 @@ class _Commands(MetadataServer):
 
 
 class Machine:
-    """One machine. `ended` is called when it powers itself off, or reboots itself; it is off then."""
+    """One machine. `ended` is called when it powers itself off or reboots itself; it is off then."""
 
     def __init__(
         self, root: Path, init: str | Init, environ: Mapping[str, str], ended: Callable[[Ending], None] | None = None
     ) -> None:
-        """`init`: user data for cloud-init, or what else brings it up."""
+        """`init`: user data for cloud-init, or another boot mechanism."""
         self.root = root
         self.trouble: list[str] = []
-        """What would have gone wrong on a real machine; tests assert that it is empty."""
+        """Problems that would also occur on a real machine; tests assert that it is empty."""
         self.calls: list[str] = []
-        """What the shims were called with, a line each."""
+        """Command lines of all shim calls, one line each."""
         self.broken: set[str] = set()
-        """Those of SHIMS that fail."""
+        """Names in SHIMS that fail."""
         self._init = CloudInit(init) if isinstance(init, str) else init
         self._environ, self._ended = dict(environ), ended
         self.booted = threading.Event()
-        """Set once what brings it up has done its part."""
+        """Set once the boot mechanism has finished."""
         self._commands = _Commands(self._command)
         self._lock = threading.RLock()
         self._cutting = threading.Lock()
-        """Held while the power is cut, which takes a moment: what boots in it would be killed, too."""
+        """Held while the power is cut, so that a boot cannot begin and be killed as well."""
         self._boots = 0
         self._on = False
         self._going = ""
-        """The systemd target that it is on its way to."""
+        """The systemd target of the shutdown in progress; "": none."""
         self._enabled: list[str] = []
         self._services: dict[str, subprocess.Popen[bytes]] = {}
         self._watches: dict[str, threading.Thread] = {}
-        """By service: what waits for its end, and does what is to be done then."""
+        """Service name -> thread that waits for its end and then runs ExecStopPost and FailureAction."""
         self._timer: threading.Timer | None = None
 
     # -- power
 
     def power_on(self) -> None:
-        """Boot, in the background. What was enabled and written before is still there."""
+        """Boot in the background. Enabled services and written files persist from earlier boots."""
         with self._cutting, self._lock:
             if self._boots == 0:
                 self._commands.__enter__()
@@ -102,7 +103,7 @@ class Machine:
             threading.Thread(target=self._boot, args=(self._boots,), daemon=True).start()
 
     def cut_power(self) -> None:
-        """SIGKILL for all of it."""
+        """Send SIGKILL to all processes of the machine."""
         with self._cutting:
             with self._lock:
                 self._on = False
@@ -115,7 +116,7 @@ class Machine:
             self._services.clear()
 
     def shut_down(self, ending: Ending = "off") -> list[int]:
-        """Services are asked to end, as at any shutdown, then the power goes; the services' exit codes."""
+        """Stop the services with SIGTERM, then cut the power; return the services' exit codes."""
         with self._lock:
             if not self._on:
                 return []
@@ -135,7 +136,7 @@ class Machine:
         return [process.returncode for _, process in services]
 
     def dispose(self) -> None:
-        """It will not boot again; the disk is deleted by whoever made the folder it lies in."""
+        """Cut the power for good and free the resources, except the disk, which the creator of its folder deletes."""
         self.cut_power()
         if self._boots:
             self._boots = 0
@@ -150,7 +151,7 @@ class Machine:
         path = self.root / "console.log"
         return path.read_text(errors="replace") if path.exists() else ""
 
-    # -- what cloud-init, or the like, and systemd do
+    # -- cloud-init (or another boot mechanism) and systemd
 
     def _boot(self, boot: int) -> None:
         try:
@@ -179,7 +180,7 @@ class Machine:
         path.chmod(file.mode)
 
     def _run_all(self, commands: Sequence[cloud_config.Command], boot: int) -> None:
-        """One after the other; like cloud-init, a command that fails does not stop the next."""
+        """Run the commands in order; like cloud-init, continue after a failed command."""
         for command in commands:
             with self._lock:
                 if not self._on or self._boots != boot:
@@ -202,7 +203,7 @@ class Machine:
             )
 
     def _on_disk(self, word: str) -> str:
-        """An absolute path of the machine's, where it has such a file."""
+        """Return the path on the machine's disk if the word is an absolute path of a file there, otherwise the word."""
         path = self.root / word.lstrip("/")
         return str(path) if word.startswith("/") and path.exists() else word
 
@@ -223,10 +224,10 @@ class Machine:
             self._write(cloud_config.File(f"/.shims/{name}", text.encode(), 0o755))
         (self.root / ".shims/python3").symlink_to(PYTHON)
 
-    # -- commands that the shims hand over
+    # -- commands from the shims
 
     def _command(self, words: Sequence[str]) -> tuple[int, str]:
-        """Exit code and output of one of SHIMS."""
+        """Return exit code and output of a shim's command."""
         self.calls.append(shlex.join(words))
         name, *arguments = words
         if name in self.broken:
@@ -264,7 +265,7 @@ class Machine:
         return 0, ""
 
     def _shutdown(self, arguments: Sequence[str]) -> tuple[int, str]:
-        """`shutdown -P +5`, `shutdown -r now`, `shutdown -c`; a later one replaces an earlier one."""
+        """Handle `shutdown -P +5`, `shutdown -r now` and `shutdown -c`; a later call replaces an earlier one."""
         options = [word for word in arguments if word.startswith("-")]
         when = next((word for word in arguments if not word.startswith("-")), "+1")
         if not set(options) <= {"-P", "-h", "-r", "-c", "--no-wall"} or not (when == "now" or when[1:].isdecimal()):
@@ -310,7 +311,7 @@ class Machine:
             watch.start()
 
     def kill_service(self, name: str, number: int = signal.SIGKILL) -> None:
-        """Send a signal to a service's main process, as the kernel does when memory is short."""
+        """Send a signal to a service's main process, as the kernel's OOM killer does."""
         self._services[name].send_signal(number)
 
     def _watch(self, service: systemd.Service, process: subprocess.Popen[bytes]) -> None:

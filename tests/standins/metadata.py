@@ -1,6 +1,6 @@
-"""What the stand-ins for the clouds' metadata servers share: a real HTTP server on loopback, and ways to fail.
+"""Base of the stand-ins for the clouds' metadata servers: an HTTP server on loopback, with fault injection.
 
-Each stand-in is a reading of the vendor's documentation, named in its own file.
+Each stand-in follows the vendor's documentation, which its module names.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Fault = Literal["hang", "garbage", "huge", "reset", "drip", "html"]
 
 @dataclass(frozen=True)
 class Request:
-    """One request, as it came."""
+    """One recorded HTTP request."""
 
     method: str
     path: str
@@ -34,7 +34,7 @@ class Request:
 
 @dataclass(frozen=True)
 class Answer:
-    """What is answered."""
+    """HTTP response."""
 
     status: int = 200
     body: str = ""
@@ -42,14 +42,14 @@ class Answer:
 
 
 class MetadataServer:
-    """A context manager. `fault`, while set, replaces every answer: an HTTP status, or one of the other faults."""
+    """Context manager that runs the server. `fault`, while set, replaces every response: an HTTP status or a Fault."""
 
     def __init__(self) -> None:
         self.fault: int | Fault | None = None
         self.clock_off_s = 0.0
-        """How far the server's clock, which stamps its answers, is ahead of this machine's."""
+        """Seconds by which the clock in the server's Date headers is ahead of this machine's clock."""
         self.dated = True
-        """Whether it stamps them."""
+        """True if responses have a Date header."""
         self.requests: list[Request] = []
         self.changed = threading.Condition()
         self.closing = threading.Event()
@@ -59,11 +59,11 @@ class MetadataServer:
         self.url = f"http://{self.host}"
 
     def answer(self, request: Request) -> Answer:
-        """Of a server that works; each stand-in has its own."""
+        """Return the response of a healthy server; each stand-in overrides this."""
         raise NotImplementedError
 
     def preempt(self) -> None:
-        """Announce that this machine is taken away, as for a Spot machine."""
+        """Announce the preemption of this machine, as for a Spot machine."""
         raise NotImplementedError
 
     def __enter__(self) -> Self:
@@ -80,7 +80,7 @@ class MetadataServer:
         self._server.server_close()
 
     def asked(self, path: str, method: str = "GET") -> list[Request]:
-        """The requests for a path so far."""
+        """Return the requests for a path so far."""
         return [request for request in list(self.requests) if (request.path, request.method) == (path, method)]
 
 
@@ -134,7 +134,7 @@ def _handler(standin: MetadataServer) -> type[BaseHTTPRequestHandler]:
         def handle_one_request(self) -> None:
             try:
                 super().handle_one_request()
-            except OSError:  # the client has gone, or was sent away
+            except OSError:  # the client has disconnected or was cut off
                 self.close_connection = True
 
         def finish(self) -> None:

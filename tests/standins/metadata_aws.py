@@ -1,7 +1,7 @@
 """AWS's instance metadata service, version 2 only.
 
-After the EC2 user guide (configuring-instance-metadata-service.html): a token is got by PUT, and refused to what comes
-through a proxy (X-Forwarded-For); without a valid one every GET is 401; what is not there is 404.
+It follows the EC2 user guide (configuring-instance-metadata-service.html): PUT returns a token, but not for requests
+through a proxy (X-Forwarded-For); a GET without a valid token is 401; a missing path is 404.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ LIFECYCLE = "autoscaling/target-lifecycle-state"
 
 
 class AwsMetadata(MetadataServer):
-    """`values` are the paths under /latest/meta-data/ that are there."""
+    """Instance metadata service. `values`: the existing paths under /latest/meta-data/ and their content."""
 
     def __init__(self, longest_token_s: float = 21_600) -> None:
         super().__init__()
         self.values: dict[str, str] = {"instance-id": "i-0123456789abcdef0"}
         self.token_status = 200
-        """What the question for a token is answered with."""
+        """HTTP status of the response to a token request."""
         self._longest_token_s = longest_token_s
         self._tokens: dict[str, float] = {}
 
@@ -39,12 +39,12 @@ class AwsMetadata(MetadataServer):
         self.interrupt(120)
 
     def interrupt(self, after_s: float, action: str = "terminate") -> None:
-        """A Spot notice, by the server's clock."""
+        """Publish a Spot interruption notice, timed by the server's clock."""
         at = datetime.fromtimestamp(time.time() + self.clock_off_s + after_s, UTC)
         self.announce(SPOT, {"action": action, "time": at.strftime("%Y-%m-%dT%H:%M:%SZ")})
 
     def forget_tokens(self) -> None:
-        """As after a restart of the service: every token is refused."""
+        """Invalidate all tokens, as a restart of the service does."""
         self._tokens.clear()
 
     def answer(self, request: Request) -> Answer:
@@ -58,7 +58,7 @@ class AwsMetadata(MetadataServer):
         return Answer(404, "<html>404 - Not Found</html>") if value is None else Answer(body=value)
 
     def find(self, path: str) -> str | None:
-        """What is at a path, for who has a token."""
+        """Return the value at a path, or None; the caller has checked the token."""
         return self.values.get(path.removeprefix("/latest/meta-data/"))
 
     def _token(self, request: Request) -> Answer:

@@ -1,8 +1,8 @@
 """Azure's instance metadata service: this machine's name, and Scheduled Events.
 
-After learn.microsoft.com/azure/virtual-machines/linux/scheduled-events: 400 without `Metadata: true` or api-version;
-the first question takes long; a document with its incarnation; StartRequests let events start at once, whereupon
-NotBefore is blank.
+It follows learn.microsoft.com/azure/virtual-machines/linux/scheduled-events: 400 without `Metadata: true` or
+api-version; the first request is slow; events come in a document with its incarnation; StartRequests start events
+immediately, which empties NotBefore.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ NAME = "/metadata/instance/compute/name"
 
 
 class AzureMetadata(MetadataServer):
-    """As the machine `name` sees it. `first_s`: what the first question for events takes."""
+    """Metadata service for the machine `name`. `first_s`: seconds that the first request for events takes."""
 
     def __init__(self, name: str = "Trainer_0", first_s: float = 0.0) -> None:
         super().__init__()
@@ -28,12 +28,12 @@ class AzureMetadata(MetadataServer):
         self.events: list[dict[str, Any]] = []
         self.incarnation = 1
         self.started: list[str] = []
-        """Events that were acknowledged."""
+        """Ids of acknowledged events."""
         self._enabled_at: float | None = None
         self._first_s = first_s
 
     def announce(self, kind: str, after_s: float | None, *machines: str, event_id: str | None = None) -> str:
-        """An event, of this machine unless others are named; None: it has begun. Returns its id."""
+        """Publish an event for these machines, by default this one; return its id. `after_s` None: it has started."""
         identity = event_id or str(uuid.uuid4()).upper()
         not_before = "" if after_s is None else formatdate(time.time() + self.clock_off_s + after_s, usegmt=True)
         event = {
@@ -56,7 +56,8 @@ class AzureMetadata(MetadataServer):
         self.incarnation += 1
 
     def preempt(self) -> None:
-        """In more time than the half minute that Azure gives: the program saves at once, on a busy computer too."""
+        """Announce a preemption in 180 s, not Azure's half minute, so that the program can save even on a busy
+        computer."""
         self.announce("Preempt", 180)
 
     def answer(self, request: Request) -> Answer:

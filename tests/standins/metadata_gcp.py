@@ -1,8 +1,8 @@
 """Google Cloud's metadata server: three keys of an instance.
 
-After cloud.google.com/compute/docs/metadata/querying-metadata: 403 without `Metadata-Flavor: Google` or with
-X-Forwarded-For; the same header in every answer; `wait_for_change` answers when the value's ETag is no longer
-`last_etag`, or with the value as it is after `timeout_sec`.
+It follows cloud.google.com/compute/docs/metadata/querying-metadata: 403 without `Metadata-Flavor: Google` or with
+X-Forwarded-For; the same header in every response; `wait_for_change` responds when the value's ETag differs from
+`last_etag`, or after `timeout_sec` with the current value.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ NOT_YET = '{"error": "no notifications have been received yet, try again later"}
 
 
 class GcpMetadata(MetadataServer):
-    """`values` by key; a key that is None is not known to the server (404); a status beside it is answered with it."""
+    """`values` by key; a None value is unknown to the server (404). `statuses`: HTTP status of a key's response,
+    default 200."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -30,7 +31,7 @@ class GcpMetadata(MetadataServer):
         self.flavor = "Google"
 
     def set(self, key: str, value: str | None, status: int = 200) -> None:
-        """Change a value: those who wait for that are answered."""
+        """Change a value and wake the requests that wait for a change."""
         with self.changed:
             self.values[key] = value
             self.statuses[key] = status

@@ -1,4 +1,4 @@
-"""Mutations of the objects of a job dir: what others may write there, by accident or on purpose."""
+"""Mutations of a job dir's objects: corrupt content that others may write, by accident or on purpose."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ ODD_NAMES += ["worker-0.\u0663", "w\u00fcrker-0.1", "worker-0.1/x", "beat.json",
 
 
 def mutate(rng: random.Random, data: bytes) -> bytes:
-    """Return an object's bytes with something in them changed."""
+    """Return an object's bytes with a random change."""
     if rng.random() < 0.25:
         return _mutated_bytes(rng, data)
     value = json.loads(data)
@@ -34,7 +34,7 @@ def mutate(rng: random.Random, data: bytes) -> bytes:
 
 
 def put(rng: random.Random, path: Path, data: bytes) -> None:
-    """Put something that is wrong under a path: mostly a mutated object, sometimes what is no file."""
+    """Write corrupt content to a path: usually a mutated object, sometimes a directory, dangling link or huge file."""
     chance = rng.random()
     if chance < 0.02:
         (path / "inside").mkdir(parents=True)
@@ -59,7 +59,7 @@ def _mutated_bytes(rng: random.Random, data: bytes) -> bytes:
 
 
 def _mutated_value(rng: random.Random, value: Any) -> Any:
-    """Return the value with one of the values in it replaced, removed or added."""
+    """Return the value with one nested value replaced, removed or added."""
     places = list(_places(value))
     if not places or rng.random() < 0.02:
         return _odd(rng)
@@ -74,13 +74,13 @@ def _mutated_value(rng: random.Random, value: Any) -> Any:
     rng.choice(edits)()
     try:
         json.dumps(value)
-    except (ValueError, RecursionError):  # it was put into itself
+    except (ValueError, RecursionError):  # it now contains itself
         return _odd(rng)
     return value
 
 
 def _odd(rng: random.Random) -> Any:
-    """Return a value that is wrong in most places."""
+    """Return a value that is invalid in most places."""
     if rng.random() < 0.05:
         deep: Any = 1
         for _ in range(rng.choice((20, 40, 200))):
@@ -90,7 +90,7 @@ def _odd(rng: random.Random) -> Any:
 
 
 def _places(value: Any) -> Any:
-    """Yield each list or object inside a value with each of its keys."""
+    """Yield each nested list or object with each of its keys."""
     if isinstance(value, dict | list):
         keys = list(value) if isinstance(value, dict) else range(len(value))
         for key in keys:

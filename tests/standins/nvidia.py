@@ -1,4 +1,4 @@
-"""GPUs of NVIDIA's on a machine that has none, as far as the driver's library (NVML) tells."""
+"""Stand-in for pynvml (NVML): simulated NVIDIA GPUs on a machine without any."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from cloudgpu.jobspecs.plan import LocalGpu
 
 
 class NvmlError(Exception):
-    """As pynvml.NVMLError."""
+    """Stand-in for pynvml.NVMLError."""
 
 
 class NotSupportedError(NvmlError):
@@ -24,7 +24,7 @@ def install_driver(
     monkeypatch: pytest.MonkeyPatch,
     processes: Mapping[str, Sequence[int] | None] | None = None,
 ) -> None:
-    """Put a stand-in in the place of pynvml, for this process.
+    """Replace pynvml by a stand-in in this process.
 
     `processes`: UUID of a GPU -> ids of its compute processes; None: this GPU's driver does not list them. It is read
     at each call.

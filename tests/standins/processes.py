@@ -1,6 +1,7 @@
-"""The processes of a machine or container of a stand-in, which are those of this computer: found, and ended at once.
+"""Local processes that belong to a stand-in's machine or container: finding, pausing and killing them.
 
-They are those that have the folder's `root` as HOME, or work in the folder, and all that descend from them.
+A process belongs to a machine if its HOME is `root` in the folder or if it works in the folder, and so do its
+descendants.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ _PATIENCE_S = 180.0
 
 
 def kill_all(root: Path) -> None:
-    """SIGKILL for all of them, and for those that they have started meanwhile."""
+    """Send SIGKILL to all processes of a machine, and to those that they start meanwhile."""
     end = time.monotonic() + _PATIENCE_S
     while found := list(processes_of(root)):
         for process in found:
@@ -32,7 +33,7 @@ def kill_all(root: Path) -> None:
 
 @contextlib.contextmanager
 def stopped(process: subprocess.Popen[bytes]) -> Iterator[None]:
-    """While none of its threads does anything. It is a child of this process."""
+    """Suspend a child process, with all its threads, for the duration of the block."""
     process.send_signal(signal.SIGSTOP)
     os.waitpid(process.pid, os.WUNTRACED)
     try:
@@ -42,7 +43,7 @@ def stopped(process: subprocess.Popen[bytes]) -> Iterator[None]:
 
 
 def processes_of(root: Path) -> Iterator[psutil.Process]:
-    """Each once; those that have ended and were not waited for are left out."""
+    """Yield each process of a machine once, except zombies."""
     seen: set[int] = {os.getpid()}
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error):

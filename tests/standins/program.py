@@ -1,4 +1,4 @@
-"""A cloud's stand-in as a process of its own: prints its URL, ends at a signal, or with the test that started it."""
+"""A cloud's stand-in as a separate process: prints its URL; ends at a signal, or with the test that started it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from .zygote import Zygote
 
 
 class Running(Protocol):
-    """A stand-in."""
+    """A running stand-in."""
 
     url: str
 
@@ -29,7 +29,8 @@ def main(
     make: Callable[[argparse.Namespace], AbstractContextManager[Running]],
     environ: Callable[[str], dict[str, str]],
 ) -> None:
-    """Run the program. `make` gets `port`, `boot` and `certificate`; `environ` returns what points clients to a URL."""
+    """Run the program. `make` gets `port`, `boot` and `certificate`; `environ` returns the variables that point clients
+    to a URL."""
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--port", type=int, default=0)
     parser.add_argument("--boot", action="store_true", help="launched machines really boot")
@@ -45,7 +46,7 @@ def main(
     with make(given) as running:
         print(running.url, flush=True)
         if given.with_parent:
-            os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # the pipe has no reader
+            os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # nothing reads the pipe
         else:
             for name, value in environ(running.url).items():
                 print(f"export {name}={value}", file=sys.stderr)
@@ -59,10 +60,10 @@ def _follow_parent(ended: threading.Event) -> None:
 
 @contextlib.contextmanager
 def started(package: str, *, boot: bool, arguments: Sequence[str] = ()) -> Iterator[str]:
-    """Run the stand-in that is in this package (`cloudgpu.tests.standins.aws`) in a new process; its URL.
+    """Run the stand-in of this package (`cloudgpu.tests.standins.aws`) in a new process; yield its URL.
 
-    The process is forked from one that has imported what the stand-in needs: this takes seconds of the processor's
-    time. It ends when this process does, however that comes.
+    The process is forked from one with preloaded imports, which take seconds of CPU time. It ends when this process
+    does, even if that is killed.
     """
     command = ["-m", package, "--with-parent", *(["--boot"] if boot else []), *arguments]
     process = _zygote(package).start(command, os.environ)

@@ -1,4 +1,4 @@
-"""Ranks that are threads of one process: what `Ranks` does over torch.distributed, over a barrier."""
+"""Ranks that are threads of one process: the interface of `Ranks`, with a barrier instead of torch.distributed."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class _Shared:
 
 
 class ThreadRanks:
-    """One rank; all of a world share one `_Shared`."""
+    """One rank; all ranks of a world share one `_Shared`."""
 
     def __init__(self, rank: int, shared: _Shared) -> None:
         self.rank, self.world = rank, len(shared.values)
@@ -44,14 +44,14 @@ class ThreadRanks:
 
 
 def on_ranks(world: int, call: Callable[[Any], _T]) -> list[_T]:
-    """What `call` returns on each rank; the first error is raised."""
+    """Return the results of `call` on each rank; raise the first error."""
     shared = _Shared(world)
 
     def one(rank: int) -> _T:
         try:
             return call(ThreadRanks(rank, shared))
         except BaseException:
-            shared.barrier.abort()  # nobody is left waiting
+            shared.barrier.abort()  # unblocks the waiting ranks
             raise
 
     with ThreadPoolExecutor(world) as pool:

@@ -1,4 +1,4 @@
-"""A node that reports into an object store: heartbeat, log and orders as the agent runs them, in accelerated time."""
+"""A node that reports to an object store: the agent's heartbeat, log and order threads, in accelerated time."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from cloudgpu.runtime.notices import job_dir as orders_module
 from . import s3
 
 FASTER = 60
-"""A minute of the node is a second of the test."""
+"""A minute of the node takes a second of the test."""
 NODE = "worker-0.1"
 _SECONDS = {
     (pace, "SETTLE_S"),
@@ -40,7 +40,7 @@ _SECONDS = {
 
 @dataclass
 class ReportingNode:
-    """A node whose program prints all the time."""
+    """A node whose program prints continuously."""
 
     store: s3.S3
     job_dir: JobDir
@@ -50,7 +50,7 @@ class ReportingNode:
     pace: Pace
 
     def requests(self, minutes: float) -> dict[str, int]:
-        """How many requests of each method are made in the next minutes of the node."""
+        """Return the number of requests of each kind in the node's next `minutes`."""
         before = len(self.store.requests)
         time.sleep(minutes * 60 / FASTER)
         made = [request.kind for request in self.store.requests[before:]]
@@ -59,7 +59,7 @@ class ReportingNode:
 
 @contextlib.contextmanager
 def reporting_node(store: s3.S3, folder: Path) -> Iterator[ReportingNode]:
-    """A node of attempt 1 whose program has begun; the environment must lead to the store."""
+    """Run a node of attempt 1 whose program has started; the environment must point to the store."""
     job_dir = JobDir(store.url)
     job_dir.put(JOB_KEY, b"{}")
     over = threading.Event()
@@ -100,4 +100,4 @@ def reporting_node(store: s3.S3, folder: Path) -> Iterator[ReportingNode]:
             heart.stop()
             watcher.stop()
             log.close(10)
-            time.sleep(0.1)  # the threads read what was accelerated
+            time.sleep(0.1)  # the threads still read the accelerated intervals

@@ -1,4 +1,4 @@
-"""An object store that speaks S3 over HTTP, and misbehaves on request. One lock makes every operation atomic."""
+"""An S3 object store over HTTP, with fault injection. One lock makes every operation atomic."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from urllib.parse import parse_qs, unquote, urlsplit
 from xml.sax.saxutils import escape
 
 STAMP = "2026-01-01T00:00:00.000Z"
-"""Of objects that a test has put there by hand."""
+"""Modification time of objects that a test has inserted directly."""
 
 
 @dataclass(frozen=True)
@@ -27,13 +27,13 @@ class Request:
     key: str
     query: dict[str, str]
     headers: Any = field(default_factory=dict, compare=False)
-    """A mapping, by names in any case."""
+    """Case-insensitive mapping."""
     target: str = field(default="", compare=False)
     """Path and query as they were sent."""
 
     @property
     def kind(self) -> str:
-        """What S3 calls it, as far as tests want to tell it apart."""
+        """S3 operation of the request, in the categories that tests use."""
         names = {("POST", "uploads"): "start", ("PUT", "partNumber"): "part", ("POST", "uploadId"): "complete"}
         names[("POST", "delete")] = "delete"
         for (method, parameter), name in names.items():
@@ -46,34 +46,34 @@ class Request:
 
 @dataclass
 class Fault:
-    """What goes wrong with some requests. `times`: how often; then the store is well again."""
+    """Failure of matching requests. `times`: how many requests fail; later ones succeed."""
 
     matches: Callable[[Request], bool]
     status: int = 0
-    """Answer with this and do nothing."""
+    """Respond with this status instead of performing the operation."""
     code: str = ""
     headers: dict[str, str] = field(default_factory=dict)
-    """Of that answer."""
+    """Headers of that response."""
     garble: bool = False
-    """Answer with one bit of the content flipped."""
+    """Flip one bit of the response's content."""
     lose_answer: bool = False
-    """Do it, and drop the connection instead of answering."""
+    """Perform the operation, then drop the connection instead of responding."""
     hang: bool = False
-    """Answer nothing until the test is over."""
+    """Do not respond until the test is over."""
     delay: float = 0.0
-    """Seconds before it is done."""
+    """Seconds before the operation is performed."""
     times: float = float("inf")
     met: int = 0
 
 
 @dataclass
 class S3:
-    """`url` and `environment` are what a client needs."""
+    """Object store; `url` and `environment` are a client's configuration."""
 
     port: int = 0
     objects: dict[str, bytes] = field(default_factory=dict)
     written: dict[str, str] = field(default_factory=dict)
-    """When each object was last written, as listings show it: in whole seconds, as in S3."""
+    """Modification time of each object, as in listings: whole seconds, as in S3."""
     uploads: dict[str, dict[int, bytes]] = field(default_factory=dict)
     faults: list[Fault] = field(default_factory=list)
     requests: list[Request] = field(default_factory=list)
@@ -93,7 +93,7 @@ class S3:
         }
 
     def fail(self, kind: str, name: str = "", **what: Any) -> Fault:
-        """Let requests of this kind fail, for keys that contain `name`."""
+        """Make requests of this kind fail for keys that contain `name`."""
         fault = Fault(lambda request: request.kind == kind and name in request.key, **what)
         with self.lock:
             self.faults.append(fault)
@@ -111,7 +111,7 @@ class S3:
                     return fault
         return None
 
-    # Operations: status, body, headers
+    # Operations: each returns status, body, headers
 
     def put(self, key: str, body: bytes, *, create: bool) -> tuple[int, bytes, dict[str, str]]:
         with self.lock:
@@ -131,7 +131,8 @@ class S3:
     def get(
         self, key: str, span: str | None, known: str | None = None, wanted: str | None = None
     ) -> tuple[int, bytes, dict[str, str]]:
-        """`known`, `wanted`: ETags; nothing is sent where the object still has the one, or has not the other."""
+        """Read an object. `known`: If-None-Match (304 if it is the current ETag); `wanted`: If-Match (412 if it is
+        not)."""
         body = self.objects.get(key)
         if body is None:
             return 404, _error("NoSuchKey"), {}
@@ -166,7 +167,7 @@ class S3:
             parts = self.uploads.pop(upload, None)
             if parts is None:
                 return 404, _error("NoSuchUpload"), {}
-            assert all(len(parts[number]) >= 5 << 20 for number in sorted(parts)[:-1])  # S3 refuses smaller ones
+            assert all(len(parts[number]) >= 5 << 20 for number in sorted(parts)[:-1])  # S3 rejects smaller parts
             self.objects[key], self.written[key] = b"".join(parts[number] for number in sorted(parts)), _stamp()
             etag = _etag(self.objects[key])
         return 200, _xml("CompleteMultipartUploadResult", f"<ETag>{escape(etag)}</ETag>"), {}
@@ -210,7 +211,7 @@ class S3:
             "PUT": lambda: self.put(key, body, create=headers.get("If-None-Match") == "*"),
             "GET": lambda: self.get(key, headers.get("Range"), headers.get("If-None-Match"), headers.get("If-Match")),
             "HEAD": lambda: self.get(key, None),
-            "DELETE": lambda: self.abort(query["uploadId"]),  # an object is deleted together with others
+            "DELETE": lambda: self.abort(query["uploadId"]),  # multipart uploads only; objects use "delete"
             "delete": lambda: self.delete([html.unescape(k) for k in re.findall("<Key>(.*?)</Key>", body.decode())]),
         }
         return operations[request.kind]()
@@ -273,7 +274,7 @@ def _handler(store: S3) -> type[BaseHTTPRequestHandler]:
                 self.wfile.write(content)
 
         def log_message(self, format: str, *args: object) -> None:  # noqa: A002
-            """Silence."""
+            """Suppress logging."""
 
         def handle(self) -> None:
             with contextlib.suppress(ConnectionError):  # a client was killed

@@ -1,4 +1,4 @@
-"""What the stand-ins that serve a whole cloud share: faults of a call, the control's verbs, a quiet HTTP server."""
+"""Shared parts of the stand-ins that serve a whole cloud: fault injection, control verbs, a quiet HTTP server."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ def suffer(
     perform: Callable[[], _T],
     dropped: _T,
 ) -> _T:
-    """The answer to a call that has this fault. `dropped` is returned where the connection is gone: nobody gets it.
+    """Apply the fault to a call and return its response. `dropped` is returned where the connection was dropped.
 
-    `over` is set when the stand-in ends: a call that hangs does so until then.
+    `over` is set when the stand-in ends; a hanging call waits for it.
     """
     kind = fault.kind if fault is not None else ""
     if fault is not None and kind in ("error", "html"):
@@ -51,13 +51,13 @@ def suffer(
 
 
 def drop(environ: Mapping[str, Any]) -> None:
-    """End the connection without an answer. (close() is not enough.)"""
+    """Shut the connection down without a response. (close() is not enough.)"""
     with contextlib.suppress(OSError):
         environ["werkzeug.socket"].shutdown(socket.SHUT_RDWR)
 
 
 def read_body(environ: Mapping[str, Any]) -> bytes:
-    """All of a request's body, chunked or not."""
+    """Return a request's whole body, chunked or not."""
     stream = environ["wsgi.input"]
     if environ.get("wsgi.input_terminated"):
         return bytes(stream.read())
@@ -65,23 +65,23 @@ def read_body(environ: Mapping[str, Any]) -> bytes:
 
 
 def obey_control(environ: Mapping[str, Any], verb: str, verbs: Mapping[str, Callable[..., Any]]) -> tuple[int, bytes]:
-    """Status and body of the answer to a call of the test's own."""
+    """Run a control verb; return status and body of the response."""
     try:
         if verb not in verbs:
             raise ValueError(f"no verb of the control; known: {', '.join(sorted(verbs))}")
         value = verbs[verb](**json.loads(read_body(environ) or b"{}"))
-    except Exception as error:  # noqa: BLE001 - told to the test, whatever it is
+    except Exception as error:  # noqa: BLE001 - reported to the test
         return 400, f"{verb}: {type(error).__name__}: {error}".encode()
     return 200, json.dumps(value).encode()
 
 
 class WebServer:
-    """A WSGI application on a port of the loopback, in threads of this process."""
+    """WSGI server on a loopback port, in threads of this process."""
 
     def __init__(
         self, application: Any, port: int = 0, handler: Any = None, context: ssl.SSLContext | None = None
     ) -> None:
-        """`context`: over TLS."""
+        """`context`: serve over TLS."""
         from werkzeug.serving import WSGIRequestHandler, make_server
 
         quiet = _quiet(handler or WSGIRequestHandler)
@@ -96,7 +96,7 @@ class WebServer:
         threading.Thread(target=self._server.serve_forever, args=(0.05,), daemon=True).start()
 
     def stop(self) -> None:
-        """No request is taken any more. close() afterwards."""
+        """Stop accepting requests; call close() afterwards."""
         self._server.shutdown()
 
     def close(self) -> None:
@@ -105,12 +105,12 @@ class WebServer:
 
 def _quiet(base: Any) -> Any:
     class Handler(base):
-        """One that does not print, and lets a client that was sent away go."""
+        """Request handler that does not log and ignores clients that were cut off."""
 
         def log(self, *_what: object) -> None:
-            """Silence."""
+            """Suppress logging."""
 
         def connection_dropped(self, error: BaseException, environ: Any = None) -> None:
-            """Nothing to tell."""
+            """Ignore the error."""
 
     return Handler

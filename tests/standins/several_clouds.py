@@ -1,4 +1,4 @@
-"""Jobs that may run on the AWS, the Google Cloud and the Azure stand-in, each with its own store: see cloud_jobs.py."""
+"""Jobs that may run on the AWS, Google Cloud and Azure stand-ins, each with its own store; see cloud_jobs.py."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ __all__ = ["SeveralClouds", "several_clouds"]
 
 
 class _AllRemains:
-    """What is left on any of them."""
+    """Finder of leftovers on all clouds."""
 
     def __init__(self, of: Mapping[str, CloudJobs[Any, Any]]) -> None:
         self._of = of
@@ -33,7 +33,7 @@ class _AllRemains:
 
 
 class SeveralClouds(CloudJobs[Any, _AllRemains]):
-    """An account of each cloud. Jobs have a job dir in each."""
+    """An account on each cloud. Jobs have a job dir in each."""
 
     cloud = "several"
 
@@ -52,10 +52,11 @@ class SeveralClouds(CloudJobs[Any, _AllRemains]):
 
 @contextlib.contextmanager
 def several_clouds(folder: Path, agents: Path) -> Iterator[SeveralClouds]:
-    """All three, with machines that boot. `agents`: where agent files are kept from test to test."""
+    """Run all three stand-ins with machines that boot. `agents`: folder where agent files are kept from test to
+    test."""
     with aws_process() as aws, gcp_process() as gcp, azure_with_blobs(folder) as (azure, environ):
         jobs = SeveralClouds(AwsJobs(aws, folder), GcpJobs(gcp.url, folder), AzureJobs(azure, folder), folder)
         told = {**aws_environ(aws.url), **gcp_environ(gcp.url, folder / "keys"), **environ}
-        # What keeps Google's SDK from asking the internet must let the others reach their stand-ins.
+        # The variables that keep Google's SDK off the internet must not block the other SDKs from their stand-ins.
         with settled(jobs, agents, {**told, "no_proxy": "127.0.0.1,localhost"}):
             yield jobs

@@ -1,12 +1,13 @@
-"""A training on several processes that goes on from what another number of them saved: `sharded.py FOLDER PHASES`.
+"""Training on several processes that resumes from checkpoints of a different number of ranks: `sharded.py FOLDER
+PHASES`.
 
-PHASES is JSON: [[world, mode], ...]. Each phase restores what the one before saved into a model and an optimizer that
-were made anew (the optimizer without any state), compares all of it with what was there, trains on, and saves. Without
-the Checkpointer: save and restore alone, so that every rank's part is written exactly as it is laid out.
+PHASES is JSON: [[world, mode], ...]. Each phase restores the previous phase's checkpoint into a newly created model and
+optimizer (without state), compares all tensors with the saved ones, trains on, and saves. It calls save and restore
+directly, without the Checkpointer, so that every rank's part is written exactly as it is laid out.
 
     plain   whole tensors on every rank, each saved by one of them
-    fsdp    fully_shard on a mesh of one dimension
-    hsdp    fully_shard on a mesh of two: copies of shards
+    fsdp    fully_shard on a one-dimensional mesh
+    hsdp    fully_shard on a two-dimensional mesh: shards are replicated
     tp      tensor parallelism inside fully_shard: some tensors are sharded twice
 """
 
@@ -19,11 +20,11 @@ import traceback
 from pathlib import Path
 from typing import Any
 
-import numpy as np  # noqa: F401 - here, not by each rank for itself
+import numpy as np  # noqa: F401 - imported once here, not by each rank
 import torch
-import torch._dynamo  # likewise
+import torch._dynamo  # imported once here, too
 import torch.distributed as dist
-import torch.distributed.checkpoint  # likewise
+import torch.distributed.checkpoint  # imported once here, too
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
@@ -42,7 +43,7 @@ from cloudgpu.runtime.checkpoint.store import CheckpointStore
 
 
 def make(mode: str, world: int) -> tuple[nn.Module, torch.optim.Optimizer]:
-    # 7, 5: no number of ranks divides them; 16: tensor parallelism needs one that it can.
+    # 7 and 5 are not divisible by any number of ranks; 16 is, as tensor parallelism requires.
     model = nn.Sequential(nn.Linear(7, 16), nn.Tanh(), nn.Linear(16, 5), nn.LayerNorm(5))
     if mode in {"fsdp", "hsdp"}:
         shape, names = ((world,), ("dp",)) if mode == "fsdp" else ((2, world // 2), ("copies", "dp"))
@@ -64,7 +65,7 @@ def train(model: nn.Module, optimizer: torch.optim.Optimizer, steps: int) -> Non
 
 
 def whole(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, torch.Tensor]:
-    """Every tensor as one, on every rank."""
+    """Return every tensor unsharded, on every rank."""
     leaves = flatten({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, "")[1]
     return {key: leaf.full_tensor() if isinstance(leaf, DTensor) else leaf.clone() for key, leaf in leaves.items()}
 
@@ -120,7 +121,7 @@ def phase(folder: Path, number: int, mode: str, rank: int, world: int) -> None:
 
 
 def run(folder: Path, number: int, mode: str, world: int) -> list[int]:
-    """The exit codes of the ranks: forked, because importing torch takes longer than all they do."""
+    """Return the ranks' exit codes. Ranks are forked because importing torch takes longer than their work."""
     children = []
     for rank in range(world):
         child = os.fork()

@@ -1,7 +1,7 @@
-"""A training as the checkpoint writer sees it: content that can be told by its step and rank, staged and checked.
+"""Training as seen by the checkpoint writer: content that identifies its step and rank is staged and verified.
 
-As a program it trains: python -m cloudgpu.tests.standins.staging URL RANK WORLD STEPS SIZE. It goes on from the
-newest checkpoint, stages one per step, and prints "staged N" and "committed N" as soon as it knows.
+As a program it trains: python -m cloudgpu.tests.standins.staging URL RANK WORLD STEPS SIZE. It resumes from the newest
+checkpoint, stages one per step, and prints "staged N" and "committed N" as soon as it knows.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from cloudgpu.runtime.checkpoint.writer.client import Save, SaveResult, WriterCl
 
 KEEP = 3
 MARK = os.environ.setdefault("CLOUDGPU_TEST_MARK", os.urandom(8).hex())
-"""In the environment of all that this process starts: others may test on the same machine."""
+"""Marker in the environment of this process's children, since other tests may run on the same machine."""
 
 
 def open_store(url: str) -> CheckpointStore:
@@ -29,7 +29,7 @@ def open_store(url: str) -> CheckpointStore:
 
 
 def content(step: int, rank: int, size: int) -> bytes:
-    """What is saved: every 64 KiB is another, and no two steps or ranks share any."""
+    """Return the bytes to save: each 64 KiB block is unique, and no two steps or ranks share any."""
     block = hashlib.sha256(f"{step} {rank}".encode()).digest() * (2 << 10)
     data = bytearray(block * -(-size // len(block)))
     for number, at in enumerate(range(0, size, len(block))):
@@ -38,12 +38,12 @@ def content(step: int, rank: int, size: int) -> bytes:
 
 
 class Training:
-    """One rank. `stage()` and `save()`; results come from `client`."""
+    """One rank of a training; results of stage() and save() come from `client`."""
 
     def __init__(self, url: str, *, rank: int = 0, world: int = 1, attempt: int = 1, size: int = 100_000) -> None:
         self.store = open_store(url)
         self.rank, self.world, self.attempt, self.size = rank, world, attempt, size
-        self.run = "a" * 8 if world > 1 else run_nonce()  # which the ranks would agree upon
+        self.run = "a" * 8 if world > 1 else run_nonce()  # agreed upon by the ranks in a real run
         self.client = WriterClient.connect(self.store, rank, world, attempt)
         self.client.reserve(size)
 
@@ -51,7 +51,7 @@ class Training:
         return Name.of_run(step, self.attempt, step, self.run)
 
     def stage(self, step: int, *, keep: int = KEEP, finished: bool = False, rows: bytes = b"") -> Name | None:
-        """None: no slot was free."""
+        """Stage a checkpoint without waiting for it; return its name, or None if no slot is free."""
         slot = self.client.free_slot()
         if slot is None:
             return None
@@ -64,7 +64,7 @@ class Training:
     def save(
         self, step: int, timeout_s: float = 60, *, keep: int = KEEP, finished: bool = False, rows: bytes = b""
     ) -> SaveResult:
-        """Stage, and wait for what becomes of it."""
+        """Stage a checkpoint and wait for its result."""
         name = self.stage(step, keep=keep, finished=finished, rows=rows)
         assert name is not None
         (result,) = self.client.wait(timeout_s)
@@ -73,7 +73,7 @@ class Training:
 
 
 def verify(store: CheckpointStore, name: Name) -> None:
-    """That every rank's part is there and is what was staged at that step."""
+    """Assert that every rank's part exists and has the content that was staged at that step."""
     commit = store.read_commit(name)
     for rank, digest in enumerate(commit.manifests):
         text = store.get(name, manifest_file(rank))
@@ -86,7 +86,7 @@ def verify(store: CheckpointStore, name: Name) -> None:
 
 
 def verified_steps(store: CheckpointStore) -> list[int]:
-    """Steps of all checkpoints, newest first; each is verified. What is still being removed is waited for."""
+    """Return the steps of all checkpoints, newest first, after verifying each. It first waits for pending removals."""
     assert finish_earlier(store, 0, 60)
     names = store.committed()
     for name in names:
@@ -95,7 +95,7 @@ def verified_steps(store: CheckpointStore) -> list[int]:
 
 
 def writers() -> set[int]:
-    """Process ids of our checkpoint writers that run now, zombies left out."""
+    """Return the process ids of this test run's checkpoint writers, except zombies."""
     found = set()
     for folder in Path("/proc").glob("[0-9]*"):
         try:
@@ -111,7 +111,7 @@ def writers() -> set[int]:
 
 
 def start(url: str, *arguments: object, env: dict[str, str] | None = None) -> subprocess.Popen[str]:
-    """This module as a program."""
+    """Start this module as a program."""
     command = [sys.executable, "-m", "cloudgpu.tests.standins.staging", url, *map(str, arguments)]
     return subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=os.environ | (env or {}))
 
@@ -130,7 +130,8 @@ def main(url: str, rank: int, world: int, steps: int, size: int) -> None:
         while training.stage(step) is None:
             for line in _results(training, last=False):
                 print(line, flush=True)
-        print(f"staged {step}", flush=True)  # one write, also where PYTHONUNBUFFERED is set: a kill leaves no half
+        # A single write even with PYTHONUNBUFFERED, so that a kill leaves no partial line.
+        print(f"staged {step}", flush=True)
     for line in _results(training, last=True):
         print(line, flush=True)
     training.client.close()

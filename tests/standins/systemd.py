@@ -1,6 +1,6 @@
-"""As much of systemd as a machine of ours uses: services that are enabled, started, and what happens at their end.
+"""Subset of systemd used by cloudgpu's machines: enabling and starting services, and actions after they end.
 
-After systemd.unit(5), systemd.service(5) and systemd.kill(5). A setting that is not known here is an error.
+It follows systemd.unit(5), systemd.service(5) and systemd.kill(5). An unknown setting is an error.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import shlex
 import signal
 from dataclasses import dataclass
 
-# What is obeyed, and what is accepted because it has no meaning for a process on the tester's own machine.
+# Settings that are obeyed, and settings that are ignored because they have no effect on a process of the tester.
 _OBEYED = {
     "ExecStart", "FailureAction", "KillMode", "TimeoutStopSec", "WantedBy", "Environment", "Type", "Restart",
     "RefuseManualStop", "ExecStopPost",
@@ -23,7 +23,7 @@ _SECTIONS = {"Unit", "Service", "Install"}
 
 
 class UnitError(ValueError):
-    """systemd would not have done what was meant."""
+    """Unit file that systemd would ignore or misinterpret."""
 
 
 @dataclass(frozen=True)
@@ -37,15 +37,15 @@ class Service:
     """`none` or `poweroff`."""
     stop_s: float
     wanted: bool
-    """Whether enabling it has it started at boot."""
+    """True if enabling it makes it start at boot."""
     refuses_stop: bool
-    """`systemctl stop` and `restart` are refused; a shutdown stops it all the same."""
+    """`systemctl stop` and `restart` are refused; a shutdown still stops it."""
     stop_post: tuple[str, ...] = ()
-    """Is run after the main process, however that has ended."""
+    """Command that runs after the main process, however that ended."""
 
 
 def read_service(name: str, text: str) -> Service:
-    """Raises UnitError."""
+    """Parse a unit file. Raises UnitError."""
     values: dict[str, str] = {}
     environment: dict[str, str] = {}
     for line in text.splitlines():
@@ -76,17 +76,17 @@ def read_service(name: str, text: str) -> Service:
 
 @dataclass(frozen=True)
 class Exit:
-    """How a main process has ended, as systemd.exec(5) names it."""
+    """Exit status of a main process, in the terms of systemd.exec(5)."""
 
     code: int
-    """As subprocess has it: negative after a signal."""
+    """Return code as in subprocess: negative after a signal."""
 
     @property
     def is_clean(self) -> bool:
         return self.code == 0 or -self.code in _CLEAN
 
     def environment(self) -> dict[str, str]:
-        """Of ExecStopPost."""
+        """Return the environment of ExecStopPost."""
         if self.code >= 0:
             how, status, result = "exited", str(self.code), "success" if self.code == 0 else "exit-code"
         else:

@@ -1,4 +1,4 @@
-"""A self-signed certificate for a stand-in on the loopback: clients are told of it by a file."""
+"""Self-signed certificate for a stand-in on loopback, which clients load from a file."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ _DAYS = 2
 
 
 def make_certificate(folder: Path) -> Path:
-    """A new certificate for `localhost` and 127.0.0.1, with its key, as one PEM file in `folder`."""
+    """Create a certificate for `localhost` and 127.0.0.1; return the path of a PEM file in `folder` that also has its
+    key."""
     from cryptography import x509
     from cryptography.hazmat.primitives import hashes
     from cryptography.hazmat.primitives import serialization as s
@@ -40,13 +41,13 @@ def make_certificate(folder: Path) -> Path:
 
 
 def server_context(certificate: Path) -> ssl.SSLContext:
-    """For a server that has it."""
+    """Return the TLS context of a server with this certificate."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(certificate)
     return context
 
 
 def trusting(certificate: Path | None) -> dict[str, str]:
-    """What makes clients trust it, whatever they are written with: OpenSSL and rustls, requests, botocore."""
+    """Return the variables with which OpenSSL, rustls, requests and botocore trust the certificate."""
     names = () if certificate is None else ("SSL_CERT_FILE", "REQUESTS_CA_BUNDLE", "AWS_CA_BUNDLE")
     return dict.fromkeys(names, str(certificate))

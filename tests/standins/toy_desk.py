@@ -1,4 +1,4 @@
-"""Who works on the stack of toys (toy_stack.py): commands in processes of their own, which a test may kill."""
+"""Users of the toy stack (toy_stack.py): commands in separate processes, which a test may kill."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ PATIENCE_S = 180.0
 
 
 class Ended(NamedTuple):
-    """What came of a command."""
+    """Exit code and output of a command."""
 
     code: int
     value: Any
@@ -34,7 +34,7 @@ class Ended(NamedTuple):
 
 
 class Desk:
-    """Runs commands on the stack, in processes of their own."""
+    """Runner of commands on the stack, in separate processes."""
 
     def __init__(self, engine_kind: str, folder: Path, provider: Provider, environ: dict[str, str]) -> None:
         self.is_double = engine_kind == "double"
@@ -48,7 +48,7 @@ class Desk:
         self.environ["PATH"] = os.pathsep.join((str(self._bin), os.environ["PATH"]))
 
     def _install(self) -> None:
-        """A `pulumi` that notes its arguments before it does what it is asked to."""
+        """Install a `pulumi` that records its arguments before it runs the real program."""
         real = str(double.install(self._bin / "double")) if self.is_double else shutil.which("pulumi")
         program = self._bin / "pulumi"
         program.parent.mkdir(parents=True, exist_ok=True)
@@ -56,7 +56,7 @@ class Desk:
         program.chmod(0o755)
 
     def colleague(self) -> Self:
-        """Another person, with an empty state directory, and the same settings otherwise."""
+        """Return a different user with an empty state directory and otherwise the same settings."""
         other = copy.copy(self)
         other.home = self.home.with_name("colleague")
         other.environ = {**self.environ, "CLOUDGPU_HOME": str(other.home)}
@@ -82,7 +82,7 @@ class Desk:
         return ended.value
 
     def kill_in_the_middle(self) -> None:
-        """A command, and its engine, while something is being made."""
+        """Kill a command and its engine while a resource is being created."""
         self.provider.control.fail("Create", HANG)
         before = len(self.provider.control.calls("Create"))
         process = self.start("up", "--count", "1")
@@ -100,11 +100,11 @@ class Desk:
 
     @property
     def locks(self) -> list[Path]:
-        """In this computer's own backend."""
+        """Lock files in the local backend."""
         return sorted((self.home / "infra/state/.pulumi/locks").rglob("*.json"))
 
     def lock_as(self, **who: Any) -> Path:
-        """As somebody else's engine would."""
+        """Add a lock as another user's engine would."""
         folder = self.home / f"infra/state/.pulumi/locks/organization/cloudgpu/{STACK}"
         folder.mkdir(parents=True, exist_ok=True)
         held = {"pid": 4242, "username": "ann", "hostname": "elsewhere", "timestamp": "2026-11-22T06:00:00Z", **who}
@@ -113,7 +113,7 @@ class Desk:
 
 
 def wait(condition: Callable[[], object]) -> None:
-    """Until it holds."""
+    """Poll until the condition holds; fails after PATIENCE_S seconds."""
     until = time.monotonic() + PATIENCE_S
     while not condition():
         assert time.monotonic() < until
@@ -121,13 +121,13 @@ def wait(condition: Callable[[], object]) -> None:
 
 
 def engines_of(process: subprocess.Popen[str]) -> list[psutil.Process]:
-    """That it has started."""
+    """Return the engines that the process has started."""
     return psutil.Process(process.pid).children()
 
 
 @contextlib.contextmanager
 def killed_after(process: subprocess.Popen[str]) -> Iterator[None]:
-    """Nothing that it started is left, whatever becomes of the test."""
+    """Kill the process and its descendants on exit, whether the test passes or not."""
     try:
         yield
     finally:

@@ -1,12 +1,13 @@
-"""A stack of a few things that are nowhere, worked on by infra/engine/automation.py in a process that a test may kill.
+"""A stack of toy resources that exist only in memory, updated by infra/engine/automation.py in a process that may be
+killed.
 
     with attached(toys()) as environ: …                                     # the provider, in the test's process
     python -m cloudgpu.tests.standins.toy_stack up --count 3 --size 1       # as `cloudgpu infra up` does it
     python -m cloudgpu.tests.standins.toy_stack plan                        # as `cloudgpu infra preview` does it
     python -m cloudgpu.tests.standins.toy_stack preview|down|contents
 
-What a stack is made of, it prints as JSON on its last line; steps and remarks go to stderr, an error ends as every
-command's does.
+The last line of the output is the stack's contents as JSON; steps and remarks go to stderr, and errors are reported as
+by every command.
 """
 
 from __future__ import annotations
@@ -25,21 +26,21 @@ STACK = "toys"
 
 
 class Shelf:
-    """Where the things are."""
+    """In-memory cloud of toys."""
 
     def __init__(self) -> None:
         self.things: dict[str, dict[str, Any]] = {}
         self.made = 0
-        """So often something was created."""
+        """Number of creations."""
         self.slow_s = 0.0
-        """A thing takes so long to make, unless `hurry` is set."""
+        """Seconds that a creation takes, unless `hurry` is set."""
         self.hurry = threading.Event()
         self.begun = threading.Event()
-        """Something is being made."""
+        """Set when a creation begins."""
 
 
 class Toy(Kind[Shelf]):
-    """A thing with a size, and a kind that cannot change."""
+    """A resource with a size, and a shape that cannot change in place."""
 
     type = "toy:index:Toy"
     inputs = frozenset({"size", "shape"})
@@ -68,7 +69,7 @@ class Toy(Kind[Shelf]):
 
 
 def toys() -> Provider:
-    """A new provider with an empty shelf."""
+    """Return a new provider with an empty shelf."""
     return Provider("toy", cloud=Shelf(), kinds=[Toy])
 
 

@@ -1,4 +1,4 @@
-"""Who may run now: many at once, or one alone, of all the processes that share a folder of locks."""
+"""Reader-writer lock for all processes that share a folder: many may run together, or one alone."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ from pathlib import Path
 
 @contextmanager
 def turn(folder: Path, *, alone: bool) -> Iterator[None]:
-    """Wait for one's turn. Whoever comes later waits behind one that wants to be alone, so that this comes soon.
+    """Hold the lock, exclusively if `alone`. Later callers queue behind a waiting exclusive one, so that it is not
+    starved.
 
-    The locks of a process that dies are free.
+    Locks of a process that dies are released.
     """
     with (folder / "door").open("w") as door, (folder / "room").open("w") as room:
         fcntl.flock(door, fcntl.LOCK_EX)
@@ -23,4 +24,4 @@ def turn(folder: Path, *, alone: bool) -> Iterator[None]:
         try:
             yield
         finally:
-            fcntl.flock(room, fcntl.LOCK_UN)  # not only closed: a fork that outlives the test holds it open
+            fcntl.flock(room, fcntl.LOCK_UN)  # explicitly, as a fork that outlives the test keeps it open

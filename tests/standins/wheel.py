@@ -1,4 +1,4 @@
-"""The package as its users get it: a wheel, and an environment into which it is installed."""
+"""The package as users install it: a wheel, and an environment with it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ ROOT = Path(__file__).parents[2]
 
 @cache
 def installed() -> Path:
-    """A fresh environment with the wheel in it, one per process; what an editable install adds is not there."""
+    """Return a new environment with the wheel installed, one per process, without the effects of an editable
+    install."""
     folder = Path(tempfile.mkdtemp(prefix="cloudgpu-wheel-"))
     atexit.register(shutil.rmtree, folder)
     venv.create(folder / "venv", with_pip=True)

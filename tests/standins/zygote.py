@@ -1,11 +1,11 @@
-"""Programs that start at once: each is forked from a process that has imported what takes long, torch above all.
+"""Fast program starts: each program is forked from a process that has imported slow modules, above all torch.
 
     zygote = Zygote("torch", "numpy")
     process = zygote.start([program, *arguments], environment)      # as subprocess.Popen, with pipes
     process = zygote.start(["-m", module, *arguments], environment)
     zygote.close()
 
-They are processes like any other: with their own main module, pipes, children and signals.
+The programs are normal processes, with their own main module, pipes, children and signals.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from typing import IO
 
 
 class Zygote:
-    """`modules` are imported once, by the interpreter `python`; a program is started in a fork."""
+    """Process of the interpreter `python` that imports `modules` once and forks for each program."""
 
     def __init__(self, *modules: str, python: str = sys.executable) -> None:
         self._ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -50,7 +50,7 @@ class Zygote:
 
 
 class Forked:
-    """What tests use of subprocess.Popen."""
+    """The part of subprocess.Popen's interface that tests use."""
 
     def __init__(self, stdin: IO[str], stdout: IO[str], stderr: IO[str], status: IO[str]) -> None:
         self.stdin, self.stdout, self.stderr, self._status = stdin, stdout, stderr, status
@@ -75,7 +75,7 @@ class Forked:
         return self.returncode
 
     def communicate(self, timeout: float = 180.0) -> tuple[str, str]:
-        """All that it prints until its end."""
+        """Return all output until the end."""
         end = time.monotonic() + timeout
         texts = ["", ""]
 
@@ -96,8 +96,9 @@ class Forked:
 
 
 def serve(requests: socket.socket) -> None:
-    """Fork for each request: a process that waits for the program and reports its exit code, and the program itself."""
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the waiting processes are never waited for
+    """Fork twice for each request: a process that waits for the program and reports its exit code, and the program
+    itself."""
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the waiting processes are never reaped explicitly
     while True:
         request, pipes, _, _ = socket.recv_fds(requests, 1 << 20, 4)
         if not request:

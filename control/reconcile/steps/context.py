@@ -1,4 +1,4 @@
-"""The context of a step: the job and its attempt as they were read, the store, the target, the job dir, the clock."""
+"""Context of a step: the job and its attempt as they were read, the store, the target, the job dir, the clock."""
 
 from __future__ import annotations
 
@@ -24,37 +24,37 @@ log = logging.getLogger("cloudgpu.supervisor")
 
 @dataclass(slots=True)
 class Memory:
-    """A supervisor's memory of a job between ticks: caches and pauses only, nothing that decides."""
+    """A supervisor's memory of a job between ticks: caches and pauses only; no decision depends on it."""
 
     time: JobTime
     watches: Watches = field(default_factory=lambda: Watches(0))
     job_dirs: dict[str, JobDir] = field(default_factory=dict)
     """URL -> the opened job dir."""
     moving: int = 0
-    """The attempt before which the job, having trained, moves to another job dir."""
+    """Number of the attempt before which the job, having trained, moves to another job dir."""
     copying: int = 0
-    """The attempt for which this process has logged that a checkpoint is being copied."""
+    """Number of the attempt for which this process has logged that a checkpoint is being copied."""
     copied: float = 0.0
-    """Steady time when an object had come over to another job dir, the last time."""
+    """Monotonic time when an object was last copied to another job dir."""
     stop_written_for: int = 0
-    """The attempt whose stop.json this process has written."""
+    """Number of the attempt whose stop.json this process has written."""
     queued: bool = False
-    """All machines of the attempt were in the provider's queue, when they were last looked at."""
+    """All machines of the attempt were in the provider's queue at the last poll."""
     queue: str = ""
-    """The provider's message about its queue: the order of turns, or why there is no machine."""
+    """The provider's message about its queue: the position, or why there is no machine."""
     saw_unknown_node: bool = False
-    """A machine of the attempt ran as a node that its row does not have: there may be a new generation."""
+    """A machine of the attempt runs a node that its row lacks, so there may be a new generation."""
     machines_gone: bool = False
-    """All machines of the attempt, when they were last looked at."""
+    """All machines of the attempt were gone at the last poll."""
     first_launch_of: int = 0
-    """The attempt that this process is going to be the first to ask machines for."""
+    """Number of the attempt for which this process sends the first launch request."""
     pause_s: float = 0.0
-    """Until the job's next look, while it waits in the queue of its target; 0: it does not."""
+    """Seconds until the job's next poll while it waits in its target's queue; 0: it does not wait."""
     started: int = 0
-    """The attempt of which launch() has said that some machines were started before others were refused."""
+    """Number of the attempt whose launch() reported that machines were started before others were refused."""
 
     def reopen_dirs(self) -> None:
-        """Open the job dirs anew: their credentials were read when they were opened, and there may be new ones."""
+        """Drop the opened job dirs, so that they are reopened with the current credentials."""
         for job_dir in self.job_dirs.values():
             job_dir.renew()
         self.job_dirs.clear()
@@ -62,7 +62,7 @@ class Memory:
 
 @dataclass(slots=True)
 class Tools:
-    """The tools that the steps of all jobs share; passed in, so that tests can replace them."""
+    """The tools that the steps of all jobs share; injected so that tests can replace them."""
 
     store: Store
     clock: Clock
@@ -73,7 +73,7 @@ class Tools:
     seen: Sightings = field(default_factory=Sightings)
     queue: Queue = field(init=False)
     watched: int = 1
-    """How many jobs the supervisor watches."""
+    """Number of jobs that the supervisor watches."""
 
     def __post_init__(self) -> None:
         self.queue = Queue(self.store, self.clock)
@@ -91,7 +91,7 @@ class JobContext:
         """The job's time when the step began."""
 
     def time(self) -> float:
-        """Return the job's time at this moment."""
+        """Return the job's current time."""
         return self.memory.time.now()
 
     def attempts(self) -> list[Attempt]:
@@ -99,7 +99,7 @@ class JobContext:
         return self.tools.store.attempts(self.job.id)
 
     def check_account(self, target: str, account: str | None) -> None:
-        """Raise ProvisionError if the credentials are not of the account that machines are in, or are to be in."""
+        """Raise ProvisionError if the credentials are not for the account of the machines."""
         if account:
             self.tools.provisioner(target).check_account(account)
 
@@ -118,7 +118,7 @@ class JobContext:
         attempt: Attempt | None = None,
         new_attempt: Attempt | None = None,
     ) -> bool:
-        """Write what the job's and the attempt's rows become, and an event unless `message` is empty; return True."""
+        """Write the new rows of the job and the attempt, and an event unless `message` is empty; return True."""
         change = Change(self.job, kind, message, self.time(), self.attempt, job, attempt, new_attempt)
         self.tools.store.apply(change, self.tools.owner)
         if message:
@@ -126,8 +126,7 @@ class JobContext:
         return True
 
     def note_login(self, trouble: str) -> bool:
-        """Say in the job's reason what its credentials keep from being done; "": nothing any more. Return whether the
-        reason has changed."""
+        """Write what missing credentials prevent into the job's reason; "": nothing. Return whether it changed."""
         reason = login_hints.noted(self.job.reason, trouble) if trouble else login_hints.plain(self.job.reason)
         return reason != self.job.reason and self.write("", "", job=replace(self.job, reason=reason))
 
@@ -147,22 +146,22 @@ class AttemptContext(JobContext):
 
     @property
     def job_dir(self) -> JobDir:
-        """The job dir that the attempt's machines work with."""
+        """The job dir that the attempt's machines use."""
         return self.open_dir(self.job.dir_on(self.attempt.offer.cloud))
 
     @property
     def is_group(self) -> bool:
-        """Return whether the attempt has a machine group of its own (recover: fleet); a cluster's outlives the job."""
+        """True if the attempt has a dedicated machine group (recover: fleet), unlike a cluster, which outlives it."""
         return self.job.policy.grouped and bool(info(self.attempt.offer.cloud).groups)
 
     @property
     def heals_itself(self) -> bool:
-        """Return whether the target replaces lost machines by itself, so that the supervisor must not."""
+        """True if the target replaces lost machines itself, so that the supervisor must not."""
         return self.is_group or info(self.attempt.offer.cloud).heals
 
     @property
     def waited_s(self) -> float:
-        """Seconds since the first of the waits in place, less those that do not count."""
+        """Seconds since the first of the waits in place, without pauses that do not count."""
         since = self.job.waiting_since
         return self.now - since if self.job.waits and since is not None else 0.0
 
@@ -176,14 +175,14 @@ class AttemptContext(JobContext):
         at_least_s: float = 0.0,
         counts: bool = True,
     ) -> bool:
-        """Try again in place, with the same token, after a pause of that kind (see decisions.backoff). `counts`: the
-        pause is a part of `waited_s`."""
+        """Retry in place, with the same token, after a pause of that kind (see decisions.backoff). `counts`: include
+        the pause in `waited_s`."""
         job, now = self.job, self.time()
         tries = job.waits + 1
         pause_s = max(backoff(pause, tries), at_least_s)
         pause_s += jitter(pause_s / 4, job.id, tries)
         since = now if not job.waits or job.waiting_since is None else job.waiting_since
-        # The same reason again and again is one event, though every try is written.
+        # Every try is written, but a repeated reason makes no new event.
         message = f"waiting: {reason}" if login_hints.plain(job.reason) != reason else ""
         waiting = replace(
             job,
@@ -196,7 +195,7 @@ class AttemptContext(JobContext):
         return self.write("waiting", message, job=waiting, attempt=attempt)
 
     def begin_stop(self, cause: str, reason: str) -> bool:
-        """Ask the attempt's programs to save and end within the grace of the cause; of "peer", the job goes on."""
+        """Ask the attempt's programs to save and end within the grace of the cause; after "peer" the job continues."""
         job = self.job if cause == "peer" else replace(self.job, state="stopping", cause=cause, reason=reason)
         grace = GRACE_S[cause] if self.attempt.allocation is not None else 0.0
         attempt = replace(self.attempt, state="stopping", cause=cause, deadline=self.time() + grace)

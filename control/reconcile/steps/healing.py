@@ -1,4 +1,4 @@
-"""Heal an attempt that has lost nodes: node_replacement.py decides, and one idempotent step at a time does it."""
+"""Repair of an attempt that has lost nodes: node_replacement.py decides, and this module acts in idempotent steps."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from .observing import Observer, write_generation
 
 
 class NodeReplacer:
-    """Replaces lost nodes, or has the program go on without them."""
+    """Replaces lost nodes, or continues the program without them."""
 
     def __init__(self, context: AttemptContext, observer: Observer) -> None:
         self._context = context
         self._observer = observer
 
     def heal(self, seen: Sequence[NodeView]) -> bool | None:
-        """Take the next step of healing; return whether anything changed. None: there is nothing to heal."""
+        """Take the next step of the repair; return whether anything changed. None: no repair is needed."""
         context = self._context
         if context.attempt.nodes is None:
             return None
@@ -43,7 +43,7 @@ class NodeReplacer:
         return self._add_machines(idle=found.idle) or (False if found.idle else None)
 
     def _interruptions_left(self, attempt: Attempt, seen: Sequence[NodeView]) -> int | None:
-        """Return the rest of the budget; None: it is without limit, or no node has ended."""
+        """Return the rest of the budget; None: it is unlimited, or no node has ended."""
         policy = self._context.job.policy
         if policy.preemptions is None or all(view.end is None for view in seen):
             return None
@@ -51,7 +51,7 @@ class NodeReplacer:
         return left_in_place(policy, [*earlier, attempt]).interruptions
 
     def _regroup(self, attempt: Attempt, regroup: Regroup, nodes: Mapping[str, NodeView]) -> bool:
-        """Write for the machines which of them go on; if one of them has begun another generation, take that one."""
+        """Write the record of the new members; if a node has begun another generation, adopt that one."""
         number = len(attempt.generations) + 2
         before = attempt.generations[-1] if attempt.generations else None
         record = Generation(
@@ -74,16 +74,16 @@ class NodeReplacer:
         return self._observer.take_generation(list(nodes.values()), known=True, attempt=attempt)
 
     def _add_machines(self, *, idle: bool) -> bool:
-        """Get the machines that the attempt lacks; return whether anything changed.
+        """Launch the machines that the attempt lacks; return whether anything changed.
 
-        `idle`: nothing trains meanwhile, so that the others are not kept for long if there are none.
+        `idle`: no program trains meanwhile, so the attempt is stopped if machines cannot be obtained soon.
         """
         context = self._context
         allocation, wanted = context.attempt.allocation, wanted_nodes(context.attempt)
         missing = [node.node for node in wanted if allocation and node.node not in allocation.machines]
         if allocation is None or not missing or context.now < context.job.not_before:
             return False
-        # All that shall be there, not only what is missing: the target is to know whom the new one belongs to.
+        # Request all nodes, not only the missing ones, so that the target knows which nodes belong together.
         request = launch_request(context, wanted, replaces=True)
         retired = allocation.machines.keys() - {node.node for node in wanted}
         try:

@@ -1,4 +1,4 @@
-"""Build the request of an attempt's launch, and how long its machines may live."""
+"""Build the request of an attempt's launch, including the maximum lifetime of its machines."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from ..decisions import GRACE_S
 from .context import AttemptContext
 
 LATE_S = 5.0
-"""Seconds after the deadline of a stop within which nodes that kill their program at the deadline may report it."""
+"""Seconds after a stop's deadline in which nodes that kill their program at the deadline may report it."""
 LONGEST_S = 30 * 86_400.0
-"""Seconds after which a machine in a cloud ends itself in any case: there may be no supervisor to end it. A job that
-lives goes on with another."""
+"""Maximum lifetime in seconds of a machine in a cloud, which holds without a supervisor. A job that still runs then
+continues on another machine."""
 EXPIRY_S = 3_600.0
-"""Seconds from the end of the machines by themselves until any supervisor may remove what was made for them."""
+"""Seconds from the self-termination of the machines until any supervisor may remove their resources."""
 QUEUE_S = {"flex-start": 86_400.0}
-"""Market -> how long its machines may be in the provider's queue, at most: they begin to live after it."""
+"""Market -> maximum seconds of its machines in the provider's queue, which precede their lifetime."""
 
 
 def launch_request(
     context: AttemptContext, nodes: tuple[NodeRequest, ...], *, replaces: bool = False, repeated: bool = False
 ) -> LaunchRequest:
-    """Return what a target is asked for. `replaces`: some of the nodes come in the place of lost ones."""
+    """Return the request to a target. `replaces`: some of the nodes replace lost ones."""
     job, attempt = context.job, context.attempt
     offer, lifetime = attempt.offer, _lifetime(context)
     return LaunchRequest(
@@ -50,10 +50,10 @@ def launch_request(
 
 
 def _expires(context: AttemptContext, lifetime_s: int, *, replaces: bool) -> float | None:
-    """Return the time after which any supervisor may remove the machines: when the last of them has ended itself.
+    """Return the epoch seconds after which any supervisor may remove the machines: when the last one has ended itself.
 
-    A machine that replaces another one lives anew. Its time is rounded up to whole lifetimes since the attempt's
-    launch, for it must be the same when the launch is repeated.
+    The lifetime of a replacement starts anew. The result is rounded up to whole lifetimes since the attempt's
+    launch, because repeated launches must send an equal request.
     """
     if (begun := context.attempt.launched) is None:
         return None
@@ -62,9 +62,9 @@ def _expires(context: AttemptContext, lifetime_s: int, *, replaces: bool) -> flo
 
 
 def _lifetime(context: AttemptContext) -> int | None:
-    """Return the seconds after which a machine ends itself, if it is not ended: the limits, and time to stop.
+    """Return the seconds after which a machine terminates itself: the job's limits plus the time to stop.
 
-    It is the same however often the launch is repeated: a provider that knows its token refuses another request.
+    It is equal for every retry of a launch: a provider that knows the token refuses a different request.
     """
     job, attempt = context.job, context.attempt
     begun = attempt.created if attempt.launched is None else attempt.launched

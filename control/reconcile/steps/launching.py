@@ -1,4 +1,4 @@
-"""Launch an attempt: move the job in, write what its machines will read, then ask for them."""
+"""Launch of an attempt: copy the job dir to the target's cloud, write the records for its machines, request them."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Launcher:
         self._migrator = CloudMigrator(context)
 
     def take(self) -> bool:
-        """Prepare the launch, then ask for machines; return whether anything changed."""
+        """Prepare the launch, then request machines; return whether anything changed."""
         context = self._context
         end = wanted_end(context.job, context.attempt, context.now)
         if end is not None:
@@ -54,20 +54,20 @@ class Launcher:
             with attentive(self._is_unwanted):
                 allocation = context.provisioner.launch(request)
         except LaunchInterruptedError:
-            return True  # the next step ends what was made
+            return True  # the next step terminates what was created
         except ProvisionError as error:
             if error.code == OTHER_ACCOUNT:
                 raise
             return self._refusals.handle(error, first=first)
         job = replace(context.job, state="starting", round=0, waits=0, not_before=0.0, cause="", reason="")
-        # What was waited before was without a machine.
+        # No machine existed during the earlier waits, so they are not paid time.
         launched = context.now if context.job.waits and allocation.is_fresh else attempt.launched
         attempt = replace(attempt, state="running", allocation=allocation, launched=launched)
         group = ", as a group that replaces lost machines" if request.grouped else ""
         return context.write("launched", f"launched on {attempt.offer.label}{group}", job=job, attempt=attempt)
 
     def _wait_for_turn(self) -> bool | None:
-        """Wait in the queue of the target, if it has one; None: it is the job's turn. Nothing is prepared before."""
+        """Wait in the target's queue if it has one; None: the job may launch. Nothing is prepared before."""
         context = self._context
         provisioner = context.provisioner
         if not isinstance(provisioner, Shared):
@@ -84,11 +84,11 @@ class Launcher:
         return context.write("waiting", f"waiting: {short}", job=replace(context.job, cause="capacity", reason=short))
 
     def _refuse(self, message: str) -> bool:
-        """React to a lack of capacity that was found before any machine was asked for."""
+        """Handle a lack of capacity that was found before machines were requested."""
         return self._refusals.handle(ProvisionError("capacity", message), first=True)
 
     def _is_unwanted(self) -> bool:
-        """Return whether the job was cancelled, or reached a limit, since the step began. Called within launch()."""
+        """Return whether the job was cancelled or reached a limit since the step began. Called within launch()."""
         context = self._context
         with contextlib.suppress(StoreError):
             job = context.tools.store.job(context.job.id)
@@ -96,7 +96,7 @@ class Launcher:
         return False
 
     def _prepare(self) -> bool:
-        """Write what a machine will read, then that machines are about to be asked for: from here on time is paid."""
+        """Write the records for the machines, then the start of paid time: machines are about to be requested."""
         context = self._context
         context.memory.first_launch_of = context.attempt.number
         if self._reprice():
@@ -120,11 +120,11 @@ class Launcher:
         return conclude(self._context, Verdict("error", reason, None, None))
 
     def _damage(self) -> str:
-        """Return what is wrong with job.json; "": it is the one that was submitted."""
+        """Return what is wrong with job.json; "": it is the submitted one."""
         job_dir = self._context.job_dir
         try:
             found = job_dir.find(JOB_KEY, JobRecord.MOST_BYTES)
-        except RecordError:  # something else lies there
+        except RecordError:  # not a valid record
             found = b""
         if found is None:
             return f"{job_dir.url}/{JOB_KEY} is missing"
@@ -133,7 +133,7 @@ class Launcher:
         return ""
 
     def _announce(self, message: str, nodes: tuple[NodeRequest, ...] | None) -> bool:
-        """Write that machines are going to be asked for, and in which account."""
+        """Write that machines are about to be requested, and in which account."""
         context = self._context
         account = context.attempt.account
         if account is None:
@@ -145,7 +145,7 @@ class Launcher:
         return context.write("moved", message, attempt=attempt)
 
     def _reprice(self) -> bool:
-        """Write the price if it has changed since the last look, or since the plan; return whether the step is over."""
+        """Write the price if it has changed since the last query or the plan; return whether the step is over."""
         context, attempt = self._context, self._context.attempt
         price = context.provisioner.price(attempt.offer)
         if price is None or price == attempt.price:
@@ -158,8 +158,8 @@ class Launcher:
         return context.write("price", message, attempt=replace(attempt, price=price))
 
     def _describe(self, wanted: Sequence[NodeRequest], *, heals: bool) -> str | None:
-        """Write attempt.json, also where the last attempt ran: what is left of it, or looks for it there, finds that
-        the job has gone on. Return None, or the URL of one that another writer has written."""
+        """Write attempt.json, also where the last attempt ran, so that remaining machines and readers find that the
+        job moved. Return None, or the URL of a different record that another writer has created."""
         context, attempt = self._context, self._context.attempt
         left, here = self._migrator.left_dir(), context.job_dir.url
         attempts = context.attempts()

@@ -1,5 +1,6 @@
-"""A job that is about to go on in another cloud: what it has come to is copied into the job dir there, before any
-machine is asked for. A program never begins anew because its checkpoint lies where its machines cannot reach it.
+"""Migration of a job to another cloud: its state is copied into the job dir there before machines are requested.
+
+Without the copy, the program would restart from scratch because its machines cannot reach the checkpoint.
 """
 
 from __future__ import annotations
@@ -19,33 +20,34 @@ if TYPE_CHECKING:
 log = logging.getLogger("cloudgpu.supervisor")
 
 LOOK_S = 5.0
-"""So often it is looked, while copying, whether the job is to go on at all."""
+"""Minimum seconds between two checks, while copying, whether the job should still continue."""
 
 
 def worked_dirs(job: JobRow, attempts: Sequence[Attempt]) -> list[str]:
-    """URLs of the job's folders where machines were asked for, the newest first: there are its newest checkpoint,
-    metrics and outputs. Before the first were, it is where the job was submitted to.
+    """Return the URLs of the job's folders for which machines were requested, newest first. The first has the newest
+    checkpoint, metrics and outputs. Before the first request, return the folder of the submission.
 
-    `attempts`: in order. One that got nothing does not count, though all was copied for it: there it is as well.
+    `attempts`: in order. Attempts that requested no machines are ignored: their folders have only copies.
     """
     ran = [job.dir_on(one.offer.cloud) for one in reversed(attempts) if one.launched is not None]
     return list(dict.fromkeys(ran)) or [job.job_dir]
 
 
 class CloudMigrator:
-    """Moves the job in where its attempt is about to begin."""
+    """Copies the job's state to the place where its attempt is about to begin."""
 
     def __init__(self, context: AttemptContext) -> None:
         self._context = context
 
     def left_dir(self) -> str:
-        """Return the URL that the job comes from; the attempt's own job dir, if it does not move."""
+        """Return the URL that the job comes from; the attempt's own job dir if it does not move."""
         return worked_dirs(self._context.job, self._earlier())[0]
 
     def move_in(self) -> str | None:
-        """Copy what the job has come to into the attempt's job dir, and return the event's message, "" for none.
+        """Copy the job's state into the attempt's job dir and return the event's message, "" for none.
 
-        None: copying was broken off, for the job has something else to do. Raises JobDirError, AllDamagedError.
+        None: copying was interrupted because the job must end or belongs to another supervisor. Raises JobDirError,
+        AllDamagedError.
         """
         context, earlier = self._context, self._earlier()
         worked, here = worked_dirs(context.job, earlier), context.job.dir_on(context.attempt.offer.cloud)
@@ -65,7 +67,7 @@ class CloudMigrator:
         return f"code copied from {left} to {here}" if moved.furnished else ""
 
     def _copy(self, worked: Sequence[str], here: str) -> Moved | None:
-        """Copy from the first of `worked` that has what is needed; None: it was broken off."""
+        """Copy from the first of `worked` that has the needed objects; None: copying was interrupted."""
         from ....runtime.migration import InterruptedCopyError, move
 
         context, memory, number = self._context, self._context.memory, self._context.attempt.number
@@ -95,8 +97,8 @@ class CloudMigrator:
             return None
 
     def _is_wanted(self) -> Callable[[], bool]:
-        """Return a function that says whether the attempt is to go on; it asks the store now and then, for copying may
-        take hours."""
+        """Return a predicate that is False once the attempt should not continue. It queries the store every LOOK_S,
+        because copying may take hours."""
         context, clock = self._context, self._context.tools.clock
         looked = clock.monotonic()
 
@@ -107,7 +109,8 @@ class CloudMigrator:
             looked = clock.monotonic()
             try:
                 job = context.tools.store.job(context.job.id)
-            except StoreError:  # it answers again, or the next write says so; another copying process copies the same
+            # continue: if the store stays down, the next write fails; a concurrent copy writes equal objects
+            except StoreError:
                 return True
             mine = job is not None and job.lease_owner == context.tools.owner
             return job is not None and mine and wanted_end(job, context.attempt, context.time()) is None
@@ -119,7 +122,7 @@ class CloudMigrator:
 
 
 def _describe(moved: Moved, left: str, here: str) -> str:
-    """Return an event's message about what was moved."""
+    """Return an event's message about what was copied."""
     passed_over = f"; passed over as damaged: {', '.join(moved.damaged)}" if moved.damaged else ""
     if not moved.checkpoints and moved.damaged:
         return f"every checkpoint is damaged: the program begins anew in {here}{passed_over}"
@@ -136,7 +139,7 @@ def _describe(moved: Moved, left: str, here: str) -> str:
 
 
 def _size(size: int) -> str:
-    """Bytes as people read them."""
+    """Format a number of bytes with its unit."""
     for unit, bytes_in_it in (("GB", 1e9), ("MB", 1e6)):
         if size >= bytes_in_it:
             return f"{size / bytes_in_it:.1f} {unit}"

@@ -1,4 +1,4 @@
-"""Observe the nodes of an attempt: its machines as the target sees them, and what they wrote into the job dir."""
+"""Observe the nodes of an attempt: their machines' states at the target, and their records in the job dir."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .context import AttemptContext
 
 
 class Observer:
-    """Looks at the nodes of an attempt, and writes down what they have begun by themselves."""
+    """Observes the nodes of an attempt, and writes the restarts that they did by themselves."""
 
     def __init__(self, context: AttemptContext) -> None:
         self._context = context
@@ -46,18 +46,18 @@ class Observer:
         return _without_replaced(views, observed) if context.heals_itself else views
 
     def members(self, seen: Sequence[NodeView]) -> list[NodeView]:
-        """Return the nodes that the program runs on: only they decide the attempt's outcome."""
+        """Return the nodes that the program runs on: only these decide the attempt's outcome."""
         names = member_names(self._context.attempt)
         return [view for view in seen if view.node in names]
 
     def is_only_queued(self, nodes: Sequence[NodeView]) -> bool:
-        """Return whether all machines wait in the provider's queue. A listing may be some seconds old: a node that has
-        reported has a machine."""
+        """Return whether all machines are in the provider's queue. A listing may be stale: a node that has reported
+        has a machine."""
         return self._context.memory.queued and not any(node.reported for node in nodes)
 
     def note_begun(self, nodes: Sequence[NodeView]) -> bool:
-        """Write that the program runs, also if peers are being stopped: they may yet succeed. Return whether it was
-        written."""
+        """Write that the program runs, also while its peers are being stopped, as they may still succeed. Return
+        whether it was written."""
         job = self._context.job
         if job.state != "starting" or not any(node.begun for node in nodes):
             return False
@@ -66,9 +66,9 @@ class Observer:
     def take_generation(
         self, nodes: Sequence[NodeView], *, known: bool = False, attempt: Attempt | None = None
     ) -> bool:
-        """Write that the machines have started the program again by themselves; return whether they have.
+        """Write that the machines have restarted the program by themselves; return whether they have.
 
-        `known`: there is a record. Otherwise it is read only if a view says that there may be one.
+        `known`: there is a record. Otherwise it is read only if a view indicates one.
         """
         attempt = attempt or self._context.attempt
         record = new_generation(self._context.job_dir, attempt, None if known else nodes)
@@ -76,7 +76,7 @@ class Observer:
 
 
 def write_generation(context: AttemptContext, attempt: Attempt, record: Generation) -> bool:
-    """Write the next generation of an attempt; `attempt`: its row with the earlier generations as they count."""
+    """Write the next generation of an attempt. `attempt`: its row, with adjusted counts of the earlier generations."""
     subject = "" if record.kind == "members" else f"{record.node}: "
     message = f"{subject}{record.reason}; the program starts again in place (generation {record.generation})"
     restarted = replace(attempt, generations=(*attempt.generations, record))
@@ -84,8 +84,8 @@ def write_generation(context: AttemptContext, attempt: Attempt, record: Generati
 
 
 def _without_replaced(views: Sequence[NodeView], observed: Mapping[str, NodeState]) -> list[NodeView]:
-    """Return views in which a preempted node has not ended until its target calls it gone: where machines are replaced
-    by the target, another one is to come until then."""
+    """Return the views. Preempted nodes count as not ended until the target reports them gone, because a target that
+    replaces machines itself is about to replace them."""
     ended = [name for name, state in observed.items() if state.phase == "gone"]
     return [
         replace(view, end=None)

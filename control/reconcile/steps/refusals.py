@@ -1,4 +1,4 @@
-"""React to a launch that was refused: another try here, another place, or the end (see decisions.py)."""
+"""Handle a refused launch: retry in place, fail over, or end the job (see decisions.py)."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from .context import AttemptContext
 from .teardown import conclude
 
 _SHUT_OUT = frozenset({"auth", "expired", "invalid"})
-"""Errors that the end of a launch may meet as well as its beginning: credentials, settings."""
+"""Errors of credentials and settings, which would also make the termination of machines fail."""
 
 
 class RefusalHandler:
-    """Decides what follows upon the error of a launch."""
+    """Decides what follows the error of a launch."""
 
     def __init__(self, context: AttemptContext) -> None:
         self._context = context
 
     def handle(self, error: ProvisionError, *, first: bool) -> bool:
-        """Wait in place or conclude the attempt; return True. `first`: no process had asked for these machines."""
+        """Errors of credentials and settings, which make the termination of machines fail as well."""
         context, attempt = self._context, self._context.attempt
         kind, reason = error.error_class, str(error)
         if error.has_started:
@@ -36,17 +36,17 @@ class RefusalHandler:
         if kind in ("throttled", "transient") and not self._has_waited():
             return context.wait(kind, reason, at_least_s=error.retry_after or 0.0, counts=not error.is_unsent)
         if kind == "capacity" and self.waits_in_queue():
-            return context.wait(kind, reason, unmade, "queue")  # nothing was got: this waiting costs nothing
-        # Where nothing runs, terminating it needs no credentials: see Terminator.
+            return context.wait(kind, reason, unmade, "queue")  # no machine was obtained, so waiting is free
+        # If nothing was created, terminating it needs no credentials; see Terminator.
         refused = unmade if is_unmade and kind in _SHUT_OUT else attempt
         refused = replace(refused, cause=kind, scope=error.scope, hints=error.hints)
         return conclude(context, Verdict("refused", reason, None, None), refused)
 
     def waits_in_queue(self) -> bool:
-        """Return whether this machine is waited for within one attempt: asking it costs nothing.
+        """Return whether the attempt waits in the queue of this machine, where requests cost nothing.
 
-        A job that needs GPUs and may run elsewhere does not wait here. One that needs none waits for cores: they come
-        free soon, and other machines may cost money.
+        A job that needs GPUs and may run elsewhere does not wait here. A job without GPUs waits for cores: they
+        become free soon, and other machines may cost money.
         """
         job, attempt = self._context.job, self._context.attempt
         patience = job.policy.capacity_s
@@ -59,8 +59,8 @@ class RefusalHandler:
     def _waits_for_login(self, error: ProvisionError, *, may_exist: bool) -> bool:
         """Return whether the launch waits for renewed credentials, within retry.capacity.
 
-        What may have been made can only be found with them. Credentials that never worked are no reason to wait, nor
-        are those of one cloud where the job may go to another.
+        It always waits if machines may exist, as these can only be found with credentials. It does not wait for
+        credentials that never worked, or if the job may run in another cloud.
         """
         if not error.is_login or self._context.now >= self._patience_ends():
             return False
@@ -69,8 +69,8 @@ class RefusalHandler:
         return may_exist or (worked and all(offer.cloud == cloud for offer in job.offers))
 
     def _has_waited(self) -> bool:
-        """Return whether to leave a place that does not answer: after IN_PLACE_S, or, if there is no other place, at
-        the end of retry.capacity."""
+        """Return whether to leave a place that does not answer: after IN_PLACE_S, or at the end of retry.capacity if
+        there is no other place."""
         if len(self._context.job.offers) == 1:
             return self._context.now >= self._patience_ends()
         return self._context.waited_s >= IN_PLACE_S

@@ -1,7 +1,7 @@
-"""One step of one job towards its goal. Each is idempotent: a supervisor killed before, in or after it loses nothing.
+"""One step of one job towards its goal. Steps are idempotent: a supervisor may be killed before, in or after one.
 
-The order of effects within a step is what makes it so: what is going to be done is written down first (the attempt's
-row with its token), then done (launch, terminate: repeatable), then what came of it is written.
+Each step first writes its intent (the attempt's row with its token), then acts (launch, terminate: both repeatable),
+then writes the result.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _ACTIONS: dict[str, Callable[[AttemptContext], _Action]] = {
     "stopping": Stopper,
     "terminating": Terminator,
 }
-"""State of an attempt -> the class that takes its next step."""
+"""State of an attempt -> class that takes its next step."""
 
 
 class Step:
@@ -45,7 +45,7 @@ class Step:
         self._job = self._attempt or JobContext(tools, memory, job, attempt)
 
     def take(self) -> bool:
-        """Do what is next; return whether anything changed.
+        """Take the next step; return whether anything changed.
 
         Raises LostRaceError, JobDirError, ProvisionError, StoreError.
         """
@@ -56,7 +56,7 @@ class Step:
         return _ACTIONS[attempt.state](self._attempt).take()
 
     def give_up(self, reason: str) -> bool:
-        """End the attempt, and with it the job, without a look at its job dir or its machines."""
+        """End the attempt, and with it the job, without reading its job dir or polling its machines."""
         if self._attempt is None:
             end = wanted_end(self._job.job, self._job.attempt, self._job.now) or End("failed", "error", reason)
             return NextAttempt(self._job).end(end)
@@ -65,18 +65,18 @@ class Step:
         return conclude(self._attempt, Verdict("error", reason, None, None))
 
     def note_login(self, trouble: str) -> bool:
-        """Say in the job's reason which credentials must be renewed; see JobContext.note_login()."""
+        """Write in the job's reason which credentials must be renewed; see JobContext.note_login()."""
         return self._job.note_login(trouble)
 
 
 class NextAttempt:
-    """Takes the step of a job that has no attempt, or whose newest has ended."""
+    """Takes the step of a job that has no attempt, or whose newest attempt has ended."""
 
     def __init__(self, context: JobContext) -> None:
         self._context = context
 
     def take(self) -> bool:
-        """Begin an attempt, wait or end the job; return whether anything changed."""
+        """Begin an attempt, wait, or end the job; return whether anything changed."""
         context = self._context
         job, now = context.job, context.now
         if now < job.not_before and wanted_end(job, context.attempt, now) is None:
@@ -102,12 +102,12 @@ class NextAttempt:
 
     @property
     def _state(self) -> str:
-        """The job's state while it has no machines."""
+        """State that a job gets when it has no machines."""
         state = self._context.job.state
         return "recovering" if state in ("starting", "running") else state
 
     def _put_off(self, later: Later) -> bool:
-        """Wait without an attempt: what is tried then, and where, is decided then."""
+        """Wait without an attempt; the next offer is chosen after the wait."""
         waiting = replace(
             self._context.job, state=self._state, cause="capacity", reason=later.reason, not_before=later.until
         )
@@ -156,5 +156,5 @@ class NextAttempt:
 
 
 def _headline(reason: str) -> str:
-    """Return the part of a reason that stands in an event: `status` shows all of it."""
+    """Return the first line of a reason for an event; `status` shows the whole reason."""
     return reason.partition("\n")[0]

@@ -1,4 +1,4 @@
-"""End an attempt: conclude it, stop its nodes, terminate its machines, and write what it has cost."""
+"""Teardown of an attempt: conclude it, stop its nodes, terminate its machines, and write its cost."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _UNKNOWN = Ended(has_started=False)
 
 
 def conclude(context: AttemptContext, verdict: Verdict, attempt: Attempt | None = None) -> bool:
-    """Write the outcome while machines may still be there: what we terminate is not to be judged again.
+    """Write the outcome before the machines are terminated, so that their termination does not change the verdict.
 
     `attempt`: its row with further changes.
     """
@@ -45,16 +45,16 @@ def conclude(context: AttemptContext, verdict: Verdict, attempt: Attempt | None 
 
 
 def conclude_by_nodes(context: AttemptContext, nodes: Sequence[NodeView], *, left: str = AT_DEADLINE) -> bool:
-    """Write the outcome when all members have ended, or have had their time; `left`: why those that have not end."""
+    """Write the outcome once all members have ended or run out of time; `left`: reason for nodes that still run."""
     verdict = judge(nodes, left=left)
     timeline = read_whole_timeline(context.job_dir, context.attempt) or verdict.timeline
     return conclude(context, replace(verdict, timeline=timeline), _charged(context, nodes))
 
 
 def _charged(context: AttemptContext, nodes: Sequence[NodeView]) -> Attempt:
-    """Return the attempt with its budgets as they count, and its cost if its machines went while no supervisor looked.
+    """Return the attempt with adjusted budgets, and with its cost if its machines ended while no supervisor polled.
 
-    They are taken to have lasted for a while after their last heartbeat. A node without any may have been there until
+    The machines are assumed to have run for UNSEEN_S after their last heartbeat; a node without heartbeats, until
     now.
     """
     attempt, now = forgiven(context.attempt, nodes), context.now
@@ -72,12 +72,14 @@ class Stopper:
         self._context = context
 
     def take(self) -> bool:
-        """Write stop.json, also for an attempt without nodes yet: a launch under way elsewhere must find it. Conclude
-        the attempt when its nodes have ended. Return whether anything changed."""
+        """Write stop.json and conclude the attempt when its nodes have ended. Return whether anything changed.
+
+        stop.json is written even without nodes: a concurrent launch must find it.
+        """
         context, observer = self._context, Observer(self._context)
         job, attempt, now = context.job, context.attempt, context.now
         end = wanted_end(job, attempt, now)
-        if end is not None and job.state != "stopping":  # its peers were being stopped when the user cancelled
+        if end is not None and job.state != "stopping":  # the user cancelled while its peers were being stopped
             stopping = replace(job, state="stopping", cause=end.cause, reason=end.reason)
             return context.write("stopping", end.reason, job=stopping)
         deadline = attempt.deadline or 0.0
@@ -97,12 +99,12 @@ class Stopper:
         return False
 
     def _write_stop(self, deadline: float) -> None:
-        """Write stop.json once in this process, and have the machines look for it."""
+        """Write stop.json once in this process, and signal the machines to read it."""
         context, attempt = self._context, self._context.attempt
         if context.memory.stop_written_for == attempt.number:
             return
         left = max(0.0, deadline - context.now)
-        epoch = context.tools.clock.now() + left  # as the machines' clocks, not as this job's time
+        epoch = context.tools.clock.now() + left  # in the machines' wall-clock time, not the job's time
         stop = Stop(cast("StopReason", attempt.cause), epoch, left)
         context.job_dir.put(attempt_key(attempt.number, "stop.json"), stop.to_bytes())
         send_signal(context.job_dir, attempt.number)
@@ -110,7 +112,7 @@ class Stopper:
 
 
 def _unseen(error: JobDirError | ProvisionError) -> str:
-    """Return why an attempt was terminated without a look at its nodes."""
+    """Return why an attempt was terminated without observing its nodes."""
     if isinstance(error, JobDirError):
         return f"terminated without being told, for the job dir cannot be used: {error}"
     return f"terminated at the deadline; its machines could not be looked at: {error}"
@@ -123,7 +125,7 @@ class Terminator:
         self._context = context
 
     def take(self) -> bool:
-        """Terminate what there is; write the end when all is gone. Return whether anything changed."""
+        """Terminate all machines; write the end when they are gone. Return whether anything changed."""
         context, attempt = self._context, self._context.attempt
         ended = self._release()
         if ended is None:
@@ -145,9 +147,9 @@ class Terminator:
         )
 
     def _release(self) -> Ended | None:
-        """Terminate what there is of an attempt; None: it is not all gone yet."""
+        """Terminate the attempt's machines; None: they are not all gone yet."""
         if self._context.attempt.launched is None:
-            return Ended(has_started=False)  # nothing was ever made
+            return Ended(has_started=False)  # nothing was created
         allocation, provisioner = self._allocation(), self._context.provisioner
         try:
             ended = provisioner.terminate(allocation)
@@ -158,7 +160,7 @@ class Terminator:
         return (ended or _UNKNOWN) if is_gone else None
 
     def _fix_cost(self) -> None:
-        """Write what the attempt has cost, if its machines are gone and only the rest could not be removed."""
+        """Write the attempt's cost if its machines are gone and only other resources could not be removed."""
         context, attempt = self._context, self._context.attempt
         allocation = attempt.allocation
         if allocation is None or attempt.cost is not None or not allocation.machines:
@@ -172,8 +174,7 @@ class Terminator:
     def _allocation(self) -> Allocation:
         """Return the allocation to terminate.
 
-        If the answer of the launch was lost, token and region are enough: the whole account, with everything that its
-        other jobs have, need not be searched for each place that has no machines.
+        If the launch's response was lost, token and region suffice, which avoids a search of the whole account.
         """
         job, attempt = self._context.job, self._context.attempt
         if attempt.allocation is not None:

@@ -1,4 +1,4 @@
-"""Watch an attempt that runs: note what its nodes report, heal it, and end it when it has to end."""
+"""Watch a running attempt: write its nodes' reports, repair it, and end it when necessary."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from .refusals import RefusalHandler
 from .teardown import conclude_by_nodes
 
 FREE_S = 60.0
-"""Seconds of an attempt's time in the provider's queue that count as paid, at most; it is written this often."""
+"""Maximum seconds in the provider's queue that count as paid: interval at which the start of paid time is moved."""
 
 
 class Watcher:
-    """Takes the step of an attempt that runs."""
+    """Takes the step of a running attempt."""
 
     def __init__(self, context: AttemptContext) -> None:
         self._context = context
         self._observer = Observer(context)
 
     def take(self) -> bool:
-        """Do what the nodes' state asks for; return whether anything changed."""
+        """Take the action that the nodes' state requires; return whether anything changed."""
         context = self._context
         end = wanted_end(context.job, context.attempt, context.now)
         seen = self._look_before(end)
@@ -47,10 +47,10 @@ class Watcher:
         return cause is not None and context.begin_stop(*cause)
 
     def _look_before(self, end: End | None) -> Sequence[NodeView]:
-        """Look at the nodes; () if the attempt ends whatever is seen, for the machines must learn that at once.
+        """Observe the nodes; () if the attempt ends in any case, so that the machines are stopped at once.
 
-        Before limits.cost ends it they are looked at: machines that went while no supervisor ran have cost less. If
-        they cannot be looked at, the limit holds.
+        They are observed before limits.cost ends the attempt, because machines that ended while no supervisor ran
+        have cost less. If that fails, the limit is enforced anyway.
         """
         if end is not None and end.cause != "cost":
             return ()
@@ -62,8 +62,8 @@ class Watcher:
             return ()
 
     def _note_queue(self, nodes: Sequence[NodeView]) -> bool:
-        """Write what the provider's queue says as the job's reason, and that the time there is not paid for; return
-        whether it was written. Once the job had a machine, what waits has been paid for before."""
+        """Write the provider's queue message as the job's reason, and exclude queue time from paid time; return
+        whether it was written. Once the job has had a machine, its queue time is no longer excluded."""
         context, attempt = self._context, self._context.attempt
         if context.job.state != "starting":
             return False
@@ -76,14 +76,14 @@ class Watcher:
         return context.write("", "", attempt=replace(attempt, launched=context.now))
 
     def _conclude_if_over(self, nodes: Sequence[NodeView]) -> bool | None:
-        """Conclude an attempt that never began after all, or whose nodes have all ended; None: it goes on."""
+        """Conclude an attempt that was refused after launch() or whose nodes have all ended; None: it continues."""
         refusal = next((node.end.refused for node in nodes if node.end is not None and node.end.refused), None)
         if refusal is not None:
             return RefusalHandler(self._context).handle(refusal, first=False)
         return conclude_by_nodes(self._context, nodes) if all(node.end is not None for node in nodes) else None
 
     def _cause_to_stop(self, nodes: Sequence[NodeView]) -> tuple[str, str] | None:
-        """Return cause and reason for ending nodes that are still there; None: go on."""
+        """Return cause and reason for stopping the nodes that still run; None: continue."""
         ended = must_stop_peers(nodes)
         if ended is not None and ended.end is not None:
             return "peer", f"{ended.node} {ended.end.outcome}: {ended.end.reason}"

@@ -1,4 +1,4 @@
-"""Alembic's environment: runs the migrations on the connection and for the tables that schema.py hands over."""
+"""Alembic environment: runs the migrations on the connection and tables passed by EngineDatabase.upgrade()."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Tables, prices and quotas, as Azure has them now."""
+"""Azure's current machine types, prices and quotas."""

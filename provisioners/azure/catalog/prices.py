@@ -1,9 +1,9 @@
-"""What machines cost on Azure now, on demand and on Spot: the Retail Prices API, which asks for no login.
+"""Current on-demand and Spot prices of Azure's machines, from the Retail Prices API, which needs no login.
 
-It is asked size by size, for all regions at once: a few hundred entries each, where a region's list has thousands. An
-entry prices a size as it is sold to somebody: with Windows, as a dedicated host, as part of a Cloud Service, as a
-"Low Priority" machine of Batch. None of those is ours. Source: Microsoft's documentation, "Azure Retail Prices
-overview" (fields of an entry, filters, paging); the texts by which entries are told apart are those of its answers.
+It is queried per size for all regions at once: a few hundred entries each, where a region's list has thousands. Each
+entry is the price of a size in one form of sale. Prices with Windows, for dedicated hosts, for Cloud Services and for
+Batch's "Low Priority" machines do not apply and are skipped. Source: Microsoft's documentation, "Azure Retail Prices
+overview" (fields of an entry, filters, paging); the strings that distinguish entries were found in its responses.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ MARKETS = ("on-demand", "spot")
 _HOST = "https://prices.azure.com"
 _PATH = "/api/retail/prices"
 _VERSION = "2023-01-01-preview"
-"""The one that marks the meters that are charged by, and compares names exactly."""
+"""API version that marks primary meters and compares names exactly."""
 _CONNECT_S, _READ_S = 5.0, 30.0
 _PATIENCE_S = 60.0
-"""The API throttles by address: so long a question is asked again."""
+"""Timeout of retries in seconds: the API throttles by client address."""
 _PATIENCE_AT_LAUNCH_S = 5.0
 _MAX_PAGES = 100
 _MICRO = Decimal("0.000001")
@@ -41,7 +41,7 @@ _NOT_OURS = re.compile(r"windows|dedicated|cloud ?services|low priority", re.IGN
 
 
 class PriceList:
-    """The Retail Prices API. Of any thread."""
+    """Client of the Retail Prices API. Thread-safe."""
 
     def __init__(self, account: Account, clock: Clock) -> None:
         self._account = account
@@ -50,7 +50,7 @@ class PriceList:
         self._made: PipelineClient[Any, Any] | None = None
 
     def of(self, machine_type: str, timeout_s: float = _PATIENCE_S) -> Prices:
-        """What the size costs in all regions. Raises ProvisionError."""
+        """Return the prices of a size in all regions. Raises ProvisionError."""
         now = datetime.datetime.fromtimestamp(self._clock.now(), datetime.UTC)
         return read(machine_type, self._entries(machine_type, timeout_s), now)
 
@@ -72,7 +72,7 @@ class PriceList:
                 raise ProvisionError("transient", message, scope="cloud") from error
             if not more:
                 return
-            query = dict(parse_qsl(urlsplit(str(more)).query))  # of our host, whatever host the link names
+            query = dict(parse_qsl(urlsplit(str(more)).query))  # for the configured host, not the link's
         raise ProvisionError("transient", f"{doing}: more than {_MAX_PAGES} pages", scope="cloud")
 
     def _page(self, query: Mapping[str, str], doing: str, timeout_s: float) -> Any:  # JSON
@@ -91,7 +91,7 @@ class PriceList:
 
     @property
     def _url(self) -> str:
-        """A test's endpoint stands for this API, too; another cloud's Resource Manager does not."""
+        """URL of the API. A test's endpoint replaces it; another cloud's Resource Manager does not."""
         endpoint = self._account.endpoint
         return f"{endpoint if is_loopback(endpoint) else _HOST}{_PATH}"
 
@@ -117,17 +117,17 @@ class PriceList:
 
 
 class Prices(NamedTuple):
-    """What a size costs: US dollars an hour, Linux."""
+    """Prices of a size in US dollars per hour, with Linux."""
 
     amounts: Mapping[tuple[str, str], Decimal]
-    """(region, market) -> amount; what is missing is unknown, or not sold so."""
+    """(region, market) -> price; a missing key means unknown or not sold."""
     odd: frozenset[str]
-    """Entries that were not understood, or that contradict each other, in words."""
+    """Descriptions of unparsable or contradictory entries."""
 
 
 def read(machine_type: str, entries: Iterable[Mapping[str, object]], now: datetime.datetime) -> Prices:
-    """What the list's entries say. Of two prices for the same, the one of the meter that is charged by counts; where
-    that decides nothing, the price is unknown."""
+    """Return the prices in the API's entries. The primary meter's price has precedence; if several remain, it is
+    unknown."""
     found: dict[tuple[str, str], dict[bool, set[Decimal]]] = {}
     odd: set[str] = set()
     for entry in entries:
@@ -154,9 +154,10 @@ def read(machine_type: str, entries: Iterable[Mapping[str, object]], now: dateti
 
 
 def offer_price(prices: PriceList, offer: Offer) -> Decimal | None:
-    """What the whole offer costs an hour at this moment, disks included; None: as planned, nothing newer is known.
+    """Return the current hourly price of the whole offer including disks; None: nothing newer than the planned price.
 
-    List prices hardly move; Spot prices do, and are one for all zones of a region. Raises ProvisionError.
+    List prices hardly change, so only Spot prices are queried; they are the same in all zones of a region. Raises
+    ProvisionError.
     """
     if offer.market != "spot" or offer.disk_price is None:
         return None
@@ -170,7 +171,7 @@ def offer_price(prices: PriceList, offer: Offer) -> Decimal | None:
 
 
 def _market(entry: Mapping[str, object]) -> str:
-    """The last word of the meter's name tells it: `NC4as T4 v3 Spot`."""
+    """Return the market, from the words of SKU and meter name: `NC4as T4 v3 Spot`."""
     return "spot" if "spot" in f"{entry['skuName']} {entry['meterName']}".casefold().split() else "on-demand"
 
 
@@ -180,7 +181,7 @@ def _is_ours(entry: Mapping[str, object]) -> bool:
 
 
 def _holds(entry: Mapping[str, Any], now: datetime.datetime) -> bool:
-    """Neither a price of tomorrow nor one of yesterday."""
+    """Return True if the price is in effect at `now`."""
     ends = entry.get("effectiveEndDate")
     return _moment(entry["effectiveStartDate"]) <= now and (ends is None or now < _moment(ends))
 
@@ -191,7 +192,7 @@ def _moment(text: str) -> datetime.datetime:
 
 
 def _amount(entry: Mapping[str, object]) -> Decimal:
-    """Raises ValueError for what is no price: 0 is an entry that Azure has not filled in."""
+    """Return the price. Raises ValueError for an invalid one, such as 0, which Azure uses for missing prices."""
     try:
         amount = Decimal(str(entry["retailPrice"]))
     except InvalidOperation as error:

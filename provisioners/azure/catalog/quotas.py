@@ -1,13 +1,15 @@
-"""How many vCPUs the subscription may have in a region, and whether machines still fit: asked before they are launched.
+"""vCPU quotas of the subscription in a region, checked before machines are launched.
 
-Azure limits vCPUs by region: of a family of sizes, and of all families together. Spot machines of all families share
-one limit of their own. All zones share them, and a machine counts until it is deleted. One call tells limits and use.
-quotas.csv says which family a size is of; a size that it does not name is measured by the limits of all families alone:
-Azure itself refuses what is too much.
+Azure limits vCPUs per region: for each family of sizes, and for all families together. Spot machines of all families
+share one separate limit. All zones share the limits, and a machine counts until it is deleted. One API call returns
+limits and usage.
+
+quotas.csv maps sizes to families. A size missing there is only checked against the total limits; Azure enforces its
+family's limit.
 
 Sources in quotas.csv: `installer-docs`: Red Hat's list of families for its installer on Azure; `sku-lists`: the field
-`family` of published answers of the Resource SKUs API. Source of the tiers: Azure's documentation, "Check vCPU quotas",
-and "Spot Virtual Machines", which have a quota apart.
+`family` of published responses of the Resource SKUs API. Source of the tiers: Azure's documentation, "Check vCPU
+quotas", and "Spot Virtual Machines", which have a separate quota.
 """
 
 from __future__ import annotations
@@ -28,44 +30,44 @@ from ..clients import Clients, plain
 log = logging.getLogger("cloudgpu.provisioners.azure")
 
 SPOT = "lowPriorityCores"
-"""Of Spot machines of all families; the portal calls it `Total Regional Spot vCPUs`."""
+"""Code of the quota for Spot machines of all families: `Total Regional Spot vCPUs` in the portal."""
 TOTAL = "cores"
-"""Of all other machines of all families; `Total Regional vCPUs`."""
+"""Code of the quota for all other machines of all families: `Total Regional vCPUs` in the portal."""
 REQUEST_URL = "https://portal.azure.com/#view/Microsoft_Azure_Capacity/QuotaMenuBlade/~/myQuotas"
-"""Where more is asked for."""
+"""URL for requesting a higher quota."""
 _TABLE = Path(__file__).with_name("quotas.csv")
 _PATIENCE_S = 20.0
-"""A launch does not wait longer for what Azure would tell it anyway."""
+"""Timeout in seconds; short, because Azure also enforces the quota at launch."""
 
 
 class Usage(NamedTuple):
-    """A quota's state in a region, in vCPUs."""
+    """Limit and usage of a quota in a region, in vCPUs."""
 
     code: str
-    """As the API names it, e.g. `standardNDSH100v5Family`; some have blanks."""
+    """Name in the API, e.g. `standardNDSH100v5Family`; some contain blanks."""
     name: str
-    """As the portal names it, e.g. `Standard NCASv3_T4 Family vCPUs`."""
+    """Name in the portal, e.g. `Standard NCASv3_T4 Family vCPUs`."""
     limit: int
     used: int
 
 
 def family_of(machine_type: str) -> str | None:
-    """The family whose quota such a machine counts against on demand; None: none is known."""
+    """Return the family whose quota an on-demand machine counts against; None: unknown."""
     return next((family for family, patterns in _families() if _fits(machine_type, patterns)), None)
 
 
 def families() -> list[str]:
-    """All that are known."""
+    """Return all known families."""
     return [family for family, _ in _families()]
 
 
 def key(code: str) -> str:
-    """By which codes are compared: the API's spelling of a family differs between its answers."""
+    """Return the normalized code for comparisons: the API's responses differ in a family's spelling."""
     return "".join(code.split()).casefold()
 
 
 def usages(clients: Clients, region: str, patience_s: float = _PATIENCE_S) -> dict[str, Usage]:
-    """Of Compute in a region, by key(). One read-only call. Raises ProvisionError."""
+    """Return the compute quotas of a region by key(), with one read-only call. Raises ProvisionError."""
     doing = f"ask for the quotas of {region}"
     found = clients.ask(doing, lambda: plain(clients.compute.usage.list(region)), patience_s)
     try:
@@ -85,11 +87,11 @@ def usages(clients: Clients, region: str, patience_s: float = _PATIENCE_S) -> di
 
 
 def check(clients: Clients, *, region: str, market: str, machine_types: Sequence[str]) -> None:
-    """Raise ProvisionError(quota) if these machines, one entry each, do not fit beside those that are there already.
+    """Raise ProvisionError(quota) if these machines, one entry each, do not fit beside the existing ones.
 
-    `machine_types` are the machines about to be made: those of the same launch that exist already count as used. What a
-    reservation holds has its quota. What the API does not tell (no permission, no answer, no such quota) is not held
-    against the launch: it is said once in the log, and Azure decides. One read-only call.
+    `machine_types` are only the machines to create: existing ones of the same launch count as used. Machines in a
+    reservation need no quota check. If the API does not return a quota (no permission, no response, unknown quota), the
+    launch continues with one warning in the log, and Azure decides. One read-only call.
     """
     needed = _needed(market, machine_types)
     if not needed:
@@ -108,7 +110,7 @@ def check(clients: Clients, *, region: str, market: str, machine_types: Sequence
 
 
 def _needed(market: str, machine_types: Sequence[str]) -> Mapping[str, int]:
-    """Code -> vCPUs."""
+    """Return the needed vCPUs by quota code."""
     needed: Counter[str] = Counter()
     if market not in ("on-demand", "spot"):
         return needed
@@ -141,7 +143,7 @@ def _fits(machine_type: str, patterns: Sequence[str]) -> bool:
 
 @cache
 def _families() -> tuple[tuple[str, tuple[str, ...]], ...]:
-    """Family and patterns of its sizes, in the table's order: the first that fits counts."""
+    """Return families and patterns of their sizes, in the table's order: the first match counts."""
     with _TABLE.open(encoding="utf-8", newline="") as file:
         return tuple((row["family"], tuple(row["machine_types"].split())) for row in csv.DictReader(file))
 

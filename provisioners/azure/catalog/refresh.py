@@ -1,10 +1,10 @@
-"""Azure's tables, asked of Azure: places, machine types, prices of both markets, and quotas.
+"""Refresh of Azure's tables from its APIs: places, machine types, prices of both markets, quotas.
 
 Read-only calls: the subscription's locations, Microsoft.Compute/skus and usages of every region; the Retail Prices API,
-which asks for no login. A table is complete for the regions that were asked, or it is not made.
+which needs no login. A table is published only if it is complete for the requested regions.
 
-No API tells which accelerator a size carries, and of sizes with a part of a GPU the number of GPUs is told wrong (1, or
-none): what a known size carries stays as the tables have it, and a new one is taken for what its family carries.
+No API returns which accelerator a size has, and for sizes with a fraction of a GPU the API's GPU count is wrong (1 or
+none). Known sizes therefore keep the tables' accelerators, and a new size is assumed to have those of its family.
 """
 
 from __future__ import annotations
@@ -38,37 +38,37 @@ from .regions import check_regions, regions_of
 from .sizes import size_of, skus_of
 
 MORE_MARKETS = ("spot", "reservation")
-"""In which some sizes are sold and others not, in the order of the tables."""
+"""Markets that only some sizes are sold in, in the tables' order."""
 QUOTAS = ("region", "market", "code", "name", "vcpus", "source", "date")
 _WORKERS = 8
 _ARCHITECTURES = {"x64": "x86_64", "Arm64": "arm64"}
 _MOST_NAMED = 8
-"""Of a long list, in a remark."""
+"""Number of names in a remark before it is truncated."""
 
 
 class Sku(NamedTuple):
-    """A size of machine as Azure describes it in a region."""
+    """A VM size as the API describes it in a region."""
 
     name: str
     family: str
     vcpus: int
     memory_gb: float
     gpus: int
-    """As told: see the module's docstring."""
+    """The API's value, which may be wrong: see the module's docstring."""
     arch: str
-    """"": not told."""
+    """"": not in the API's response."""
     markets: frozenset[str]
-    """In which it is sold beside on demand: those of MORE_MARKETS."""
+    """Markets other than on-demand: a subset of MORE_MARKETS."""
     zones: tuple[str, ...]
-    """Numbers of the subscription's own; (): the region has none for it."""
+    """The subscription's zone numbers; (): the region has no zones for it."""
     restricted: bool
-    """Azure does not sell it to this subscription here."""
+    """Azure does not sell it to this subscription in this region."""
 
 
 def refresh(regions: Sequence[str], on_progress: Progress, clients: Clients | None = None) -> Iterator[Outcome]:
-    """Ask about these regions (none: all of the subscription), publish each table as soon as it is complete.
+    """Query these regions (none: all of the subscription), and publish each table as soon as it is complete.
 
-    Raises ProvisionError before anything is asked about a region that does not exist, or where nobody may ask; OSError.
+    Raises ProvisionError before any other query for an unknown region or missing permission; OSError.
     """
     clients = clients or Clients()
     there = regions_of(clients)
@@ -84,7 +84,7 @@ def refresh(regions: Sequence[str], on_progress: Progress, clients: Clients | No
 
 
 class _Asking:
-    """The tables' questions, and how the answers are merged with what was known."""
+    """Queries for the tables, and the merge of their results with the known rows."""
 
     def __init__(self, clients: Clients, regions: tuple[str, ...], now: datetime.datetime, calls: Calls) -> None:
         self._clients = clients
@@ -95,7 +95,7 @@ class _Asking:
         self._places = known_rows("places_azure", PLACES, 2)
 
     def tables(self) -> dict[str, Callable[[], tuple[Update, str]]]:
-        """In the order in which they are to be made: machine types refer to places that are published already."""
+        """Return the tables' builders in order: machine types refer to places, which must be published first."""
         return {
             "places_azure": self.places,
             "machine_types_azure": self.machine_types,
@@ -104,7 +104,7 @@ class _Asking:
         }
 
     def settle(self, update: Update) -> None:
-        """The table is in use: the ones that follow are of its places, and of its machine types."""
+        """Use a published table: later tables refer to its places or machine types."""
         if update.columns is PLACES:
             self._places = {row[:2]: row for row in update.rows}
         elif update.columns is MACHINE_TYPES:
@@ -113,10 +113,10 @@ class _Asking:
     # -- places
 
     def places(self) -> tuple[Update, str]:
-        """Of each size by itself: two of one series may be sold to the subscription in different zones.
+        """Return places of each size: the zones can differ between sizes of one series.
 
-        The shipped tables know places of series only. They are handed down to the series' sizes for the regions that
-        are not asked, and kept for a table of machine types that still refers to them.
+        The shipped tables have places of series only. In regions that are not queried, each size gets the series'
+        places; the series' rows are kept for a table of machine types that still refers to them.
         """
         skus = self._skus()
         series = {row["machine_type"]: row["offering"] for row in self._named_types() if row["offering"]}
@@ -133,7 +133,7 @@ class _Asking:
         return update, self._restrictions(skus)
 
     def _handed_down(self, series: Mapping[str, str]) -> Iterator[tuple[Row, Row]]:
-        """Places in the regions that are not asked, as they were."""
+        """Yield the known places of regions that are not queried, for each series and its sizes."""
         for (offering, region), row in self._places.items():
             if region not in self._regions:
                 sizes = [name for name, known in series.items() if known == offering]
@@ -169,7 +169,7 @@ class _Asking:
         return update, remark if left_out else ""
 
     def _renewed(self, sku: Sku, row: Row, skus: Mapping[str, Mapping[str, Sku]]) -> Row:
-        """What it carries is left as the table has it; a size that has been retired stays so, whatever is listed."""
+        """Return an updated row. The accelerator stays as in the table; a retired size stays retired even if listed."""
         known = _named(MACHINE_TYPES, row)
         if known["status"] == "retired":
             return row
@@ -193,7 +193,8 @@ class _Asking:
         return tuple(known[column] for column in MACHINE_TYPES)
 
     def _added(self, sku: Sku, of_name: Mapping[str, Sku]) -> Row | None:
-        """A new size carries what the known ones of its family do, if that is one kind of whole GPUs; None: unknown."""
+        """Return a row for a new size with its family's accelerator; None: the family has several, or fractions of a
+        GPU."""
         alike = [
             row
             for row in self._named_types()
@@ -222,7 +223,7 @@ class _Asking:
     # -- prices
 
     def prices(self) -> tuple[Update, str]:
-        """Every size that is sold in a region that was asked, once, for all regions."""
+        """Query each size that is sold in a queried region, once for all regions."""
         sold = {row["machine_type"]: row for row in self._named_types() if row["markets"] and row["offering"]}
         book = PriceList(self._clients.account, self._clients.clock)
         answers = self._calls.each("prices of", sold, book.of)
@@ -235,7 +236,8 @@ class _Asking:
                 ]
                 if any(amounts):
                     told[name, region] = (name, region, *amounts, SOURCE, self._today)
-        # What Azure does not sell to the subscription has a price all the same, and counts for how much was answered.
+        # Rows without places are dropped: the API also returns prices of sizes not sold to the subscription. They still
+        # count as answered.
         found = {key: row for key, row in told.items() if (sold[key[0]]["offering"], key[1]) in self._places}
         kept = {key: row for key, row in known_rows("prices_azure", PRICES, 2).items() if key[1] not in self._regions}
         shipped = sum(region in self._regions for _, region in shipped_rows("prices_azure", PRICES, 2))
@@ -262,7 +264,7 @@ class _Asking:
     # -- helpers
 
     def _skus(self) -> dict[str, dict[str, Sku]]:
-        """Region -> name -> size, of sizes with accelerators. Had once, or missed once."""
+        """Return region -> name -> size, for sizes with accelerators; queried only once, even if it fails."""
         known = {name for (name,) in self._types}
         return self._calls.once(
             "sizes",
@@ -276,16 +278,17 @@ class _Asking:
         return any(name == offering for name, _ in self._places)
 
     def _is_sold(self, row: Row) -> bool:
-        """By the shipped table, in a region that was asked."""
+        """Return True if the shipped tables have the size in a queried region."""
         shipped = shipped_rows("places_azure", PLACES, 2)
         return row[7] != "retired" and any((row[9], region) in shipped for region in self._regions)
 
 
-# --- what the API says ------------------------------------------------------------------------------------------------
+# --- API responses
+# --------------------------------------------------------------------------------------------------------
 
 
 def _ask_skus(clients: Clients, region: str, known: Iterable[str]) -> dict[str, Sku]:
-    """Sizes with accelerators, and known ones, that a region lists. Raises ProvisionError."""
+    """Return the sizes in a region that have accelerators or are known. Raises ProvisionError."""
     doing, names = f"ask for the sizes of {region}", set(known)
     try:
         found = (
@@ -317,12 +320,12 @@ def _sku(item: Json, region: str) -> Sku:
 
 
 def _is_reservable(told: Mapping[str, str]) -> bool:
-    """By capacity reservations of whatever type."""
+    """Return True if capacity reservations of any type support the size."""
     return told.get("CapacityReservationSupported") == "True"
 
 
 def _told(item: Mapping[str, Any]) -> dict[str, str]:
-    """A size's capabilities, by name."""
+    """Return a size's capabilities, by name."""
     return {one["name"]: str(one["value"]) for one in item.get("capabilities") or ()}
 
 
@@ -338,5 +341,5 @@ def _named(columns: Sequence[str], row: Row) -> dict[str, str]:
 
 
 def _decimal(amount: Decimal | None) -> str:
-    """Never in exponents."""
+    """Format without an exponent."""
     return "" if amount is None else f"{amount:f}"

@@ -1,4 +1,4 @@
-"""The subscription's regions."""
+"""Regions of the subscription."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _VERSION = "2022-12-01"
 
 
 def regions_of(clients: Clients) -> list[str]:
-    """Where the subscription may have machines. Raises ProvisionError."""
+    """Return the subscription's regions. Raises ProvisionError."""
     url = f"subscriptions/{clients.subscription}/locations?api-version={_VERSION}"
     found = clients.get(url, "ask for the subscription's regions").get("value") or ()
     return sorted(
@@ -24,7 +24,7 @@ def regions_of(clients: Clients) -> list[str]:
 
 
 def check_regions(wanted: Sequence[str], there: Sequence[str]) -> None:
-    """Raise ProvisionError(invalid) for one that the subscription does not have."""
+    """Raise ProvisionError(invalid) for a region that the subscription does not have."""
     for region in wanted:
         if region not in there:
             meant = did_you_mean(region, there) or f"there are {', '.join(there)}"

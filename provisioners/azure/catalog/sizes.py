@@ -1,6 +1,6 @@
-"""What Azure says of the sizes of machines in a region: zones, restrictions of the subscription, features.
+"""VM sizes of a region: zones, restrictions of the subscription, features.
 
-One list of all sizes for each region (Microsoft.Compute/skus), which is some thousand lines long: asked once an hour.
+A region's list of all sizes (Microsoft.Compute/skus) has thousands of lines and is queried at most once an hour.
 Source: Azure REST API, "Resource Skus - List"; names of capabilities as `az vm list-skus` shows them.
 """
 
@@ -15,29 +15,29 @@ from ...shared.poll_cache import PollCache
 from ..clients import Clients, Json
 
 _TTL_S = 3_600.0
-"""Seconds for which a region's list is used."""
+"""Seconds for which a region's list is cached."""
 _VERSION = "2021-07-01"
-"""Of the list of SKUs: the one that the SDK asks for, too."""
+"""API version of the list of SKUs, the same as the SDK's."""
 _ARM = ("p", "pl")
-"""What a size's features begin with if its processor is Arm's: `D4ps_v6`, `D4plds_v6`."""
+"""Prefixes of the features of sizes with Arm processors: `D4ps_v6`, `D4plds_v6`."""
 _SLOW = frozenset({"A", "B"})
-"""Families with sizes that do not take accelerated networking."""
+"""Families with some sizes that do not support accelerated networking."""
 _CAPITALS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 
 
 class Size(NamedTuple):
-    """A size in a region, as this subscription may use it."""
+    """A VM size in a region, as available to this subscription."""
 
     zones: tuple[str, ...]
-    """In which it can be had; (): the region has none for it."""
+    """Zones that offer it; (): the region has no zones for it."""
     reason: str
-    """Why it cannot be had in the region at all; "": it can."""
+    """Reason why the region does not offer it; "": it does."""
     family: str
     vcpus: int
     rdma: bool
     """It has InfiniBand."""
     accelerated: bool
-    """It takes accelerated networking."""
+    """It supports accelerated networking."""
     spot: bool = True
     """It is sold as Spot."""
 
@@ -50,7 +50,7 @@ class Sizes:
         self._cache = PollCache(self._ask, clients.clock, ttl_s=_TTL_S)
 
     def find(self, region: str, machine_type: str, market: str) -> Size:
-        """Raises ProvisionError(not_offered) if the region does not have it, or not for this subscription or market."""
+        """Return a size. Raises ProvisionError(not_offered) if the region, subscription or market does not offer it."""
         found = self.of_region(region).get(machine_type.lower())
         if found is None or (reason := why_not(found, market)):
             why = f"{region} has no {machine_type}" if found is None else f"{machine_type} in {region}: {reason}"
@@ -68,14 +68,14 @@ class Sizes:
 
 
 def why_not(size: Size, market: str) -> str:
-    """Why a size cannot be had in its region; "": it can."""
+    """Return why a size is not available in its region and market; "": it is available."""
     if size.reason:
         return f"it is not sold to this subscription ({size.reason}), ask for access at the portal, Quotas"
     return "it is not sold as Spot" if market == "spot" and not size.spot else ""
 
 
 def skus_of(clients: Clients, region: str, doing: str) -> list[Json]:
-    """All sizes that a region lists, in wire format: to the SDK's models such a list would take seconds to become.
+    """Return all sizes that a region lists, in wire format: parsing to the SDK's models would take seconds.
 
     Raises ProvisionError.
     """
@@ -91,7 +91,7 @@ def skus_of(clients: Clients, region: str, doing: str) -> list[Json]:
 
 
 def size_of(sku: Json, region: str) -> Size:
-    """From Azure's answer."""
+    """Parse a size from the API's response."""
     features = {one["name"]: str(one.get("value", "")) for one in sku.get("capabilities") or ()}
     there = [one for one in sku.get("locationInfo") or () if str(one.get("location", "")).lower() == region.lower()]
     closed: set[str] = set()
@@ -116,13 +116,16 @@ def size_of(sku: Json, region: str) -> Size:
 
 
 def is_accelerated(machine_type: str) -> bool:
-    """Whether a size takes accelerated networking, by its name, for those who ask Azure nothing. Source: Azure's
-    documentation, "Accelerated Networking overview" (all current sizes, but not each of the A and B series)."""
+    """Return True if a size supports accelerated networking, judged by its name, without a query.
+
+    Source: Azure's documentation, "Accelerated Networking overview" (all current sizes, but not all of the A and B
+    series).
+    """
     return _letters_of(machine_type)[0] not in _SLOW
 
 
 def architecture_of(machine_type: str) -> str:
-    """`x86_64` or `arm64`; that of a size the tables do not know (one without GPU) is read off its name."""
+    """Return `x86_64` or `arm64`, from the tables or, for other sizes (without GPU), from the name."""
     known = catalog.machine_types("azure").get(machine_type)
     if known:
         return known[0].arch
@@ -130,7 +133,7 @@ def architecture_of(machine_type: str) -> str:
 
 
 def _letters_of(machine_type: str) -> tuple[str, str]:
-    """Family and features of a size by its name: ("NC", "as") of `Standard_NC4as_T4_v3`."""
+    """Return family and features in a size's name: ("NC", "as") for `Standard_NC4as_T4_v3`."""
     word = machine_type.partition("_")[2].partition("_")[0]
     rest = word.lstrip(_CAPITALS)
     return word.removesuffix(rest), rest.lstrip("0123456789-")

@@ -1,8 +1,8 @@
-"""Everything on Azure that carries our tags, of every owner, and how to remove it: for `cloudgpu gc`.
+"""Resources on Azure that cloudgpu tagged, of every owner, and their removal: for `cloudgpu gc`.
 
-All that a launch makes is in its resource group, so the groups are looked for, and then what is in each; outside are
-only role assignments, of which the group's tags tell, and their own descriptions once the group is gone. It is removed
-as its own supervisor would have done: teardown.py.
+All resources of a launch are in its resource group, so gc lists the groups and then their contents. Only role
+assignments are outside: the group's tags refer to them, and so do their own descriptions after the group is deleted.
+Removal works as in teardown.py, which the launch's supervisor uses.
 """
 
 from __future__ import annotations
@@ -29,9 +29,10 @@ from .teardown import Ending
 
 _GROUPS_AT_ONCE = 8
 _ADDRESS_USD_H = Decimal("0.005")
-"""Of a public IPv4 address, by list: Standard, static; the same in nearly all regions. Source: "IP address pricing"."""
+"""List price in US dollars per hour of a public IPv4 address: Standard, static; the same in nearly all regions. Source:
+"IP address pricing"."""
 _UNPAID = frozenset({"PowerState/deallocated", "PowerState/deallocating"})
-"""States of a machine of which only the disk is paid for. Source: "States and billing status of Azure VMs"."""
+"""States in which only the machine's disk is billed. Source: "States and billing status of Azure VMs"."""
 _KINDS = {
     "microsoft.compute/virtualmachines": "virtual machine",
     "microsoft.compute/virtualmachinescalesets": "scale set",
@@ -45,14 +46,14 @@ _KINDS = {
     "microsoft.network/virtualnetworks": "virtual network",
     "microsoft.managedidentity/userassignedidentities": "managed identity",
 }
-"""Resource types, in lower case, in words; another one is called by its type."""
+"""Resource type in lower case -> name for users; other types are shown as they are."""
 
 
 # --- find -------------------------------------------------------------------------------------------------------------
 
 
 def find(regions: Sequence[str], clients: Clients | None = None) -> Found:
-    """Of every owner, in these regions (none: all). Raises ProvisionError."""
+    """Return the resources of every owner in these regions (none: all). Raises ProvisionError."""
     clients = clients or Clients()
     if regions:
         check_regions(regions, regions_of(clients))
@@ -66,7 +67,7 @@ def find(regions: Sequence[str], clients: Clients | None = None) -> Found:
                 found += look.result()
             except ProvisionError as error:
                 missed[name] = str(error)
-    if not regions:  # they belong to none
+    if not regions:  # role assignments have no region
         try:
             found += [
                 Tagged(Thing("role assignment", one.name, "", f"on {one.scope.rpartition('/')[2]}"), one.tags)
@@ -78,7 +79,7 @@ def find(regions: Sequence[str], clients: Clients | None = None) -> Found:
 
 
 def _in_group(clients: Clients, group: Group) -> Iterator[Tagged]:
-    """The group first, so that what is in it can be missed and it is found all the same."""
+    """Yield the group first: it is found even if listing its contents fails."""
     ours = {**group.tags, tags.TOKEN: group.token}
     yield Tagged(Thing("resource group", group.name, group.region, group.state), ours)
     resources = clients.resources.resources
@@ -97,7 +98,7 @@ def _in_group(clients: Clients, group: Group) -> Iterator[Tagged]:
 
 
 def _machine(clients: Clients, group: Group, name: str) -> tuple[str, Decimal | None]:
-    """What there is to say of a machine, and its price."""
+    """Return a description of the machine, and its price."""
     ask = partial(clients.compute.virtual_machines.get, group.name, name, expand="instanceView", cls=answer_of)
     found = _unless_gone(clients, f"look at {name}", ask)
     if found is None:
@@ -132,7 +133,7 @@ def _machine_price(size: str, region: str, market: str) -> Decimal | None:
 
 
 def _listed(clients: Clients, group: Group, ask: Callable[[], Any]) -> list[Json]:
-    """[]: the group is gone by now."""
+    """Return the listed resources; []: the group no longer exists."""
 
     def call() -> list[Json]:
         with gone_is_fine():
@@ -163,7 +164,7 @@ def _moment(text: object) -> float | None:
 
 
 def remove(leftover: Leftover, clients: Clients | None = None) -> None:
-    """All of it; idempotent; returns when nothing of it bills any more. Raises ProvisionError."""
+    """Remove all its resources, and return when none of them bills any more. Idempotent. Raises ProvisionError."""
     clients = clients or Clients()
     Ending(clients, Sightings(clients), leftover.token).run()
     if all(thing.kind == "role assignment" for thing in leftover.things):

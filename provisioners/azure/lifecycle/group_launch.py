@@ -1,10 +1,12 @@
-"""A launch whose machines are a scale set of their own (`recover: fleet`): Azure replaces those that are lost, and the
-machines share the job's nodes out among themselves, whether or not anybody looks (runtime/fleet/member.py).
+"""Launch of a dedicated scale set for a job (`recover: fleet`).
 
-What it makes, in this order: a resource group, the right of its machines to leave what is in it, an application and a
-network security group, a proximity placement group, and the scale set: of the template of which `cloudgpu cluster up`
-makes one (template.py), in the subnet and with the identity of the region's infra stack. The group goes last, and
-everything with it, as with any launch.
+Azure replaces lost machines, and the machines assign the job's nodes among themselves, even while no supervisor runs
+(runtime/fleet/member.py).
+
+Resources in creation order: a resource group, the machines' permission to leave the scale set, an application and a
+network security group, a proximity placement group, and the scale set. The scale set uses the same template as
+`cloudgpu cluster up` (template.py), and the subnet and identity of the region's infra stack. Teardown deletes the group
+with its contents, as for any launch.
 """
 
 from __future__ import annotations
@@ -42,20 +44,20 @@ log = logging.getLogger("cloudgpu.provisioners.azure")
 
 
 class Parts(NamedTuple):
-    """What the scale set is made of, in whichever zone it is."""
+    """Resources that the scale set uses in any zone."""
 
     image: Image
     at: template.Standing
     identity: str
-    """Resource ids."""
+    """Resource ids of the identity and of the proximity placement group."""
     proximity_group: str | None
     boot: str
-    """As in Prepared."""
+    """Boot script; see Prepared."""
 
 
 @dataclass(slots=True)
 class GroupedLaunch:
-    """A request on its way. run() is called once."""
+    """One launch in progress. run() is called once."""
 
     clients: Clients
     images: Images
@@ -63,20 +65,20 @@ class GroupedLaunch:
     sightings: Sightings
     request: LaunchRequest
     name: str = ""
-    """Of the scale set."""
+    """Name of the scale set."""
     fleet_dir: str = ""
     zone: str | None = None
-    """Of the machines; None: of none."""
+    """Zone of the machines; None: no zone."""
     _some_run: bool = False
-    """Machines were started, and ended since another one was refused; or may be there still."""
+    """Machines were started and then ended because another one was refused, or may still exist."""
     _has_created: bool = False
-    """Something may have been made under this token, by this call or by an earlier one."""
+    """Resources may exist under this token, from this call or an earlier one."""
 
     def run(self) -> None:
-        """Have the scale set. Raises ProvisionError.
+        """Create the scale set. Idempotent. Raises ProvisionError.
 
-        It is made once: machines that have left it by now are not got again. After a final refusal nothing is left;
-        after any other error everything stays: the next launch() with this token finds it, as does terminate().
+        Machines that have left an existing scale set are not replaced. After a final refusal all resources are removed;
+        after any other error they stay, and the next launch() or terminate() with this token finds them.
         """
         prepared = job_groups.prepare(self.request, "azure")
         self.name, self.fleet_dir = prepared.fleet.name, prepared.fleet_dir
@@ -91,7 +93,8 @@ class GroupedLaunch:
             raise
 
     def _is_there(self) -> bool:
-        """By an earlier call. What Azure has refused since, or is removed, is removed first."""
+        """Return True if an earlier call created the scale set; first remove one that Azure has refused or is
+        deleting."""
         group = find_group(self.clients, self.request.token)
         self._has_created = group is not None
         found = None if group is None or group.is_ending else _look(self.clients, group.name, self.name)
@@ -109,7 +112,7 @@ class GroupedLaunch:
         self._clean()
         return False
 
-    # -- what is needed
+    # -- prerequisites
 
     def _start(self, prepared: job_groups.Prepared) -> None:
         request, clients, fleet = self.request, self.clients, prepared.fleet
@@ -136,17 +139,17 @@ class GroupedLaunch:
         )
 
     def _places(self, size: Size, types: Sequence[str]) -> tuple[list[str | None], str | None]:
-        """Zones to try, in this order; the group of reservations that the machines are of. Raises ProvisionError."""
+        """Return the zones to try, in order, and the machines' capacity reservation group. Raises ProvisionError."""
         request = self.request
         if request.market != "reservation":
             return zones_for([size], request.zone, request.region), None
         found = find_reservations(self.clients, request.region, [request.zone] if request.zone else [], types)
         return [found.zone], found.groups[types[0]]
 
-    # -- the machines
+    # -- machines
 
     def _start_in(self, zone: str | None, fleet: FleetSpec, made: Parts) -> None:
-        """Have all of them in one zone; of a scale set that is refused nothing stays."""
+        """Start all machines in one zone; a refused scale set is removed."""
         request, clients = self.request, self.clients
         here = fleet.model_copy(update={"zones": () if zone is None else (zone,)})
         where = f"zone {zone} of {request.region}" if zone else request.region
@@ -163,8 +166,11 @@ class GroupedLaunch:
         self.zone = zone
 
     def _await_machines(self, doing: str, url: str = "") -> None:
-        """Until Azure has made them, or refused. What it neither does in time goes on by itself: observe() tells what
-        comes of it. `url`: of the operation that makes them, if that is known. Raises ProvisionError."""
+        """Wait until Azure has created or refused the machines. Raises ProvisionError.
+
+        After a timeout it returns, creation continues, and observe() reports the result. `url`: URL of the operation
+        that creates them, if known.
+        """
         clients, group, clock = self.clients, group_name(self.request.token), self.clients.clock
         begun, pauses, state = clock.monotonic(), operations.pauses(), ""
         while clock.monotonic() <= begun + operations.START_S:
@@ -179,10 +185,10 @@ class GroupedLaunch:
             pause(clock, next(pauses))
         log.info("%s: %s: it is %s still, and is not waited for", self.request.job_id, doing, state)
 
-    # -- what was refused
+    # -- cleanup after a refusal
 
     def _clean_refused(self) -> None:
-        """Remove the refused scale set. If that fails its name stays taken, and no other zone is tried."""
+        """Remove the refused scale set. If that fails, its name remains taken and no other zone is tried."""
         cleaned = False
         with cleaning_up(self.request.job_id):
             self._clean()
@@ -190,7 +196,7 @@ class GroupedLaunch:
         self._some_run |= not cleaned
 
     def _clean(self) -> None:
-        """Remove the scale set with its machines; waits until it is gone."""
+        """Delete the scale set with its machines, and wait until it is gone."""
         sets, group = self.clients.compute.virtual_machine_scale_sets, group_name(self.request.token)
         seen = self.sightings.of_launch(self.request.token, since=self.clients.clock.monotonic())
         self._some_run = any(one.is_settled for one in seen.values())
@@ -199,13 +205,13 @@ class GroupedLaunch:
         operations.delete(self.clients, doing, begin, partial(sets.get, group, self.name))
 
     def _undo(self) -> None:
-        """Remove what was made; terminate() removes what cannot be removed now."""
+        """Start removing all resources; terminate() removes what fails here."""
         with cleaning_up(self.request.job_id):
             Ending(self.clients, self.sightings, self.request.token).begin()
 
 
 def scale_set_body(request: LaunchRequest, fleet: FleetSpec, made: Parts) -> Json:
-    """The body that makes the scale set. Pure: it is what tests look at."""
+    """Return the request body that creates the scale set. Pure function."""
     custom_data = base64.b64encode(made.boot.encode()).decode()
     profile = template.profile(fleet, made.image, made.at, custom_data) | vm_profile.security()
     properties = template.scale_set(fleet, profile)
@@ -223,8 +229,11 @@ def scale_set_body(request: LaunchRequest, fleet: FleetSpec, made: Parts) -> Jso
 
 
 def state_of(clients: Clients, sightings: Sightings, allocation: Allocation) -> job_groups.GroupState:
-    """What there is of a launch's scale set: a call, one for all who ask within a short time, and one or two where it
-    is in trouble. Raises ProvisionError."""
+    """Return the state of a launch's scale set. Raises ProvisionError.
+
+    It takes one or two calls, plus one or two if the scale set has failed; concurrent callers share the list of
+    machines.
+    """
     group, name = group_name(allocation.token), allocation.details[job_groups.GROUP]
     found, seen = _look(clients, group, name), sightings.of_launch(allocation.token)
     trouble = None
@@ -235,7 +244,7 @@ def state_of(clients: Clients, sightings: Sightings, allocation: Allocation) -> 
 
 
 def _look(clients: Clients, group: str, name: str) -> Json | None:
-    """At the scale set; None: there is none."""
+    """Return the scale set; None: it does not exist."""
 
     def ask() -> Json | None:
         with gone_is_fine():
@@ -246,7 +255,7 @@ def _look(clients: Clients, group: str, name: str) -> Json | None:
 
 
 def _error_of(clients: Clients, group: str, name: str) -> Json | None:
-    """Why it has failed, as its instance view tells those who come later; None: it does not."""
+    """Return the error from the scale set's instance view, which remains available later; None: none."""
 
     def ask() -> Json | None:
         with gone_is_fine():
@@ -258,6 +267,6 @@ def _error_of(clients: Clients, group: str, name: str) -> Json | None:
 
 
 def _zone_of(found: Json) -> str | None:
-    """Of a scale set in one zone."""
+    """Return the zone of a scale set in one zone; None: no zone, or several."""
     zones = found.get("zones") or []
     return str(zones[0]) if len(zones) == 1 else None

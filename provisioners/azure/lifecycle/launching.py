@@ -1,4 +1,4 @@
-"""One launch: what it takes is found, then made, then the machines are started; all that are missing, or none."""
+"""One launch of single machines: find or create its resources, then start all missing machines, or none."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ log = logging.getLogger("cloudgpu.provisioners.azure")
 
 STORAGE = "AZURE_STORAGE_ENDPOINT"
 _AT_ONCE = 4
-"""Machines of a launch that are asked for at the same time."""
+"""Number of a launch's machines that are requested concurrently."""
 _CHANGED = frozenset({"PropertyChangeNotAllowed", "OperationNotAllowed", "Conflict"})
-"""What Azure says to a call for a machine that is there, if e.g. its image has become another since."""
+"""Azure's errors for a request to create an existing machine with other properties, such as a newer image."""
 _NO_FABRIC = (
     "%s: machines of the market %s cannot be in an availability set, and so may be without InfiniBand to each other; "
     "market: on-demand has it"
@@ -45,7 +45,7 @@ _NO_FABRIC = (
 
 @dataclass(slots=True)
 class Launch:
-    """A request on its way. run() is called once."""
+    """One launch in progress. run() is called once."""
 
     clients: Clients
     images: Images
@@ -53,29 +53,29 @@ class Launch:
     sightings: Sightings
     request: LaunchRequest
     machines: dict[str, str] = field(default_factory=dict)
-    """node -> machine's name, of all that were started under this token, also of those that are gone."""
+    """Node -> machine name, for all machines ever started under this token, including those that are gone."""
     started: tuple[str, ...] = ()
-    """Nodes of them that this call has started; the others were seen."""
+    """Nodes whose machines this call started; the others already existed."""
     zone: str | None = None
-    """Of the machines; None: of none."""
+    """Zone of the machines; None: no zone."""
     _shared: str = ""
-    """Resource id of the machines' identity, where it is not the launch's own."""
+    """Resource id of the machines' identity if it is shared; "": the launch has a dedicated identity."""
     _begun: frozenset[str] = frozenset()
-    """Nodes whose machines are on their way, by a call whose answer nobody has."""
+    """Nodes whose machines are being created by an earlier call whose outcome is unknown."""
     _was_begun: bool = False
-    """Some were on their way when this call began."""
+    """Some machines were being created when this call began."""
     _is_placed: bool = False
-    """Some of them are there, so `zone` is that of all."""
+    """Some machines exist, so their `zone` applies to all."""
     _some_have_begun: bool = False
-    """Machines were started, and ended since another one was refused; or may be there still."""
+    """Machines were started and then ended because another one was refused, or may still exist."""
     _has_created: bool = False
-    """Something may have been made under this token, by this call or by an earlier one."""
+    """Resources may exist under this token, from this call or an earlier one."""
 
     def run(self) -> None:
-        """Have all nodes of the request. Raises ProvisionError.
+        """Start all nodes of the request. Idempotent. Raises ProvisionError.
 
-        After a final refusal nothing of this call is left; what was there before it stays. After any other error
-        everything stays: the next launch() with this token finds it, as does terminate().
+        After a final refusal everything that this call created is removed, and earlier resources stay. After any other
+        error everything stays, and the next launch() or terminate() with this token finds it.
         """
         group = find_group(self.clients, self.request.token)
         self._has_created = group is not None
@@ -85,7 +85,8 @@ class Launch:
         if not missing:
             return
         is_new, stack = not self.machines, known_stack(self.request.region)
-        # Machines that are added to a launch are who the others are, whatever stands in the region by now.
+        # Machines added to a launch use the identity of the existing ones, even if the region's stack has changed
+        # since.
         if group is not None and not group.is_ending:
             self._shared = group.shared_identity
         else:
@@ -100,13 +101,13 @@ class Launch:
 
     @property
     def is_fresh(self) -> bool:
-        """Return whether this call has started all machines (Allocation.is_fresh)."""
+        """Return True if this call started all machines (Allocation.is_fresh)."""
         return len(self.started) == len(self.request.nodes) and not self._was_begun
 
-    # -- what there is
+    # -- existing machines
 
     def _find(self, group: Group) -> None:
-        """The machines that are there; or were once, and are gone."""
+        """Find the machines that exist, are being created, or existed and are gone."""
         nodes = {node_name(node.node): node.node for node in self.request.nodes}
         seen = self.sightings.of_launch(self.request.token, since=self.clients.clock.monotonic())
         begun, failed = set(), []
@@ -114,7 +115,7 @@ class Launch:
             found = seen.get(name)
             if found is None:
                 continue
-            if found.is_ending:  # with its mark it is lost, which observe() tells; without, it was refused: again then
+            if found.is_ending:  # lost if tagged as started, and reported by observe(); otherwise refused, and retried
                 if node in group.started:
                     self.machines[node] = name
                 else:
@@ -132,11 +133,11 @@ class Launch:
         self._begun, self._was_begun = frozenset(begun), bool(begun)
         started = group.started & set(nodes.values()) - set(self.machines) - begun - set(failed)
         self._clean(failed)
-        # One whose interface is there was never made: they go together.
+        # A machine whose interface still exists was never created: they are deleted together.
         there = network.interfaces_of(self.clients, group.name) if started else frozenset()
         self.machines |= {node: node_name(node) for node in started if node_name(node) not in there}
 
-    # -- what is needed
+    # -- prerequisites
 
     def _start(self, missing: Sequence[NodeRequest], stack: Infrastructure | None) -> None:
         request, clients = self.request, self.clients
@@ -151,7 +152,7 @@ class Launch:
         containers = [container.to_tag() for container in dict.fromkeys(one.container for one in grants)]
         self._has_created = True
         group = make_group(clients, request, containers, self._shared)
-        # Of others it is not asked again whether they were started, and a group has room for so many tags only.
+        # Drop other nodes' started tags: they are no longer needed, and a group's number of tags is limited.
         unmark_started(clients, request.token, group.started - {node.node for node in request.nodes}, group)
         identity = find_identity(clients, self._shared) if self._shared else make_identity(clients, request)
         let_in(clients, request, identity, grants)
@@ -175,8 +176,10 @@ class Launch:
         )
 
     def _places(self, sizes: Sequence[Size], new: Sequence[str]) -> tuple[list[str | None], Mapping[str, str]]:
-        """Zones to try, in this order; that of machines which are there, for all are in one; and the groups of
-        reservations for machines of these types, one entry each. Raises ProvisionError."""
+        """Return the zones to try, in order, and machine type -> capacity reservation group. Raises ProvisionError.
+
+        All machines are in one zone, so existing ones decide it. `new`: types of the machines to start, one entry each.
+        """
         request = self.request
         if request.market == "reservation" and new:
             there = [self.zone] if self._is_placed else [request.zone] if request.zone else []
@@ -187,10 +190,12 @@ class Launch:
         return zones_for(sizes, request.zone, request.region), {}
 
     def _close_together(self, place: Place, sizes: Mapping[str, Size]) -> Place:
-        """Several machines with InfiniBand reach each other by it in an availability set (or a scale set) only, which
-        neither Spot nor reserved machines can be in; those are not even in a proximity placement group. Source: Azure's
-        documentation, "Set up InfiniBand on HPC VMs", "On-demand capacity reservation"; CycleCloud's, "Availability
-        Sets"."""
+        """Add an availability set or a proximity placement group for several machines with InfiniBand.
+
+        InfiniBand works only within an availability set or a scale set. Spot and reserved machines cannot be in an
+        availability set, and reserved ones not even in a proximity placement group. Source: Azure's documentation, "Set
+        up InfiniBand on HPC VMs", "On-demand capacity reservation"; CycleCloud's, "Availability Sets".
+        """
         if len(sizes) < 2 or not all(size.rdma for size in sizes.values()):
             return place
         request, clients = self.request, self.clients
@@ -201,7 +206,7 @@ class Launch:
             return place
         return replace(place, proximity_group=make_proximity_group(clients, request))
 
-    # -- the machines
+    # -- machines
 
     def _start_in(
         self,
@@ -211,10 +216,10 @@ class Launch:
         sizes: Mapping[str, Size],
         attachment: network.Attachment,
     ) -> None:
-        """Start them in one zone; a refusal ends those that were started before it, and leaves nothing of the others.
+        """Start the machines in one zone; a refusal also ends those started before it, and cleans up the others.
 
-        Interfaces are made first of all, and the nodes marked when all are there. So a node that is marked, and has
-        neither machine nor interface, has had both.
+        All interfaces are created first, then the nodes are tagged as started. A tagged node with neither machine nor
+        interface therefore once had both.
         """
         request, clients = self.request, self.clients
         nodes = {node.node: node for node in missing}
@@ -247,7 +252,7 @@ class Launch:
         self.zone = place.zone
 
     def _start_one(self, place: Place, node: NodeRequest, body: dict[str, object] | None) -> str:
-        """The machine's name, once it has a place. `body`: None, if it is on its way already."""
+        """Return the machine's name after Azure has placed it. `body`: None if it is already being created."""
         request, clients = self.request, self.clients
         group, name = group_name(request.token), node_name(node.node)
         where = f"zone {place.zone} of {request.region}" if place.zone else request.region
@@ -262,21 +267,21 @@ class Launch:
         return name
 
     def _order(self, group: str, name: str, doing: str, body: dict[str, object]) -> str:
-        """Have it made: URL of the operation. A call that was throttled or not answered is repeated."""
+        """Request the machine, with retries while throttled or not answered; return the operation's URL."""
         begin = partial(self.clients.compute.virtual_machines.begin_create_or_update, group, name, cast("Any", body))
         try:
             return self.clients.ask(doing, lambda: operations.ordered(begin)).url
         except ProvisionError as error:
             if error.code in _CHANGED and operations.look_at(self.clients, group, name) is not None:
-                return ""  # an earlier call has had it made
+                return ""  # an earlier call created it
             raise
 
     def _have_begun(self, _started: Mapping[str, str]) -> None:
-        """Some machines were started, and come to nothing, since another one was refused."""
+        """Record that machines were started and are ended because another one was refused."""
         self._some_have_begun = True
 
     def _clean_refused(self, nodes: Sequence[str]) -> None:
-        """Remove the refused machines. If that fails a name stays taken, and no other zone is tried."""
+        """Remove the refused machines. If that fails, a name remains taken and no other zone is tried."""
         cleaned = False
         with cleaning_up(self.request.job_id):
             self._clean(nodes)
@@ -284,10 +289,10 @@ class Launch:
         self._some_have_begun |= not cleaned
 
     def _clean(self, nodes: Sequence[str]) -> None:
-        """Remove the machines of nodes that were refused, or go with one that was; waits until they are gone.
+        """Delete the machines of nodes that were refused, or whose launch was, and wait until they are gone.
 
-        A machine that Azure has made and could not place stays otherwise. First it is taken back that they were
-        started: whoever asks again after a crash must not take them for lost.
+        A machine that Azure created but could not place is not deleted by itself. The started tags are removed first,
+        so that after a crash a retry does not consider the machines lost.
         """
         clients, token = self.clients, self.request.token
         group = find_group(clients, token) if nodes else None
@@ -298,11 +303,11 @@ class Launch:
             for node in nodes:
                 delete_machine(clients, group.name, node_name(node), wait=wait)
 
-    # -- what was refused
+    # -- cleanup after a refusal
 
     def _undo(self, missing: Sequence[NodeRequest], *, is_new: bool) -> None:
-        """Remove what was made; what cannot be removed now is there for terminate(). No machine is left by now: so the
-        end of the group, which takes minutes, is not waited for."""
+        """Remove what this call created; terminate() removes what fails here. No machines are left at this point, so
+        the deletion of the group, which takes minutes, is not awaited."""
         clients, token = self.clients, self.request.token
         with cleaning_up(self.request.job_id):
             if is_new:
@@ -313,32 +318,33 @@ class Launch:
 
 
 def make_availability_set(clients: Clients, request: LaunchRequest) -> str:
-    """Its resource id. It may be repeated. Raises ProvisionError."""
+    """Create an availability set and return its resource id. Idempotent. Raises ProvisionError."""
     one = {"platformFaultDomainCount": 1, "platformUpdateDomainCount": 1}
     body = with_tags(request, one, sku={"name": "Aligned"})
     return _placement(clients, request, clients.compute.availability_sets.create_or_update, body)
 
 
 def make_proximity_group(clients: Clients, request: LaunchRequest) -> str:
-    """Its resource id. It may be repeated. Raises ProvisionError."""
+    """Create a proximity placement group and return its resource id. Idempotent. Raises ProvisionError."""
     body = with_tags(request, {"proximityPlacementGroupType": "Standard"})
     return _placement(clients, request, clients.compute.proximity_placement_groups.create_or_update, body)
 
 
-def _placement(clients: Clients, request: LaunchRequest, make: Any, body: dict[str, Any]) -> str:  # of the SDK
+def _placement(clients: Clients, request: LaunchRequest, make: Any, body: dict[str, Any]) -> str:  # the SDK's method
     group, doing = group_name(request.token), f"make a placement group in {request.region}"
     return str(clients.ask(doing, lambda: make(group, SHARED, body, cls=answer_of))["id"])
 
 
 def endpoints(account: Account) -> tuple[str | None, str | None]:
-    """Of Blob Storage and of Azure Resource Manager, for machines: a test's, on this machine."""
+    """Return the endpoints of Blob Storage and Resource Manager for machines: a test's on this computer, otherwise
+    None."""
     store = os.environ.get(STORAGE, "")
     api = account.endpoint
     return store if store and is_loopback(store) else None, api if is_loopback(api) else None
 
 
 def known_stack(region: str) -> Infrastructure | None:
-    """Outputs of the infra stack of a region; None: there is none. Raises ProvisionError if its file is damaged."""
+    """Return the outputs of a region's infra stack; None: no stack. Raises ProvisionError if its file is damaged."""
     try:
         return load("azure", region)
     except ValueError as error:

@@ -1,4 +1,4 @@
-"""The end of a launch: its group is deleted with all that is in it, whether anybody remembers it or not."""
+"""Teardown of a launch: delete its resource group with all its contents."""
 
 from __future__ import annotations
 
@@ -18,27 +18,27 @@ from ..resources.resource_groups import Group, find_group, remove_group
 log = logging.getLogger("cloudgpu.provisioners.azure")
 
 PATIENCE_S = 420.0
-"""So long a group is waited for to be deleted: it takes minutes. Whoever wants it gone then asks again."""
+"""Timeout in seconds for the deletion of a group, which takes minutes; the caller may then retry."""
 _POLL_S = 3.0
 
 
 @dataclass(frozen=True, slots=True)
 class Ending:
-    """What is to end. Every step may be repeated; nothing is done for what is gone."""
+    """Teardown of one launch. Every step is idempotent."""
 
     clients: Clients
     sightings: Sightings
     token: str
 
     def run(self) -> Ended:
-        """Remove all of it; returns when nothing bills any more. Raises ProvisionError, and may then be run again."""
+        """Remove all resources, and return when none of them bills any more. Raises ProvisionError; retry then."""
         has_started = self._has_machines()
         if not self.begin():
             return Ended(has_started)
         clock, name = self.clients.clock, group_name(self.token)
         until = clock.monotonic() + PATIENCE_S
         while (group := find_group(self.clients, self.token)) is not None:
-            if not group.is_ending:  # something has kept Azure from it: it is told again
+            if not group.is_ending:  # the deletion failed: retry it
                 remove_group(self.clients, self.token)
             if clock.monotonic() > until:
                 message = f"the resource group {name} was deleted {PATIENCE_S:.0f} s ago, and is not gone yet"
@@ -47,26 +47,29 @@ class Ending:
         return Ended(has_started)
 
     def _has_machines(self) -> bool:
-        """Return whether any machine was made. The group's tags name nodes whose machines were asked for: one whose
-        interface is there was never made, for they go together."""
+        """Return True if any machine was created.
+
+        The group's tags name the nodes whose machines were requested. A machine whose interface still exists was never
+        created, since they are deleted together.
+        """
         group = find_group(self.clients, self.token)
         if group is None:
             return False
         if self.sightings.of_launch(self.token, since=self.clients.clock.monotonic()):
             return True
-        if not group.started or group.is_ending:  # its interfaces may have gone by now
+        if not group.started or group.is_ending:  # its interfaces may be deleted already
             return bool(group.started)
         return not network.interfaces_of(self.clients, group.name).issuperset(map(node_name, group.started))
 
     def begin(self) -> bool:
-        """Have it removed; does not wait. False: nothing is there. Raises ProvisionError."""
+        """Start the removal without waiting. Return False if nothing exists. Raises ProvisionError."""
         group = find_group(self.clients, self.token)
         if group is None:
             return False
         if group.is_ending:
             return True
         try:
-            # By the group's tags, so before the group.
+            # Before the group is deleted: its tags name the role assignments.
             shut_out(self.clients, group)
         except ProvisionError:
             self._end_machines(group)
@@ -74,7 +77,7 @@ class Ending:
         return remove_group(self.clients, self.token)
 
     def _end_machines(self, group: Group) -> None:
-        """What bills must not wait for what does not."""
+        """Delete the machines even if role assignments cannot be removed: machines bill."""
         try:
             for name in self.sightings.of_launch(self.token, since=self.clients.clock.monotonic()):
                 delete_machine(self.clients, group.name, name)
@@ -83,8 +86,7 @@ class Ending:
 
 
 def delete_machine(clients: Clients, group: str, name: str, *, wait: bool = False) -> None:
-    """Have a machine deleted, with its disk, interface and address; nothing happens if there is none. Raises
-    ProvisionError."""
+    """Delete a machine with its disk, interface and address; no-op if it does not exist. Raises ProvisionError."""
     machines = clients.compute.virtual_machines
     begin = partial(machines.begin_delete, group, name, force_deletion=True)
     look = partial(machines.get, group, name) if wait else None

@@ -1,8 +1,9 @@
-"""The image a machine boots: Azure's own HPC image with the drivers of GPUs and InfiniBand, else Canonical's Ubuntu.
+"""Machine images: Azure's HPC image with drivers for GPUs and InfiniBand, otherwise Canonical's Ubuntu.
 
-images.csv says which by URN (publisher, offer, SKU): the first row whose `machine_types` (patterns), `architecture` and
-`gpu` fit; a row without a publisher says why there is no image. All of them are Ubuntu 24.04 with Python 3.12 and
-cloud-init. A machine is told the newest version by its number, not `latest`: a repeated call asks for the same.
+images.csv maps machines to URNs (publisher, offer, SKU): the first row with matching `machine_types` (patterns),
+`architecture` and `gpu`. A row without a publisher has the reason why no image exists. All images are Ubuntu 24.04 with
+Python 3.12 and cloud-init. Requests name the newest version by number instead of `latest`, so a retry sends the same
+request.
 """
 
 from __future__ import annotations
@@ -20,11 +21,11 @@ from ..clients import Clients, plain
 
 _TABLE = Path(__file__).with_name("images.csv")
 _TTL_S = 3_600.0
-"""Seconds for which an answer is taken for the newest image."""
+"""Seconds for which the newest version is cached."""
 
 
 class Urn(NamedTuple):
-    """A row of images.csv."""
+    """Image URN, from a row of images.csv."""
 
     publisher: str
     offer: str
@@ -32,12 +33,12 @@ class Urn(NamedTuple):
 
 
 class Image(NamedTuple):
-    """What a machine's disk is made of."""
+    """Version of an image."""
 
     urn: Urn
     version: str
     min_gb: int
-    """The disk cannot be smaller; 0: Azure does not tell."""
+    """Minimum size of the disk in GB; 0: unknown."""
 
 
 class Images:
@@ -48,7 +49,8 @@ class Images:
         self._cache = PollCache(self._ask, clients.clock, ttl_s=_TTL_S)
 
     def find(self, region: str, node: NodeRequest) -> Image:
-        """Raises ProvisionError: `invalid` if there is no image for the size, `not_offered` if the region has none."""
+        """Return the image for a node. Raises ProvisionError: `invalid` if the size has no image, `not_offered` if the
+        region does not have it."""
         return self._cache.get((region, urn_for(node.machine_type, gpu=node.accelerator is not None)))
 
     def _ask(self, key: tuple[str, Urn]) -> Image:
@@ -65,7 +67,7 @@ class Images:
 
 
 def image_of(text: str) -> Image:
-    """Of `publisher:offer:sku:version`. Raises ValueError for anything else."""
+    """Parse `publisher:offer:sku:version`. Raises ValueError for another format."""
     words = text.split(":")
     if len(words) != 4 or not all(words):
         raise ValueError(f"{text} is no image of Azure: it must be publisher:offer:sku:version")
@@ -73,7 +75,7 @@ def image_of(text: str) -> Image:
 
 
 def urn_for(machine_type: str, *, gpu: bool) -> Urn:
-    """Raises ProvisionError(invalid) if there is none."""
+    """Return the URN for a machine type. Raises ProvisionError(invalid) if no image supports it."""
     architecture = architecture_of(machine_type)
     for row in _rows():
         if row["architecture"] not in {"*", architecture} or row["gpu"] != ("yes" if gpu else "no"):

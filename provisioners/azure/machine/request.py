@@ -1,4 +1,4 @@
-"""From what is asked for to the body that makes a machine, in wire format. Pure: it is what tests look at."""
+"""Request body in wire format that creates a virtual machine. Pure functions."""
 
 from __future__ import annotations
 
@@ -22,37 +22,37 @@ DISK_SUFFIX = "disk"
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """What was found, and made, for a launch before its machines."""
+    """Zone and shared resources of a launch's machines."""
 
     zone: str | None
     """`1`, `2`, `3`; None: Azure chooses in the region."""
     identity: str
     """Resource id of the managed identity."""
     client_id: str
-    """Of the same: how a machine asks for its token."""
+    """Client id of the managed identity, with which a machine requests tokens."""
     availability_set: str | None = None
-    """Resource ids."""
+    """Resource ids of the availability set and of the proximity placement group."""
     proximity_group: str | None = None
     reservations: Mapping[str, str] = field(default_factory=dict)
-    """Machine type -> its capacity reservation group; empty in the other markets."""
+    """Machine type -> resource id of its capacity reservation group; empty in other markets."""
     endpoint: str | None = None
-    """Of Blob Storage, as the machines reach it: a test's, on this machine. None: Azure's own."""
+    """Endpoint of Blob Storage for the machines: a test's on this computer. None: Azure's."""
     api_endpoint: str | None = None
-    """Likewise of Azure Resource Manager."""
+    """Endpoint of Azure Resource Manager for the machines, likewise."""
 
 
 def machine(request: LaunchRequest, node: NodeRequest, place: Place, image: Image, interface: str) -> dict[str, Any]:
-    """The body that makes one virtual machine. Raises ProvisionError for what no machine can be started with.
+    """Return the body that creates one virtual machine. Raises ProvisionError for an invalid request.
 
-    A machine each, and not a scale set: machines differ in custom data and tags by their node, and a name for each
-    tells after a lost answer which machines there are.
+    Single machines rather than a scale set: custom data and tags differ by node, and with a name per node the existing
+    machines can be identified after a lost response.
     """
     name = node_name(node.node)
     properties: dict[str, Any] = {
         "hardwareProfile": {"vmSize": node.machine_type},
         "storageProfile": {
             "imageReference": vm_profile.image_reference(image),
-            # Another disk in another zone: that of a machine that could not be had there may go later than the machine.
+            # The zone is part of the disk's name: after a refusal in one zone, that machine's disk may outlive it.
             "osDisk": {
                 "name": f"{name}-{DISK_SUFFIX}-{place.zone or 'any'}",
                 **vm_profile.disk(image, request.disk_gb),
@@ -85,16 +85,16 @@ def machine(request: LaunchRequest, node: NodeRequest, place: Place, image: Imag
 
 
 def check_request(request: LaunchRequest) -> None:
-    """Raises ProvisionError for a market that is not there, and for an agent that does not fit the machines."""
+    """Raise ProvisionError for an unknown market, and for an agent that does not fit the machines."""
     if request.market not in MARKETS:
         raise ProvisionError("invalid", f"the target azure has no market {request.market}", scope="cloud")
     check_agent(request, lambda node: architecture_of(node.machine_type))
 
 
 def zones_for(sizes: Sequence[Size], zone: str | None, region: str) -> list[str | None]:
-    """Zones to try, in this order: those in which all of these sizes can be had; [None]: the region has none for them.
+    """Return the zones to try, in order: those that offer all of these sizes; [None]: the region has no zones for them.
 
-    Raises ProvisionError(not_offered) if they have none in common, or not the one that is asked for.
+    Raises ProvisionError(not_offered) if they have no zone in common, or do not include the requested zone.
     """
     common = set[str].intersection(*(set(size.zones) for size in sizes)) if sizes else set[str]()
     if zone is not None:
@@ -127,10 +127,11 @@ def _boot(request: LaunchRequest, node: NodeRequest, place: Place) -> bytes:
     )
 
 
-# --- what belongs to all of a launch ----------------------------------------------------------------------------------
+# --- resources shared by a launch's machines
+# ------------------------------------------------------------------------------
 
 
 def with_tags(request: LaunchRequest, properties: Mapping[str, object] | None = None, **more: Any) -> dict[str, Any]:
-    """A resource of the launch."""
+    """Return the body of a resource of the launch."""
     body: dict[str, Any] = {"location": request.region, "tags": tags.launch_tags(request), **more}
     return body if properties is None else {**body, "properties": dict(properties)}

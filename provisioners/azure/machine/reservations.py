@@ -1,13 +1,13 @@
-"""Capacity that is paid for already: capacity reservations of the subscription.
+"""Capacity reservations of the subscription.
 
-The market `reservation` launches into reservations that have room for all machines, in one zone, or in none where they
-are in none; making one stays with the user: it is paid for as long as it is there. A machine names a reservation's
-group; Azure finds in it the reservation of the machine's size and zone. A group that has none left would be given
-machines from beside it, so room is looked for before; who takes it in between gets the same machine at the same price.
-Reservations hold their quota, and take neither Spot machines nor availability sets nor proximity placement groups.
-
-Source: Azure's documentation, "On-demand capacity reservation" and "Overallocate capacity reservation"; of what begins
-later, the REST reference of Capacity Reservations (`scheduleProfile`, `reservationStateInfo`).
+The market `reservation` launches into existing reservations with capacity for all machines, in one zone, or without a
+zone where the machines have none. Users create reservations themselves, since they bill while they exist. A machine
+names a reservation's group; Azure finds the group's reservation for the machine's size and zone. If a group has no
+capacity left, Azure would use capacity outside it, so free capacity is checked first. In a race for it, the loser gets
+the same machine at the same price. Reservations include their quota, and do not support Spot machines, availability
+sets or proximity placement groups. Source: Azure's documentation, "On-demand capacity reservation" and "Overallocate
+capacity reservation"; for future reservations, the REST reference of Capacity Reservations (`scheduleProfile`,
+`reservationStateInfo`).
 """
 
 from __future__ import annotations
@@ -24,40 +24,39 @@ from ..names import part_of
 
 _NO_ROOM = "InsufficientReservedCapacity"
 _LIVE = frozenset({"", "Live", "PartiallyFulfilled"})
-"""States of a reservation that is made for later; "": it is not."""
+"""States in which a future reservation is usable; "": not a future reservation."""
 
 
 class Reservation(NamedTuple):
-    """One of the subscription's, of one size of machine."""
+    """Capacity reservation of the subscription, for one machine size."""
 
     group: str
-    """Resource id of its group: what a machine names."""
+    """Resource id of its group, which a machine names."""
     name: str
     size: str
     zone: str | None
-    """None: it takes only machines without a zone."""
+    """Zone; None: only for machines without a zone."""
     free: int
-    """Machines that it still has room for."""
+    """Number of machines that it still has capacity for."""
     begins: float | None
-    """Epoch seconds, if it is not to be had yet."""
+    """Start in epoch seconds if it is not usable yet."""
 
 
 class Reserved(NamedTuple):
-    """Where to launch."""
+    """Zone and reservation groups for a launch."""
 
     zone: str | None
     groups: Mapping[str, str]
-    """Machine type -> resource id of the group of reservations that it names."""
+    """Machine type -> resource id of its capacity reservation group."""
 
 
 def find_reservations(
     clients: Clients, region: str, zones: Sequence[str | None], machine_types: Sequence[str]
 ) -> Reserved:
-    """The groups that have room for these machines, one entry each, all in one zone, or in none. Raises
-    ProvisionError(capacity).
+    """Return groups with capacity for these machines, one entry each, all in one zone or without a zone.
 
-    `zones`: those that come into question, None among them: no zone; (): any. Constant in calls: one, one for each
-    group of the region, and one for each reservation of these sizes.
+    `zones`: allowed zones, with None for no zone; (): any. It takes one call, one for each group of the region, and one
+    for each reservation of these sizes. Raises ProvisionError(capacity).
     """
     wanted = Counter(machine_types)
     ours = [one for one in _reservations(clients, region, frozenset(wanted)) if not zones or one.zone in zones]
@@ -70,7 +69,7 @@ def find_reservations(
 
 
 def _choose(ours: Sequence[Reservation], zone: str | None, size: str, machines: int) -> Reservation | None:
-    """Of those that have room the one with the least to spare."""
+    """Return the reservation with enough capacity that leaves the least unused."""
     fitting = [
         one
         for one in ours
@@ -86,7 +85,7 @@ def _none(
     wanted: Mapping[str, int],
     clock: Clock,
 ) -> ProvisionError:
-    """Why none will do, and when one will."""
+    """Return the error that says why no reservation fits, with the start of a future one."""
     asked = " + ".join(f"{machines} × {size}" for size, machines in wanted.items())
     where = f"zone {zones[0]} of {region}" if zones and zones[0] else region
     starts = [one.begins for one in ours if one.begins is not None]
@@ -114,7 +113,7 @@ def _none(
 
 
 def _reservations(clients: Clients, region: str, sizes: frozenset[str]) -> Iterator[Reservation]:
-    """Of these sizes, in the region. Raises ProvisionError."""
+    """Yield the reservations of these sizes in the region. Raises ProvisionError."""
     doing = f"look for capacity reservations in {region}"
     compute, names = clients.compute, {size.lower() for size in sizes}
     groups = clients.ask(doing, lambda: plain(compute.capacity_reservation_groups.list_by_subscription()))
@@ -122,7 +121,7 @@ def _reservations(clients: Clients, region: str, sizes: frozenset[str]) -> Itera
         if str(group.get("location", "")).lower() != region.lower():
             continue
         where, name = part_of(str(group["id"]), "resourceGroups"), str(group["name"])
-        for listed in clients.ask(doing, lambda: plain(_list(clients, where, name))):  # noqa: B023 - called at once
+        for listed in clients.ask(doing, lambda: plain(_list(clients, where, name))):  # noqa: B023 - called immediately
             if str((listed.get("sku") or {}).get("name", "")).lower() in names:
                 yield _reservation(str(group["id"]), _look(clients, where, name, str(listed["name"]), doing), clients)
 
@@ -132,17 +131,17 @@ def _list(clients: Clients, where: str, group: str) -> Any:  # the SDK's pages
 
 
 def _look(clients: Clients, where: str, group: str, name: str, doing: str) -> Json:
-    """One with what it is used for: no list tells that."""
+    """Return a reservation with its usage, which the list does not contain."""
     get = clients.compute.capacity_reservations.get
     return clients.ask(doing, lambda: cast("Json", get(where, group, name, expand="instanceView", cls=answer_of)))
 
 
 def _reservation(group: str, found: Json, clients: Clients) -> Reservation:
-    """From Azure's answer."""
+    """Parse a reservation from the API's response."""
     inside, sku = found.get("properties") or {}, found.get("sku") or {}
     view = inside.get("instanceView") or {}
     used = view.get("utilizationInfo") or {}
-    capacity = used.get("currentCapacity")  # what was got of what was asked for
+    capacity = used.get("currentCapacity")  # capacity that Azure has provided, of that requested
     return Reservation(
         group=group,
         name=str(found["name"]),
@@ -155,7 +154,7 @@ def _reservation(group: str, found: Json, clients: Clients) -> Reservation:
 
 
 def _begins(inside: Json, view: Json, clock: Clock) -> float | None:
-    """When a reservation that was made for later can be used; None: now."""
+    """Return the start of a future reservation in epoch seconds; None: usable now."""
     start = str((inside.get("scheduleProfile") or {}).get("start") or "")
     if not start:
         return None

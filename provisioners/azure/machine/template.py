@@ -1,10 +1,10 @@
-"""A fleet's scale set, in wire format: its machines are made of the same parts as those of a launch. Pure.
+"""Scale set of a fleet in wire format, built from the same parts as a launch's machines. Pure functions.
 
-Flexible orchestration: its machines are ordinary virtual machines, with the same API, metadata and rights as a
-launch's. What differs from a launch is said by `DIFFERS`, to which a test holds both.
+It uses flexible orchestration: its machines are ordinary virtual machines, with the same API, metadata and permissions
+as a launch's. `DIFFERS` lists the differences from a launch; a test checks that there are no others.
 
-Sources: Azure's documentation, "Orchestration modes for Virtual Machine Scale Sets", "Spot Priority Mix",
-"Automatic instance repairs", "Application Health extension", "Rolling upgrades with MaxSurge".
+Sources: Azure's documentation, "Orchestration modes for Virtual Machine Scale Sets", "Spot Priority Mix", "Automatic
+instance repairs", "Application Health extension", "Rolling upgrades with MaxSurge".
 """
 
 from __future__ import annotations
@@ -20,26 +20,25 @@ from .images import Image, urn_for
 from .vm_profile import Text
 
 NETWORK_API = "2020-11-01"
-"""The oldest version with which a Flexible scale set can be told its machines' interfaces."""
+"""Oldest API version that supports network interface settings in a Flexible scale set."""
 DIFFERS = frozenset(
     {
         "osProfile.customData",
-        "osProfile.computerName",  # of a scale set: the prefix of names
+        "osProfile.computerName",  # scale set: the prefix of names
         "osProfile.computerNamePrefix",
-        "osProfile.linuxConfiguration.ssh.publicKeys[0].keyData",  # nobody's, of each launch and each fleet
-        "storageProfile.osDisk.name",  # a scale set names disks by itself
-        "networkProfile",  # compared by interface(): a launch makes its interfaces beforehand
-        "extensionProfile",  # how a scale set knows that a machine lives
-        "hardwareProfile.vmSize",  # of a scale set: its SKU
-        "securityProfile.securityType",  # the API version of a stack is older than the value that a launch needs
+        "osProfile.linuxConfiguration.ssh.publicKeys[0].keyData",  # unusable key, derived from the launch or the fleet
+        "storageProfile.osDisk.name",  # a scale set generates disk names
+        "networkProfile",  # compared through interface(): a launch creates its interfaces beforehand
+        "extensionProfile",  # health check of a scale set's machines
+        "hardwareProfile.vmSize",  # scale set: in its SKU
+        "securityProfile.securityType",  # a stack's API version is older than the value that a launch needs
     }
 )
-"""Paths in the profile of a scale set, or in the properties of a launch's machine, that the other one does not have, or
-has with another value."""
+"""Paths that differ, or exist only on one side, between a scale set's profile and a launched machine's properties."""
 _HEALTH_PORT = 22
-"""On which a machine's own system is asked whether it lives, from within: nothing comes in to it from outside."""
+"""Port of the health check, which runs on the machine itself: inbound traffic from outside is blocked."""
 _GRACE = "PT10M"
-"""So long a new machine is not judged: the least that Azure takes."""
+"""Grace period before a new machine's health counts (ISO 8601): the minimum that Azure allows."""
 _BATCH_PERCENT = 20
 
 
@@ -48,21 +47,21 @@ _MARKETS = frozenset({"on-demand", "spot", "reservation"})
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """What a fleet's machines are attached to."""
+    """Network resources and reservation of a fleet's machines."""
 
     subnet: Text
-    """Resource ids."""
+    """Resource ids of the subnet and of the network security group."""
     security_group: Text
     peers: Text | None
-    """Application security group of machines that reach each other; None: they do not."""
+    """Resource id of the application security group of machines that reach each other; None: they do not."""
     public: bool
-    """Each has a public address to go out by: its subnet has no other way."""
+    """Each machine has a public address for outbound traffic, because its subnet has no other egress."""
     reservation: Text | None = None
-    """Resource id of the capacity reservation group that they are of; None: of none."""
+    """Resource id of the machines' capacity reservation group; None: no reservation."""
 
 
 def check_fleet(fleet: FleetSpec, *, reserved: bool) -> None:
-    """Raises ProvisionError(invalid) for a fleet that Azure cannot have; `reserved`: a reservation was named."""
+    """Raise ProvisionError(invalid) for a fleet that Azure does not support. `reserved`: a reservation was given."""
     if fleet.cloud != "azure":
         raise ProvisionError("invalid", f"the fleet {fleet.name} is of {fleet.cloud}, not of azure", scope="cloud")
     if fleet.market not in _MARKETS:
@@ -74,17 +73,17 @@ def check_fleet(fleet: FleetSpec, *, reserved: bool) -> None:
 
 
 def zones_of(fleet: FleetSpec) -> list[str]:
-    """Machines that talk to each other are in one zone: the first that is named. []: Azure chooses in the region."""
+    """Return the zones to use: only the first if the machines communicate; []: Azure chooses in the region."""
     return list(fleet.zones[:1]) if fleet.peers else sorted(fleet.zones)
 
 
 def is_close(fleet: FleetSpec) -> bool:
-    """Whether its machines are placed together. Reserved ones cannot be: they are where the reservation is."""
+    """Return True if the machines are placed together; reserved machines are placed by their reservation."""
     return fleet.peers and fleet.market != "reservation"
 
 
 def profile(fleet: FleetSpec, image: Image, at: Standing, custom_data: Text) -> dict[str, Any]:
-    """The virtualMachineProfile. `custom_data`: base64."""
+    """Return the virtualMachineProfile. `custom_data`: base64."""
     accelerated = is_accelerated(fleet.machine_type)
     return {
         "storageProfile": {
@@ -107,8 +106,8 @@ def profile(fleet: FleetSpec, image: Image, at: Standing, custom_data: Text) -> 
 
 
 def scale_set(fleet: FleetSpec, profile: dict[str, object]) -> dict[str, Any]:
-    """The properties of the scale set. Machines that talk to each other are in one placement group: InfiniBand joins no
-    others."""
+    """Return the scale set's properties. Machines that communicate share a placement group, which InfiniBand
+    requires."""
     properties: dict[str, Any] = {
         "orchestrationMode": "Flexible",
         "platformFaultDomainCount": 1,
@@ -129,7 +128,7 @@ def scale_set(fleet: FleetSpec, profile: dict[str, object]) -> dict[str, Any]:
 
 
 def _interface(at: Standing, *, accelerated: bool) -> dict[str, Any]:
-    """Gone with its machine, and its address with it."""
+    """Return the interface's configuration; interface and address are deleted with the machine."""
     address = {}
     if at.public:
         how = {"publicIPAddressVersion": "IPv4", "deleteOption": "Delete"}
@@ -141,8 +140,10 @@ def _interface(at: Standing, *, accelerated: bool) -> dict[str, Any]:
 
 
 def _health() -> dict[str, Any]:
-    """Asks the machine's own SSH server, which nobody else reaches, whether it answers: by that Azure replaces a
-    machine, and knows at an upgrade that a new one lives."""
+    """Return the health extension: a TCP check of the machine's own SSH server, which is unreachable from outside.
+
+    Azure uses it to replace machines, and to check new ones during an upgrade.
+    """
     return {
         "name": "health",
         "properties": {
@@ -156,8 +157,8 @@ def _health() -> dict[str, Any]:
 
 
 def _upgrades() -> dict[str, Any]:
-    """New machines of the new template are made, batch by batch; then old ones are deleted: a machine that is there
-    cannot be given other custom data."""
+    """Return the rolling upgrade policy: in each batch, new machines are created before old ones are deleted, because
+    the custom data of an existing machine cannot be changed."""
     return {
         "mode": "Rolling",
         "rollingUpgradePolicy": {

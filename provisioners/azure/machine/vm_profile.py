@@ -1,7 +1,6 @@
-"""What a virtual machine is made of, in wire format, whoever makes it: a launch (request.py), or a fleet's scale set
-(template.py). So machines of both are the same, and nothing is said twice. Pure.
+"""Parts of a virtual machine in wire format, shared by launches (request.py) and fleets' scale sets (template.py).
 
-What is of type Text is put where it belongs, and not looked at.
+Pure functions. Values of type Text are only passed on, since they may be Pulumi Outputs.
 """
 
 from __future__ import annotations
@@ -16,22 +15,22 @@ from .images import Image
 
 ADMIN = "cloudgpu"
 Text: TypeAlias = Any
-"""A text, or what stands for one in Pulumi."""
+"""A string, or a Pulumi Output of one."""
 _SMALLEST_GB = 64
-"""Of the disk: the HPC image fills some 57 GB (a public report of 7 GB left of 64)."""
+"""Minimum disk size in GB: the HPC image uses about 57 GB (a public report of 7 GB left of 64)."""
 
 
 def image_reference(image: Image) -> dict[str, Any]:
-    """By the version's number, not `latest`: a repeated call asks for the same."""
+    """Return the image with its version number instead of `latest`, so a retry sends the same request."""
     return {**image.urn._asdict(), "version": image.version}
 
 
 def disk(image: Image, disk_gb: float) -> dict[str, Any]:
-    """The one disk: encrypted, as every disk there is, and gone with the machine.
+    """Return the machine's only disk: encrypted, like all Azure disks, and deleted with the machine.
 
-    A Standard SSD, which every size takes, at half the price of a Premium one, as fast for so small a disk but in
-    bursts (128 GB: 500 operations and 100 MB a second, of both). Source: Azure's documentation, "Azure managed disk
-    types". It is what a plan's price counts.
+    Standard SSD is supported by every size and costs half of Premium. At this size it is as fast except for bursts (128
+    GB: 500 operations and 100 MB per second, for both). Source: Azure's documentation, "Azure managed disk types".
+    Plans' prices include it.
     """
     return {
         "osType": "Linux",
@@ -43,8 +42,10 @@ def disk(image: Image, disk_gb: float) -> dict[str, Any]:
 
 
 def system(seed: str, custom_data: Text) -> dict[str, Any]:
-    """Nobody is meant to log in. Azure wants a key or a password: it gets a key that nobody has. `custom_data`: base64;
-    `seed`: of the key."""
+    """Return the OS profile. Azure requires a login key or password, so it gets an unusable key.
+
+    `custom_data`: base64; `seed`: for the key.
+    """
     key = {"path": f"/home/{ADMIN}/.ssh/authorized_keys", "keyData": nobodys_key(seed)}
     return {
         "adminUsername": ADMIN,
@@ -54,9 +55,9 @@ def system(seed: str, custom_data: Text) -> dict[str, Any]:
 
 
 def nobodys_key(seed: str) -> str:
-    """An Ed25519 public key whose private key nobody knows, for it was never made: the bytes of a hash.
+    """Return an Ed25519 public key without a private key: its bytes are a hash.
 
-    The same for the same launch, for a repeated call must ask for the same machine.
+    It is the same for the same seed, because a retry must send the same request.
     """
     point = hashlib.sha256(f"cloudgpu: a key without its other half: {seed}".encode()).digest()
     kind = b"ssh-ed25519"
@@ -65,43 +66,46 @@ def nobodys_key(seed: str) -> str:
 
 
 def market(name: str) -> dict[str, Any]:
-    """Spot has no maximum price: it is never more than the on-demand price, and a low one only gets less."""
+    """Return the market's properties. Spot gets no maximum price: it never exceeds the on-demand price anyway."""
     if name != "spot":
         return {}
     return {"priority": "Spot", "evictionPolicy": "Delete", "billingProfile": {"maxPrice": -1}}
 
 
 def security() -> dict[str, Any]:
-    """Properties by which Azure boots what its image holds, without Secure Boot.
+    """Return the security profile that disables Secure Boot, so that the image's drivers load.
 
-    Where a subscription has Trusted Launch by default, Secure Boot would keep the HPC image's kernel modules from being
-    loaded, NVIDIA's driver among them. Azure takes `Standard` from everybody since API version 2025-11-01, which the
-    SDK is newer than. Sources: azure-cli#33280 (no registered feature is needed any more), azure-docs#111536 and
-    azhpc-images#298 (drivers that are not loaded).
+    Where Trusted Launch is a subscription's default, Secure Boot would block the HPC image's kernel modules, including
+    NVIDIA's driver. Azure accepts `Standard` from all subscriptions since API version 2025-11-01; the SDK is newer.
+    Sources: azure-cli#33280 (a registered feature is no longer required), azure-docs#111536 and azhpc-images#298
+    (drivers that do not load).
     """
     return {"securityProfile": {"securityType": "Standard"}}
 
 
 def reserved(group: Text) -> dict[str, Any]:
-    """`group`: the resource id of a capacity reservation group."""
+    """Return the reservation's properties. `group`: resource id of a capacity reservation group."""
     return {"capacityReservation": {"capacityReservationGroup": {"id": group}}}
 
 
 def diagnostics() -> dict[str, Any]:
-    """What the machine writes on its console is kept by Azure, without a storage account of ours."""
+    """Return the boot diagnostics profile: Azure keeps the console output in managed storage."""
     return {"bootDiagnostics": {"enabled": True}}
 
 
 def identity(resource: str) -> dict[str, Any]:
-    """`resource`: the resource id of a managed identity."""
+    """Return the identity property. `resource`: resource id of a managed identity."""
     return {"type": "UserAssigned", "userAssignedIdentities": {resource: {}}}
 
 
 def interface(
     *, subnet: Text, security_group: Text, peers: Text | None, accelerated: bool, address: Mapping[str, object]
 ) -> dict[str, Any]:
-    """Properties of a network interface. `peers`: the application security group of machines that reach each other;
-    `address`: of its only configuration, what says how it is addressed."""
+    """Return the properties of a network interface.
+
+    `peers`: application security group of machines that reach each other; `address`: address properties of its only IP
+    configuration.
+    """
     inner: dict[str, Any] = {"primary": True, "subnet": {"id": subnet}, **address}
     if peers is not None:
         inner["applicationSecurityGroups"] = [{"id": peers}]

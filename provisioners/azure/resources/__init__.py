@@ -1,1 +1,1 @@
-"""Resources of a launch beside its machines, and which machines there are."""
+"""Resources of a launch other than machines, and a cache of its machines."""

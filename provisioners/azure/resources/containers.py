@@ -1,4 +1,4 @@
-"""Containers of Blob Storage, as job files name them and as roles are given on them. Pure."""
+"""Blob Storage containers: URLs in job files, and scopes of role assignments. Pure functions."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from ..names import group_id
 
 
 class Container(NamedTuple):
-    """Of a storage account."""
+    """Container of a storage account."""
 
     group: str
     account: str
@@ -20,7 +20,7 @@ class Container(NamedTuple):
 
     @classmethod
     def from_tag(cls, value: str) -> Container | None:
-        """None: somebody has changed the tag."""
+        """Parse a tag's value; None: the tag was changed."""
         parts = value.split("/")
         return cls(*parts) if len(parts) == 3 and all(parts) else None
 
@@ -30,13 +30,14 @@ class Container(NamedTuple):
 
 
 def split_url(url: str) -> tuple[str, str, str]:
-    """Container, account and prefix of `az://container@account/prefix`. Raises ProvisionError(invalid) for another."""
+    """Return container, account and prefix of `az://container@account/prefix`. Raises ProvisionError(invalid) for
+    another format."""
     scheme, _, rest = url.partition("://")
     place, _, prefix = rest.partition("/")
     container, _, account = place.partition("@")
     if scheme != "az" or not container or not account:
         message = f"a machine on azure cannot reach {url}: it must be az://CONTAINER@ACCOUNT/…"
         raise ProvisionError("invalid", message, scope="cloud")
-    if any(character in prefix for character in "*?'\\"):  # a condition would take them for patterns and quotes
+    if any(character in prefix for character in "*?'\\"):  # wildcards and quotes in a role's condition
         raise ProvisionError("invalid", f"{url}: `*`, `?`, `'` and `\\` cannot be in it on azure", scope="cloud")
     return container, account, prefix.strip("/")

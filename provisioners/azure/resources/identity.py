@@ -1,9 +1,9 @@
-"""Who a launch's machines are: a managed identity that reaches this job's folder of its container, and little else.
+"""Managed identity of a launch's machines: access to the job's folder of its container, and few other permissions.
 
-Each launch has an identity of its own, in its group. It is let in to containers by role assignments with a condition on
-the path of blobs, and may switch off the launch's machines; it can make nothing. `CLOUDGPU_AZURE_IDENTITY` names one
-that somebody has made and let in beforehand, an infra stack makes one that reaches its job dir: where there is such a
-one none is made, and no role is given to anybody.
+Each launch has a dedicated identity in its group. Role assignments with a condition on blob paths give it access to
+containers; it may also deallocate the launch's machines, but not create resources. `CLOUDGPU_AZURE_IDENTITY` names an
+existing identity with its own role assignments, and an infra stack has one with access to its job dir: if either
+exists, the launch creates no identity and no role assignments.
 """
 
 from __future__ import annotations
@@ -25,34 +25,34 @@ from .rights import NAMES, READER, SWITCH_OFF, WRITER, condition
 
 IDENTITY_SETTING = "CLOUDGPU_AZURE_IDENTITY"
 _NEW_S = 120.0
-"""So long Azure may not know, elsewhere, an identity that it has just made."""
+"""Seconds for which other Azure services may not know a new identity."""
 
 
 class Identity(NamedTuple):
-    """Whose rights machines have."""
+    """Managed identity of machines."""
 
     id: str
     """Resource id."""
     client_id: str
     principal_id: str
     ours: bool
-    """It was made for the launch."""
+    """It was created for the launch."""
 
 
 class Grant(NamedTuple):
-    """What an identity may do in a container: one role assignment."""
+    """Access of an identity to a container: one role assignment."""
 
     container: Container
     role: str
     prefixes: tuple[str, ...]
-    """("",): all of it."""
+    """Path prefixes in the container; ("",): the whole container."""
 
 
-# --- what is needed ---------------------------------------------------------------------------------------------------
+# --- requirements -----------------------------------------------------------------------------------------------------
 
 
 def shared_identity(stack: Infrastructure | None, request: LaunchRequest) -> str:
-    """Resource id of the identity that was made beforehand and reaches all that machines need; "": there is none."""
+    """Return the resource id of an existing identity with all access that the machines need; "": none."""
     named = os.environ.get(IDENTITY_SETTING, "")
     if named or stack is None:
         return named
@@ -60,10 +60,10 @@ def shared_identity(stack: Infrastructure | None, request: LaunchRequest) -> str
 
 
 def find_grants(clients: Clients, request: LaunchRequest, shared: str = "") -> list[Grant]:
-    """What the machines of a launch must be let in to; [] for an identity that was made beforehand (`shared`).
+    """Return the access that a launch's machines need; [] for an existing identity (`shared`).
 
-    One for each container and role, for Azure has no two assignments of the same role to the same identity at the same
-    place. Raises ProvisionError(invalid) for a storage account that is not in the subscription.
+    It contains one grant for each container and role, because Azure allows only one assignment of a role to an identity
+    at a scope. Raises ProvisionError(invalid) for a storage account outside the subscription.
     """
     places = [(request.job_dir, WRITER), *((url, READER) for url in request.reads)]
     places += [(url, WRITER) for url in request.writes]
@@ -78,9 +78,9 @@ def find_grants(clients: Clients, request: LaunchRequest, shared: str = "") -> l
 
 
 def assignment(clients: Clients, request: LaunchRequest, principal: str, role: str, limit: str | None = None) -> Json:
-    """The body of a role assignment."""
+    """Return the body of a role assignment."""
     definition = f"/subscriptions/{clients.subscription}/providers/Microsoft.Authorization/roleDefinitions/{role}"
-    # That it is a service principal is said, for the directory may not know a new one yet.
+    # principalType is given because the directory may not know a new identity yet.
     properties = {"roleDefinitionId": definition, "principalId": principal, "principalType": "ServicePrincipal"}
     properties["description"] = description(request)
     if limit is not None:
@@ -92,7 +92,7 @@ def assignment(clients: Clients, request: LaunchRequest, principal: str, role: s
 
 
 def make_identity(clients: Clients, request: LaunchRequest) -> Identity:
-    """The launch's own. It may be repeated. Raises ProvisionError."""
+    """Create the launch's identity. Idempotent. Raises ProvisionError."""
     body, group = cast("Any", with_tags(request)), group_name(request.token)
     make = clients.identities.user_assigned_identities.create_or_update
     doing = f"make the identity of {group}"
@@ -100,7 +100,7 @@ def make_identity(clients: Clients, request: LaunchRequest) -> Identity:
 
 
 def find_identity(clients: Clients, named: str) -> Identity:
-    """One that was made beforehand, by its resource id. Raises ProvisionError."""
+    """Return an existing identity, given its resource id. Raises ProvisionError."""
     group, name = part_of(named, "resourceGroups"), part_of(named, "userAssignedIdentities")
     if not group or not name or part_of(named, "subscriptions").lower() != clients.subscription.lower():
         message = (
@@ -113,7 +113,8 @@ def find_identity(clients: Clients, named: str) -> Identity:
 
 
 def let_in(clients: Clients, request: LaunchRequest, identity: Identity, grants: Iterable[Grant]) -> None:
-    """Give it its roles; nothing happens if it has them. Raises ProvisionError."""
+    """Assign the roles to a launch's identity; no-op for an existing identity, and for existing assignments. Raises
+    ProvisionError."""
     if not identity.ours:
         return
     here = group_id(clients.subscription, group_name(request.token))
@@ -126,8 +127,10 @@ def let_in(clients: Clients, request: LaunchRequest, identity: Identity, grants:
 
 
 def let_leave(clients: Clients, request: LaunchRequest, identity: Identity, stack: str) -> None:
-    """Give a stack's identity the right to leave scale sets in the launch's group; nothing happens if it has it. That
-    goes with the group, and not before: until then machines may want to leave. Raises ProvisionError."""
+    """Assign the role for leaving scale sets in the launch's group to a stack's identity. Idempotent.
+
+    The assignment is deleted with the group, not before, since machines may leave until then. Raises ProvisionError.
+    """
     here, role = group_id(clients.subscription, group_name(request.token)), leaving_role(stack, clients.subscription)
     try:
         _assign(clients, request.token, here, role, assignment(clients, request, identity.principal_id, role))
@@ -142,7 +145,7 @@ def let_leave(clients: Clients, request: LaunchRequest, identity: Identity, stac
 
 
 def role_assignments_of(clients: Clients, group: Group) -> list[tuple[str, str]]:
-    """Scope and name of each that a launch may have made, by its group's tags."""
+    """Return scope and name of each role assignment that a launch may have created, from its group's tags."""
     containers = [found for value in group.access if (found := Container.from_tag(value)) is not None]
     scopes = [(one.scope(clients.subscription), role) for one in containers for role in (READER, WRITER)]
     if containers:
@@ -151,7 +154,7 @@ def role_assignments_of(clients: Clients, group: Group) -> list[tuple[str, str]]
 
 
 def shut_out(clients: Clients, group: Group) -> None:
-    """Take its roles away again, by the group's tags; nothing happens if it has none. Raises ProvisionError."""
+    """Delete the role assignments that the group's tags name. Idempotent. Raises ProvisionError."""
     for scope, name in role_assignments_of(clients, group):
         start = partial(clients.authorization.role_assignments.delete, scope, name)
         clients.ask(f"remove the role assignment {name} on {scope}", partial(_unless_gone, start))
@@ -173,7 +176,7 @@ def _assign(clients: Clients, token: str, scope: str, role: str, body: Json) -> 
 
 
 def _group_of(clients: Clients, account: str) -> str:
-    """The resource group of a storage account."""
+    """Return the resource group of a storage account."""
     where = f"resourceType eq 'Microsoft.Storage/storageAccounts' and name eq '{account}'"
     doing = f"look for the storage account {account}"
     found: list[Mapping[str, Any]] = clients.ask(
@@ -190,7 +193,7 @@ def _group_of(clients: Clients, account: str) -> str:
 
 
 def _shortest(prefixes: Sequence[str]) -> tuple[str, ...]:
-    """Without those that another one covers."""
+    """Return the prefixes without those that another one covers."""
     kept = [
         one
         for one in dict.fromkeys(prefixes)

@@ -1,4 +1,4 @@
-"""What is there of a launch: the machines of its group, in one list for all who ask within a short time."""
+"""Cached list of a launch's machines, shared by all callers within a short time, and detection of restarts."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from ..names import group_name
 from ..operations import look_at, state_of
 
 _EVERY_S = 60.0
-"""So often a machine is asked whether it is being restarted: three times within the time after which a silent one is
-given up."""
+"""Seconds between two queries whether a machine restarts: a third of the time after which a silent machine counts as
+lost."""
 _LASTS_S = 3_600.0
 _AT_ONCE = 8
 
 Machines = Mapping[str, "Sighting"]
-"""By name."""
+"""Machines by name."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sighting:
-    """A machine as it was last seen."""
+    """State of a machine in the latest list."""
 
     name: str
     state: str
@@ -36,7 +36,7 @@ class Sighting:
 
     @property
     def node(self) -> str:
-        """As in NodeRequest; "" if somebody has removed the tag."""
+        """Node name, as in NodeRequest; "": the tag was removed."""
         return self.tags.get(tags.NODE, "")
 
     @property
@@ -49,30 +49,35 @@ class Sighting:
 
     @property
     def is_settled(self) -> bool:
-        """It was made, and stays: as far as a list tells, it runs."""
+        """It was created and is not being deleted: as far as a list shows, it runs."""
         return not (self.is_beginning or self.is_ending or self.has_failed)
 
     @property
     def has_failed(self) -> bool:
-        """It was not made as it should; or it was, and something else has failed since: its own view tells."""
+        """Its creation, or a later operation, failed: only its instance view shows which."""
         return self.state in {"Failed", "Canceled"}
 
     def as_node(self, node: str, *, returns: bool = False) -> NodeState:
-        """What it means for a node. Until it is gone its disk is there, and bills. `returns`: Azure starts it again."""
+        """Return the node's state. A machine counts as running until it is deleted, because its disk bills until then.
+
+        `returns`: Azure is restarting it.
+        """
         detail = "it is being restarted" if returns else "" if self.state in {"Succeeded", "Updating"} else self.state
         return NodeState(node, "pending" if self.is_beginning else "running", detail, returns=returns)
 
 
 class Sightings:
-    """Cache of the machines that lists show, shared by all jobs of a process."""
+    """Cache of launches' machines, shared by all jobs of a process."""
 
     def __init__(self, clients: Clients) -> None:
         self._clients = clients
         self._cache: PollCache[str, Machines] = PollCache(self._ask, clients.clock)
 
     def of_launch(self, token: str, *, since: float | None = None) -> Machines:
-        """`since`: no look that was begun before this steady time will do. {}: the group is gone. Raises
-        ProvisionError."""
+        """Return a launch's machines; {}: its group does not exist. Raises ProvisionError.
+
+        `since`: monotonic time; a cached list that was requested earlier is not used.
+        """
         return self._cache.get(group_name(token), since=since)
 
     def _ask(self, group: str) -> Machines:
@@ -86,27 +91,28 @@ class Sightings:
 
 
 class Restarts:
-    """Which machines Azure is starting again, after a redeployment to another host or a reboot. Of any thread.
+    """Cache of which machines Azure is restarting, after a redeployment to another host or a reboot. Thread-safe.
 
-    No list tells it: each machine is asked, once a minute. Azure's own restarts are seen by the machine's power, which
-    is `starting` again, those that somebody wants by its state as well. Source: Azure's documentation, "States and
-    billing status of Azure Virtual Machines"; that a redeployment for maintenance shows so is unverified.
+    Lists do not contain this, so each machine is queried once a minute. Azure's own restarts show in the power state,
+    which is `starting` again; requested restarts show in the provisioning state as well. Source: Azure's documentation,
+    "States and billing status of Azure Virtual Machines"; that a redeployment for maintenance shows like this is
+    unverified.
     """
 
     def __init__(self, clients: Clients) -> None:
         self._clients = clients
         self._lock = threading.Lock()
         self._asked: dict[tuple[str, str], tuple[float, bool]] = {}
-        """(group, machine) -> steady time of the last question, and what was said."""
+        """(group, machine) -> monotonic time and result of the last query."""
 
     def among(self, group: str, names: Collection[str]) -> frozenset[str]:
-        """Those of a group's machines that are being restarted, as of at most a minute ago. Raises ProvisionError."""
+        """Return which of a group's machines are restarting, as of at most a minute ago. Raises ProvisionError."""
         now = self._clients.clock.monotonic()
         with self._lock:
             self._asked = {key: one for key, one in self._asked.items() if now - one[0] < _LASTS_S}
             known = {name: self._asked.get((group, name), (now - _EVERY_S, False)) for name in names}
             due = [name for name, (asked, _) in known.items() if now - asked >= _EVERY_S]
-            self._asked |= {(group, name): (now, known[name][1]) for name in due}  # nobody else asks meanwhile
+            self._asked |= {(group, name): (now, known[name][1]) for name in due}  # claims them: one query each
         if due:
             with ThreadPoolExecutor(_AT_ONCE, "cloudgpu-look") as pool:
                 views = dict(zip(due, pool.map(lambda name: look_at(self._clients, group, name), due), strict=True))
@@ -118,7 +124,7 @@ class Restarts:
 
 
 def sighting(found: Json) -> Sighting:
-    """From Azure's answer."""
+    """Parse a machine from the API's response."""
     return Sighting(
         name=str(found["name"]),
         state=state_of(found),

@@ -1,11 +1,12 @@
-"""Where machines are attached: a virtual network of the launch's own, or a subnet that is there; nothing may come in.
+"""Network of a launch's machines: a dedicated virtual network or an existing subnet, without inbound access.
 
-A network security group on every interface denies all that comes, also what Azure's own rules would let in (its load
-balancers, the rest of the network). The machines of a launch of several nodes may reach each other: they are in an
-application security group. In a network of the launch's own each machine has a public address to go out by, for new
-networks have no other way out (default outbound access has ended with API version 2025-07-01): a tenth of a NAT
-gateway's price, and as closed. Where CLOUDGPU_AZURE_SUBNET names a subnet, the way out is that network's business; in
-the subnet of an infra stack machines have public addresses, unless it has a NAT gateway.
+A network security group on every interface denies all inbound traffic, including what Azure's default rules allow (load
+balancers, the rest of the network). Machines of a launch with several nodes may reach each other through an application
+security group. In a dedicated network each machine has a public address for outbound traffic, because new networks have
+no other egress (default outbound access ended with API version 2025-07-01). It costs a tenth of a NAT gateway and is as
+closed. A subnet named by CLOUDGPU_AZURE_SUBNET must have its own egress; in an infra stack's subnet machines have
+public addresses unless it has a NAT gateway.
+
 Sources: Azure's documentation, "Default outbound access", "Network security groups", "Application security groups".
 """
 
@@ -37,20 +38,22 @@ _NO_WAY_OUT = (
 
 
 class Attachment(NamedTuple):
-    """Where the machines of a launch are attached."""
+    """Network resources that a launch's machines are attached to."""
 
     subnet: str
-    """Resource ids."""
+    """Resource ids of the subnet and of the network security group."""
     security_group: str
     peers: str | None
-    """The application security group; None: there is one machine only."""
+    """Resource id of the application security group; None: there is only one machine."""
     public: bool
     """Each machine has a public address."""
 
 
 def make_network(clients: Clients, request: LaunchRequest, stack: Infrastructure | None = None) -> Attachment:
-    """All of it but the interfaces; finds what an earlier try has made. A subnet that is named is used, else the
-    stack's, else one is made. Raises ProvisionError."""
+    """Create the network resources except interfaces, or find those of an earlier try.
+
+    It uses the configured subnet, otherwise the stack's, otherwise a new network. Raises ProvisionError.
+    """
     group = group_name(request.token)
     peers = None
     if len(request.nodes) > 1:
@@ -71,7 +74,7 @@ def make_network(clients: Clients, request: LaunchRequest, stack: Infrastructure
 
 
 def make_interface(clients: Clients, request: LaunchRequest, node: NodeRequest, at: Attachment, size: Size) -> str:
-    """A node's network interface, with its address: resource id. It may be repeated. Raises ProvisionError."""
+    """Create a node's network interface and address, and return its resource id. Idempotent. Raises ProvisionError."""
     name = node_name(node.node)
     address = None
     if at.public:
@@ -81,7 +84,7 @@ def make_interface(clients: Clients, request: LaunchRequest, node: NodeRequest, 
 
 
 def interfaces_of(clients: Clients, group: str) -> frozenset[str]:
-    """Names of a group's interfaces; of a group that is not there, none. Raises ProvisionError."""
+    """Return the names of a group's interfaces; none if the group does not exist. Raises ProvisionError."""
 
     def ask() -> frozenset[str]:
         with gone_is_fine():
@@ -92,7 +95,7 @@ def interfaces_of(clients: Clients, group: str) -> frozenset[str]:
 
 
 def remove_interface(clients: Clients, group: str, name: str) -> None:
-    """One that belongs to no machine; does not wait. Its address goes with it, or with the group."""
+    """Start deleting an interface without a machine. Its address is deleted with it or with the group."""
     begin = partial(clients.network.network_interfaces.begin_delete, group, name)
     operations.delete(clients, f"delete the interface {name} in {group}", begin)
 
@@ -106,7 +109,7 @@ def own_network(request: LaunchRequest) -> Json:
 
 
 def public_address(request: LaunchRequest, node: NodeRequest) -> Json:
-    """A Standard one, of the whole region: it fits a machine in any zone."""
+    """Return a regional Standard address, which fits a machine in any zone."""
     body = with_tags(request, {"publicIPAllocationMethod": "Static", "publicIPAddressVersion": "IPv4"})
     return {**body, "tags": tags.node_tags(request, node), "sku": {"name": "Standard"}}
 
@@ -114,7 +117,7 @@ def public_address(request: LaunchRequest, node: NodeRequest) -> Json:
 def interface(
     request: LaunchRequest, node: NodeRequest, at: Attachment, address: str | None, *, accelerated: bool
 ) -> Json:
-    """Gone with its machine, and its address with it."""
+    """Return the body of an interface; interface and address are deleted with the machine."""
     how: Json = {"privateIPAllocationMethod": "Dynamic"}
     if address is not None:
         how["publicIPAddress"] = {"id": address, "properties": {"deleteOption": "Delete"}}
@@ -128,7 +131,7 @@ def interface(
 
 
 def _put(clients: Clients, request: LaunchRequest, kind: str, body: Json, name: str = SHARED) -> str:
-    """Make one of `clients.network`'s things in the launch's group: resource id."""
+    """Create a resource through `clients.network` in the launch's group, and return its resource id."""
     group, operation = group_name(request.token), getattr(clients.network, kind)
     doing = f"make {name} ({kind.replace('_', ' ')}) in {request.region}"
     made = operations.make(
@@ -141,7 +144,10 @@ def _put(clients: Clients, request: LaunchRequest, kind: str, body: Json, name: 
 
 
 def _subnet(clients: Clients, request: LaunchRequest, subnet: str, who: str) -> Json:
-    """Properties of a subnet that `who` names. Raises ProvisionError for one that cannot be used in the region."""
+    """Return the properties of a subnet. Raises ProvisionError if it cannot be used in the request's region.
+
+    `who`: the setting or stack that names it, for messages.
+    """
     group, network, name = (part_of(subnet, kind) for kind in ("resourceGroups", "virtualNetworks", "subnets"))
     if not (group and network and name) or part_of(subnet, "subscriptions").lower() != clients.subscription.lower():
         message = (
@@ -172,6 +178,6 @@ def _subnet(clients: Clients, request: LaunchRequest, subnet: str, who: str) -> 
 
 
 def _has_way_out(subnet: Json) -> bool:
-    """Without a public address."""
+    """Return True if machines without public addresses have egress."""
     closed = subnet.get("defaultOutboundAccess") is False
     return not closed or bool(subnet.get("natGateway") or subnet.get("routeTable"))

@@ -1,6 +1,7 @@
-"""Role assignments whose launch is gone: somebody has deleted its group by hand, and the tags that tell of them.
+"""Role assignments of launches whose resource group, with the tags that name them, was deleted by hand.
 
-A role assignment has no tags, but a description: the launch's tags as JSON. By that one is ours, and of which launch.
+A role assignment has no tags. Its description contains the launch's tags as JSON, which shows that cloudgpu created it,
+and for which launch.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ _VERSION = "2022-04-01"
 
 
 class Orphan(NamedTuple):
-    """One that nothing else is left of."""
+    """Role assignment of a launch without a resource group."""
 
     scope: str
     name: str
@@ -31,13 +32,15 @@ class Orphan(NamedTuple):
 
 
 def description(request: LaunchRequest) -> str:
-    """Of a launch's role assignments."""
+    """Return the description for a launch's role assignments."""
     return json.dumps(tags.launch_tags(request), separators=(",", ":"))
 
 
 def find_orphans(clients: Clients, token: str = "") -> list[Orphan]:
-    """Of every launch whose group is gone, or of this one. None for those who may not read roles: they gave none.
-    Raises ProvisionError."""
+    """Return the role assignments of launches without a group: of all launches, or of `token`.
+
+    [] if reading role assignments is not permitted: then cloudgpu cannot have created any. Raises ProvisionError.
+    """
     try:
         ours = [one for one in _ours(clients) if token in {"", one.tags[tags.TOKEN]}]
     except ProvisionError as error:
@@ -45,20 +48,20 @@ def find_orphans(clients: Clients, token: str = "") -> list[Orphan]:
             raise
         log.info("role assignments are not looked at: %s", error)
         return []
-    # The group is made before them: who does not find it by its name now comes after its end.
+    # A group is created before its role assignments: if it is missing after they were listed, it was deleted.
     gone = {token for token in {one.tags[tags.TOKEN] for one in ours} if find_group(clients, token) is None}
     return [one for one in ours if one.tags[tags.TOKEN] in gone]
 
 
 def remove_orphans(clients: Clients, token: str) -> None:
-    """Of a launch; nothing happens if there are none. Raises ProvisionError."""
+    """Delete a launch's orphaned role assignments. Idempotent. Raises ProvisionError."""
     for one in find_orphans(clients, token):
         start = partial(clients.authorization.role_assignments.delete, one.scope, one.name)
         clients.ask(f"remove the role assignment {one.name} on {one.scope}", partial(_unless_gone, start))
 
 
 def _ours(clients: Clients) -> Iterator[Orphan]:
-    """All of the subscription that a launch has made."""
+    """Yield all role assignments of the subscription that launches created."""
     url = f"subscriptions/{clients.subscription}/providers/Microsoft.Authorization/roleAssignments"
     url += f"?api-version={_VERSION}"
     while url:
@@ -71,7 +74,7 @@ def _ours(clients: Clients) -> Iterator[Orphan]:
 
 
 def _told(text: object) -> dict[str, str] | None:
-    """What a description says, which somebody may have changed; None: it is none of ours."""
+    """Parse a description; None: it was changed, or cloudgpu did not write it."""
     try:
         found: Json = json.loads(str(text))
         told = {str(name): str(value) for name, value in found.items()}

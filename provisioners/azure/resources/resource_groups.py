@@ -1,8 +1,8 @@
-"""The resource group of a launch: everything that the launch makes is in it, and goes with it.
+"""Resource group of a launch, which contains all its resources and is deleted with them.
 
-Its tags say whose it is, so a list of groups is where launches are found; which nodes were started once (Azure itself
-forgets a machine when it is deleted); and to which containers its identity was let in, for role assignments on those
-are the one thing that is outside of it.
+Its tags contain the owner, so launches are found by listing groups; the nodes that were started once, since Azure keeps
+no record of deleted machines; and the containers that its identity may access, because role assignments on those are
+the only resources outside the group.
 """
 
 from __future__ import annotations
@@ -18,13 +18,14 @@ from ..names import ACCESS, IDENTITY, STARTED, group_id, group_name, token_of
 from ..operations import delete, ordered, wait_for
 
 _LONGEST_TAG = 256
-"""A tag's value. Source: Azure's documentation, "Use tags to organize your Azure resources"; it allows 50 tags."""
+"""Maximum length of a tag's value. Source: Azure's documentation, "Use tags to organize your Azure resources", which
+allows 50 tags."""
 _FAST = "Microsoft.Compute/virtualMachines,Microsoft.Compute/virtualMachineScaleSets"
-"""What is deleted without an orderly shutdown, when the group is: its machines have ended, or are to end at once."""
+"""Types that are deleted without an orderly shutdown together with their group."""
 
 
 class Group(NamedTuple):
-    """One of ours."""
+    """Resource group of a launch."""
 
     name: str
     region: str
@@ -42,23 +43,23 @@ class Group(NamedTuple):
 
     @property
     def started(self) -> frozenset[str]:
-        """Nodes that were started once, also those that are gone."""
+        """Nodes that were started once, including those that are gone."""
         values = [value for key, value in self.tags.items() if key.startswith(STARTED)]
         return frozenset(node for value in values for node in value.split())
 
     @property
     def access(self) -> list[str]:
-        """Containers to which its identity was let in, as Container.to_tag() has them."""
+        """Containers that its identity may access, as Container.to_tag()."""
         return [value for key, value in self.tags.items() if key.startswith(ACCESS)]
 
     @property
     def shared_identity(self) -> str:
-        """Resource id of the identity of its machines, which is not the launch's own and stays; "": it has its own."""
+        """Resource id of its machines' identity if that is shared by launches and kept; "": a dedicated one."""
         return self.tags.get(IDENTITY, "")
 
 
 def find_group(clients: Clients, token: str) -> Group | None:
-    """The group of a launch, if there is any of it. Raises ProvisionError."""
+    """Return a launch's group; None: it does not exist. Raises ProvisionError."""
     name = group_name(token)
 
     def ask() -> Group | None:
@@ -70,7 +71,7 @@ def find_group(clients: Clients, token: str) -> Group | None:
 
 
 def groups_of(clients: Clients, owner: str | None = None) -> list[Group]:
-    """Of every launch of an owner; None: of everybody's. One call for all regions. Raises ProvisionError."""
+    """Return the groups of all launches of an owner, or with None of all owners: one call. Raises ProvisionError."""
     where = f"tagName eq '{tags.OWNER}'" + ("" if owner is None else f" and tagValue eq '{owner}'")
     doing = "look for resource groups"
     found = clients.ask(doing, lambda: plain(clients.resources.resource_groups.list(filter=where)))
@@ -78,7 +79,7 @@ def groups_of(clients: Clients, owner: str | None = None) -> list[Group]:
 
 
 def make_group(clients: Clients, request: LaunchRequest, access: Collection[str], shared_identity: str = "") -> Group:
-    """Make it, or find it; what it has of other tags stays. Raises ProvisionError."""
+    """Create the group, or return the existing one, whose other tags are kept. Raises ProvisionError."""
     found = find_group(clients, request.token)
     if found is not None and not found.is_ending:
         _extend(clients, request, found)
@@ -87,7 +88,7 @@ def make_group(clients: Clients, request: LaunchRequest, access: Collection[str]
     told = {f"{ACCESS}{at}": value for at, value in enumerate(access)}
     told |= {IDENTITY: shared_identity} if shared_identity else {}
     body = cast("Any", {"location": request.region, "tags": tags.launch_tags(request) | told})
-    # One of the same name may be on its way out: then it is made when that is gone.
+    # The request is retried while a group of the same name is being deleted.
     made = clients.ask(
         f"make the resource group {name} in {request.region}",
         lambda: clients.resources.resource_groups.create_or_update(name, body, cls=answer_of),
@@ -96,20 +97,20 @@ def make_group(clients: Clients, request: LaunchRequest, access: Collection[str]
 
 
 def _extend(clients: Clients, request: LaunchRequest, group: Group) -> None:
-    """Let a group expire later, if machines are added to it that live longer than those it has."""
+    """Extend a group's expiry if the request's machines expire later than the existing ones."""
     known = group.tags.get(tags.EXPIRES, "")
     if request.expires is not None and known.isdecimal() and int(known) < int(request.expires):
         _change_tags(clients, request.token, "Merge", {tags.EXPIRES: str(int(request.expires))})
 
 
 def mark_started(clients: Clients, token: str, nodes: Collection[str]) -> None:
-    """Remember that these are started now. It may be repeated."""
+    """Tag nodes as started. Idempotent."""
     if nodes:
         _change_tags(clients, token, "Merge", started_tags(nodes))
 
 
 def unmark_started(clients: Clients, token: str, nodes: Collection[str], group: Group) -> None:
-    """Forget that they were: Azure has refused them, or others have taken their place."""
+    """Remove the started tags of nodes that Azure refused, or that other nodes have replaced."""
     changed = {
         key: " ".join(left)
         for key, value in group.tags.items()
@@ -123,7 +124,10 @@ def unmark_started(clients: Clients, token: str, nodes: Collection[str], group: 
 
 
 def started_tags(nodes: Iterable[str]) -> dict[str, str]:
-    """A tag for as many nodes as its value holds, named by the first: those who write at once write different ones."""
+    """Return tags that list the nodes, as many per tag as its value can hold.
+
+    A tag is named by its first node, so concurrent writers set different tags.
+    """
     found: dict[str, str] = {}
     line: list[str] = []
     for node in [*nodes, ""]:
@@ -135,7 +139,7 @@ def started_tags(nodes: Iterable[str]) -> dict[str, str]:
 
 
 def remove_group(clients: Clients, token: str) -> bool:
-    """Have it deleted, with all that is in it; does not wait. False: there is none. Raises ProvisionError."""
+    """Start deleting the group with all its contents. Return False if it does not exist. Raises ProvisionError."""
     name = group_name(token)
     begin = partial(clients.resources.resource_groups.begin_delete, name, force_deletion_types=_FAST)
     try:
@@ -153,12 +157,12 @@ def _change_tags(clients: Clients, token: str, operation: str, values: Mapping[s
         clients.resources.tags.begin_update_at_scope, group_id(clients.subscription, name).lstrip("/"), body
     )
     doing = f"change the tags of {name}"
-    if clients.ask(doing, lambda: ordered(begin)).url:  # accepted, and perhaps not done yet
+    if clients.ask(doing, lambda: ordered(begin)).url:  # accepted, but perhaps not finished
         wait_for(clients, doing, lambda: _has_changed(find_group(clients, token), operation, values))
 
 
 def _has_changed(group: Group | None, operation: str, values: Mapping[str, str]) -> bool:
-    """Whether its tags are what they were to be; those of a group that is gone are no matter."""
+    """Return True if the tags have the intended values, or the group no longer exists."""
     if group is None:
         return True
     known = group.tags.items()

@@ -1,4 +1,4 @@
-"""The roles that machines are given, and how they are limited. Pure.
+"""Roles of machines' identities, and conditions that limit them. Pure functions.
 
 Sources: Azure's documentation, "Azure built-in roles", "Example Azure role assignment conditions for Blob Storage",
 "Azure role assignment conditions: format"; the roles' ids are the same everywhere.
@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 READER, WRITER = "2a2b9908-6ea1-4ae2-8e65-a410df84e7d1", "ba92f5b4-2d11-453d-a403-e96b0029c9fe"
-"""Ids of the roles that let a machine read its blobs, and write them."""
+"""Ids of the roles for reading, and for writing, blobs."""
 SWITCH_OFF = "40c5ff49-9181-41f8-ae61-143b0e78555e"
-"""Id of the built-in role by which a machine can be deallocated, and neither
-made nor changed. A machine that only powers itself off goes on billing."""
+"""Id of the built-in role that allows deallocating a machine, but not creating or changing one. A machine that only
+powers itself off is still billed."""
 NAMES = {
     READER: "Storage Blob Data Reader",
     WRITER: "Storage Blob Data Contributor",
@@ -24,16 +24,19 @@ LEAVING = (
     "Microsoft.Compute/virtualMachines/deallocate/action",
     "Microsoft.Compute/virtualMachines/delete",
 )
-"""What machines of a scale set may do, in the resource group that it is in: one that is not needed any more has itself
-deleted, and its set be smaller by it. They can make nothing, nor scale the set up. Where the machines of several sets
-have one identity, as in an infra stack, each set lets it in to its own group: they could end each other. No built-in
-role is so narrow: stacks define one."""
+"""Permissions of a scale set's machines in its resource group: a machine that is no longer needed deletes itself, which
+shrinks the scale set.
+
+They cannot create resources or scale up. Where machines of several scale sets share an identity, as in an infra stack,
+each scale set gives it access to its own group, so those machines could delete each other. No built-in role is this
+narrow, so stacks define a custom one.
+"""
 _BLOBS = "Microsoft.Storage/storageAccounts/blobServices/containers/blobs"
 _WRITES = ("write", "delete", "add/action", "move/action")
 
 
 def condition(role: str, prefixes: Sequence[str]) -> str | None:
-    """Limits a role to blobs whose path begins with one of these; None: it is not limited."""
+    """Return a condition that limits a role to blobs below these prefixes; None: no limit."""
     if "" in prefixes:
         return None
     path, prefix = f"@Resource[{_BLOBS}:path]", f"@Request[{_BLOBS}:prefix]"

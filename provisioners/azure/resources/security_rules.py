@@ -1,6 +1,6 @@
-"""What may come in to machines, and the addresses of networks that nobody else is in. Pure.
+"""Security rules for machines' inbound traffic, and address ranges of new networks. Pure functions.
 
-Azure looks at the rules of the subnet first, then at those of the interface: both must let it in. Sources: Azure's
+Azure applies the rules of the subnet first, then those of the interface; both must allow the traffic. Sources: Azure's
 documentation, "Network security groups", "Application security groups".
 """
 
@@ -10,9 +10,9 @@ from ..clients import Json
 from ..machine.vm_profile import Text
 
 NETWORK_RANGE, SUBNET_RANGE = "10.0.0.0/16", "10.0.0.0/18"
-"""So many addresses as nobody has machines."""
+"""Address ranges of a dedicated network and its subnet, larger than any number of machines."""
 _PEERS_FIRST, _THEN_NOBODY = 100, 4096
-"""Priorities: the first, and the last that there is before Azure's own rules."""
+"""Priorities of the first rule, and of the last one before Azure's default rules."""
 _ANYTHING = {
     "protocol": "*",
     "sourcePortRange": "*",
@@ -22,8 +22,10 @@ _ANYTHING = {
 
 
 def security_rules(peers: Text | None) -> list[Json]:
-    """Of machines' interfaces: what may come in is nothing; of several machines, from each other (`peers`: the
-    application security group that they are in)."""
+    """Return the rules of machines' interfaces: no inbound traffic, except among several machines of a launch.
+
+    `peers`: their application security group.
+    """
     if peers is None:
         return [_nobody()]
     among = {
@@ -37,8 +39,8 @@ def security_rules(peers: Text | None) -> list[Json]:
 
 
 def subnet_rules() -> list[Json]:
-    """Of a subnet that several launches and fleets share: nothing from outside of it. Who in it reaches whom, the rules
-    of their interfaces say."""
+    """Return the rules of a subnet that launches and fleets share: no inbound traffic from outside it. The interfaces'
+    rules decide which machines in it reach each other."""
     among = {"sourceAddressPrefix": SUBNET_RANGE, "destinationAddressPrefix": SUBNET_RANGE}
     return [
         {"name": "within", "properties": {**_ANYTHING, "access": "Allow", "priority": _PEERS_FIRST, **among}},

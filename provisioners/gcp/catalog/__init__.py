@@ -1,1 +1,1 @@
-"""Tables, prices and quotas, as Google Cloud has them now."""
+"""Google Cloud's current machine types, prices and quotas."""

@@ -1,12 +1,12 @@
-"""What machines cost on Compute Engine by Google's price list (Cloud Billing Catalog API), Spot included.
+"""Prices of Compute Engine's machines, including Spot, from Google's price list (Cloud Billing Catalog API).
 
-The list has no machine types: it prices vCPUs, memory, GPUs and local SSDs, each by a text such as `A2 Instance Core
-running in Iowa`. skus.csv says which texts mean which part of which machines; a machine's price is the sum of its
-parts, or unknown if one of them is. Texts of other ways to buy (commitments, calendar mode, Flex-start's "DWS Defined
-Duration", sole tenancy) do not fit: no table has their prices.
+The list has no machine types: it has prices of vCPUs, memory, GPUs and local SSDs, each with a description such as `A2
+Instance Core running in Iowa`. skus.csv maps descriptions to parts of machines. A machine's price is the sum of its
+parts, or unknown if one of them is. Descriptions of other forms of purchase (commitments, calendar mode, Flex-start's
+"DWS Defined Duration", sole tenancy) do not match: no table has their prices.
 
-Sources in skus.csv: `cyclenerd`: as in jobspecs/tables/SOURCES.md (its mapping of texts); `public-code`: several public
-programs that read Google's list, not verified otherwise.
+Sources in skus.csv: `cyclenerd`: see jobspecs/tables/SOURCES.md (its mapping of descriptions); `public-code`: several
+public programs that read Google's list, not verified otherwise.
 """
 
 from __future__ import annotations
@@ -24,57 +24,58 @@ from ....jobspecs.catalog import HOURS_PER_MONTH
 from ..rest import Rest, items
 
 Part = Literal["core", "ram", "gpu", "ssd", "whole"]
-"""`whole`: a machine sold as so many GPUs, everything else included."""
+"""Priced part of a machine; `whole`: the machine is priced by the number of GPUs, everything else included."""
 MARKETS = ("on-demand", "spot")
 _TABLE = Path(__file__).with_name("skus.csv")
 _PATH = "v1/services/6F81-5844-456A/skus"
-"""Of Compute Engine: services are known by such ids only."""
+"""Path of Compute Engine's price list; the API has only ids of services."""
 _FIELDS = (
     "skus(description,category/usageType,serviceRegions,"
     "pricingInfo/pricingExpression(usageUnit,tieredRates(startUsageAmount,unitPrice))),nextPageToken"
 )
 _PAGE = "5000"
 _BOUGHT = frozenset({"OnDemand", "Preemptible"})
-"""usageType of what is not a commitment. (Spot of the A4 is called OnDemand, so the text tells the market.)"""
+"""usageType values other than commitments. The market comes from the description, since A4's Spot is called
+OnDemand."""
 _SSD_GIB = 375
-"""Of one partition of a local SSD, on the machine types that skus.csv has SSDs of."""
+"""GiB per partition of a local SSD, on the machine types for which skus.csv has SSDs."""
 _MICRO = Decimal("0.000001")
 
 
 class Kind(NamedTuple):
-    """A row of skus.csv for one market."""
+    """Row of skus.csv for one market."""
 
     part: Part
     of: str
-    """GPUs: as the API names the accelerator; else what names of machine types begin with."""
+    """GPUs: the accelerator's name in the API; other parts: prefix of the machine types' names."""
     market: str
     text: re.Pattern[str]
     unit: str
 
 
 class Shape(NamedTuple):
-    """What of a machine has a price."""
+    """Priced parts of a machine."""
 
     machine_type: str
     vcpus: int
     memory_gb: float
     accelerator: str
-    """The API's name of what is part of the machine type; "": nothing, or attached and priced apart."""
+    """The API's name of the machine type's built-in accelerator; "": none, or attached and priced separately."""
     gpus: Fraction
     ssds: int
-    """Partitions of local SSD that are part of it."""
+    """Number of built-in local SSD partitions."""
 
 
 class Book:
-    """A price list: the parts' prices, by region."""
+    """Price list: prices of parts by region."""
 
     def __init__(self) -> None:
         self._prices: dict[tuple[Part, str, str, str], Decimal | None] = {}
         self.odd: set[str] = set()
-        """Texts whose price is not understood, or of which there are two: what they price is unknown."""
+        """Descriptions with an unparsable price or with two prices: these prices are unknown."""
 
     def add(self, sku: Mapping[str, Any]) -> None:
-        """One entry of the list, as the API has it; most are not of our machines."""
+        """Add an entry of the API's list, unless it is for something else, as most are."""
         description = str(sku.get("description", ""))
         kinds = _kinds_of(description)
         if not kinds or (sku.get("category") or {}).get("usageType") not in _BOUGHT:
@@ -93,11 +94,12 @@ class Book:
         return len(self._prices)
 
     def gpu(self, accelerator: str, region: str, market: str) -> Decimal | None:
-        """US dollars an hour of one that is attached; None: unknown, or not sold so."""
+        """Return US dollars per hour of one attached GPU; None: unknown, or not sold in this market."""
         return _rounded(self._prices.get(("gpu", accelerator, market, region)))
 
     def machine(self, shape: Shape, region: str, market: str) -> Decimal | None:
-        """US dollars an hour with all that is part of the machine type; None: unknown, or not sold so."""
+        """Return US dollars per hour of a machine with its built-in parts; None: unknown, or not sold in this
+        market."""
         whole = self._of_series("whole", shape, region, market)
         if whole is not None:
             return _rounded(whole * _decimal(shape.gpus))
@@ -119,7 +121,7 @@ class Book:
 
 
 def read(rest: Rest) -> Book:
-    """The whole list: some ten pages of 5,000 entries. Raises ProvisionError. Needs no permission."""
+    """Read the whole list, about ten pages of 5,000 entries. Needs no permission. Raises ProvisionError."""
     book = Book()
     doing = "ask for Compute Engine's price list"
     for page in rest.pages("cloudbilling", _PATH, doing, pageSize=_PAGE, currencyCode="USD", fields=_FIELDS):
@@ -129,7 +131,7 @@ def read(rest: Rest) -> Book:
 
 
 def _hourly(sku: Mapping[str, object], unit: str) -> Decimal | None:
-    """US dollars for an hour of one vCPU, GiB or GPU; None: it has no such one price."""
+    """Return US dollars per hour of one vCPU, GiB or GPU; None: the price has another form."""
     expression: Mapping[str, Any] = next((info["pricingExpression"] for info in items(sku, "pricingInfo")), {})
     rates = items(expression, "tieredRates")
     if len(rates) != 1 or rates[0].get("startUsageAmount", 0) != 0 or expression.get("usageUnit") != unit:
@@ -169,16 +171,17 @@ def _read_kinds() -> Iterator[Kind]:
         for row in csv.DictReader(file):
             for market in MARKETS:
                 text = re.compile(row[market.replace("-", "_")])
-                yield Kind(row["part"], row["of"], market, text, row["unit"])  # type: ignore[arg-type]  # a test checks
+                yield Kind(row["part"], row["of"], market, text, row["unit"])  # type: ignore[arg-type]  # a test checks the table
 
 
 def _kinds_of(description: str) -> list[Kind]:
-    """More than one for what several series share, as local SSDs."""
+    """Return the matching kinds; several if machine series share a part, such as local SSDs."""
     return [kind for kind in _fitting(description) if kind.text.fullmatch(description)]
 
 
 def _fitting(description: str) -> Iterable[Kind]:
-    """Quickly: of tens of thousands of texts, nearly all are of something else."""
+    """Return the candidates. A quick check first: most of the tens of thousands of descriptions are for something
+    else."""
     return _kinds() if _WORTH.search(description) else ()
 
 

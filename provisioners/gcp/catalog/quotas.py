@@ -1,15 +1,15 @@
-"""How many GPUs the project may have in a region, and whether machines still fit: asked before they are launched.
+"""GPU quotas of the project in a region, checked before machines are launched.
 
-Compute Engine limits GPUs by region and model, Spot and Flex-start apart from on-demand, and all models together over
-all regions. The older models' limits and use are told by the region itself (Regions.get), the newer ones' limits by
-the Cloud Quotas API only. Vertex AI has quotas of its own, of which only the limits are told. quotas.csv says which
-quota is whose; what it does not name (Vertex AI's P4, B200 and RTX PRO 6000, of which no id could be verified) is not
-looked at here: Google itself refuses what is too much.
+Compute Engine limits GPUs by region and model, with separate limits for Spot and Flex-start, and limits all models
+together over all regions. The region itself (Regions.get) returns limits and usage of older models; the limits of newer
+models come only from the Cloud Quotas API. Vertex AI has separate quotas, of which only the limits are available.
+quotas.csv maps accelerators to quotas. Accelerators missing there (Vertex AI's P4, B200 and RTX PRO 6000, whose ids
+could not be verified) are not checked; Google enforces their quotas.
 
 Sources in quotas.csv: `gce-quota-enum`: values of Quota.metric in the Compute Engine API's discovery document, and the
-ids that Cloud Quotas makes of them; `cloud-quotas-docs`: Google's pages on Cloud Quotas; `vertex-samples`: Google's
+ids that Cloud Quotas derives from them; `cloud-quotas-docs`: Google's pages on Cloud Quotas; `vertex-samples`: Google's
 vertex-ai-samples, and "Schedule training jobs based on resource availability" (Flex-start uses preemptible quota);
-`public-code`: several public programs that ask for these ids, not verified otherwise.
+`public-code`: several public programs that query these ids, not verified otherwise.
 """
 
 from __future__ import annotations
@@ -31,36 +31,36 @@ log = logging.getLogger("cloudgpu.provisioners.gcp")
 
 UNLIMITED = math.inf
 GLOBAL = "global"
-"""Where a quota of all regions together is."""
+"""Region value of quotas over all regions together."""
 _TABLE = Path(__file__).with_name("quotas.csv")
 _SERVICE = {"gcp": "compute.googleapis.com", "vertex": "aiplatform.googleapis.com"}
 _MARKETS = {"on-demand": "on-demand", "spot": "spot", "flex-start": "spot"}
-"""Flex-start machines use the quotas that are named preemptible. What a reservation holds has its quota already."""
+"""Market -> market of its quota: Flex-start machines use the preemptible quotas. Reservations include their quota."""
 _SHORT_S = 7 * 86_400
 _ALL = {"GPUs": "GPUS_ALL_REGIONS", "vCPUs": "CPUS_ALL_REGIONS"}
 ALL_REGIONS = frozenset(_ALL.values())
-"""Metrics of the project, over all of its regions."""
+"""Metrics of quotas over all regions of the project."""
 _HOLDING = frozenset({"PROVISIONING", "STAGING", "RUNNING", "STOPPING", "SUSPENDING", "REPAIRING", "PENDING_STOP"})
-"""States of an instance in which its GPUs count."""
+"""States of an instance in which its GPUs count as used."""
 
 _T = TypeVar("_T")
 
 
 class Quota(NamedTuple):
-    """A limit on the GPUs of a model, or on the vCPUs of a series, in one market of a region."""
+    """Limit on a model's GPUs, or on a series' vCPUs, in one market of a region."""
 
     target: str
-    """`gcp` or `vertex`: they do not share."""
+    """`gcp` or `vertex`, which have separate quotas."""
     of: str
-    """The accelerator as the target's API spells it; a series (`n1`) whose vCPUs count."""
+    """Accelerator in the target API's spelling, or the series (`n1`) whose vCPUs count."""
     market: str
     """`on-demand` or `spot`."""
     metric: str
-    """As Regions.get names it; "": it does not know this one."""
+    """Name in Regions.get; "": not available there."""
     quota_id: str
-    """As the Cloud Quotas API names it."""
+    """Id in the Cloud Quotas API."""
     gpu_family: str
-    """The dimension of `quota_id` that is meant; "": it has none."""
+    """Value of the gpu_family dimension of `quota_id`; "": none."""
 
     @property
     def unit(self) -> str:
@@ -72,31 +72,31 @@ class Quota(NamedTuple):
 
     @property
     def name(self) -> str:
-        """As the console's page of quotas can be searched for it."""
+        """Name to search for on the console's page of quotas."""
         return self.metric or " ".join(part for part in (self.quota_id, self.gpu_family) if part)
 
 
 class Allowed(NamedTuple):
-    """A quota's state."""
+    """Limit and usage of a quota."""
 
     limit: float
-    """UNLIMITED: none."""
+    """UNLIMITED: no limit."""
     used: float | None
-    """None: not told."""
+    """None: not available."""
 
 
 def quota_of(target: str, of: str, market: str) -> Quota | None:
-    """The quota that such an accelerator counts against in this market; None: none, or none is known."""
+    """Return the quota that an accelerator counts against in this market; None: none, or unknown."""
     return _quotas().get((target, of, _MARKETS.get(market, "")))
 
 
 def quotas(target: str) -> list[Quota]:
-    """All that are known."""
+    """Return all known quotas of a target."""
     return [quota for quota in _quotas().values() if quota.target == target]
 
 
 def request_url(project: str) -> str:
-    """Where more is asked for."""
+    """Return the URL for requesting a higher quota."""
     return f"https://console.cloud.google.com/iam-admin/quotas?project={project}"
 
 
@@ -111,13 +111,13 @@ def check(
 ) -> None:
     """Raise ProvisionError(quota) if these machines do not fit beside those that run already.
 
-    `run_s`: after so long they are deleted (scheduling.maxRunDuration); None: never. With a week at most, machines on
-    demand may use either the standard or the preemptible quota ("Limit the run time of a VM").
-    `nodes` are the machines about to be started: those of the same launch that run already count as used. What Google
-    does not tell (no permission, an API that is not enabled, no such quota) is not held against the launch: it is said
-    once in the log, and Google decides. One to four read-only calls: compute.regions.get, compute.projects.get and,
-    for the newer GPUs, cloudquotas.quotas.get and compute.instances.list; of Vertex AI, cloudquotas.quotas.get for each
-    model of GPU.
+    `run_s`: seconds after which they are deleted (scheduling.maxRunDuration); None: never. With at most a week,
+    on-demand machines may use either the standard or the preemptible quota ("Limit the run time of a VM").
+
+    `nodes` are only the machines to start: running ones of the same launch count as used. If the APIs do not return a
+    quota (no permission, an API that is not enabled, unknown quota), the launch continues with one warning in the log,
+    and Google decides. One to four read-only calls: compute.regions.get, compute.projects.get and, for newer GPUs,
+    cloudquotas.quotas.get and compute.instances.list; for Vertex AI, cloudquotas.quotas.get for each model of GPU.
     """
     needed = _needed(target, market, nodes)
     if not needed:
@@ -126,7 +126,7 @@ def check(
     either = market == "on-demand" and run_s is not None and run_s <= _SHORT_S
     for quota, amount in needed.items():
         _check_one(state, quota, amount, either=either)
-    # Whether preemptible use counts against the quotas of all regions is written nowhere: there Google decides.
+    # Whether preemptible usage counts against the quotas of all regions is not documented: Google decides there.
     if target == "gcp" and _MARKETS[market] == "on-demand":
         for unit in dict.fromkeys(quota.unit for quota in needed if not (either and quota.unit == "GPUs")):
             total = sum(amount for quota, amount in needed.items() if quota.unit == unit)
@@ -149,7 +149,10 @@ def _needed(target: str, market: str, nodes: Iterable[NodeRequest]) -> Counter[Q
 
 
 def _check_one(state: _State, quota: Quota, needed: int, *, either: bool) -> None:
-    """Spot machines use the quotas for standard ones where the project has no preemptible quota; `either`: any does."""
+    """Raise ProvisionError(quota) if the quota, or an alternative, is too small.
+
+    Without preemptible quota in the project, Spot machines use the standard quotas; `either`: both quotas are allowed.
+    """
     choices = [quota]
     if quota.target == "gcp" and (quota.market == "spot" or either):
         markets = [market for market in ("on-demand", "spot") if market != quota.market]
@@ -175,7 +178,7 @@ def _check_total(state: _State, unit: str, needed: int) -> None:
 
 
 def _told(ask: Callable[[], _T | None], what: str) -> _T | None:
-    """None: it is not told, which is said once."""
+    """Return the result of `ask`; None: not available, which is logged once."""
     try:
         return ask()
     except (ProvisionError, KeyError, TypeError, ValueError) as error:
@@ -189,8 +192,8 @@ def _say_once(reason: str) -> None:
 
 
 class _State:
-    """What Google tells of a region's quotas; each question is asked once, also one that is not answered, for a server
-    that hangs costs half a minute each time. Methods raise ProvisionError."""
+    """Quotas of a region, cached for one check. Failures are cached, too, because an unresponsive server costs half a
+    minute for each request. Methods raise ProvisionError."""
 
     def __init__(self, rest: Rest, region: str) -> None:
         self.region = region
@@ -198,7 +201,10 @@ class _State:
         self._asked: dict[str, dict[str, Allowed] | ProvisionError] = {}
 
     def allowed(self, quota: Quota, needed: int) -> Allowed | None:
-        """None: the region has no such quota, or it is not told. `needed`: use is not asked for where it cannot fit."""
+        """Return limit and usage of a quota; None: the region lacks it, or it is not available.
+
+        `needed`: usage is not queried if this exceeds the limit.
+        """
         if quota.metric and quota.metric in self.region_quotas():
             return self.region_quotas()[quota.metric]
         limits = cloud_limits(self._rest, quota)
@@ -216,7 +222,7 @@ class _State:
     def project_quotas(self) -> dict[str, Allowed]:
         return self._quotas_at("compute/v1/projects/{project}", "ask for the project's quotas")
 
-    def refusal(  # noqa: PLR0917 - the words of one message, in its order
+    def refusal(  # noqa: PLR0917 - parts of one message, in its order
         self, name: str, unit: str, found: Allowed, needed: int, where: str, scope: Scope
     ) -> ProvisionError:
         beside = f" and {found.used:g} are in use" if found.used else ""
@@ -240,11 +246,12 @@ class _State:
         return found
 
 
-# --- what the APIs say ------------------------------------------------------------------------------------------------
+# --- API responses
+# --------------------------------------------------------------------------------------------------------
 
 
 def region_limits(answer: Mapping[str, object]) -> dict[str, Allowed]:
-    """metric -> limit and use, of a region or of the project."""
+    """Return metric -> limit and usage, from a region's or the project's response."""
     return {
         str(item["metric"]): Allowed(_number(item["limit"]), _number(item.get("usage", 0)))
         for item in items(answer, "quotas")
@@ -252,17 +259,20 @@ def region_limits(answer: Mapping[str, object]) -> dict[str, Allowed]:
 
 
 def cloud_limits(rest: Rest, quota: Quota) -> list[dict[str, Any]] | None:
-    """Of all regions, for granted(), by the Cloud Quotas API; None: there is no such quota. Raises ProvisionError."""
+    """Return a quota's limits in all regions, for granted(), from the Cloud Quotas API; None: it does not exist.
+
+    Raises ProvisionError.
+    """
     path = f"v1/projects/{{project}}/locations/global/services/{quota.service}/quotaInfos/{quota.quota_id}"
     answer = rest.find("cloudquotas", path, f"ask for quota {quota.quota_id}")
     return None if answer is None else items(answer, "dimensionsInfos")
 
 
 def granted(infos: Iterable[Mapping[str, Any]], region: str, gpu_family: str) -> float | None:
-    """The limit that holds for this region and family: the most particular entry's; None: none is told.
+    """Return the limit for this region and family, from the most specific entry; None: none is given.
 
-    An entry without a dimension holds for all that have no entry of their own; one for a family ranks before one for a
-    region (Cloud Quotas: "Dimension precedence").
+    An entry without a dimension applies to all values that have no separate entry; a family's entry precedes a region's
+    (Cloud Quotas: "Dimension precedence").
     """
     meant = {"region": region, "gpu_family": gpu_family}
     best: tuple[int, float] | None = None
@@ -281,7 +291,7 @@ def granted(infos: Iterable[Mapping[str, Any]], region: str, gpu_family: str) ->
 
 
 def _in_use(rest: Rest, quota: Quota, region: str) -> float:
-    """GPUs of the project's instances that count against the quota."""
+    """Return the number of GPUs of the project's instances that count against the quota."""
     fields = "items/*/instances(machineType,status,guestAccelerators,scheduling/provisioningModel),nextPageToken"
     used = 0.0
     path, doing = "compute/v1/projects/{project}/aggregated/instances", f"count the GPUs in use in {region}"
@@ -309,7 +319,7 @@ def _gpus(instance: Mapping[str, Any], quota: Quota) -> float:
 
 
 def _number(value: object) -> float:
-    """A limit, as a number or (int64) as its text; below 0: no limit."""
+    """Parse a limit, a number or an int64's string; below 0: no limit."""
     number = float(str(value))
     return UNLIMITED if number < 0 else number
 
@@ -319,7 +329,7 @@ def _number(value: object) -> float:
 
 @cache
 def _quotas() -> dict[tuple[str, str, str], Quota]:
-    """(target, accelerator or series, market) -> quota."""
+    """Return (target, accelerator or series, market) -> quota."""
     return {(row["target"], row["of"], row["market"]): Quota(*(row[name] for name in Quota._fields)) for row in _rows()}
 
 

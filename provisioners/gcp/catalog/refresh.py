@@ -1,9 +1,9 @@
-"""Google's tables, asked of Google: machine types, places, list prices, and the quotas of both targets.
+"""Refresh of Google's tables from its APIs: machine types, places, list prices, and the quotas of both targets.
 
 Read-only calls: compute.regions.list, machineTypes.list and acceleratorTypes.list of every zone, projects.get; Cloud
-Billing's services.skus.list; Cloud Quotas' quotaInfos.get. A table is complete for the regions that were asked, or it
-is not made. What machines N1 can attach, how many, and in which markets a machine type is sold is told by no API: that
-stays as the tables have it.
+Billing's services.skus.list; Cloud Quotas' quotaInfos.get. A table is published only if it is complete for the
+requested regions. No API returns which accelerators, and how many, N1 can attach, or in which markets a machine type is
+sold: these stay as in the tables.
 """
 
 from __future__ import annotations
@@ -41,13 +41,13 @@ QUOTAS = ("region", "market", "code", "accelerator", "limit", "source", "date")
 _WORKERS = 8
 _COMPUTE = "compute/v1/projects/{project}"
 _FAMILIES = 'name eq "(a|g|n1)[0-9a-z]*-.*"'
-"""Of machine types, as the API's filters are written: accelerator-optimised families are A and G with a number."""
+"""API filter of machine types: accelerator-optimised families are A and G with a number."""
 _TYPE_FIELDS = (
     "items(name,guestCpus,memoryMb,architecture,accelerators,bundledLocalSsds,deprecated),nextPageToken",
     "items(name,deprecated),nextPageToken",
 )
 _ATTACHES = "n1-"
-"""Machine types that carry nothing of their own; their accelerators are attached, and priced and placed apart."""
+"""Prefix of machine types without built-in accelerators: those are attached, with separate prices and places."""
 _ARCHITECTURES = {"X86_64": "x86_64", "ARM64": "arm64"}
 _STATUS = {"DEPRECATED": "deprecated", "OBSOLETE": "retired", "DELETED": "retired"}
 
@@ -55,20 +55,20 @@ _T = TypeVar("_T")
 
 
 class Machine(NamedTuple):
-    """A machine type as Compute Engine describes it in a zone."""
+    """A machine type as the API describes it in a zone."""
 
     name: str
     vcpus: int
     memory_gb: float
     arch: str
-    """"": not told."""
+    """"": not in the API's response."""
     accelerator: str
-    """The API's name; "": it carries none."""
+    """Name in the API; "": no built-in accelerator."""
     gpus: int
     ssds: int
-    """Partitions of local SSD that are part of it."""
+    """Number of built-in local SSD partitions."""
     status: str
-    """`deprecated`, `retired`; "": neither is said."""
+    """`deprecated`, `retired`; "": neither."""
     ends: str
 
 
@@ -78,15 +78,15 @@ class Region(NamedTuple):
     name: str
     zones: tuple[str, ...]
     quotas: Mapping[str, quotas.Allowed]
-    """By metric."""
+    """Quotas by metric."""
 
 
 def refresh(
     regions: Sequence[str], on_progress: Progress, account: Account | None = None, clock: Clock | None = None
 ) -> Iterator[Outcome]:
-    """Ask about these regions (none: all that the project sees), publish each table as soon as it is complete.
+    """Query these regions (none: all that the project sees), and publish each table as soon as it is complete.
 
-    Raises ProvisionError before anything is asked about a region that does not exist, or where nobody may ask; OSError.
+    Raises ProvisionError before any other query for an unknown region or missing permission; OSError.
     """
     clock = clock or SystemClock()
     rest = Rest(account or Account(clock), clock)
@@ -104,7 +104,7 @@ def refresh(
 
 
 class _Asking:
-    """The tables' questions, and how the answers are merged with what was known."""
+    """Queries for the tables, and the merge of their results with the known rows."""
 
     def __init__(self, rest: Rest, regions: Mapping[str, Region], now: datetime.datetime, calls: Calls) -> None:
         self._rest = rest
@@ -116,7 +116,7 @@ class _Asking:
         self._places = known_rows("places_gcp", PLACES, 2)
 
     def tables(self) -> dict[str, Callable[[], tuple[Update, str]]]:
-        """In the order in which they are to be made."""
+        """Return the tables' builders in order: later tables refer to earlier ones."""
         return {
             "machine_types_gcp": self.machine_types,
             "places_gcp": self.places,
@@ -126,7 +126,7 @@ class _Asking:
         }
 
     def settle(self, update: Update) -> None:
-        """The table is in use: the ones that follow are of its machine types, and of its places."""
+        """Use a published table: later tables refer to its machine types or places."""
         if update.table == "machine_types_gcp":
             self._types = {row[:2]: row for row in update.rows}
         elif update.table == "places_gcp":
@@ -168,7 +168,8 @@ class _Asking:
         return update, ""
 
     def _zones_with(self, alike: Sequence[Mapping[str, str]], region: Region) -> list[str]:
-        """Zones that sell all of these machine types that the region has; if there is none, those that sell any."""
+        """Return the zones that sell all of these machine types that the region has; if none does, those that sell
+        any."""
         per_zone = {zone: self._by_zone()[zone] for zone in region.zones}
         attached = alike[0]["provider_accelerator"] if alike[0]["machine_type"].startswith(_ATTACHES) else ""
         if attached:
@@ -178,7 +179,7 @@ class _Asking:
         return sorted(whole or [zone for zone, names in per_zone.items() if wanted & names.keys()])
 
     def _renewed(self, machine: Machine, row: Row, attachable: Mapping[str, tuple[str, str]]) -> Row:
-        """What it carries and where it is sold is left as the table has it."""
+        """Return an updated row. Accelerator and markets stay as in the table, unless the machine type was retired."""
         known = _named(MACHINE_TYPES, row)
         status, ends = machine.status, machine.ends
         if machine.name.startswith(_ATTACHES) and known["provider_accelerator"]:
@@ -193,7 +194,8 @@ class _Asking:
         return tuple(known[column] for column in MACHINE_TYPES)
 
     def _added(self, machine: Machine) -> Row | None:
-        """Return the row of a new size or variant, sold as its family's with as many GPUs, or any; None: no family."""
+        """Return a row for a new size or variant, based on its family's with equally many GPUs, otherwise any; None: no
+        family."""
         named = (_named(MACHINE_TYPES, row) for row in self._types.values() if row[10] == machine.accelerator)
         sisters = (one for one in named if _family(one["machine_type"]) == _family(machine.name) and one["markets"])
         sister = max(sisters, key=lambda one: one["counts"] == str(machine.gpus), default=None)
@@ -275,7 +277,7 @@ class _Asking:
         kept = {key: row for key, row in before.items() if key[0] not in (*self._names, quotas.GLOBAL)}
         return Update(table, QUOTAS, in_order(kept | found), self._names, len(found)), ""
 
-    # -- answers that several tables are made of: had once, or missed once
+    # -- responses that several tables use, queried only once, even if that fails
 
     def _rest_get_project(self) -> dict[str, Any]:
         def ask(_: str) -> dict[str, Any]:
@@ -284,14 +286,14 @@ class _Asking:
         return self._calls.each("quotas of", ["the project"], ask)["the project"]
 
     def _machines(self) -> dict[str, Machine]:
-        """All, by name."""
+        """Return all machine types by name."""
         return {name: machine for found in self._by_zone().values() for name, machine in found.items()}
 
     def _by_zone(self) -> dict[str, dict[str, Machine]]:
         return self._calls.once("machine types", lambda: self._of_zones("machine types of", "machineTypes", _machine))
 
     def _accelerators(self) -> dict[str, dict[str, tuple[str, str]]]:
-        """zone -> name -> status and end, where they are told."""
+        """Return zone -> name -> status and end, "" where not given."""
         return self._calls.once(
             "accelerators", lambda: self._of_zones("accelerators of", "acceleratorTypes", _deprecation)
         )
@@ -313,7 +315,7 @@ class _Asking:
 
 
 class _Sold:
-    """A row of machine types, as a price list sees it."""
+    """Row of machine types, prepared for a price list."""
 
     def __init__(self, row: Row) -> None:
         named = _named(MACHINE_TYPES, row)
@@ -325,7 +327,7 @@ class _Sold:
         self.sku = self._gpu if self._attached else self._name
 
     def price(self, book: prices.Book, machines: Mapping[str, Machine], region: str, market: str) -> Decimal | None:
-        """None: unknown, or not sold so."""
+        """Return US dollars per hour; None: unknown, or not sold in this market."""
         if market not in self.markets:
             return None
         if self._attached:
@@ -338,11 +340,12 @@ class _Sold:
         return book.machine(shape, region, market)
 
 
-# --- what the API says ------------------------------------------------------------------------------------------------
+# --- API responses
+# --------------------------------------------------------------------------------------------------------
 
 
 def _regions(rest: Rest) -> dict[str, Region]:
-    """Of the project, by name. Raises ProvisionError."""
+    """Return the project's regions by name. Raises ProvisionError."""
     doing, fields = "ask for the project's regions", "items(name,zones,quotas),nextPageToken"
     pages = rest.pages("compute", f"{_COMPUTE}/regions", doing, fields=fields)
     found = (
@@ -371,7 +374,7 @@ def _machine(item: Mapping[str, Any]) -> Machine:
     return Machine(
         name=item["name"],
         vcpus=int(item["guestCpus"]),
-        memory_gb=round(int(item["memoryMb"]) / 1024, 2),  # 14.4 GiB are told as 14,746 MiB
+        memory_gb=round(int(item["memoryMb"]) / 1024, 2),  # the API returns 14.4 GiB as 14,746 MiB
         arch=_ARCHITECTURES.get(item.get("architecture", ""), ""),
         accelerator=str(carried.get("guestAcceleratorType", "")),
         gpus=int(carried.get("guestAcceleratorCount", 0)),
@@ -382,7 +385,7 @@ def _machine(item: Mapping[str, Any]) -> Machine:
 
 
 def _deprecation(item: Mapping[str, Any]) -> tuple[str, str]:
-    """Status, and the day of the end; both "" where nothing is said."""
+    """Return status and end date; both "" where not given."""
     told: Mapping[str, str] = item.get("deprecated") or {}
     return _STATUS.get(told.get("state", ""), ""), (told.get("deleted") or told.get("obsolete") or "")[:10]
 
@@ -391,7 +394,7 @@ def _deprecation(item: Mapping[str, Any]) -> tuple[str, str]:
 
 
 def _family(machine_type: str) -> str:
-    """Return `a3-highgpu` of `a3-highgpu-8g` and of its variant `a3-highgpu-8g-nolssd`."""
+    """Return the family: `a3-highgpu` for `a3-highgpu-8g` and its variant `a3-highgpu-8g-nolssd`."""
     return "-".join(machine_type.split("-")[:2])
 
 
@@ -404,7 +407,7 @@ def _sold_in(row: Row, places: Mapping[Row, Row], regions: Iterable[str]) -> boo
 
 
 def _shown(price: Decimal | None) -> str:
-    """Never in exponents."""
+    """Format without an exponent."""
     return "" if price is None else f"{price.normalize():f}"
 
 

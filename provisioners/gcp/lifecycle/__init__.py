@@ -1,1 +1,1 @@
-"""Launches from start to end: machines are started, alone or as a group, removed, and collected by `cloudgpu gc`."""
+"""Lifecycle of launches: machines are started, alone or as a group, deleted, and collected by `cloudgpu gc`."""

@@ -1,9 +1,8 @@
-"""Everything on Compute Engine that carries our labels, of every owner, and how to remove it: for `cloudgpu gc`.
+"""Resources on Compute Engine that cloudgpu labelled, of every owner, and their removal: for `cloudgpu gc`.
 
-What a launch makes is removed as its own supervisor would have done (teardown.py); here is what it takes to find things
-without any local state: instances, disks that are left of them, and what has no labels and carries its tags in the
-description: firewall rules, groups, their templates and placement policies. The rule `cloudgpu-closed-<network>`
-belongs to no launch, and stays.
+Removal works as in teardown.py, which a launch's supervisor uses. This module finds the resources without local state:
+instances, disks that outlived them, and resources without labels, whose tags are in the description: firewall rules,
+groups, their templates and placement policies. The rule `cloudgpu-closed-<network>` belongs to no launch and is kept.
 """
 
 from __future__ import annotations
@@ -33,11 +32,11 @@ if TYPE_CHECKING:
 _OURS = f"labels.{tags.OWNER}:*"
 _MARKETS = {"SPOT": "spot", "FLEX_START": "flex-start", "RESERVATION_BOUND": "reservation"}
 _PARTS = {"group": "instance group", "template": "instance template", "placement policy": "placement policy"}
-"""Kinds of instance_groups.py, as users are told. Ending removes them: none of them has no token."""
+"""Kind in instance_groups.py -> name for users. Ending removes these; all of them have a token."""
 _STOPPED = frozenset({"TERMINATED", "STOPPED", "SUSPENDED"})
-"""States of an instance of which only the disk is paid for."""
+"""States in which only the instance's disk is billed."""
 _DELETING_S = 180.0
-"""So long remove() waits for what it deletes by itself."""
+"""Seconds for which remove() waits for a deletion that it starts itself."""
 _POLL_S = 3.0
 _UNREACHABLE = "UNREACHABLE"
 
@@ -46,9 +45,9 @@ _UNREACHABLE = "UNREACHABLE"
 
 
 def find(regions: Sequence[str], clients: Clients | None = None) -> Found:
-    """Of every owner, in these regions (none: all). Six lists tell of all regions; rules and templates are of none.
+    """Return the resources of every owner in these regions (none: all). Raises ProvisionError.
 
-    Raises ProvisionError.
+    Six lists cover all regions; rules and templates have no region.
     """
     need_sdk()
     clients = clients or Clients()
@@ -57,7 +56,7 @@ def find(regions: Sequence[str], clients: Clients | None = None) -> Found:
     found = [*_instances(clients, missed), *_disks(clients, missed), *_rules(clients), *_parts(clients, missed)]
     wanted = [one for one in found if not regions or not one.thing.region or one.thing.region in regions]
     kept = launches("gcp", wanted)
-    if regions:  # a rule is of no region: one whose machines are elsewhere only is not asked for
+    if regions:  # rules have no region: skip launches with machines in other regions only
         elsewhere = {one.tags.get(tags.TOKEN) for one in found if one.thing.region} - {
             one.tags.get(tags.TOKEN) for one in wanted if one.thing.region
         }
@@ -146,17 +145,17 @@ def _parts(clients: Clients, missed: dict[str, str]) -> Iterator[Tagged]:
 
 
 def _note(scope: str, warning: Any, missed: dict[str, str]) -> None:  # the SDK does not name its type
-    """A zone that could not be asked is not empty."""
+    """Record an unreachable zone, which must not be mistaken for an empty one."""
     if warning.code == _UNREACHABLE:
         missed[last_part(scope)] = f"{last_part(scope)} cannot be reached: {warning.message}"
 
 
 def _price(instance: compute_v1.Instance, region: str, market: str) -> Decimal | None:
-    """US dollars an hour by the tables; None: unknown."""
+    """Return US dollars per hour from the tables; None: unknown."""
     name = last_part(instance.machine_type)
     gpus = next(iter(instance.guest_accelerators), None)
     known = catalog.machine_types("gcp").get(name, ())
-    if len(known) == 1:  # what it carries is part of it
+    if len(known) == 1:  # its accelerators are built in
         [machine] = known
         count = next(iter(machine.counts), Fraction(0))
     else:
@@ -177,7 +176,7 @@ def _moment(text: str) -> float | None:
 
 
 def remove(leftover: Leftover, clients: Clients | None = None) -> None:
-    """All of it; idempotent; returns when nothing of it bills any more. Raises ProvisionError."""
+    """Remove all its resources, and return when none of them bills any more. Idempotent. Raises ProvisionError."""
     clients = clients or Clients()
     named = [thing.id for thing in leftover.things if thing.kind == "instance"]
     if leftover.token:
@@ -189,7 +188,7 @@ def remove(leftover: Leftover, clients: Clients | None = None) -> None:
 
 
 def _remove_instance(clients: Clients, machine: str) -> None:
-    """With its disk."""
+    """Delete an instance with its disk, and wait until it is gone."""
     zone, _, name = machine.partition("/")
     delete(clients, machine)
     _wait_until_gone(
@@ -238,4 +237,4 @@ _REMOVE: dict[str, Callable[[Clients, str], None]] = {
     "disk": _remove_disk,
     "firewall rule": _remove_rule,
 }
-"""In this order: what others depend on goes last."""
+"""Kind -> function that removes it, in order: resources that others depend on are last."""

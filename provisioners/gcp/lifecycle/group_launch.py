@@ -1,8 +1,8 @@
-"""A launch whose machines are a group of their own (`recover: fleet`): see provisioners/stacks/job_groups.py.
+"""Launch of a dedicated instance group for a job (`recover: fleet`): see provisioners/stacks/job_groups.py.
 
-In this order: for several nodes a firewall rule, a placement policy where the machine type takes one, an instance
-template, and the managed instance group, which then makes the machines by itself. All of it is made of the functions
-that the Pulumi component for fleets uses (template.py), and is named by the launch's token.
+Resources in creation order: with several nodes a firewall rule, a placement policy if the machine type supports one, an
+instance template, and the managed instance group, which then creates the machines. They are built by the same functions
+as the Pulumi component for fleets (template.py), and named by the launch token.
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ if TYPE_CHECKING:
 log = logging.getLogger("cloudgpu.provisioners.gcp")
 
 _MAKE_S = 120.0
-"""For a template or a group to be made; the machines come later."""
+"""Timeout in seconds for creating a template or a group, without its machines."""
 _OFF = frozenset({"TERMINATED", "STOPPED", "SUSPENDED"})
-"""States of a machine of which only the disk is paid for."""
+"""States in which only the machine's disk is billed."""
 
 
 @dataclass(frozen=True, slots=True)
 class GroupedLaunch:
-    """A request on its way. Each of its calls may be repeated, also by another process."""
+    """One launch in progress. Every call is idempotent, also across processes."""
 
     clients: Clients
     images: Images
@@ -54,11 +54,11 @@ class GroupedLaunch:
     request: LaunchRequest
 
     def run(self) -> Allocation:
-        """Have the group. Raises ProvisionError.
+        """Create the group and return the allocation. Idempotent. Raises ProvisionError.
 
-        A group that was made once under this token is not made again, whatever has become of it: what was ended does
-        not come to life again. After a final refusal nothing of this call is left; after any other error everything
-        stays, for the next launch() with this token or for terminate().
+        A group that was created once under this token is never recreated, even if it was deleted since. After a final
+        refusal everything that this call created is removed; after any other error everything stays, and the next
+        launch() or terminate() with this token finds it.
         """
         prepared = prepare(self.request, "gcp")
         done = operations.of_things(self.clients, GROUPS, self._name, self.request.region)
@@ -87,7 +87,7 @@ class GroupedLaunch:
             )
             raise ProvisionError("invalid", message, scope="region")
         image = self.images.find(request.nodes[0])
-        # A launch takes the larger disk; a fleet is told when it is planned.
+        # A launch enlarges the disk to fit the image; for a fleet, planning reports the error.
         fleet = prepared.fleet.model_copy(update={"disk_gb": max(prepared.fleet.disk_gb, image.min_gb)})
         fleet, reservation = self._reserved(fleet)
         run_s = longest_run_s(fleet)
@@ -110,14 +110,15 @@ class GroupedLaunch:
             self._make_group(fleet, self._make_template(properties), inserts)
 
     def _reserved(self, fleet: FleetSpec) -> tuple[FleetSpec, str | None]:
-        """Where it is, if it is to be in a reservation, and that which must be named. Raises ProvisionError."""
+        """Return the fleet with its reservation's zone, and the reservation to target by name, if any. Raises
+        ProvisionError."""
         if fleet.market != "reservation":
             return fleet, None
         found = reserved_for(fleet)
         return fleet.model_copy(update={"zones": () if found.zone is None else (found.zone,)}), found.name
 
     def _connect(self, at: network.Attachment) -> None:
-        """The firewall rules. It may be repeated."""
+        """Create the firewall rules. Idempotent."""
         network.close(self.clients, at)
         if len(self.request.nodes) > 1:
             network.connect_peers(self.clients, self.request, at)
@@ -127,7 +128,7 @@ class GroupedLaunch:
         return to_description(tags.launch_tags(self.request))
 
     def _make_policy(self) -> str:
-        """Its name, by which a template knows it."""
+        """Create the placement policy and return its name, which a template refers to."""
         from google.cloud import compute_v1
 
         clients, region = self.clients, self.request.region
@@ -143,7 +144,7 @@ class GroupedLaunch:
         return self._name
 
     def _make_template(self, properties: dict[str, object]) -> str:
-        """Its URL."""
+        """Create the instance template and return its URL."""
         from google.cloud import compute_v1
 
         clients = self.clients
@@ -169,7 +170,8 @@ class GroupedLaunch:
         operations.make(self.clients, insert, is_there, doing=f"make the {kind} {self._name}", patience_s=_MAKE_S)
 
     def _make_group(self, fleet: FleetSpec, made_of: str, inserts: list[Done]) -> None:
-        """The same call has the same request id, whoever makes it; after one that failed it is another."""
+        """Create the group. Its request id is derived from the launch, so retries by any process are idempotent; after
+        a failed call the id changes."""
         from google.cloud import compute_v1
 
         request, clients = self.request, self.clients
@@ -196,15 +198,17 @@ class GroupedLaunch:
         operations.make(clients, insert, is_there, doing=doing, patience_s=_MAKE_S, request_id=own_id)
 
     def _undo(self) -> None:
-        """Remove what was made; terminate() removes what cannot be removed now."""
+        """Remove what this call created; terminate() removes what fails here."""
         request = self.request
         with cleaning_up(request.job_id):
             Ending(self.clients, self.sightings, request.token, request.owner.name, region=request.region).run()
 
 
 def observe(clients: Clients, sightings: Sightings, known: Groups, made: Allocation) -> list[NodeState]:
-    """Of a grouped launch: two calls for all who ask within a short time, one more for a group that lacks machines.
-    Raises ProvisionError."""
+    """Return the node states of a grouped launch. Raises ProvisionError.
+
+    It takes two calls, which concurrent callers share, and one more if the group lacks machines.
+    """
     region, owner = made.region, made.owner
     found = known.of_launch(made.token, region)
     if found is None:

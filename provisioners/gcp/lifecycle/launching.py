@@ -1,4 +1,4 @@
-"""One launch: what it takes is found, then made, then the machines are started; all that are missing, or none."""
+"""One launch of single machines: find or create its resources, then start all missing machines, or none."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ if TYPE_CHECKING:
 log = logging.getLogger("cloudgpu.provisioners.gcp")
 
 _START_S = 180.0
-"""So long Compute Engine may take to start a machine, or to say that it cannot; then nobody knows what comes of it."""
+"""Seconds that Compute Engine may take to start or refuse a machine; after that the outcome is unknown."""
 _AT_ONCE = 4
-"""Machines of a launch that are asked for at the same time."""
+"""Number of a launch's machines that are requested concurrently."""
 _NO_PRIVATE_ACCESS = (
     "%s: the subnetwork %s has no Private Google Access: machines get external addresses (nothing may come in); "
     "`gcloud compute networks subnets update %s --region %s --enable-private-ip-google-access` makes them needless"
@@ -47,43 +47,43 @@ _NO_FABRIC = (
 
 @dataclass(frozen=True, slots=True)
 class Past:
-    """What has been done under a launch's token for one node in one zone."""
+    """Earlier calls under a launch's token for one node in one zone."""
 
     insert: Done | None
-    """The last call that started its machine, unless that machine was ended with all of its launch; None: none."""
+    """Latest call that started its machine, unless that machine was deleted with its whole launch; None: none."""
     request_id: str
-    """Of the next call that starts one."""
+    """Request id for the next call that starts a machine."""
 
     @property
     def was_started(self) -> bool:
-        """There is a machine, or there was one: no other is started."""
+        """A machine exists or existed, so no other one is started."""
         return self.insert is not None and self.insert.finished
 
 
 @dataclass(slots=True)
 class Launch:
-    """A request on its way. run() is called once."""
+    """One launch in progress. run() is called once."""
 
     clients: Clients
     images: Images
     sightings: Sightings
     request: LaunchRequest
     machines: dict[str, str] = field(default_factory=dict)
-    """node -> machine, of all that were started under this token, also of those that are gone."""
+    """Node -> machine, for all machines ever started under this token, including those that are gone."""
     started: tuple[str, ...] = ()
-    """Nodes of them that this call has started; the others were seen."""
+    """Nodes whose machines this call started; the others already existed."""
     zone: str = ""
-    """Of the machines."""
+    """Zone of the machines."""
     has_begun: bool = False
-    """Machines have come to be, and were ended since others did not."""
+    """Machines were started, and deleted because others were refused."""
     has_created: bool = False
-    """Something may have been made under this token, by this call or by an earlier one."""
+    """Resources may exist under this token, from this call or an earlier one."""
 
     def run(self) -> None:
-        """Have all nodes of the request. Raises ProvisionError.
+        """Start all nodes of the request. Idempotent. Raises ProvisionError.
 
-        After a final refusal nothing of this call is left; what was there before it stays. After any other error
-        everything stays: the next launch() with this token finds it, as does terminate().
+        After a final refusal everything that this call created is removed, and earlier resources stay. After any other
+        error everything stays, and the next launch() or terminate() with this token finds it.
         """
         self._find()
         missing = [node for node in self.request.nodes if node.node not in self.machines]
@@ -100,13 +100,13 @@ class Launch:
 
     @property
     def is_fresh(self) -> bool:
-        """Return whether this call has started all machines (Allocation.is_fresh)."""
+        """Return True if this call started all machines (Allocation.is_fresh)."""
         return len(self.started) == len(self.request.nodes)
 
-    # -- what there is
+    # -- existing machines
 
     def _find(self) -> None:
-        """The machines that are there; or were once, and are gone."""
+        """Find the machines that exist, or existed and are gone."""
         request, clock = self.request, self.clients.clock
         wanted = {node.node for node in request.nodes}
         seen = self.sightings.of_owner(request.owner.name, since=clock.monotonic(), region=request.region)
@@ -124,7 +124,7 @@ class Launch:
                     self.machines[node] = f"{zone}/{instance_name(request.token, node)}"
                     self.zone = self.zone or zone
 
-    # -- what is needed
+    # -- prerequisites
 
     def _start(self, missing: Sequence[NodeRequest]) -> None:
         request, clients = self.request, self.clients
@@ -136,7 +136,7 @@ class Launch:
         attachment = network.find_attachment(clients, request.region, stack)
         account = machine_account(clients, stack, request)
         self._warn(attachment)
-        self.has_created = len(request.nodes) > 1  # the rule that is made for one machine is shared, and stays
+        self.has_created = len(request.nodes) > 1  # the only rule for a single machine is shared, and kept
         retry(lambda: self._make(attachment), timeout_s=PATIENCE_S, clock=clients.clock)
 
         def start(zone: str) -> None:
@@ -159,7 +159,7 @@ class Launch:
         )
 
     def _warn(self, attachment: network.Attachment) -> None:
-        """Of what works, and is not as good as it could be."""
+        """Log warnings about settings that work but reduce performance or security."""
         request = self.request
         if not attachment.private_access:
             subnetwork = last_part(attachment.subnetwork_url)
@@ -169,7 +169,7 @@ class Launch:
             log.warning(_NO_FABRIC, request.job_id, ", ".join(fabric))
 
     def _zones(self, missing: Sequence[NodeRequest]) -> tuple[list[str], Mapping[str, Reservation]]:
-        """Zones to try, in this order, and the reservations to launch into, by node. Raises ProvisionError."""
+        """Return the zones to try, in order, and the nodes' reservations. Raises ProvisionError."""
         request, zone = self.request, self.zone or self.request.zone
         if request.market == "reservation":
             found = find_reservations(self.clients, request.region, zone, list(missing))
@@ -179,15 +179,15 @@ class Launch:
         return zones_of(self.clients, request.region), {}
 
     def _make(self, attachment: network.Attachment) -> None:
-        """The firewall rules. It may be repeated."""
+        """Create the firewall rules. Idempotent."""
         network.close(self.clients, attachment)
         if len(self.request.nodes) > 1:
             network.connect_peers(self.clients, self.request, attachment)
 
-    # -- the machines
+    # -- machines
 
     def _start_in(self, place: Place, missing: Sequence[NodeRequest], images: Mapping[str, Image]) -> None:
-        """Start them in one zone; a refusal ends those that were started before it."""
+        """Start the machines in one zone; a refusal also ends those started before it."""
         nodes = {node.node: node for node in missing}
         done = self._done()
 
@@ -200,12 +200,13 @@ class Launch:
         self.zone = place.zone
 
     def _done(self) -> list[Done]:
-        """Return what was done to machines of this launch."""
+        """Return the operations on machines of this launch, the oldest first."""
         pattern = f"{instance_prefix(self.request.token)}.*"
         return operations.of_instances(self.clients, pattern, self.request.region)
 
     def _start_one(self, place: Place, node: NodeRequest, image: Image, before: Past) -> str:
-        """The machine. A call that was throttled or not answered is repeated with the same request id."""
+        """Start a machine and return it. Retries use the same request id while the call is throttled or not
+        answered."""
         from google.cloud import compute_v1
 
         request, clients = self.request, self.clients
@@ -226,13 +227,13 @@ class Launch:
             ordered = before.insert or operations.order(clients, start, doing)
             operations.wait(clients, ordered, doing, *self._patience(machine))
         except ProvisionError as error:
-            # Somebody has asked for the same before, so long ago that its request id is forgotten.
+            # The same request was sent before, and its request id has expired since.
             if error.code not in {"alreadyExists", "RESOURCE_ALREADY_EXISTS"} or not self._is_ours(machine):
                 raise
         return machine
 
     def _patience(self, machine: str) -> tuple[float, Callable[[], bool]]:
-        """How long a machine is waited for, and what is as good as there: a place in flex-start's queue."""
+        """Return the timeout in seconds, and a condition that ends the wait early: a place in flex-start's queue."""
         wait_s = flex_wait_s(self.request) if self.request.market == "flex-start" else 0
         if wait_s <= _START_S:
             return _START_S + wait_s, lambda: False
@@ -248,17 +249,17 @@ class Launch:
         return found is not None and found.token == self.request.token and not found.is_ending
 
     def _end(self, started: Mapping[str, str]) -> None:
-        """Machines that have come to nothing, since another one of the launch was refused."""
+        """Delete machines that were started, because another one of the launch was refused."""
         self.has_begun = True
         done = self._done()
         for node, machine in started.items():
             insert = past(done, self.request.token, node, machine.partition("/")[0]).insert
             delete(self.clients, machine, ended_id(self.request.token, machine, insert.name if insert else ""))
 
-    # -- what was refused
+    # -- cleanup after a refusal
 
     def _undo(self) -> None:
-        """Remove what was made and started; terminate() removes what cannot be removed now."""
+        """Remove what this call created; terminate() removes what fails here."""
         request = self.request
         with cleaning_up(request.job_id):
             owner, region = request.owner.name, request.region
@@ -266,10 +267,11 @@ class Launch:
 
 
 def past(done: Sequence[Done], token: str, node: str, zone: str) -> Past:
-    """What has come of the calls that start a node's machine, by all that was done to machines of the launch.
+    """Return the earlier calls for a node, given all operations on machines of the launch.
 
-    Each call has a request id made of what was before it. So whoever looks comes to the same id, and Compute Engine
-    does it once: but after a call that failed, or a machine that was ended with all of its launch, it is another one.
+    A call's request id is derived from the calls before it. All processes therefore derive the same id, and Compute
+    Engine executes the call once. After a failed call, or a machine that was deleted with its whole launch, the id
+    changes.
     """
     name = instance_name(token, node)
     there = {one.request_id: one for one in done if one.zone == zone and one.instance == name and one.request_id}

@@ -1,4 +1,4 @@
-"""The end of a launch: everything under its token is removed, whether anybody remembers it or not."""
+"""Teardown of a launch: remove all resources under its token."""
 
 from __future__ import annotations
 
@@ -21,28 +21,28 @@ if TYPE_CHECKING:
     from google.cloud import compute_v1
 
 PATIENCE_S = 300.0
-"""So long machines are waited for to end: large ones take minutes. Whoever wants them gone then asks again."""
+"""Timeout in seconds for the deletion of machines; large ones take minutes. The caller may then retry."""
 _POLL_S = 3.0
 
 
 @dataclass(frozen=True, slots=True)
 class Ending:
-    """What is to end. Every step may be repeated; nothing is done for what is gone."""
+    """Teardown of one launch. Every step is idempotent."""
 
     clients: Clients
     sightings: Sightings
     token: str
     owner: str
-    """"" if it is not known."""
+    """"": unknown."""
     named: Collection[str] = ()
-    """Machines that somebody knows of: they are ended also if no listing shows them yet."""
+    """Known machines, which are deleted even if no list shows them yet."""
     region: str = ""
-    """"" if it is not known: then all zones there are must be reached."""
+    """"": unknown; then all zones must be reachable."""
     grouped: bool = True
-    """There may be a group; False: it is known that there was none."""
+    """A group may exist; False: it is known that none was created."""
 
     def run(self) -> Ended:
-        """Remove all of it; returns when nothing bills any more. Raises ProvisionError, and may then be run again."""
+        """Remove all resources, and return when none of them bills any more. Raises ProvisionError; retry then."""
         clock = self.clients.clock
         begun = clock.monotonic()
         if self.grouped:
@@ -68,14 +68,14 @@ class Ending:
         return Ended(has_started or self._was_started(), at)
 
     def _was_started(self) -> bool:
-        """Return whether a machine was created under this token, and is deleted by now."""
+        """Return True if a machine was created under this token; it is deleted by now."""
         done = operations.of_instances(self.clients, f"{instance_prefix(self.token)}.*", self.region)
         return any(one.verb == "insert" and one.error is None for one in done)
 
     def _end_machines(self, hidden: Collection[str], since: float, *, again: bool) -> set[str]:
-        """Have all machines deleted; those that are there yet, or on their way by a call whose answer was lost, maybe.
+        """Delete all machines; return those that still exist, or that a call whose response was lost may still create.
 
-        `hidden` are deleted even if no listing shows them.
+        `hidden` are deleted even if no list shows them.
         """
         listed = self.sightings.of_launch(self.token, self.owner, since=since, region=self.region)
         seen = {one.machine: one for one in listed}
@@ -87,15 +87,15 @@ class Ending:
         )
         left = set(seen) | {machine for machine, insert in begun.items() if not insert.finished}
         for machine in sorted({*seen, *hidden, *begun} - ending):
-            # By this id a later launch with the token knows that the machine was not lost, but ended with all of it. A
-            # call that is repeated since Compute Engine has not done it must not be taken for the same.
+            # The request id shows a later launch with this token that the machine was not lost, but deleted with its
+            # whole launch. A repeated deletion needs a new id, or Compute Engine would ignore it as a duplicate.
             call_id = None if again else ended_id(self.token, machine, begun[machine].name if machine in begun else "")
             if delete(self.clients, machine, call_id):
                 left.add(machine)
         return left
 
     def _delete_disks(self) -> None:
-        """Disks that somebody has taken off a machine: the others are gone with theirs."""
+        """Delete disks that were detached from a machine; the others were deleted with their machines."""
         from google.cloud import compute_v1
 
         clients, wanted = self.clients, with_label(tags.TOKEN, self.token)
@@ -125,13 +125,16 @@ class Ending:
 
 
 def ended_id(token: str, machine: str, insert: str) -> str:
-    """The request id of the call that ends a machine with all of its launch. `insert`: the operation that made it."""
+    """Return the request id of the call that deletes a machine with its whole launch.
+
+    `insert`: name of the operation that created the machine.
+    """
     zone, _, name = machine.partition("/")
     return request_id(token, name, zone, "ended", insert)
 
 
 def delete(clients: Clients, machine: str, call_id: str | None = None) -> bool:
-    """Have a machine deleted, with its disk; does not wait. False: there is none. Raises ProvisionError."""
+    """Start deleting a machine with its disk. Return False if it does not exist. Raises ProvisionError."""
     from google.cloud import compute_v1
 
     zone, _, name = machine.partition("/")

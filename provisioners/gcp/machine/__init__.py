@@ -1,1 +1,1 @@
-"""A machine in the API's format: its image, its parts, and the request or template that makes it."""
+"""Machines in the API's wire format: image, specification, and the request or template that creates them."""

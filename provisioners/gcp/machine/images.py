@@ -1,8 +1,8 @@
-"""The image a machine boots: Google's or Canonical's own with the driver of its GPUs, the newest of its family.
+"""Machine images: Google's or Canonical's with the driver of the machine's GPUs, the newest of the image family.
 
-images.csv says which: the first row whose `machine_types` (patterns), `architecture` and `gpu` fit; a row without a
-family says why there is no image. `secure_boot`: whether all its kernel modules are signed. All of them are Ubuntu
-24.04 with Python 3.12 and Google's guest agent, which runs the startup script on every boot.
+images.csv maps machines to image families: the first row with matching `machine_types` (patterns), `architecture` and
+`gpu`. A row without a family has the reason why no image exists. `secure_boot`: all its kernel modules are signed. All
+images are Ubuntu 24.04 with Python 3.12 and Google's guest agent, which runs the startup script on every boot.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from .machine_types import architecture_of
 
 _TABLE = Path(__file__).with_name("images.csv")
 _TTL_S = 3_600.0
-"""Seconds for which an answer is taken for the newest image."""
+"""Seconds for which the newest image is cached."""
 
 
 class Family(NamedTuple):
-    """A row of images.csv."""
+    """Image family, from a row of images.csv."""
 
     project: str
     family: str
@@ -32,14 +32,14 @@ class Family(NamedTuple):
 
 
 class Image(NamedTuple):
-    """What a machine's disk is made of."""
+    """Image of a machine's disk."""
 
     source: str
-    """URL of the image itself, not of its family: a repeated call asks for the same."""
+    """URL of the image instead of its family, so a retry sends the same request."""
     min_gb: int
-    """The disk cannot be smaller."""
+    """Minimum size of the disk in GB."""
     shielded: bool
-    """It boots with UEFI: the machine can have a virtual TPM."""
+    """It boots with UEFI, so the machine can have a virtual TPM."""
     secure_boot: bool
 
 
@@ -51,7 +51,7 @@ class Images:
         self._cache = PollCache(self._ask, clients.clock, ttl_s=_TTL_S)
 
     def find(self, node: NodeRequest) -> Image:
-        """Raises ProvisionError: `invalid` if there is no image for the machine type."""
+        """Return the image for a node. Raises ProvisionError: `invalid` if the machine type has no image."""
         return self._cache.get(family_for(node.machine_type, gpu=node.accelerator is not None))
 
     def _ask(self, family: Family) -> Image:
@@ -66,7 +66,7 @@ class Images:
 
 
 def family_for(machine_type: str, *, gpu: bool) -> Family:
-    """Raises ProvisionError(invalid) if there is none."""
+    """Return the image family for a machine type. Raises ProvisionError(invalid) if none supports it."""
     architecture = architecture_of(machine_type)
     for row in _rows():
         if (row["architecture"], row["gpu"]) != (architecture, "yes" if gpu else "no"):

@@ -1,8 +1,8 @@
-"""What a machine is made of, whoever makes it: a launch (request.py) or the group of a fleet (template.py). Pure.
+"""Parts of a machine in wire format, shared by launches (request.py) and fleets' groups (template.py). Pure functions.
 
-Both are built of these functions, so a machine of a fleet is the machine that a launch would have got. Fields are spelt
-as the SDK's messages spell them (`machine_type`), values as the API does. In an instance a kind of disk, machine or GPU
-is named by its path in the zone, in a template by its name alone: `zone` is None there.
+Both use these functions, so a fleet's machines are identical to a launch's. Fields are spelt as in the SDK's messages
+(`machine_type`), values as in the API. An instance refers to types of disk, machine or GPU by their path in the zone, a
+template only by name: there `zone` is None.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ SCOPES = (
     "https://www.googleapis.com/auth/devstorage.read_write",
     "https://www.googleapis.com/auth/compute",
 )
-"""Of the machines' tokens: the job's bucket, and the API by which a machine deletes itself. What its service account
-may do of it is its roles' business."""
+"""OAuth scopes of the machines' tokens: the job's bucket, and the API with which a machine deletes itself. The roles of
+the service account limit them further."""
 GRACE_S = 600
-"""A machine ends itself at its lifetime; Compute Engine deletes it so much later, should it not."""
+"""Seconds after a machine's lifetime, at which it shuts itself down, until Compute Engine deletes it anyway."""
 RUN_S = (600, 7 * 86_400, 120 * 86_400)
-"""Bounds of a run: flex-start's least and most, and the most of all others. Source: Compute Engine's documentation,
-"About Flex-start VMs", "Limit the run time of a VM"."""
+"""Limits of a run in seconds: flex-start's minimum and maximum, and the maximum of other markets. Source: Compute
+Engine's documentation, "About Flex-start VMs", "Limit the run time of a VM"."""
 _HOST_ERROR_S = 90
-"""A host that does not answer is given up after so long; the least there is, the default is 330."""
+"""Seconds until an unresponsive host counts as failed: the minimum; the default is 330."""
 
 
 class Terms(Protocol):
-    """On which terms machines are had: of a LaunchRequest, or of a FleetSpec."""
+    """Market, disk size and lifetime of a machine: a LaunchRequest or a FleetSpec."""
 
     @property
     def market(self) -> str: ...
@@ -56,7 +56,7 @@ def machine(
     disk_name: str | None = None,
     reservation: Reservation | None = None,
 ) -> dict[str, Any]:
-    """All of a machine but its names and its metadata. Raises ProvisionError for what cannot be."""
+    """Return a machine's fields except names and metadata. Raises ProvisionError for an unsupported combination."""
     need = needs(kind.machine_type)
     named = {"labels": dict(labels)} if disk_name is None else {"disk_name": disk_name, "labels": dict(labels)}
     size_gb = max(math.ceil(terms.disk_gb), image.min_gb)
@@ -84,13 +84,14 @@ def machine(
 
 
 def metadata(script: str) -> dict[str, Any]:
-    """Nobody is meant to log in: keys of the project's users are not for this machine."""
+    """Return the metadata: the startup script, and no SSH keys of the project, since login is not intended."""
     items = [{"key": "startup-script", "value": script}, {"key": "block-project-ssh-keys", "value": "TRUE"}]
     return {"items": items}
 
 
 def longest_run_s(terms: Terms) -> int | None:
-    """After so many seconds Compute Engine itself deletes the machine: a dead man's switch. None: never."""
+    """Return the seconds after which Compute Engine deletes the machine, if it does not shut down itself; None:
+    never."""
     least, flex, longest = RUN_S
     wanted = None if terms.lifetime_s is None else terms.lifetime_s + GRACE_S
     if terms.market == "flex-start":
@@ -103,13 +104,13 @@ def _of_zone(zone: str | None, collection: str, name: str) -> str:
 
 
 def _disk(kind: str, size_gb: int, image: Image, named: Mapping[str, object]) -> dict[str, Any]:
-    """The one disk: encrypted, as every disk there is, and gone with the machine. `kind`: its type."""
+    """Return the only disk: encrypted, like all disks, and deleted with the machine. `kind`: its type."""
     parameters = {"disk_size_gb": size_gb, "disk_type": kind, "source_image": image.source, **named}
     return {"boot": True, "auto_delete": True, "initialize_params": parameters}
 
 
 def _interface(at: Attachment, nic: str) -> dict[str, Any]:
-    """With an external address only where Google's APIs are not reached without one."""
+    """Return the network interface, with an external address only if Google's APIs are unreachable without one."""
     interface: dict[str, Any] = {"network": at.network_url, "subnetwork": at.subnetwork_url, "nic_type": nic}
     if not at.private_access:
         interface["access_configs"] = [{"name": "External NAT", "type_": "ONE_TO_ONE_NAT"}]
@@ -117,11 +118,11 @@ def _interface(at: Attachment, nic: str) -> dict[str, Any]:
 
 
 def _scheduling(terms: Terms, reservation: Reservation | None, *, local_ssd: bool) -> dict[str, Any]:
-    """How the machine lives with its host, and how long.
+    """Return the scheduling options.
 
-    Machines with GPUs cannot be moved to another host: they are ended for maintenance. Those that are ours to keep are
-    then started again, on the same disk; one that is taken back is deleted, for another attempt takes its place: it
-    must not come back beside it. A host's Local SSDs are not waited for (by default for an hour): nothing is on them.
+    Machines with GPUs cannot migrate to another host: maintenance terminates them. On-demand and reserved machines are
+    then restarted with the same disk. Machines of other markets are deleted, since the next attempt replaces them, and
+    both must not run together. The recovery of a host's Local SSDs (an hour by default) is skipped: they hold no data.
     """
     keeps = terms.market in {"on-demand", "reservation"}
     bound = reservation is not None and reservation.ends_machines
@@ -141,7 +142,7 @@ def _scheduling(terms: Terms, reservation: Reservation | None, *, local_ssd: boo
 
 
 def _affinity(market: str, reservation: Reservation | None) -> dict[str, Any]:
-    """What is reserved is used in its own market, and on demand where it admits anybody's machines."""
+    """Return the reservation affinity: a targeted reservation, none for Spot and flex-start, otherwise any open one."""
     if reservation is not None and reservation.by_name_only:
         key = "compute.googleapis.com/reservation-name"
         return {"consume_reservation_type": "SPECIFIC_RESERVATION", "key": key, "values": [reservation.path]}

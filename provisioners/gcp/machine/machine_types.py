@@ -1,8 +1,8 @@
-"""What a machine type needs that no other has: its disk, its network interface, its GPUs.
+"""Properties of machine types: boot disk, network interface, accelerators.
 
-machine_types.csv says it by patterns, the first row that fits. `disk`: the boot disk's type; `nic`: of the network
-interface; `local_ssd`: whether the type brings Local SSDs along (none are added to a type that does not); `fabric`:
-whether GPUs of several machines have network interfaces of their own, on networks made for them.
+machine_types.csv has them by patterns; the first matching row counts. `disk`: the boot disk's type; `nic`: type of the
+network interface; `local_ssd`: the type includes Local SSDs (none are added to others); `fabric`: its GPUs can
+communicate between machines through additional network interfaces, on dedicated networks.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _ARM = frozenset({"t2a", "c4a", "n4a", "a4x"})
 
 
 class Kind(Protocol):
-    """A kind of machine: of a NodeRequest, or of a FleetSpec."""
+    """Machine type and accelerators: a NodeRequest or a FleetSpec."""
 
     @property
     def machine_type(self) -> str: ...
@@ -34,10 +34,10 @@ class Kind(Protocol):
 
 
 class Needs(NamedTuple):
-    """A row of machine_types.csv."""
+    """Row of machine_types.csv."""
 
     disk: str
-    """E.g. `pd-balanced`."""
+    """Boot disk type, e.g. `pd-balanced`."""
     nic: str
     """`GVNIC`, `VIRTIO_NET` or `IDPF`."""
     local_ssd: bool
@@ -52,7 +52,7 @@ def needs(machine_type: str) -> Needs:
 
 
 def architecture_of(machine_type: str) -> str:
-    """`x86_64` or `arm64`; of a type that the tables do not know (one without GPU) by its series."""
+    """Return `x86_64` or `arm64`, from the tables or, for other types (without GPU), from the series."""
     known = catalog.machine_types("gcp").get(machine_type)
     if known:
         return known[0].arch
@@ -60,8 +60,10 @@ def architecture_of(machine_type: str) -> str:
 
 
 def attached_gpus(node: Kind) -> dict[str, Any] | None:
-    """Accelerators to be attached to a machine type that is also sold without (N1); None: there are none, or the type
-    has them built in. `name` is as the API spells it, `count` a number. Raises ProvisionError."""
+    """Return accelerators to attach to a machine type that is also sold without (N1); None: none, or they are built in.
+
+    `name` is the API's name, `count` an integer. Raises ProvisionError for an unsupported combination.
+    """
     if node.accelerator is None or catalog.find_machine_type("gcp", node.machine_type, None) is None:
         return None
     machine = catalog.find_machine_type("gcp", node.machine_type, node.accelerator)

@@ -1,6 +1,6 @@
-"""From what is asked for to the instance that is inserted. Pure: it can be printed, and is what tests look at.
+"""Request body that creates an instance. Pure functions.
 
-Fields are spelt as the SDK's messages spell them (`machine_type`), values as the API does.
+Fields are spelt as in the SDK's messages (`machine_type`), values as in the API.
 """
 
 from __future__ import annotations
@@ -22,31 +22,31 @@ from .machine_types import architecture_of
 from .reservations import Reservation
 
 _FLEX_WAIT_S = (90, 7_200)
-"""So long flex-start machines wait for capacity: the least and the most that Compute Engine takes ("Compute Engine
-instance lifecycle", PENDING; "About Flex-start VMs")."""
+"""Limits in seconds that Compute Engine allows for a flex-start machine's wait for capacity ("Compute Engine instance
+lifecycle", PENDING; "About Flex-start VMs")."""
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """What was found, and made, for a launch before its machines: all in one zone."""
+    """Zone and shared resources of a launch's machines."""
 
     zone: str
     attachment: Attachment
     service_account: str
     """E-mail address."""
     reservations: Mapping[str, Reservation]
-    """By node; empty in the other markets."""
+    """Node -> reservation; empty in other markets."""
     storage_endpoint: str | None = None
-    """Of Cloud Storage, as the machines reach it: a test's, on this machine. None: Google's own."""
+    """Endpoint of Cloud Storage for the machines: a test's on this computer. None: Google's own."""
     api_endpoint: str | None = None
-    """Likewise of the Compute Engine API."""
+    """Endpoint of the Compute Engine API for the machines, likewise."""
 
 
 def instance(request: LaunchRequest, node: NodeRequest, place: Place, image: Image) -> dict[str, Any]:
-    """Starts one machine. Raises ProvisionError for what no machine can be started with.
+    """Return the body that creates one machine. Raises ProvisionError for an invalid request.
 
-    One call for each machine, and not bulkInsert: machines differ in startup script and labels by their node, and a
-    request id for each tells after a lost answer which machines there are.
+    One call for each machine rather than bulkInsert: startup script and labels differ by node, and with a request id
+    per node the existing machines can be identified after a lost response.
     """
     name = instance_name(request.token, node.node)
     made = {
@@ -72,29 +72,32 @@ def instance(request: LaunchRequest, node: NodeRequest, place: Place, image: Ima
 
 
 def flex_wait_s(request: LaunchRequest) -> int:
-    """How long a flex-start machine is in the queue. One of several waits for the others, and is paid for: there they
-    wait as little as can be, and the next place is tried."""
+    """Return the seconds for which a flex-start machine waits for capacity.
+
+    With several machines it is the minimum: early ones would bill while waiting for the others, so the next place is
+    tried soon.
+    """
     least, most = _FLEX_WAIT_S
     return least if len(request.nodes) > 1 else most
 
 
 def check_request(request: LaunchRequest) -> None:
-    """Raises ProvisionError for a market that is not there, and for an agent that does not fit the machines."""
+    """Raise ProvisionError for an unknown market, and for an agent that does not fit the machines."""
     if request.market not in MARKETS:
         raise ProvisionError("invalid", f"Compute Engine has no market {request.market}", scope="cloud")
     check_agent(request, lambda node: architecture_of(node.machine_type))
 
 
 def request_id(token: str, node: str, zone: str, *after: str) -> str:
-    """A UUID for a call about a machine: the same call has the same, so that Compute Engine does it once.
+    """Return a request id, a UUID derived from the call, so that Compute Engine executes a repeated call once.
 
-    `after`: the operation that this call comes after, where it is no repetition.
+    `after`: name of the preceding operation, if the call is a new one rather than a retry.
     """
     return str(uuid.UUID(node_token(token, node, zone, *after)))
 
 
 def _life_s(request: LaunchRequest) -> int | None:
-    """After which the machine ends itself: before Compute Engine would. None: never."""
+    """Return the seconds after which the machine shuts itself down, before Compute Engine deletes it; None: never."""
     if request.market != "flex-start":
         return request.lifetime_s
     longest = RUN_S[1] - GRACE_S

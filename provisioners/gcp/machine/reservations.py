@@ -1,7 +1,7 @@
-"""Capacity that is paid for already: reservations of the project.
+"""Capacity reservations of the project.
 
-The market `reservation` launches into one that is ready in the zone and has room for all machines of a kind; making one
-stays with the user: it is paid for as long as it is there.
+The market `reservation` launches into existing reservations that are ready and have capacity for all machines in one
+zone. Users create reservations themselves, since they bill while they exist.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ _NO_ROOM = "InsufficientReservedCapacity"
 
 
 class Reservation(NamedTuple):
-    """One to launch into."""
+    """Reservation to launch into."""
 
     path: str
-    """`projects/P/reservations/R`: as an instance names it."""
+    """`projects/P/reservations/R`, as an instance refers to it."""
     zone: str
     by_name_only: bool
-    """Only machines that name it get into it; others take any machine that fits."""
+    """It accepts only machines that name it; other reservations accept any matching machine."""
     ends_machines: bool
-    """Its machines live as long as it does (densely deployed blocks, calendar mode): they are bound to it."""
+    """Its machines end with it (densely deployed blocks, calendar mode), so they are bound to it."""
 
 
 def find_reservations(clients: Clients, region: str, zone: str | None, nodes: list[NodeRequest]) -> list[Reservation]:
-    """For each node the reservation to launch it into, all in one zone. Raises ProvisionError(capacity)."""
+    """Return each node's reservation, all in one zone. Raises ProvisionError(capacity)."""
     ready = _ready(clients, region, zone)
     zones = sorted({last_part(one.zone) for one in ready})
     for there in zones:
@@ -68,7 +68,7 @@ def _is_in(where: str, region: str, zone: str | None) -> bool:
 
 
 def _choose(there: list[compute_v1.Reservation], nodes: list[NodeRequest]) -> list[compute_v1.Reservation] | None:
-    """One for each node: that with the least room left that fits; None: they do not all fit."""
+    """Return each node's reservation: the matching one with the least free capacity; None: not all nodes fit."""
     left = {
         one.self_link or one.name: one.specific_reservation.count - one.specific_reservation.in_use_count
         for one in there

@@ -1,8 +1,8 @@
-"""Build the instance template and the managed instance group of a fleet. Pure.
+"""Instance template and managed instance group of a fleet in wire format. Pure functions.
 
 Every field of a machine comes from the functions that a launch uses too (instance_spec.py). A fleet's machine differs
-in three things: its group names it, it has the fleet's labels, and its startup script takes orders from the fleet's
-folder. Clusters (infra/gcp/fleet.py) and groups of one job (group_launch.py) both use this module.
+in three ways: its group names it, it has the fleet's labels, and its startup script takes orders from the fleet folder.
+Clusters (infra/gcp/fleet.py) and groups of one job (group_launch.py) both use this module.
 """
 
 from __future__ import annotations
@@ -21,15 +21,16 @@ from .instance_spec import machine, metadata
 from .reservations import Reservation
 
 _ZONES = 3
-"""So many zones Compute Engine chooses where none are named."""
+"""Number of zones that Compute Engine chooses if none are named."""
 EXPIRES_PORT = f"{tags.EXPIRES}-"
-"""With epoch seconds, the name of a port of a group that nobody connects to: who ends what has expired looks for it."""
+"""Prefix of a group's named port that stores its expiry in epoch seconds. It is never used for connections; cleanups
+search for it."""
 _LONGEST = 48
-"""Of a fleet's name in the cloud. With `-base-` it is the prefix of a template's name (Pulumi takes 54 characters), and
-of its machines' names (a group takes 58; API reference, baseInstanceName)."""
+"""Maximum length of a fleet's name in the cloud. With `-base-` it is the prefix of a template's name (Pulumi allows 54
+characters) and of its machines' names (a group allows 58; API reference, baseInstanceName)."""
 _PLACED = ("a2-", "a3-", "a4-", "a4x-", "g2-", "g4-")
-"""Machine types with GPUs that a compact placement policy takes; others are in one zone together, and no closer.
-Source: Google Cloud's documentation, "Compact placement policy and workload policy overview"."""
+"""Machine types with GPUs that support a compact placement policy; others only share a zone. Source: Google Cloud's
+documentation, "Compact placement policy and workload policy overview"."""
 
 
 def template(
@@ -44,11 +45,11 @@ def template(
     policies: Sequence[str] = (),
     called: str = "",
 ) -> dict[str, Any]:
-    """`instanceProperties`, spelt as the SDK's messages spell them. Raises ProvisionError for what cannot be a fleet.
+    """Return `instanceProperties`, spelt as in the SDK's messages. Raises ProvisionError for an unsupported fleet.
 
-    `image`: URL of the image. `reservation`: `projects/P/reservations/R`, one that must be named to be used; None: any
-    that is open. `policies`: resource policies, by name (Pulumi takes URLs). `called`: what the fleet is called in the
-    cloud, "": as fleet_name() says.
+    `image`: URL of the image. `reservation`: `projects/P/reservations/R`, one that must be targeted by name; None: any
+    open one. `policies`: resource policies, by name (Pulumi: URLs). `called`: the fleet's name in the cloud; "":
+    fleet_name().
     """
     check_fleet(fleet)
     named = None if reservation is None else Reservation(reservation, "", by_name_only=True, ends_machines=False)
@@ -70,11 +71,11 @@ def template(
 
 
 def group(fleet: FleetSpec, *, called: str, base: str, template: str) -> dict[str, Any]:
-    """The managed instance group of a region, spelt likewise. `base`: what its machines' names begin with.
+    """Return the regional managed instance group. `base`: prefix of its machines' names.
 
-    A group of one zone is one of a region with that zone. Machines that talk to each other are in one zone together. A
-    new template comes to the machines by as few at once as Compute Engine takes, which is as many as there are zones;
-    and none beside the old ones, for GPUs are scarce.
+    A group in one zone is a regional group limited to that zone. Machines that communicate are in one zone. A new
+    template replaces the fewest machines at once that Compute Engine allows, the number of zones, and replacements
+    start only after old machines are deleted, since GPUs are scarce.
     """
     zones = [{"zone": f"zones/{zone}"} for zone in fleet.zones]
     return {
@@ -101,12 +102,12 @@ def group(fleet: FleetSpec, *, called: str, base: str, template: str) -> dict[st
 
 
 def placement(called: str) -> dict[str, Any]:
-    """The policy of machines that are to be close to each other, spelt likewise."""
+    """Return the compact placement policy."""
     return {"name": called, "group_placement_policy": {"collocation": "COLLOCATED"}}
 
 
 def check_fleet(fleet: FleetSpec) -> None:
-    """Raises ProvisionError for a fleet that Compute Engine cannot have as a group of machines."""
+    """Raise ProvisionError for a fleet that Compute Engine does not support as an instance group."""
     if fleet.market == "flex-start":
         message = (
             f"fleet {fleet.name} cannot be of market flex-start, whose machines are queued for once and end after a "
@@ -122,14 +123,14 @@ def check_fleet(fleet: FleetSpec) -> None:
 
 
 def is_placed(fleet: FleetSpec) -> bool:
-    """Whether its machines get a compact placement policy: close to each other within a zone."""
+    """Return True if the machines get a compact placement policy, which places them close together within a zone."""
     return fleet.peers and fleet.machine_type.startswith(_PLACED)
 
 
 def fleet_name(name: str) -> str:
-    """What all of a fleet is called: its group, the first part of its machines' names, their network tag.
+    """Return the name of a fleet's group, which is also its machines' network tag and the prefix of their names.
 
-    It begins as the names of all machines of ours do: the right to delete machines ends there.
+    It begins with cloudgpu's prefix for machines, to which the permission to delete machines is limited.
     """
     whole = f"{PREFIX}-fleet-{name}"
     if len(whole) <= _LONGEST:
@@ -138,6 +139,7 @@ def fleet_name(name: str) -> str:
 
 
 def _image(fleet: FleetSpec, url: str) -> Image:
-    """All images of images.csv boot with UEFI. Raises ProvisionError where there is none for the machine type."""
+    """Return the image at a URL; all in images.csv boot with UEFI. Raises ProvisionError if the machine type has
+    none."""
     family = family_for(fleet.machine_type, gpu=fleet.accelerator is not None)
     return Image(url, 0, shielded=True, secure_boot=family.secure_boot)

@@ -1,4 +1,4 @@
-"""What is there on Compute Engine: one aggregated list for all jobs of a process, within a short time."""
+"""Cached list of instances, shared by all jobs of a process, and the reasons why instances ended."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ if TYPE_CHECKING:
     from google.cloud import compute_v1
 
 _BEGINNING = frozenset({"PENDING", "PROVISIONING", "STAGING"})
-"""Of an instance's states. In all others there is a disk, which bills: also in TERMINATED, until it is deleted."""
+"""States before an instance runs. In all other states its disk exists and bills, even in TERMINATED until it is
+deleted."""
 _TAKEN = frozenset(
     {
         "compute.instances.preempted",
@@ -30,35 +31,35 @@ _TAKEN = frozenset(
         "compute.instances.terminateOnHostMaintenance",
     }
 )
-"""Operations by which Compute Engine takes a machine back. Source: its documentation, "Compute Engine audit logging
-information", system events."""
+"""Operations by which Compute Engine preempts or terminates a machine. Source: its documentation, "Compute Engine audit
+logging information", system events."""
 _FROM_WITHIN = frozenset(
     {"delete", "stop", "suspend", "compute.instances.preempted", "compute.instances.guestTerminate"}
 )
-"""Operations after which nobody starts a machine again: it was ended by somebody, or powered itself off."""
+"""Operations after which Compute Engine does not restart a machine: it was deleted or stopped, or shut itself down."""
 _MAINTAINED = _TAKEN - _FROM_WITHIN
 _UNREACHABLE = "UNREACHABLE"
 
 
 @dataclass(frozen=True, slots=True)
 class Sighting:
-    """An instance as it was last seen."""
+    """State of an instance in the latest list."""
 
     zone: str
     name: str
     status: str
-    """Compute Engine's word, e.g. `STAGING`."""
+    """Compute Engine's status, e.g. `STAGING`."""
     tags: Mapping[str, str]
     message: str
-    """What it says of the status; mostly nothing."""
+    """Explanation of the status, often ""."""
     restarts: bool
-    """Compute Engine starts it again after an end that is its own doing."""
+    """Compute Engine restarts it after a termination that it caused itself."""
     was_stopped: bool
-    """It has run, and was stopped, before now."""
+    """It was stopped at least once after it ran."""
 
     @property
     def machine(self) -> str:
-        """As in Allocation.machines: a name is unique in a zone only."""
+        """Value in Allocation.machines: a name is unique only within a zone."""
         return f"{self.zone}/{self.name}"
 
     @property
@@ -67,12 +68,12 @@ class Sighting:
 
     @property
     def token(self) -> str:
-        """Of the launch."""
+        """Token of its launch."""
         return self.tags.get(tags.TOKEN, "")
 
     @property
     def node(self) -> str:
-        """As in NodeRequest; "" if somebody has removed the label."""
+        """Node name, as in NodeRequest; "": the label was removed."""
         return self.tags.get(tags.NODE, "")
 
     @property
@@ -81,16 +82,16 @@ class Sighting:
 
     @property
     def is_queued(self) -> bool:
-        """It waits for capacity, and nothing bills."""
+        """It waits for capacity and does not bill."""
         return self.status == "PENDING"
 
     @property
     def is_down(self) -> bool:
-        """It does not run, and may be started again."""
+        """It does not run, but may be restarted."""
         return self.restarts and self.status in {"STOPPING", "TERMINATED", "STOPPED", "REPAIRING"}
 
     def as_node(self, node: str, *, returns: bool = False) -> NodeState:
-        """What it means for a node. `returns`: it is known that Compute Engine will start it again."""
+        """Return the node's state. `returns`: Compute Engine is known to restart the machine."""
         phase: Literal["pending", "running"] = "pending" if self.status in _BEGINNING else "running"
         words = "it waits for capacity" if self.is_queued and not self.message else self.message
         detail = "" if self.status == "RUNNING" else ": ".join(part for part in (self.status, words) if part)
@@ -99,26 +100,26 @@ class Sighting:
 
 
 class Sightings:
-    """Cache of the instances that lists show, shared by all jobs of a process."""
+    """Cache of listed instances, shared by all jobs of a process."""
 
     def __init__(self, clients: Clients) -> None:
         self._clients = clients
         self._cache = PollCache(self._ask, clients.clock)
 
     def of_owner(self, owner: str, *, since: float | None = None, region: str = "") -> Mapping[str, Sighting]:
-        """Machine -> what was seen, of everything the owner has, in all zones.
+        """Return machine -> state for all instances of an owner, in all zones.
 
-        `since`: no look that was begun before this steady time will do. `region`: the one that matters, "": all; raises
-        ProvisionError(transient) if a zone of it cannot be reached, for that is not empty.
+        `since`: monotonic time; a cached list that was requested earlier is not used. `region`: "" for all. Raises
+        ProvisionError(transient) if a zone in the region is unreachable, since it may have instances.
         """
         return self._of(tags.OWNER, owner, since, region)
 
     def of_token(self, token: str, *, since: float | None = None, region: str = "") -> Mapping[str, Sighting]:
-        """The same of one launch whose owner is not known."""
+        """Like of_owner(), for a launch whose owner is unknown."""
         return self._of(tags.TOKEN, token, since, region)
 
     def of_launch(self, token: str, owner: str, *, since: float | None = None, region: str = "") -> list[Sighting]:
-        """Of one launch; `owner` may be "", if it is not known."""
+        """Return the instances of one launch; `owner`: "" if unknown."""
         seen = (
             self.of_owner(owner, since=since, region=region)
             if owner
@@ -127,7 +128,7 @@ class Sightings:
         return [one for one in seen.values() if one.token == token]
 
     def _of(self, label: str, value: str, since: float | None, region: str) -> Mapping[str, Sighting]:
-        """Return instances by one list of all zones, which all jobs share, or by lists of the region's zones."""
+        """Return instances from one list of all zones, which all jobs share, or from lists of the region's zones."""
         everywhere = (label, value, "")
         if not region:
             return retry(
@@ -143,7 +144,7 @@ class Sightings:
         return self._cache.get((label, value, region), since=since).of(region)
 
     def _ask(self, key: tuple[str, str, str]) -> Seen:
-        """`key`: a label, its value, and a region; "": all."""
+        """List instances. `key`: a label, its value, and a region ("": all)."""
         label, value, region = key
         wanted, clients, doing = with_label(label, value), self._clients, "look at the machines"
         if not region:
@@ -170,15 +171,14 @@ class Sightings:
 
 
 class Seen(NamedTuple):
-    """What a list of all zones tells."""
+    """Instances in a list of all zones."""
 
     machines: Mapping[str, Sighting]
     unreachable: Mapping[str, str]
-    """Zone -> why nothing is known of it."""
+    """Zone -> reason why it could not be listed."""
 
     def of(self, region: str) -> Mapping[str, Sighting]:
-        """All machines. Raises ProvisionError(transient) if a zone of this region, "" for any, could not be reached: of
-        the others nothing was asked."""
+        """Return all instances. Raises ProvisionError(transient) if a zone in `region` ("": any) was unreachable."""
         for zone, why in self.unreachable.items():
             if region in {"", region_of(zone)}:
                 message = f"look at the machines: {zone} cannot be reached: {why}"
@@ -187,7 +187,7 @@ class Seen(NamedTuple):
 
 
 def seen_in(pages: Iterable[tuple[str, compute_v1.InstancesScopedList]]) -> Seen:
-    """Of the pages of a list."""
+    """Parse the pages of a list."""
     machines: dict[str, Sighting] = {}
     unreachable: dict[str, str] = {}
     for scope, found in pages:
@@ -199,7 +199,7 @@ def seen_in(pages: Iterable[tuple[str, compute_v1.InstancesScopedList]]) -> Seen
 
 
 def look_at(clients: Clients, machine: str) -> Sighting | None:
-    """At one machine, which no list may show yet; None: there is none. Raises ProvisionError."""
+    """Return one machine's state, even before lists show it; None: it does not exist. Raises ProvisionError."""
     zone, _, name = machine.partition("/")
 
     def ask() -> Sighting | None:
@@ -212,13 +212,15 @@ def look_at(clients: Clients, machine: str) -> Sighting | None:
 
 
 def look_back(clients: Clients, node: str, machine: str) -> NodeState | None:
-    """Why a machine that no list shows is gone; None: nothing says that it is. One call. Raises ProvisionError."""
+    """Return why a machine missing in lists is gone; None: no operation shows that it is. One call. Raises
+    ProvisionError."""
     zone, _, name = machine.partition("/")
     return end_of(node, [one for one in operations.of_instances(clients, name, region_of(zone)) if one.zone == zone])
 
 
 def will_return(clients: Clients, machine: str) -> bool:
-    """Whether one that is down was stopped for its host, and not for good. One call. Raises ProvisionError."""
+    """Return True if a stopped machine was stopped for its host, and will be restarted. One call. Raises
+    ProvisionError."""
     zone, _, name = machine.partition("/")
     ends = [
         one.kind
@@ -229,7 +231,7 @@ def will_return(clients: Clients, machine: str) -> bool:
 
 
 def end_of(node: str, done: list[Done]) -> NodeState | None:
-    """By what was done to a machine, the oldest first, why it is gone; None: nothing of that ends a machine."""
+    """Return why a machine is gone, given its operations, the oldest first; None: none of them ends a machine."""
     begun = max((at for at, one in enumerate(done) if one.kind == "insert"), default=-1)
     insert, since = done[begun] if begun >= 0 else None, done[begun + 1 :]
     taken = [one for one in since if one.kind in _TAKEN]
@@ -245,7 +247,7 @@ def end_of(node: str, done: list[Done]) -> NodeState | None:
 
 
 def sighting(instance: compute_v1.Instance) -> Sighting:
-    """From Compute Engine's answer."""
+    """Parse an instance from the API's response."""
     return Sighting(
         zone=last_part(instance.zone),
         name=instance.name,

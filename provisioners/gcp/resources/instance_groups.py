@@ -1,9 +1,9 @@
-"""What a launch with a group of its own makes beside machines and firewall rules: a managed instance group of one
-region, its template, and for machines that are to be close to each other a placement policy.
+"""Resources of a launch with a dedicated group: a regional managed instance group, its template, and an optional
+placement policy.
 
-All of them are named by the launch's token, as its firewall rule is, and have its tags in their descriptions: groups
-and policies have no labels. Each is found by its name, or by what names of ours look like, in all regions by one call;
-or in the region of its launch, where a zone of the world keeps Compute Engine from that (listing.py).
+All are named by the launch token, like its firewall rule, and have its tags in their descriptions, since groups and
+policies have no labels. They are found by name or name pattern, with one call for all regions, or only in the launch's
+region if an unreachable zone makes that call fail (listing.py).
 """
 
 from __future__ import annotations
@@ -28,45 +28,44 @@ if TYPE_CHECKING:
 
 GROUPS = "instanceGroupManagers"
 OURS = f"{PREFIX}-[0-9a-f]{{32}}"
-"""Names of what belongs to a launch: a fleet's things are called otherwise (template.fleet_name())."""
+"""Pattern of names of launches' resources; fleets' names differ (template.fleet_name())."""
 _MAKE_S = 120.0
-"""For a template or a policy to be made or removed; also for a group to be made, without its machines."""
+"""Timeout in seconds for creating or removing a template or a policy, and for creating a group without its machines."""
 _POLL_S = 3.0
 _UNREACHABLE = "UNREACHABLE"
 
 
 class Part(NamedTuple):
-    """A group, template or policy that is there."""
+    """An existing group, template or policy."""
 
     kind: str
     """A key of KINDS."""
     name: str
     region: str
-    """"": it is of none."""
+    """"": not regional."""
     tags: Mapping[str, str]
     created: str
     """RFC 3339."""
     size: int = 0
-    """Of a group: how many machines it is to have."""
+    """Target size of a group; otherwise 0."""
     zones: tuple[str, ...] = ()
-    """Of a group: where it may have them, as far as it says so."""
+    """Allowed zones of a group, if it has them."""
 
     @property
     def token(self) -> str:
-        """Of the launch."""
+        """Token of its launch."""
         return self.tags.get(tags.TOKEN, "")
 
 
 class Parts(NamedTuple):
-    """What a list tells."""
+    """Resources in a list."""
 
     found: tuple[Part, ...]
     unreachable: Mapping[str, str]
-    """Region or zone -> why nothing is known of it."""
+    """Region or zone -> reason why it could not be listed."""
 
     def of(self, region: str) -> tuple[Part, ...]:
-        """All. Raises ProvisionError(transient) if this region, "" for any, could not be reached: nothing was asked
-        there."""
+        """Return all. Raises ProvisionError(transient) if `region` ("": any) was unreachable."""
         for place, why in self.unreachable.items():
             if region in {"", place, region_of(place)}:
                 message = f"look for what was made: {place} cannot be reached: {why}"
@@ -75,19 +74,19 @@ class Parts(NamedTuple):
 
 
 class Kind(NamedTuple):
-    """How things of a kind are listed and deleted."""
+    """Functions to list and delete resources of a kind."""
 
     pages: Callable[[Clients, str], Iterator[tuple[Any, Any]]]
-    """(clients, filter) -> pages of the lists of all regions: each thing, and its parts."""
+    """(clients, filter) -> pages of the lists of all regions, as (scope, (resources, warning))."""
     of_region: Callable[[Clients, str, str], Iterator[Any]]
-    """(clients, filter, region) -> those in the list of one region."""
+    """(clients, filter, region) -> resources in the list of one region."""
     delete: Callable[[Clients, Part], compute_v1.Operation]
 
 
 def find(clients: Clients, kind: str, pattern: str = OURS, region: str = "") -> Parts:
-    """Those of a kind whose name fits a regular expression, in all regions. One call, as pages.
+    """Return resources of a kind whose name matches a regular expression, in all regions. One call, in pages.
 
-    `region`: the one that matters, "": all. It is listed if not all zones of the world can be. Raises ProvisionError.
+    `region`: "" for all; otherwise the fallback if not all zones can be listed. Raises ProvisionError.
     """
     wanted, doing = f'name eq "{pattern}"', f"look for what is called {pattern}: {kind}"
 
@@ -108,7 +107,7 @@ def find(clients: Clients, kind: str, pattern: str = OURS, region: str = "") -> 
 
 
 def remove(clients: Clients, kind: str, token: str, region: str) -> None:
-    """The template or policy of a launch; returns when it is gone. `region`: "" if it is not known. Raises
+    """Delete a launch's template or policy, and return when it is gone. `region`: "" if unknown. Raises
     ProvisionError."""
     name = launch_name(token)
 
@@ -124,7 +123,7 @@ def remove(clients: Clients, kind: str, token: str, region: str) -> None:
 
 
 class Groups:
-    """Cache of the groups that lists show, shared by all jobs of a process."""
+    """Cache of listed groups, shared by all jobs of a process."""
 
     def __init__(self, clients: Clients) -> None:
         self._clients = clients
@@ -133,13 +132,14 @@ class Groups:
         )
 
     def of_launch(self, token: str, region: str) -> Part | None:
-        """Its group; None: there is none. One that no list shows is asked for by its name. Raises ProvisionError."""
+        """Return a launch's group, queried by name if no list shows it; None: it does not exist. Raises
+        ProvisionError."""
         name = launch_name(token)
         found = next((one for one in self._listed(region).of(region) if one.name == name), None)
         return found or get(self._clients, name, region)
 
     def _listed(self, region: str) -> Parts:
-        """Return a look at all regions, which all jobs share; if that fails, one at the region."""
+        """Return a list of all regions, which all jobs share, with a fallback to the region's list."""
         if not is_avoided(self._clients):
             try:
                 return self._cache.get("")
@@ -149,7 +149,7 @@ class Groups:
 
 
 def get(clients: Clients, name: str, region: str) -> Part | None:
-    """A group; None: there is none."""
+    """Return a group; None: it does not exist."""
 
     def ask() -> Part | None:
         with gone_is_fine():
@@ -163,8 +163,10 @@ def get(clients: Clients, name: str, region: str) -> Part | None:
 
 
 def trouble(clients: Clients, group: Part) -> ProvisionError | None:
-    """Why Compute Engine makes no machines for a group, where it says so and a later try will not mend it. A zone that
-    has none is no reason where there are others. One call. Raises ProvisionError."""
+    """Return the error that keeps a group from creating machines, if a retry will not solve it; None: no such error.
+
+    A zone without capacity does not count while the group has other zones. One call. Raises ProvisionError.
+    """
 
     def ask() -> list[compute_v1.InstanceManagedByIgmError]:
         return list(
@@ -193,9 +195,10 @@ def trouble(clients: Clients, group: Part) -> ProvisionError | None:
 
 
 def end(clients: Clients, token: str, region: str, until: float) -> None:
-    """Have a launch's group deleted, with all of its machines; returns when there is none. So nothing makes machines of
-    this launch any more. `region`: "" if it is not known; `until`: steady time. Raises ProvisionError, and may then be
-    called again."""
+    """Delete a launch's group with all its machines, and return when it is gone, so that no more machines are created.
+
+    `region`: "" if unknown; `until`: monotonic time. Raises ProvisionError; the call may then be repeated.
+    """
     name = launch_name(token)
     while left := _end_once(clients, name, region):
         if clients.clock.monotonic() > until:
@@ -205,7 +208,7 @@ def end(clients: Clients, token: str, region: str, until: float) -> None:
 
 
 def _end_once(clients: Clients, name: str, region: str) -> list[str]:
-    """Where it is yet, or on its way by a call whose answer was lost, maybe."""
+    """Start the deletion; return the regions where the group exists, or may still be created after a lost response."""
     listed = find(clients, "group", name, region).of(region)
     done = operations.of_things(clients, GROUPS, name, region)
     begun = {insert.region: insert for insert in operations.begun_by(done).values()}
@@ -221,7 +224,7 @@ def _end_once(clients: Clients, name: str, region: str) -> list[str]:
 
 
 def _delete(clients: Clients, group: Part) -> bool:
-    """False: there is none."""
+    """Start deleting a group. Return False if it does not exist."""
 
     def start() -> bool:
         with gone_is_fine():
@@ -232,7 +235,8 @@ def _delete(clients: Clients, group: Part) -> bool:
     return clients.ask(f"delete the group {group.name} in {group.region}", start)
 
 
-# --- how things of each kind are listed, and deleted ------------------------------------------------------------------
+# --- how resources of each kind are listed and deleted
+# --------------------------------------------------------------------
 
 
 def _pages_of_groups(clients: Clients, wanted: str) -> Iterator[tuple[Any, Any]]:
@@ -255,7 +259,7 @@ def _groups_of_region(clients: Clients, wanted: str, region: str) -> Iterator[An
 
 
 def _pages_of_templates(clients: Clients, wanted: str) -> Iterator[tuple[Any, Any]]:
-    """They are of no region."""
+    """List templates as a single page: they are global."""
     yield "global", (list(_templates(clients, wanted)), None)
 
 
@@ -306,7 +310,7 @@ KINDS = {
     "template": Kind(_pages_of_templates, _templates, _delete_template),
     "placement policy": Kind(_pages_of_policies, _policies_of_region, _delete_policy),
 }
-"""In the order in which they are removed: what others depend on goes last."""
+"""Kind -> its functions, in removal order: resources that others depend on are last."""
 
 
 def _part(kind: str, one: Any) -> Part:  # three of the SDK's classes
@@ -323,5 +327,5 @@ def _part(kind: str, one: Any) -> Part:  # three of the SDK's classes
 
 
 def _zone_of(url: str) -> str:
-    """Of an instance."""
+    """Return the zone in an instance's URL."""
     return url.partition("/zones/")[2].partition("/")[0]

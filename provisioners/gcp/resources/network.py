@@ -1,9 +1,10 @@
-"""Where machines are attached: a network and subnetwork that exist, and firewall rules of ours that let nothing in.
+"""Network of machines: an existing network and subnetwork, and firewall rules that block inbound traffic.
 
-Networks usually come with rules that admit SSH, RDP and all of their own machines. A machine of ours listens to nobody,
-so one rule for each network, `cloudgpu-closed-<network>`, denies everything that comes to the network tag `cloudgpu`;
-it is made when it is missing, is shared by all launches, and stays (rules cost nothing). The machines of a launch of
-several nodes may reach each other: a rule of their own, `cloudgpu-<token>`, which is removed last of all.
+Networks usually have rules that allow SSH, RDP and traffic between all machines. cloudgpu's machines need no inbound
+traffic, so one rule for each network, `cloudgpu-closed-<network>`, denies all traffic to the network tag `cloudgpu`. It
+is created if missing, shared by all launches, and kept (rules are free). Machines of a launch with several nodes may
+reach each other through a separate rule, `cloudgpu-<token>`, which teardown removes last.
+
 Source: Compute Engine's documentation, "VPC firewall rules" (lower numbers win; deny wins among equals).
 """
 
@@ -27,30 +28,30 @@ if TYPE_CHECKING:
 
 NETWORK, SUBNETWORK = "CLOUDGPU_GCP_NETWORK", "CLOUDGPU_GCP_SUBNETWORK"
 CLOSED_TAG = PREFIX
-"""Network tag of every machine of ours."""
+"""Network tag of all cloudgpu machines."""
 _OURS, _DEFAULT = PREFIX, "default"
-"""Networks to be used if none is named: ours if there is one, or the one that an infra stack has made in the region
-(`cloudgpu-us-central1`), else the one that projects come with."""
+"""Networks to try if none is configured: cloudgpu's, an infra stack's in the region (`cloudgpu-us-central1`), and the
+project's default one."""
 _PEERS_FIRST, _THEN_NOBODY = 90, 100
-"""Priorities; rules that a network comes with have 65534, those of gcloud 1000."""
+"""Rule priorities; a network's built-in rules have 65534, gcloud's default is 1000."""
 _PATIENCE_S = 120.0
-"""For a firewall rule to be made or removed: it takes some 10 s."""
+"""Timeout in seconds for creating or removing a firewall rule, which takes about 10 s."""
 _MAX_NAME = 63
 
 
 class Attachment(NamedTuple):
-    """A subnetwork that machines may be attached to."""
+    """Subnetwork for machines."""
 
     network: str
-    """Its name."""
+    """Name of the network."""
     network_url: str
     subnetwork_url: str
     private_access: bool
-    """It reaches Google's APIs without an external address (Private Google Access)."""
+    """Google's APIs are reachable without an external address (Private Google Access)."""
 
 
 class Rule(NamedTuple):
-    """The firewall rule of a launch."""
+    """Firewall rule of a launch."""
 
     name: str
     tags: Mapping[str, str]
@@ -60,13 +61,15 @@ class Rule(NamedTuple):
         return self.tags.get(tags.TOKEN, "")
 
 
-# --- where ------------------------------------------------------------------------------------------------------------
+# --- subnetwork -------------------------------------------------------------------------------------------------------
 
 
 def find_attachment(clients: Clients, region: str, stack: Infrastructure | None = None) -> Attachment:
-    """The subnetwork to use in a region: of the network that is named, else the infra stack's, else one of ours or of
-    the project's own network. Raises ProvisionError: `invalid` if there is no such network, `not_offered` if it has no
-    subnetwork in the region."""
+    """Return the subnetwork to use in a region.
+
+    It is in the configured network, otherwise the infra stack's, otherwise cloudgpu's or the project's default one.
+    Raises ProvisionError: `invalid` if the network does not exist, `not_offered` if it has no subnetwork in the region.
+    """
     if stack is not None and not os.environ.get(NETWORK) and not os.environ.get(SUBNETWORK):
         return _of_stack(clients, region, stack)
     network = _find_network(clients, region)
@@ -112,7 +115,7 @@ def _network(clients: Clients, name: str) -> compute_v1.Network | None:
 
 
 def _subnetworks(clients: Clients, region: str, network_url: str) -> list[compute_v1.Subnetwork]:
-    """Of a network in a region, those for machines."""
+    """Return a network's subnetworks for machines in a region."""
 
     def ask() -> list[compute_v1.Subnetwork]:
         pages = clients.subnetworks.list(project=clients.project, region=region, retry=None, timeout=READ_S)
@@ -122,7 +125,7 @@ def _subnetworks(clients: Clients, region: str, network_url: str) -> list[comput
 
 
 def _same(one: str, other: str) -> bool:
-    """Whether two URLs name the same, whatever host and version they begin with."""
+    """Return True if two URLs name the same resource, ignoring host and API version."""
     return one.partition("/projects/")[2] == other.partition("/projects/")[2]
 
 
@@ -142,12 +145,12 @@ def _no_subnetwork(network: str, region: str, named: str | None) -> ProvisionErr
 
 
 def close(clients: Clients, at: Attachment) -> None:
-    """See to it that nothing comes in to machines of ours on this network."""
+    """Create the rule that blocks inbound traffic to cloudgpu's machines in this network. Idempotent."""
     _make(clients, closed_rule(closed_name(at.network), at.network_url))
 
 
 def connect_peers(clients: Clients, request: LaunchRequest, at: Attachment) -> None:
-    """Let the machines of a launch reach each other."""
+    """Create the rule that lets the machines of a launch reach each other. Idempotent."""
     _make(clients, peers_rule(request, at.network_url))
 
 
@@ -165,12 +168,14 @@ def closed_rule(name: str, network_url: str) -> dict[str, Any]:
 
 
 def peers_rule(request: LaunchRequest, network_url: str) -> dict[str, Any]:
-    """Its tags are in the description: firewall rules have no labels."""
+    """Return the rule for a launch's machines. Its tags are in the description, because firewall rules have no
+    labels."""
     return within_rule(launch_name(request.token), to_description(tags.launch_tags(request)), network_url)
 
 
 def within_rule(name: str, description: str, network_url: str) -> dict[str, Any]:
-    """Machines with a network tag reach each other; the tag and the rule have one name."""
+    """Return a rule that lets machines with a network tag reach each other; `name` is both the tag and the rule's
+    name."""
     return {
         "name": name,
         "description": description,
@@ -191,13 +196,13 @@ def closed_name(network: str) -> str:
 
 
 def find_rule(clients: Clients, token: str) -> Rule | None:
-    """The rule of a launch, if it has one."""
+    """Return the rule of a launch; None: it does not exist."""
     found = _firewall(clients, launch_name(token))
     return None if found is None else Rule(found.name, from_description(found.description))
 
 
 def rules_of(clients: Clients, owner: str | None = None) -> list[Rule]:
-    """Of every launch of an owner; None: of everybody's."""
+    """Return the rules of all launches of an owner, or with None of all owners."""
 
     def ask() -> list[Rule]:
         from google.cloud import compute_v1
@@ -211,7 +216,7 @@ def rules_of(clients: Clients, owner: str | None = None) -> list[Rule]:
 
 
 def remove_rule(clients: Clients, token: str) -> None:
-    """Idempotent; returns when it is gone. Raises ProvisionError."""
+    """Delete a launch's rule, and return when it is gone. Idempotent. Raises ProvisionError."""
     name = launch_name(token)
 
     def delete() -> compute_v1.Operation:

@@ -1,4 +1,4 @@
-"""What an infra stack has made in a region (`cloudgpu infra up`), as launches use it."""
+"""Lookup of a region's infra stack (`cloudgpu infra up`) for launches."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from ..clients import Clients
 
 
 def known_stack(clients: Clients, region: str) -> Infrastructure | None:
-    """Outputs of the infra stack of a region; None: there is none in this project. Raises ProvisionError if its file is
+    """Return the outputs of a region's infra stack; None: this project has none. Raises ProvisionError if its file is
     damaged."""
     try:
         found = load("gcp", region)
@@ -19,8 +19,11 @@ def known_stack(clients: Clients, region: str) -> Infrastructure | None:
 
 
 def machine_account(clients: Clients, stack: Infrastructure | None, request: LaunchRequest) -> str:
-    """E-mail address of who the machines are: whoever a setting names, else the stack's if it reaches all that they
-    need, else the one that was made by hand."""
+    """Return the e-mail address of the machines' service account.
+
+    It is the configured one, otherwise the stack's if it has all the access that the machines need, otherwise the
+    default one, which users create by hand.
+    """
     if clients.named_account or stack is None:
         return clients.service_account
     return stack.role_for((request.job_dir, *request.reads, *request.writes)) or clients.service_account

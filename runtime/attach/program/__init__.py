@@ -1,1 +1,1 @@
-"""The program's own code: run it, rewrite its loops, find its frames."""
+"""The user's program: execution, rewriting of its loops, and inspection of its frames."""

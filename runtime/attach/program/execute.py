@@ -1,6 +1,6 @@
-"""Runs a program as `python train.py` or `python -m pkg.train` would: its own `__main__`, its arguments, its end.
+"""Execution of a program like `python train.py` or `python -m pkg.train`: same `__main__`, arguments and exit code.
 
-What differs is the exit code of a program that ends by an exception: 70 where running it again would not heal it.
+Only the exit code after an unhandled exception differs: 70 if a retry would fail again.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from ...checkpoint.errors import EXIT_USER, CheckpointError
 from ...checkpoint.outcome import Outcome, OutcomeRecord
 
 EXIT_ERROR = 1
-"""What Python ends with upon any exception; for one that may be gone when the program is run again."""
+"""Python's exit code for any unhandled exception; here, for one that a retry may avoid."""
 _USAGE = 2
 _MAY_HEAL = {
     "builtins.OSError",
@@ -31,14 +31,14 @@ _MAY_HEAL = {
     "torch.cuda.OutOfMemoryError",
     "torch.distributed.DistError",
 }
-"""Exceptions, and those derived from them, that tell of the machine or the network rather than of the program."""
+"""Exceptions, with their subclasses, that are caused by the machine or network rather than by the program."""
 _DOES_NOT_HEAL = (FileNotFoundError, FileExistsError, IsADirectoryError, NotADirectoryError, PermissionError)
 _HERE = str(Path(__file__).parents[1])
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """What is to be run: one of script and module."""
+    """The program to run: either a script or a module."""
 
     script: str | None
     module: str | None
@@ -46,7 +46,7 @@ class Target:
 
     @classmethod
     def parse(cls, words: Sequence[str]) -> Target | None:
-        """Of `train.py ARGS…`, `-m pkg.train ARGS…`, either with `python` before it; None: nothing to run."""
+        """Parse `train.py ARGS…` or `-m pkg.train ARGS…`, optionally after `python`; None if neither."""
         first, *rest = [*words, ""]
         if Path(first).name.startswith("python") and not Path(first).suffix and rest != [""]:
             words = words[1:]
@@ -56,7 +56,7 @@ class Target:
 
     @property
     def folder(self) -> Path:
-        """Where the program's own modules are."""
+        """Folder of the program's modules."""
         return Path(self.script).resolve().parent if self.script is not None else Path.cwd()
 
 
@@ -71,8 +71,8 @@ def _compile(source: bytes, file: str) -> types.CodeType:
 def execute(target: Target, at_end: Callable[[], None], make_code: Compile = _compile) -> int:
     """Run the program and return its exit code.
 
-    at_end     is called when it has come to its end by itself, or by exit code 0
-    make_code  makes code of the script's source
+    at_end     called when the program has returned, or exited with code 0
+    make_code  compiles the script's source
     """
     main = types.ModuleType("__main__")
     main.__dict__["__builtins__"] = builtins
@@ -91,7 +91,7 @@ def execute(target: Target, at_end: Callable[[], None], make_code: Compile = _co
     except KeyboardInterrupt as error:
         _show(error)
         return 128 + signal.SIGINT
-    except BaseException as error:  # noqa: BLE001 - the program's own end, whatever it is
+    except BaseException as error:  # noqa: BLE001 - any exception of the program
         _show(error)
         return _code_of(error)
     return 0
@@ -100,7 +100,7 @@ def execute(target: Target, at_end: Callable[[], None], make_code: Compile = _co
 def _run(target: Target, main: types.ModuleType, make_code: Compile) -> None:
     if target.module is not None:
         sys.argv = [target.module, *target.arguments]
-        runpy._run_module_as_main(target.module)  # type: ignore[attr-defined]  # what `python -m` itself calls
+        runpy._run_module_as_main(target.module)  # type: ignore[attr-defined]  # `python -m` calls it too
         return
     script = str(target.script)
     sys.argv = [script, *target.arguments]
@@ -111,13 +111,13 @@ def _run(target: Target, main: types.ModuleType, make_code: Compile) -> None:
     except OSError as error:
         print(f"cloudgpu: can't open file {script!r}: {error.strerror}", file=sys.stderr)
         raise SystemExit(_USAGE) from None
-    main.__file__ = os.path.abspath(script)  # noqa: PTH100 - as Python does: links are not resolved
+    main.__file__ = os.path.abspath(script)  # noqa: PTH100 - links are not resolved, as in Python
     main.__dict__["__cached__"] = None
     exec(make_code(source, main.__file__), main.__dict__)  # noqa: S102 - what `run` is for
 
 
 def _exit_code(left: SystemExit) -> int:
-    """As Python makes it."""
+    """Return the exit code that Python would use."""
     if left.code is None or isinstance(left.code, int):
         return left.code or 0
     print(left.code, file=sys.stderr)
@@ -132,7 +132,7 @@ def _misfit(error: CheckpointError) -> int:
 
 
 def _show(error: BaseException) -> None:
-    """Print the traceback without our own part, and mark the exception as unhandled, as the interpreter does."""
+    """Print the traceback without cloudgpu's frames, and set sys.last_value as the interpreter does."""
     sys.last_value = error
     sys.excepthook(type(error), error.with_traceback(_own(error.__traceback__)), _own(error.__traceback__))
 
@@ -148,7 +148,7 @@ def _is_ours(file: str) -> bool:
 
 
 def _code_of(error: BaseException) -> int:
-    """One of several ranks may only have met the end of another: what ended that one counts."""
+    """Return the exit code for an exception; 1 if there are several ranks, as another rank may be the cause."""
     kinds = {f"{kind.__module__}.{kind.__qualname__}" for kind in type(error).__mro__}
     heals = bool(kinds & _MAY_HEAL) and not isinstance(error, _DOES_NOT_HEAL)
     if heals or int(os.environ.get("WORLD_SIZE") or 1) > 1:

@@ -1,4 +1,4 @@
-"""Where in the program's own code it is: the frames of its functions, what they are called by, what they loop over."""
+"""Inspection of the program's stack: the frames of its own code, their call sites and their local variables."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ _RUNTIME = tuple(f"{_PACKAGE / name}/" for name in ("runtime", "protocol", "stor
 
 
 class Code:
-    """The program's own code: what lies in the folder of its script, but is not installed there."""
+    """The program's own code: files in the folder of its script, except installed packages."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = str(folder)
         self._known: dict[str, bool] = {}
 
     def owns(self, file: str | None) -> bool:
-        if not file or not file.startswith("/"):  # torch.ops says that it is "_ops.py"
+        if not file or not file.startswith("/"):  # torch.ops has the relative __file__ "_ops.py"
             return False
         if file not in self._known:
             path = str(Path(file).resolve())
@@ -33,15 +33,15 @@ class Code:
         return self._known[file]
 
     def owns_module(self, name: str) -> bool:
-        """Return whether a module of this name is the program's own."""
+        """Return whether the module with a name belongs to the program."""
         return name == "__main__" or self.owns(getattr(sys.modules.get(name), "__file__", None))
 
     def frames(self) -> list[FrameType]:
-        """The program's frames, the innermost first."""
+        """Return the program's frames, innermost first."""
         return [frame for frame in _stack() if self.owns(frame.f_code.co_filename)]
 
     def modules(self) -> Iterator[tuple[str, dict[str, Any]]]:
-        """Name and globals of each of the program's modules."""
+        """Yield the name and globals of each of the program's modules."""
         main = sys.modules["__main__"]
         yield "__main__", vars(main)
         for name, module in list(sys.modules.items()):
@@ -50,7 +50,7 @@ class Code:
 
 
 def is_of_runtime(file: str) -> bool:
-    """Return whether a file is part of this package's runtime, but for what every program under `run` is called by."""
+    """Return whether a file belongs to cloudgpu's runtime, except the two modules that call the program's code."""
     return file.startswith(_RUNTIME) and not file.endswith(("/attach/program/execute.py", "/attach/program/loops.py"))
 
 
@@ -62,15 +62,17 @@ def _stack() -> Iterator[FrameType]:
 
 
 def site_of(frame: FrameType) -> str:
-    """Return a place in the program: file, function and the line's text, so that edits elsewhere do not move it."""
+    """Return a frame's position as file, function and the line's text, which is stable against edits elsewhere."""
     code = frame.f_code
     text = linecache.getline(code.co_filename, frame.f_lineno).strip() or f"line {frame.f_lineno}"
     return f"{Path(code.co_filename).name}: {code.co_qualname}: {text}"
 
 
 def set_local(frame: FrameType, name: str, value: object) -> None:
-    """Assign a local variable of a frame that waits for a call to return."""
-    variables = frame.f_locals  # once: until Python 3.12 asking again would fill it anew
+    """Assign a local variable in a calling frame."""
+    variables = frame.f_locals  # read once: until Python 3.12 each access refills the dict
     variables[name] = value
-    if sys.version_info < (3, 13) and variables is not frame.f_globals:  # since then (PEP 667) that is all
+    if (
+        sys.version_info < (3, 13) and variables is not frame.f_globals
+    ):  # from 3.13 on (PEP 667) f_locals writes through
         ctypes.pythonapi.PyFrame_LocalsToFast(ctypes.py_object(frame), ctypes.c_int(0))

@@ -1,4 +1,4 @@
-"""Calls a function when a module has been imported, without importing it: most programs bring torch, some do not."""
+"""Import hook that calls a function once a module has been imported, so that torch is not imported needlessly."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from types import ModuleType
 
 
 class AfterImport(importlib.abc.MetaPathFinder):
-    """Stands first in sys.meta_path until the module has been found by the others."""
+    """Meta path finder that is first in sys.meta_path until the module is imported."""
 
     def __init__(self, name: str, call: Callable[[ModuleType], None]) -> None:
         self._name, self._call = name, call
 
     def install(self) -> None:
-        """At once, if it has been imported already."""
+        """Install the hook; call the function at once if the module is already imported."""
         if self._name in sys.modules:
             self._call(sys.modules[self._name])
         else:
@@ -47,6 +47,6 @@ class _Loader(importlib.abc.Loader):
 
     def exec_module(self, module: ModuleType) -> None:
         if module.__spec__ is not None:
-            module.__spec__.loader = module.__loader__ = self._loader  # as if nobody had come between
+            module.__spec__.loader = module.__loader__ = self._loader  # hides the wrapper from the module
         self._loader.exec_module(module)
         self._call(module)

@@ -1,4 +1,4 @@
-"""Analyse the source of a training loop: variables that need not be saved, and a resume of its own."""
+"""Analysis of a loop's source: dead variables, which need not be saved, and the program's own resume by number."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _LEAVES = (ast.Break, ast.Return, ast.Continue, ast.Yield, ast.YieldFrom, ast.Ra
 def dead_names(loop: ast.For | None, function: CodeType) -> frozenset[str]:
     """Return the variables that the loop's body assigns before anything reads them.
 
-    function: the code that the loop is in; what functions inside it read is not among them.
+    function: the code that contains the loop; variables that its nested functions read are excluded.
     """
     if loop is None:
         return frozenset()
@@ -30,13 +30,13 @@ def dead_names(loop: ast.For | None, function: CodeType) -> frozenset[str]:
 
 
 def _assigned(statement: ast.stmt) -> set[str]:
-    """Return the names that a statement assigns for certain, after it has read what it reads."""
+    """Return the names that a statement always assigns, after its reads."""
     if isinstance(statement, ast.Assign):
         parts: list[ast.expr] = statement.targets
     elif isinstance(statement, ast.AnnAssign) and statement.value is not None:
         parts = [statement.target]
     else:
-        if isinstance(statement, ast.With):  # its body is done once
+        if isinstance(statement, ast.With):  # its body is executed exactly once
             return set().union(*map(_assigned, statement.body))
         return set()
     return {node.id for part in parts for node in ast.walk(part) if isinstance(node, ast.Name) and _is_stored(node)}
@@ -47,7 +47,7 @@ def _is_stored(node: ast.Name) -> bool:
 
 
 def _read(statement: ast.stmt) -> Iterator[str]:
-    """Return the names that are read before the statement assigns them."""
+    """Yield the names that a statement reads before assigning them."""
     if isinstance(statement, ast.With):
         for item in statement.items:
             yield from _loads(item.context_expr)
@@ -68,7 +68,7 @@ def _loads(node: ast.AST) -> Iterator[str]:
 
 
 def _read_inside(function: CodeType) -> Iterator[str]:
-    """Return the names that functions defined in this one read from outside."""
+    """Yield the names that nested functions read from enclosing scopes."""
     for constant in function.co_consts:
         if inspect.iscode(constant):
             yield from (*constant.co_names, *constant.co_freevars)
@@ -76,7 +76,7 @@ def _read_inside(function: CodeType) -> Iterator[str]:
 
 
 def skips_by_number(loop: ast.For | None) -> str | None:
-    """Return the condition by which a loop leaves out its first iterations, if it does: a resume of its own."""
+    """Return the condition by which a loop skips its first iterations, as the program's own resume; None if none."""
     for statement in loop.body if loop is not None else ():
         if isinstance(statement, ast.If) and all(isinstance(one, ast.Continue) for one in statement.body):
             test = statement.test

@@ -1,8 +1,8 @@
-"""The `for` loops of the program that are under way, and how a loop is brought to the place of a checkpoint.
+"""The program's running `for` loops, and how they are fast-forwarded to the position of a checkpoint.
 
-The place of a program is the chain of its loops, from the outermost to the one over the training's batches: each is
-known by the calls that lead to it and by its site. A loop round the training is brought to its iteration by leaving
-out the items before; this can be done without an effect for ranges, lists and the like, and for nothing else.
+A program's position is the chain of its loops, from the outermost to the one over the training batches. Each loop is
+identified by its call stack and its site. An outer loop is fast-forwarded by skipping items, which has no side effects
+for ranges, lists and similar types only.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from ...checkpoint.errors import CheckpointError
 from .frame_inspection import Code, site_of
 
 compiler: Any = None
-"""torch.compiler, when torch is there."""
+"""torch.compiler once torch is imported; None before."""
 _PURE = {"range", "list", "tuple", "str", "bytes", "dict", "dict_keys", "dict_values", "dict_items", "count", "product"}
 _PURE |= {
     "range_iterator",
@@ -31,33 +31,33 @@ _PURE |= {
 }
 _PURE |= {"dict_keyiterator", "dict_valueiterator", "dict_itemiterator", "str_ascii_iterator", "str_iterator"}
 _PURE |= {"combinations", "permutations", "repeat"}
-"""Types of which items can be left out."""
+"""Names of types whose items can be skipped without side effects."""
 Place = list[str]
 
 
 class UnknownIterableError(Exception):
-    """A loop goes through something that cannot be brought to its place."""
+    """A loop iterates over something that cannot be fast-forwarded."""
 
 
 class Loop:
-    """A loop under way."""
+    """A running loop."""
 
     __slots__ = ("__weakref__", "asking", "checked", "count", "frame", "given", "site", "source")
 
     def __init__(self, site: str, frame: int, source: Any) -> None:
         self.site, self.frame, self.source = site, frame, source
         self.count = 0
-        """Items that the program has got."""
+        """Number of items passed to the program."""
         self.asking = False
-        """It is asking for the next one now."""
+        """True while the next item is being fetched."""
         self.given: Any = None
-        """The first item of a range of numbers that is under way; None for other things."""
+        """The current item if it is an int; None otherwise."""
         self.checked = False
-        """It is known that a resume could find this place again."""
+        """True once checked that a resume can return to this position."""
 
 
 class Loops:
-    """All of a program. started: is called with each new loop, and returns what it goes through."""
+    """All running loops of a program. started: called with each new loop; returns the iterable to use for it."""
 
     def __init__(self, code: Code, started: Callable[[Loop], Any]) -> None:
         self._code, self._started = code, started
@@ -66,13 +66,13 @@ class Loops:
         self._process, self._thread = os.getpid(), threading.get_ident()
 
     def is_main(self) -> bool:
-        """Return whether this is the training's process and thread, rather than a worker."""
+        """Return whether the caller is in the training's process and thread, rather than in a worker."""
         return os.getpid() == self._process and threading.get_ident() == self._thread
 
     def hook(self, source: Any, site: str) -> Any:
-        """Return what a `for` of the program goes through instead."""
+        """Return the iterable that replaces the source of a `for` loop in the program."""
         if compiler is not None and compiler.is_dynamo_compiling():
-            return source  # torch.compile follows the program's own loop
+            return source  # torch.compile must trace the original loop
         if not self.on or not self.is_main():
             return source
         return self._run(Loop(site, id(sys._getframe(1)), source))
@@ -98,7 +98,7 @@ class Loops:
             self.live.remove(loop)
 
     def chain(self) -> list[tuple[Loop, Place]]:
-        """Return the loops of the functions under way, outermost first, and the calls and site of each."""
+        """Return the loops of the running functions, outermost first, each with its call stack and site."""
         paths: dict[int, list[str]] = {}
         calls: list[str] = []
         for frame in reversed(self._code.frames()):
@@ -108,7 +108,7 @@ class Loops:
 
 
 def check_pure(source: Any) -> None:
-    """Raise UnknownIterableError unless items of it can be left out."""
+    """Raise UnknownIterableError unless items of an iterable can be skipped without side effects."""
     for part in _parts(source):
         if type(part).__name__ not in _PURE:
             raise UnknownIterableError(_kind(part))
@@ -126,7 +126,7 @@ def _parts(source: Any) -> Iterator[Any]:
 
 
 def _bar(source: Any) -> Any:
-    """Return the tqdm bar that is gone through, if it is one."""
+    """Return the tqdm bar that is iterated over; None if it is another iterable."""
     frame = getattr(source, "gi_frame", None)
     if getattr(source, "__qualname__", "") == "tqdm.__iter__" and frame is not None:
         source = frame.f_locals.get("self")
@@ -134,10 +134,13 @@ def _bar(source: Any) -> Any:
 
 
 def leave_out(loop: Loop, count: int, first: int | None) -> Any:
-    """Return a loop's items after the first `count`; first: the next number, if it goes through a range."""
+    """Return an iterable without the first `count` items of a loop; first: its next item, if the loop is over a range.
+
+    Raises UnknownIterableError, CheckpointError.
+    """
     check_pure(loop.source)
     loop.count = count
-    if type(loop.source) is range and first is not None:  # a program that resumes by itself begins later
+    if type(loop.source) is range and first is not None:  # a program with its own resume may start at another number
         return range(first, loop.source.stop, loop.source.step)
     if (bar := _bar(loop.source)) is not None:
         bar.iterable = _without(bar.iterable, count)
@@ -162,11 +165,11 @@ def _advance(bar: Any, count: int) -> None:
         bar.n = bar.last_print_n = count
 
 
-# The loop over the batches
+# The loop over the training batches
 
 
 def check_batches(source: Any, is_loader: Callable[[Any], bool]) -> None:
-    """Raise UnknownIterableError unless it goes through one loader in a way that can be begun in its middle."""
+    """Raise UnknownIterableError unless a loop's source wraps exactly one loader and can resume at any batch."""
     if is_loader(source):
         return
     name = type(source).__name__
@@ -187,7 +190,7 @@ def check_batches(source: Any, is_loader: Callable[[Any], bool]) -> None:
 
 
 def continue_batches(source: Any, count: int, is_loader: Callable[[Any], bool]) -> Any:
-    """Return the iterable that counts `count` batches as done; the loader itself gives only the rest."""
+    """Return the iterable with its counters advanced by `count` batches; the loader itself yields only the rest."""
     if isinstance(source, enumerate):
         reduced: Any = source.__reduce__()
         inner, start = reduced[1]
@@ -214,7 +217,10 @@ def _continue_part(part: Any, count: int, is_loader: Callable[[Any], bool]) -> A
 
 
 def _islice(source: Any) -> tuple[Any, int | None]:
-    """Return what is sliced, and how many items it has left. Raises UnknownIterableError but for islice(x, n)."""
+    """Return the iterable of an islice and its number of items left; None: no stop.
+
+    Raises UnknownIterableError if it has a start or a step.
+    """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # deprecated since Python 3.12, removed in 3.14
         try:

@@ -1,8 +1,8 @@
-"""Rewrite `for` loops of the program's own code so that its place in them is known.
+"""Rewriting of the program's `for` loops, to track its position in them.
 
     for batch in loader:    becomes    for batch in __cloudgpu_loop__(loader, "train.py: main: for batch in loader:"):
 
-Line numbers stay as they are. Comprehensions and code made by `exec` are not rewritten.
+Line numbers do not change. Comprehensions and code run by `exec` are not rewritten.
 """
 
 from __future__ import annotations
@@ -19,27 +19,27 @@ from types import CodeType, ModuleType
 from .frame_inspection import Code
 
 HOOK = "__cloudgpu_loop__"
-"""Name in builtins of the function that is called with the iterable and the site."""
+"""Name of the builtin that rewritten loops call with the iterable and the site."""
 _SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 
 
 class Rewriter:
-    """The rewritten loops of one program by site."""
+    """Compiler of a program's modules; keeps their rewritten loops by site."""
 
     def __init__(self, code: Code) -> None:
         self.loops: dict[str, ast.For] = {}
         self.trains = False
-        """Some module of the program calls backward()."""
+        """True if any module of the program mentions `.backward`."""
         self.imports: set[str] = set()
-        """Packages that the program imports anywhere."""
+        """Top-level packages that the program imports anywhere."""
         self._code = code
 
     def install(self) -> None:
-        """Rewrite the program's own modules when they are imported."""
+        """Rewrite the program's modules on import."""
         sys.meta_path.insert(0, _Finder(self, self._code))
 
     def compile(self, source: bytes, file: str) -> CodeType:
-        """Return the rewritten code. Raises SyntaxError as compile() does."""
+        """Return the rewritten code of a source file. Raises SyntaxError."""
         tree = ast.parse(source, file)
         self.trains |= any(isinstance(node, ast.Attribute) and node.attr == "backward" for node in ast.walk(tree))
         self.imports |= {name for node in ast.walk(tree) for name in _imported(node)}
@@ -55,7 +55,10 @@ def _imported(node: ast.AST) -> list[str]:
 
 
 class _Sites(ast.NodeTransformer):
-    """Wrap what each `for` goes through. A site is file, function and text, and a number if these are not unique."""
+    """AST transformer that wraps the iterable of each `for` loop.
+
+    A loop's site is its file, function and text, with a number if these are not unique.
+    """
 
     def __init__(self, file: str, loops: dict[str, ast.For]) -> None:
         self._file, self._loops = file, loops
@@ -86,7 +89,7 @@ class _Sites(ast.NodeTransformer):
 
 
 class _Finder(importlib.machinery.PathFinder):
-    """Stands before Python's own finder for modules of the program."""
+    """Meta path finder for the program's modules, installed before Python's PathFinder."""
 
     def __init__(self, rewriter: Rewriter, code: Code) -> None:
         self._rewriter, self._code = rewriter, code

@@ -1,1 +1,1 @@
-"""The program's state: variables, objects, passes through loaders, and files."""
+"""The program's state: its variables, objects, passes through data loaders, and files."""

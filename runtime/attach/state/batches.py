@@ -1,4 +1,4 @@
-"""Every pass of the program through a DataLoader, and how far it has come there. Wraps DataLoader.__iter__."""
+"""Tracking of the program's passes through DataLoaders and their positions. Wraps DataLoader.__iter__."""
 
 from __future__ import annotations
 
@@ -26,51 +26,51 @@ class Observer(Protocol):
 
     @property
     def has_checkpoint(self) -> bool:
-        """Return whether a checkpoint is waiting to be put back."""
+        """True while a checkpoint is loaded but not restored yet."""
 
     def wants_passes(self) -> bool:
-        """Return whether passes that begin now are watched."""
+        """Return whether new passes are watched."""
 
     def pass_opens(self) -> None:
-        """Note that a pass begins."""
+        """Called when a pass begins."""
 
     def before_batch(self, one: Pass) -> None:
-        """Note that a pass is about to give a batch."""
+        """Called before a pass yields a batch."""
 
 
 class Pass:
-    """One pass through a loader, as the program sees it: an iterator over batches."""
+    """One pass through a loader: the iterator over batches that the program gets."""
 
     def __init__(self, session: Observer, passes: Passes, loader: Any, number: int) -> None:
         self.loader = loader
-        # Batches are read again rather than left out where workers may draw random numbers in them.
+        # With workers, batches are read again rather than skipped, as workers may draw random numbers for them.
         self.position = DataPosition(replay=getattr(loader, "num_workers", 0) > 0)
         self.number = number
-        """Passes through this loader before."""
+        """Number of earlier passes through this loader."""
         self.given = 0
-        """Batches that this process has given."""
+        """Number of batches yielded by this process."""
         self.advanced = False
-        """It has given one since the last step boundary."""
+        """True if it has yielded a batch since the last step boundary."""
         self.exhausted = False
         self.trained = False
-        """An optimizer has made a step in it."""
+        """True once an optimizer has made a step in it."""
         self.loop: weakref.ref[Loop] | None = None
-        """The loop that goes through it."""
+        """The loop that iterates over it."""
         self.at_start: dict[str, Any] = {}
-        """The random state when it was begun."""
+        """Random state at its start."""
         self.drawn: Drawn | None = None
-        """Its samplers when it was begun."""
+        """State of its samplers at its start."""
         self._session, self._passes = session, passes
         self._source: Iterator[Any] | None = None
-        if not session.has_checkpoint:  # else it may be the one to be continued
+        if not session.has_checkpoint:  # otherwise it may be the pass to resume
             self.open()
 
     def open(self) -> None:
-        """Begin, at the position."""
+        """Begin iterating over the loader, at the current position."""
         self._session.pass_opens()
         self.drawn = Drawn(self._session.code, self.loader)
         self.at_start = self.at_start or random_state.capture(random_state.generators_of(self.loader))
-        # DataPosition sets the epoch of samplers: here that is the program's business, so they get what they have.
+        # DataPosition sets the samplers' epoch, but here the program does: pass the value that they already have.
         self.position.epoch = _epoch_of(self.loader, self.number)
         with self._passes.own():
             self._source = self.position.open_epoch(self.loader)
@@ -96,19 +96,19 @@ class Pass:
 
     @property
     def at_end(self) -> bool:
-        """It is known that there is no further batch."""
+        """True if the loader's length is known and no batch is left."""
         batches = length(self.loader)
         return batches is not None and self.position.batch >= batches
 
     @property
     def has_more(self) -> bool:
-        """It is known that there is a further batch."""
+        """True if the loader's length is known and a batch is left."""
         batches = length(self.loader)
         return batches is not None and self.position.batch < batches
 
 
 class Passes:
-    """All of a program."""
+    """All passes of a program."""
 
     def __init__(self, session: Observer) -> None:
         self._session = session
@@ -133,17 +133,17 @@ class Passes:
         loader_class.__iter__ = __iter__
 
     def continues(self, one: Pass, number: int) -> None:
-        """Note how often a loader had been gone through before a pass that is continued."""
+        """Set the number of earlier passes through the loader of a resumed pass."""
         one.number = number
         self._numbers[one.loader] = number + 1
 
     def living(self) -> list[Pass]:
-        """Return those that may still give a batch, oldest first."""
+        """Return the passes that are not exhausted, oldest first."""
         return [one for ref in self._living if (one := ref()) is not None and not one.exhausted]
 
     @contextmanager
     def own(self) -> Iterator[None]:
-        """Let this package itself go through a loader."""
+        """Context manager in which cloudgpu itself iterates over loaders, unwatched."""
         self._own += 1
         try:
             yield
@@ -152,13 +152,13 @@ class Passes:
 
 
 def is_loader(source: Any) -> bool:
-    """Return whether it is a DataLoader, or a pass through one."""
+    """Return whether an object is a DataLoader, or a pass through one."""
     torch: Any = sys.modules.get("torch")
     return isinstance(source, Pass) or (torch is not None and isinstance(source, torch.utils.data.DataLoader))
 
 
 def why_not_exact(loader: Any) -> str | None:
-    """Return why the rest of an interrupted epoch would not be the same, if so."""
+    """Return the reason why a resume could not reproduce the rest of an epoch; None if it can."""
     if getattr(loader, "persistent_workers", False) and _draws_random(loader.dataset):
         return (
             "its dataset draws random numbers inside of workers that live on from epoch to epoch: use "
@@ -173,7 +173,7 @@ def _draws_random(dataset: Any) -> bool:
     before = random_state.capture()
     try:
         dataset[0]
-    except Exception:  # noqa: BLE001 - any code of the program's
+    except Exception:  # noqa: BLE001 - code of the program
         return True
     after = random_state.capture()
     random_state.restore(before)
@@ -181,7 +181,7 @@ def _draws_random(dataset: Any) -> bool:
 
 
 def _epoch_of(loader: Any, default: int) -> int:
-    """Return what the loader's sampler takes for the epoch, if it does."""
+    """Return the epoch set in the loader's sampler; `default` if it has none."""
     batches = getattr(loader, "batch_sampler", None)
     for owner in (getattr(loader, "sampler", None), batches, getattr(batches, "sampler", None)):
         if callable(getattr(owner, "set_epoch", None)) and isinstance(epoch := getattr(owner, "epoch", None), int):

@@ -1,13 +1,13 @@
-"""Files that the program writes: which of them a resume would leave with lines missing or twice, and their contents.
+"""Tracking and restoring of the program's output files that a resume would leave with missing or duplicate content.
 
-A file that is written from its beginning while training needs nothing: the program writes it again. The others are
-saved with the checkpoint and put back when it is restored:
+A file that is rewritten from its beginning during training needs no saving. These are saved with each checkpoint and
+restored with it:
 
-    opened, replaced or removed before the first step    the program does it again when it runs from its top
-    appended to, or changed in place                     what was written after the checkpoint would stand there twice
+    opened, replaced or removed before the first step    a resume runs this code again
+    appended to, or changed in place                     content written after the checkpoint would be duplicated
     held open at a step boundary                         both
 
-What a file held before it was first appended to is noted in a journal, for a run that ends before its next checkpoint.
+A file's size before it was first appended to is recorded in a journal, for a run that ends before a checkpoint.
 """
 
 from __future__ import annotations
@@ -30,34 +30,34 @@ from .journal import CUT, Journal
 from .variables import UnsavableError
 
 MOST = 16 << 20
-"""Bytes of a file that are saved with a checkpoint."""
+"""Maximum size of a file that can be saved with a checkpoint, in bytes."""
 _ASIDE = re.compile(r"^/(dev|proc|sys)/|\.pyc(\.\d+)?$|/__pycache__/|/torchinductor_|/\.(cache|triton|nv)/|/pymp-")
-"""Files that are no output of the program."""
+"""Paths that are not outputs of the program, such as caches and devices."""
 _STARTED = time.time()
 _CHANGING = os.O_WRONLY | os.O_RDWR
 _REPLACING = {"os.rename": 1, "shutil.copyfile": 1, "os.remove": 0, "os.truncate": 0, "shutil.move": 1, "os.link": 1}
-"""Events after which a file is another one, and the argument that names it."""
+"""Audit events that replace or remove a file, and the index of the argument with its path."""
 
 
 class Files:
-    """The files of one program."""
+    """The tracked files of one program."""
 
     def __init__(self, code: Code, journal: Journal) -> None:
         self._code, self.journal = code, journal
         self.on = True
         self.early = True
-        """The first step has not been made."""
+        """True until the first optimizer step."""
         self.problem: str | None = None
         self._tracked: dict[str, None] = {}
         self._cleared: dict[str, None] = {}
-        """Folders that are removed before the first step."""
+        """Folders removed before the first step."""
 
     def install(self) -> None:
-        """Watch the files that are opened, from now on until the process ends."""
+        """Install an audit hook for file operations, until the process ends."""
         sys.addaudithook(self._audit)
 
     def watch(self, module: object, name: str, argument: int) -> None:
-        """Watch a function that writes files by itself, without Python's knowledge; argument: which names the file."""
+        """Wrap a function whose writes raise no audit event. argument: index of the argument with the path."""
         before = getattr(module, name)
 
         @functools.wraps(before)
@@ -94,7 +94,7 @@ class Files:
             self._track(path, journal=not replaced)
 
     def _is_programs(self) -> bool:
-        """Return whether it is the program that does this now, rather than this package."""
+        """Return whether the current operation is the program's, rather than cloudgpu's."""
         frame: FrameType | None = sys._getframe(1)
         while frame is not None:
             file = frame.f_code.co_filename
@@ -103,7 +103,7 @@ class Files:
             if is_of_runtime(file) and file != __file__:
                 return False
             frame = frame.f_back
-        return True  # a thread of a library's
+        return True  # a library's thread
 
     def _track(self, name: object, *, journal: bool = False) -> None:
         if not isinstance(name, str | bytes | os.PathLike):
@@ -117,11 +117,11 @@ class Files:
             self._note(path)
 
     def _is_aside(self, path: str) -> bool:
-        """Return whether it is no output of the program."""
+        """Return whether a path is not an output of the program."""
         return bool(_ASIDE.search(path)) or path == str(self.journal.path) or Path(path).parent.name == CUT
 
     def _check_name(self, name: object) -> None:
-        """Note a problem if the program makes a file or folder whose name has the year and month in it."""
+        """Record a problem if the program creates a file or folder with the current year and month in its name."""
         path = Path(_absolute(name))
         for part in (path, *path.parents) if self.early else ():
             dated = re.search(time.strftime(r"%Y[-_.]?%m"), part.name)
@@ -143,7 +143,7 @@ class Files:
     # Saving and restoring
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the contents of the files to be put back. Raises UnsavableError if there is too much of it."""
+        """Return the contents of the tracked files. Raises UnsavableError if one is larger than MOST."""
         handles = self._handles()
         for handle in handles:
             handle.flush()
@@ -151,7 +151,7 @@ class Files:
         return {path: _content(path) for path in paths if _size(path) is not None}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Put the contents back, also under handles that the program has opened meanwhile."""
+        """Restore the contents of files, also of those that the program has open."""
         self.on = False
         try:
             handles = self._handles()
@@ -171,7 +171,7 @@ class Files:
         now = path.read_bytes() if path.is_file() else b""
         if not content.startswith(now):
             self.journal.keep(path, now[len(content) :] if now.startswith(content) else now)
-        with path.open("r+b" if path.is_file() else "wb") as file:  # the same inode, which may be held open
+        with path.open("r+b" if path.is_file() else "wb") as file:  # keeps the inode, which the program may have open
             file.truncate(0)
             file.write(content)
 
@@ -194,7 +194,7 @@ class Files:
 
 
 def _is_at(handle: Any, path: str) -> bool:
-    """Return whether the handle's file is the one of this name, and it writes at its end."""
+    """Return whether a handle's file is still the one at a path."""
     try:
         return os.path.samestat(os.fstat(handle.fileno()), Path(path).stat())
     except (OSError, ValueError):
@@ -210,7 +210,7 @@ def _absolute(name: Any) -> str:
 
 
 def _is_older(path: Path) -> bool:
-    """Return whether it exists since before this process."""
+    """Return whether a path was last changed before this process started."""
     try:
         return path.stat().st_ctime < _STARTED
     except OSError:
@@ -218,7 +218,7 @@ def _is_older(path: Path) -> bool:
 
 
 def _size(path: str) -> int | None:
-    """Return the size of a file; None if there is none."""
+    """Return the size of a regular file in bytes; None if there is none."""
     try:
         found = Path(path).stat()
     except OSError:

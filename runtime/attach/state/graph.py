@@ -1,8 +1,8 @@
-"""Every object that the program's variables lead to, by path, and what it holds.
+"""Graph of the objects reachable from the program's variables, by path, with their content.
 
-A path is that of the first variable by which an object is found: "__main__.main().trainer.history". What an object
-holds is a record: values as plain data (values.py), other objects as references to their paths. So two variables with
-one object have one object again after a resume.
+An object's path is that of the first variable through which it is reached: "__main__.main().trainer.history". Its
+content is a record: values as plain data (values.py), other objects as references to their paths, so that aliasing is
+preserved across a resume.
 """
 
 from __future__ import annotations
@@ -27,33 +27,33 @@ _OPEN = (
     "argparse.Namespace",
     "types.SimpleNamespace",
 )
-"""Objects of these modules and types hold the program's data in attributes."""
+"""Prefixes of library modules and types whose objects hold the program's data in attributes."""
 _NOT_STATE = {
     "DataLoader": frozenset({"worker_init_fn", "_iterator", "multiprocessing_context"}),
 }
-"""Attributes that belong to a process."""
+"""Attributes that are specific to a process and not saved, by class."""
 
 
 @dataclass(frozen=True, slots=True)
 class Space:
-    """Variables that belong together: of a module, a call, an object."""
+    """Namespace of a module, a function call or an object."""
 
     path: str
     values: Mapping[str, Any]
     assign: Callable[[str, Any], None]
 
     def only(self, names: Collection[str]) -> Space:
-        """Return the namespace with no other variables than these."""
+        """Return the namespace restricted to some variables."""
         return Space(self.path, {name: self.values[name] for name in self.values if name in names}, self.assign)
 
 
 class Graph:
-    """All objects that are found from some starts, by path.
+    """All objects reachable from some starting points, by path.
 
     starts   objects by name, or namespaces
-    roots    those that have names of their own, and whose state is saved by state_dict(); found first
-    known    variables by namespace that are followed before all others: what they lead to keeps its path, whatever
-             other variables have been assigned since
+    roots    named objects whose state is saved by state_dict(); visited first
+    known    variables, by namespace, that are visited before all others, so that the paths of their objects do not
+             change when other variables are assigned
     """
 
     def __init__(
@@ -70,7 +70,7 @@ class Graph:
         self._owned = _saved_tensors(self._roots)
         self._queue: deque[str] = deque()
         self._walk(self._roots)
-        # A module of the program may have the name of a root.
+        # A module of the program may have the same name as a root.
         starts = {f"{path}'" if path in self.values else path: one for path, one in starts.items()}
         if known is not None:
             first = {path: one.only(known.get(path, ())) for path, one in starts.items()}
@@ -101,7 +101,7 @@ class Graph:
         return path
 
     def _name(self, value: object, path: str) -> Any:
-        """Return what stands for a value that is found at the path."""
+        """Return a value as plain data, or as a reference to the object added at the path."""
         if isinstance(value, types.FunctionType | type) and self._is_own_code(value):
             self._add(value, path)
         try:
@@ -197,12 +197,12 @@ def container_kind(value: object) -> str | None:
 
 
 def dict_type(value: object) -> Any:
-    """Return the type whose methods reach the items of a dict past those of the program's own class."""
+    """Return the base type whose methods bypass overrides in the program's dict subclass."""
     return OrderedDict if isinstance(value, OrderedDict) else dict
 
 
 def is_array(value: object) -> bool:
-    """Return whether it is a tensor, or a NumPy array of numbers."""
+    """Return whether a value is a tensor, or a NumPy array without Python objects."""
     torch, numpy = sys.modules.get("torch"), sys.modules.get("numpy")
     if torch is not None and isinstance(value, torch.Tensor):
         return True
@@ -215,7 +215,7 @@ def _is_module(value: object) -> bool:
 
 
 def attributes_of(value: object) -> dict[str, Any]:
-    """Return what its __dict__ and its slots hold, without what torch keeps there for itself."""
+    """Return the attributes in an object's __dict__ and slots, without torch's internal ones."""
     found = dict(getattr(value, "__dict__", None) or {})
     for kind in type(value).__mro__:
         slots = vars(kind).get("__slots__", ())
@@ -234,7 +234,7 @@ def _module_internals() -> frozenset[str]:
 
 
 def _own_attributes_of_state(value: object) -> dict[str, Any]:
-    """Return what an optimizer or scheduler of the program's own class keeps beside its state_dict()."""
+    """Return the attributes of a custom optimizer or scheduler that its state_dict() may lack."""
     standard = {"state", "param_groups", "defaults", "step", "optimizer"}
     return {n: item for n, item in attributes_of(value).items() if n not in standard and not n.startswith("_")}
 
@@ -252,13 +252,13 @@ def _of_function(function: types.FunctionType) -> dict[str, Any]:
 
 
 def is_class_state(name: str, value: object) -> bool:
-    """Return whether a class attribute is data or code of the program, rather than what Python makes of a class."""
+    """Return whether a class attribute is defined by the program, rather than created by Python."""
     made = types.MemberDescriptorType | types.GetSetDescriptorType | property
     return not (name.startswith("__") and name.endswith("__")) and name != "_abc_impl" and not isinstance(value, made)
 
 
 def _saved_tensors(roots: Mapping[str, Any]) -> set[int]:
-    """Return the ids of parameters and buffers that the state_dict() of a model holds."""
+    """Return the ids of parameters and buffers that are in the state_dict() of a model."""
     found: set[int] = set()
     for model in roots.values():
         if not _is_module(model):
@@ -280,9 +280,9 @@ def _short(key: object) -> str:
 
 
 def spaces(code: Code, dead: frozenset[str] = frozenset()) -> dict[str, Space]:
-    """Return the globals of the program's modules and the variables of its functions that are under way.
+    """Return the namespaces of the program's modules and its running functions, by path.
 
-    dead: names of the innermost function that are assigned before they are read.
+    dead: variables of the innermost frame to leave out, as they are assigned before they are read.
     """
     frames = code.frames()
     inner = frames[0] if frames else None
@@ -295,7 +295,7 @@ def spaces(code: Code, dead: frozenset[str] = frozenset()) -> dict[str, Space]:
         found[name] = Space(name, own, variables.__setitem__)
     seen: dict[str, int] = {}
     for frame in reversed(frames):
-        if frame.f_code.co_name.startswith("<"):  # a module, or the loop of a comprehension
+        if frame.f_code.co_name.startswith("<"):  # a module or a comprehension
             continue
         path = f"{frame.f_globals.get('__name__')}.{frame.f_code.co_qualname}()"
         seen[path] = seen.get(path, 0) + 1

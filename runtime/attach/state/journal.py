@@ -1,8 +1,8 @@
-"""Journal of the files that a program appends to: their sizes before, and copies of the bytes that a resume cuts off.
+"""Journal of the files that a program appends to: their original sizes, and copies of the bytes that a resume cuts off.
 
-A program that is killed and started again writes the lines since its checkpoint once more. They are cut off first, but
-never lost: other programs may have written to the same file. A copy of them is kept in CUT beside the journal until the
-program has ended and each of them stands in its file again.
+A program that is restarted writes the lines since its checkpoint again, so they are cut off first. They are not
+discarded, as other programs may have written to the same file: a copy is kept in CUT beside the journal until the
+program has ended and the file contains the bytes again.
 """
 
 from __future__ import annotations
@@ -17,30 +17,30 @@ from typing import Any
 from ...checkpoint.errors import logger
 
 PREFIX = ".cloudgpu-"
-"""Names of the journal and its folder begin so: they are no output of the program."""
+"""Name prefix of the journal and its folder, which are not outputs of the program."""
 CUT = f"{PREFIX}cut"
-"""Folder of the bytes that were cut off."""
+"""Folder of the copies of bytes that were cut off."""
 
 
 class Journal:
-    """Lines of JSON in a file that all processes of one program append to, one after the other."""
+    """File of JSON lines to which the successive processes of one program append."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
 
     @classmethod
     def of_program(cls, program: str, folder: str | None) -> Journal:
-        """Return the journal of a program that is run in the working directory; folder: of its checkpoints."""
+        """Return the journal of a program, in the working directory; folder: of its checkpoints."""
         key = f"{program}\n{folder or os.environ.get('CLOUDGPU_CHECKPOINTS') or 'checkpoints'}"
         name = hashlib.sha256(key.encode(errors="surrogateescape")).hexdigest()[:8]
         return cls(Path.cwd() / f"{PREFIX}appended-{name}-{os.environ.get('RANK') or 0}")
 
     def note_size(self, path: str, size: int | None) -> None:
-        """Note the size of a file before it is first appended to; None: it does not exist. Raises OSError."""
+        """Record the size of a file before it is first appended to; None: it does not exist. Raises OSError."""
         self._add({"path": path, "size": size})
 
     def cut_back(self) -> None:
-        """Bring the files back to what they held before the program; a checkpoint puts its lines back."""
+        """Truncate the files to their size before the program; a checkpoint then restores its lines."""
         first: dict[str, int | None] = {}
         for entry in self._entries():
             if "size" in entry:
@@ -54,7 +54,7 @@ class Journal:
                 logger().warning(f"run: {path} cannot be cut back, so lines may stand in it twice: {error.strerror}")
 
     def keep(self, path: Path, data: bytes) -> None:
-        """Keep bytes that are about to be taken out of a file. Raises OSError."""
+        """Save a copy of bytes that are about to be removed from a file. Raises OSError."""
         folder = self.path.parent / CUT
         folder.mkdir(exist_ok=True)
         name = hashlib.sha256(os.fsencode(path) + b"\0" + data).hexdigest()[:16]
@@ -63,7 +63,7 @@ class Journal:
         logger().info(f"run: {len(data):,} bytes of {path} will be written again; a copy is in {folder / name}")
 
     def forget(self) -> None:
-        """Remove the journal when the program has ended, and the copies of what stands in its file again."""
+        """Remove the journal after the program's end, and the copies of bytes that their file contains again."""
         folder = self.path.parent / CUT
         for entry in self._entries():
             kept = folder / str(entry.get("kept") or "")
@@ -84,10 +84,12 @@ class Journal:
 
     def _add(self, entry: dict[str, object]) -> None:
         with self.path.open("a") as file:
-            file.write(f"\n{json.dumps(entry)}\n")  # after a line that a killed process left unfinished
+            file.write(
+                f"\n{json.dumps(entry)}\n"
+            )  # the leading newline ends a line that a killed process left incomplete
 
     def _entries(self) -> Iterator[dict[str, Any]]:
-        """Yield the entries that can be read."""
+        """Yield the valid entries."""
         try:
             lines = self.path.read_text(errors="replace").splitlines()
         except OSError:

@@ -1,7 +1,7 @@
-"""The models, optimizers, schedulers and scalers that a program makes, in the order in which it makes them.
+"""Registry of the models, optimizers, schedulers and scalers that a program creates, in order of creation.
 
-Every object of these kinds goes through `__new__` of its base class, however it is made: called, copied or unpickled.
-Only weak references are kept. The order is what they are known by in a checkpoint: "model", "model_1", "optimizer" …
+Each of these objects passes through `__new__` of its base class, whether it is constructed, copied or unpickled. Only
+weak references are kept. The order gives their names in a checkpoint: "model", "model_1", "optimizer" …
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ if TYPE_CHECKING:
 
 
 class Objects:
-    """What was made since watch()."""
+    """The objects created since watch()."""
 
     def __init__(self) -> None:
         self._made: dict[str, list[weakref.ref[Any]]] = {}
         self._used: weakref.WeakSet[Any] = weakref.WeakSet()
-        """Optimizers that have made a step since gradients were set to zero."""
+        """Optimizers that have made a step since zero_grad()."""
         self._zeroing: weakref.WeakSet[Any] = weakref.WeakSet()
-        """Optimizers whose gradients are set to zero between every two steps, as far as was seen."""
+        """Optimizers whose gradients have been reset by zero_grad()."""
         self._keeping: weakref.WeakSet[Any] = weakref.WeakSet()
-        """Optimizers whose gradients are kept beyond a step."""
+        """Optimizers whose gradients must be saved, as they have been kept from one step to the next."""
 
     def watch(self, torch: Any) -> None:  # the module
         kinds = {
@@ -62,7 +62,7 @@ class Objects:
         return seen
 
     def all(self, kind: str) -> dict[str, Any]:
-        """The objects of a kind by name; of modules, those that are no part of another and have a state."""
+        """Return the objects of a kind by name; of modules, only top-level ones with parameters or buffers."""
         made = self._made.get(kind, [])
         made[:] = [ref for ref in made if ref() is not None]
         living = [found for ref in made if (found := ref()) is not None]
@@ -72,19 +72,19 @@ class Objects:
         return {f"{kind}_{number}" if number else kind: one for number, one in enumerate(living)}
 
     def by_name(self) -> dict[str, Any]:
-        """Return all of them."""
+        """Return the objects of all kinds by name."""
         return {name: one for kind in self._made for name, one in self.all(kind).items()}
 
     def kinds(self) -> list[Any]:
-        """Return what must be the same again when the program is resumed: names, classes and shapes."""
-        gc.collect()  # what lives on only in cycles is not the program's any more
+        """Return the names, classes and shapes of all objects, which must be the same in a resumed program."""
+        gc.collect()  # objects kept alive only by reference cycles do not count
         return [
             (name, type(one), [(key, tuple(value.shape)) for key, value in _named_tensors(one)])
             for name, one in self.by_name().items()
         ]
 
     def stepped(self, optimizer: object) -> None:
-        """Note that an optimizer has used its gradients."""
+        """Record that an optimizer has made a step."""
         if optimizer in self._used:
             self._keeping.add(optimizer)
         self._used.add(optimizer)
@@ -94,7 +94,7 @@ class Objects:
         return {name: one.state_dict() for name, one in self.by_name().items()}
 
     def load_state_dict(self, states: Mapping[str, object], *, models: bool) -> None:
-        """Put the states of the models back, or of all others. Raises CheckpointError if they do not fit."""
+        """Restore the states of the models, or of all other objects. Raises CheckpointError if they do not fit."""
         gc.collect()
         found = self.by_name()
         if found.keys() != states.keys():
@@ -110,7 +110,7 @@ class Objects:
             except (RuntimeError, ValueError, KeyError, TypeError, AttributeError) as error:
                 raise misfit(f"{name} ({type(found[name]).__name__})", " ".join(str(error).split())) from error
 
-    # What optimizers train
+    # Parameters and gradients
 
     def groups(self, graph: Graph) -> dict[str, list[list[str | None]]]:
         """Return the paths of the parameters of each optimizer, by group."""
@@ -120,7 +120,7 @@ class Objects:
         }
 
     def load_groups(self, groups: Mapping[str, Any], graph: Graph) -> None:
-        """Have each optimizer train the parameters that it trained, in the same groups."""
+        """Restore each optimizer's parameter groups. Raises CheckpointError if a parameter is missing."""
         for name, optimizer in self.all("optimizer").items():
             paths = groups[name]
             if self.groups(graph)[name] == paths:
@@ -140,7 +140,7 @@ class Objects:
         }
 
     def load_gradients(self, state: Mapping[str, object], graph: Graph) -> None:
-        """Put gradients back; those that were not saved are none."""
+        """Restore gradients; those that were not saved are set to None."""
         import torch
 
         for path, parameter in _trainable(graph):
@@ -148,7 +148,7 @@ class Objects:
             parameter.grad = None if saved is None else torch.empty_like(parameter).copy_(saved)
 
     def sharded(self) -> str | None:
-        """The name of a model whose parameters are spread over ranks, if there is one."""
+        """Return the name of a model whose parameters are sharded over ranks; None if there is none."""
         for name, model in self.all("model").items():
             kinds = {type(parameter).__name__ for parameter in model.parameters()}
             if "DTensor" in kinds or type(model).__name__ in {"FullyShardedDataParallel", "DeepSpeedEngine"}:
@@ -161,7 +161,7 @@ def _named_tensors(one: object) -> Iterator[tuple[str, Any]]:
 
 
 def _trainable(graph: Graph) -> Iterator[tuple[str, Any]]:
-    """Return the leaf tensors that may have a gradient."""
+    """Yield the leaf tensors, by path; they may have a gradient."""
     for path, record in graph.records.items():
         if record["kind"] in {"tensor", "owned"} and graph.values[path].is_leaf:
             yield path, graph.values[path]
@@ -178,7 +178,7 @@ def _children(module: object) -> Iterator[Any]:
 
 
 def _has_state(module: Any) -> bool:
-    """Some modules are made, but not yet initialised."""
+    """Return whether a module has parameters or buffers; False if it is not initialised yet."""
     if "_parameters" not in module.__dict__:
         return False
     return any(True for _ in module.parameters()) or any(True for _ in module.buffers())

@@ -1,4 +1,4 @@
-"""Objects of libraries: what can be found out of a change in them, and random generators."""
+"""Change detection for objects of libraries, and the state of random number generators."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 import xxhash
 
 _MOST = 16 << 20
-"""Bytes of a library's object that are compared."""
+"""Maximum pickled size in bytes of a library's object that is compared."""
 _QUIET = (
     "torch._C",
     "torch._dynamo",
@@ -50,7 +50,7 @@ _QUIET = (
     "abc",
     __package__.partition(".")[0],
 )
-"""Modules whose objects are code, handles, displays or settings: they hold no state of the training."""
+"""Modules whose objects are code, handles, displays or settings, without state of the training."""
 _QUIET_TYPES = (
     BaseException,
     types.BuiltinFunctionType,
@@ -70,7 +70,7 @@ _QUIET_TYPES = (
 
 
 def is_quiet(value: object) -> bool:
-    """Return whether the program can lose a change of it without a difference."""
+    """Return whether changes of an object need not be saved, as it holds no state of the training."""
     kind = type(value)
     name = f"{kind.__module__}.{kind.__qualname__}."
     if isinstance(value, types.GeneratorType):
@@ -84,7 +84,7 @@ def is_quiet(value: object) -> bool:
 
 
 def examine(value: object) -> dict[str, Any]:
-    """Return its type and a digest of it; no digest if it cannot be had."""
+    """Return an object's type and a digest of its pickle; no digest if it cannot be pickled or is too large."""
     kind = type(value)
     found: dict[str, Any] = {"type": f"{kind.__module__}.{kind.__qualname__}".removeprefix("builtins.")}
     if isinstance(value, types.GeneratorType) and inspect.getgeneratorstate(value) == inspect.GEN_SUSPENDED:
@@ -110,13 +110,13 @@ def _digest(value: object) -> str | None:
     file = _Bounded()
     try:
         pickle.Pickler(file, 4).dump(value)
-    except Exception:  # noqa: BLE001 - any code of a library's
+    except Exception:  # noqa: BLE001 - code of a library
         return None
     return file.hash.hexdigest()
 
 
 def is_generator(value: object) -> bool:
-    """Return whether it is a random number generator with a state of its own."""
+    """Return whether an object is a random number generator with its own state."""
     kind = type(value)
     if isinstance(value, random.Random):
         return not isinstance(value, random.SystemRandom)
@@ -128,7 +128,7 @@ def is_generator(value: object) -> bool:
 
 
 def generator_state(value: Any) -> Any:
-    """Return what set_generator() takes: plain, or a tensor."""
+    """Return a generator's state for set_generator(), as plain data or a tensor."""
     if isinstance(value, random.Random):
         version, words, gauss = value.getstate()
         return [version, list(words), gauss]
@@ -138,7 +138,7 @@ def generator_state(value: Any) -> Any:
 
 
 def set_generator(value: Any, state: Any) -> None:
-    """Put a state of generator_state() back."""
+    """Restore a state from generator_state()."""
     if isinstance(value, random.Random):
         version, words, gauss = state
         value.setstate((version, tuple(words), gauss))

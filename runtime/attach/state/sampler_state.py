@@ -1,7 +1,7 @@
-"""The samplers that the order of an epoch is drawn from, as they were before the draw.
+"""State of the program's samplers before they draw the order of an epoch.
 
-A sampler of the program's own may shuffle a list in place, or count its epochs. A resume in the middle of an epoch
-draws the order again: meanwhile the sampler is as it was.
+A custom sampler may shuffle a list in place, or count its epochs. A resume in the middle of an epoch draws the order
+again, with the sampler's earlier state restored for the draw.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from .graph import Graph, Record
 from .variables import Restore, UnsavableError, digests
 
 _MOST = 16 << 20
-"""Bytes of an array of which a copy is kept."""
+"""Maximum size of an array that is copied, in bytes."""
 
 
 class Drawn:
-    """The loader's samplers, and its dataset if that has the order, as they are now."""
+    """Snapshot of a loader's samplers, and of its dataset if that defines the order."""
 
     def __init__(self, code: Code, loader: object) -> None:
         self._code, self._loader = code, loader
@@ -28,7 +28,7 @@ class Drawn:
         self._records = {path: _copy(record) for path, record in graph.records.items()}
 
     def changed(self) -> dict[str, Record]:
-        """Return what is another now, as it was. Raises UnsavableError if there is too much of it."""
+        """Return the earlier records of objects changed since. Raises UnsavableError if an array is too large."""
         now = digests(_graph(self._code, self._loader))
         found = {
             path: record
@@ -43,7 +43,7 @@ class Drawn:
 
 @contextmanager
 def put_back(code: Code, loader: object, records: Mapping[str, Record]) -> Iterator[None]:
-    """Let what changed() has returned be there again for a while."""
+    """Context manager that restores the records from changed() for its body, and the current state afterwards."""
     graph = _graph(code, loader)
     now = {}
     for path, record in records.items():

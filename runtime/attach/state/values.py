@@ -1,6 +1,6 @@
-"""Immutable values as plain data: what a variable holds by value rather than by reference.
+"""Serialization of immutable values as plain data. Objects with an identity are references instead (graph.py).
 
-A plain value stands for itself; everything else is a dict with one key, the kind. Loading executes no code.
+A value of a basic type is stored as it is; any other is a dict with one key, its kind. Loading executes no code.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ Name = Callable[[Any], Any]
 
 
 class NotInlineError(Exception):
-    """The value has an identity: it is an object that can change, or holds one."""
+    """The value is not immutable: it must be saved as an object with a path."""
 
 
 def encode(value: Any, name: Name) -> Any:  # noqa: PLR0911 - one return per kind
-    """Return the value as plain data; `name` gives what stands for an object inside it. Raises NotInlineError."""
+    """Return a value as plain data; `name` encodes the objects inside it. Raises NotInlineError."""
     kind = type(value)
     if kind in EXACT:
         return value
@@ -84,7 +84,7 @@ def _encode_array_kinds(value: object, kind: type) -> Any:
 
 
 def decode(value: object, find: Callable[[str], object]) -> Any:
-    """Return the value again; `find` gives the object of a path."""
+    """Return the value that was encoded; `find` returns the object of a path."""
     if not isinstance(value, dict):
         return value
     ((tag, data),) = value.items()
@@ -130,7 +130,7 @@ _DECODE: dict[str, Callable[[Any, Callable[[Any], Any]], Any]] = {
 
 
 def code_path(value: object) -> str | None:
-    """Return "module:name" of a module, class or function that can be found again by it; else None."""
+    """Return "module:name" of a class or function, or a module's name; None if find_code() would not find it."""
     if isinstance(value, types.ModuleType):
         return value.__name__ if sys.modules.get(value.__name__) is value else None
     module, name = getattr(value, "__module__", None), getattr(value, "__qualname__", "")
@@ -139,7 +139,7 @@ def code_path(value: object) -> str | None:
 
 
 def find_code(path: str) -> Any:
-    """Return what code_path() named, or None. Only modules that the program has imported are looked at."""
+    """Return the object that code_path() named, or None. Searches only modules that are already imported."""
     module, _, name = path.partition(":")
     found: Any = sys.modules.get(module)
     for part in name.split(".") if name else ():

@@ -1,7 +1,7 @@
-"""The program's variables: what has changed since training began is saved, and put back where it was found.
+"""Saving and restoring of the program's variables that have changed since training began.
 
-What has not changed is left to the program, which sets it anew when it runs from its top. It is put back only if the
-part of the program that a resume runs again has touched it.
+Unchanged variables are left to the program, which sets them again when it runs from its top. They are restored only if
+the code that a resume runs again has changed them.
 """
 
 from __future__ import annotations
@@ -23,29 +23,29 @@ from .opaque_objects import set_generator
 
 Digests = dict[str, dict[str, str]]
 _WHOLE = ""
-"""Key of what is not an attribute, in Digests."""
+"""Key in Digests for content that is not an attribute."""
 _KIND = " "
-"""Key of what kind of object it is: another one is another object."""
+"""Key in Digests for the kind of an object: if it differs, the object was replaced."""
 
 
 class UnsavableError(CheckpointError):
-    """Something has changed that cannot be saved, so there must be no checkpoint of it."""
+    """State that cannot be saved has changed, so no checkpoint may be made."""
 
     code = None
 
 
 class Variables:
-    """The variables of one program. roots: returns the objects that have names of their own."""
+    """The variables of one program. roots: returns the named objects, such as models and optimizers."""
 
     def __init__(self, code: Code, roots: Callable[[], Mapping[str, object]] = dict) -> None:
         self._code, self._roots = code, roots
         self._before: Digests | None = None
-        """The variables when training began."""
+        """Digests when training began."""
         self._restored: set[tuple[str, str]] = set()
-        """What a checkpoint has put back: saved from then on, whether it changes or not."""
+        """Attributes restored from a checkpoint: saved from then on even if unchanged."""
 
     def graph(self, dead: frozenset[str] = frozenset()) -> Graph:
-        """Return all there is now; to be called below the frames of the program."""
+        """Return the current graph of objects; must be called from below the program's frames."""
         return Graph(self._code, spaces(self._code, dead), self._roots(), self._before)
 
     # Saving
@@ -56,7 +56,7 @@ class Variables:
         self._before = digests(self.graph())
 
     def unknown(self, graph: Graph) -> list[str]:
-        """Return the objects of which it cannot be seen if they change, as "name (type)"."""
+        """Return the objects whose changes cannot be detected, as "name (type)"."""
         return sorted(
             f"{path} ({record['type']})"
             for path, record in graph.records.items()
@@ -64,7 +64,7 @@ class Variables:
         )
 
     def left_out(self, graph: Graph) -> list[str]:
-        """Return the handles and displays made since begin(), which are not saved, as "name (type)"."""
+        """Return the handles and displays created since begin(), which are not saved, as "name (type)"."""
         return sorted(
             f"{path} ({record['type']})"
             for path, record in graph.records.items()
@@ -72,9 +72,9 @@ class Variables:
         )
 
     def state_dict(self, graph: Graph | None = None, *, strict: bool = True) -> dict[str, Any]:
-        """Return what has changed since begin(), and the plain attributes that have not.
+        """Return the changes since begin(), and the unchanged attributes with basic types.
 
-        strict: raise UnsavableError if a part of it cannot be saved; else leave that part out.
+        strict: raise UnsavableError if a part cannot be saved; otherwise leave that part out.
         """
         graph = graph or self.graph()
         before = self._before or {}
@@ -109,9 +109,9 @@ class Variables:
     # Restoring
 
     def load_state_dict(self, state: Mapping[str, Any], since: Digests | None = None) -> None:
-        """Put everything back. Raises CheckpointError if the program is not where it was.
+        """Restore everything. Raises CheckpointError if the program lacks an object of the checkpoint.
 
-        since: what was there before an earlier call; unchanged attributes that differ from it are put back, too.
+        since: digests before the program's code ran again; unchanged attributes that differ from it are restored too.
         """
         graph = self.graph()
         now = digests(graph)
@@ -133,7 +133,7 @@ class Variables:
             )
 
     def load_present(self, state: Mapping[str, Any]) -> None:
-        """Put back what the program has made by now, without containers whose items it has not made yet."""
+        """Restore the objects that exist already, except containers with items that do not exist yet."""
         graph = self.graph()
         present = {
             path: record
@@ -146,7 +146,7 @@ class Variables:
 
 
 def digests(graph: Graph) -> Digests:
-    """Return a digest of each object, by attribute where it has attributes."""
+    """Return the digests of each object, one per attribute."""
     return {path: _digests_of(record) for path, record in graph.records.items()}
 
 
@@ -163,7 +163,7 @@ def _kind(record: Record) -> tuple[Any, ...]:
 
 
 def _has_whole(record: Record) -> bool:
-    """Return whether there is something to it that is no attribute."""
+    """Return whether an object has content besides attributes."""
     return record["kind"] not in ("object", "state")
 
 
@@ -174,7 +174,7 @@ def _digest(value: object) -> str:
 
 
 def _without_arrays(value: Any, digest: Any) -> Any:
-    """Return the value with its arrays replaced by their types; what they hold goes into the digest."""
+    """Return a value with its arrays replaced by their types; their data is added to the digest."""
     if isinstance(value, dict):
         return {key: _without_arrays(item, digest) for key, item in value.items()}
     if not is_array(value):
@@ -195,7 +195,7 @@ def _is_text(value: object) -> bool:
 
 
 def _part(record: Record, names: set[str], gone: list[str]) -> Record:
-    """Return the record without the attributes that have not changed."""
+    """Return a record without its unchanged attributes. gone: attributes that were removed."""
     kept = {key: value for key, value in record.items() if key != "names"}
     if "names" in record:
         kept["names"] = {name: value for name, value in record["names"].items() if name in names}
@@ -210,7 +210,7 @@ def _why_not(path: str, record: Record, *, new: bool) -> str:
 
 
 def _check_makable(path: str, record: Record, value: object) -> None:
-    """Raise UnsavableError for a new object that a resume could not make again."""
+    """Raise UnsavableError for a new object that a resume could not recreate."""
     if isinstance(value, Space | types.MethodType) or record["kind"] in {"tensor", "array"}:
         return
     if type(value) in CONTAINERS or (
@@ -224,9 +224,9 @@ def _check_makable(path: str, record: Record, value: object) -> None:
 
 
 def _check_references(changed: Mapping[str, Record], before: Digests, graph: Graph) -> None:
-    """Raise UnsavableError if an object that is saved holds one that a resume would not find.
+    """Raise UnsavableError if a saved object refers to one that a resume would not find.
 
-    A handle or display of a variable or attribute is left out; a container cannot be without one of its items.
+    A variable or attribute that holds a handle or display may be left out, but an item of a container may not.
     """
     for path, record in changed.items():
         held = [(inner, True) for inner in _references([record.get("items"), record.get("factory")])]
@@ -247,14 +247,14 @@ def _references(value: object) -> Iterator[str]:
 
 
 def _is_plain_class(kind: type) -> bool:
-    """Return whether an object of it can be made without calling its code."""
+    """Return whether an object of a class can be created without running the class's code."""
     return not isinstance(getattr(kind, "__new__", None), types.FunctionType) and not any(
         base.__module__.startswith("torch.nn") for base in kind.__mro__
     )
 
 
 class Restore:
-    """The objects of a checkpoint, put into those of a graph."""
+    """Restore of a checkpoint's records into the objects of a graph, with creation of missing objects."""
 
     def __init__(self, graph: Graph, records: Mapping[str, Record]) -> None:
         self._live, self._records = graph.values, records
@@ -275,7 +275,7 @@ class Restore:
             try:
                 _set(owner, name, values.decode(value, self._find))
             except _MissingError:
-                continue  # a handle or a display that the program makes anew
+                continue  # a handle or display that the program creates itself
 
     def _find(self, path: str) -> Any:
         if path in self._made:
@@ -349,7 +349,7 @@ def _fits(live: Record, saved: Record) -> bool:
 
 
 def _holders(records: Mapping[str, Record], replaced: set[str]) -> Iterator[tuple[str, Record]]:
-    """Yield the objects that hold one of those replaced, by path, with no more of their attributes than that."""
+    """Yield the records of objects that refer to a replaced one, by path, with only the referring attributes."""
     for path, record in records.items():
         if not replaced or path in replaced or record["kind"] in {"tensor", "array", "generator", "opaque"}:
             continue
@@ -404,6 +404,6 @@ def _set_of_function(function: types.FunctionType, name: str, value: object) -> 
 
 
 def _remove(owner: object, name: str) -> None:
-    """Remove an attribute; variables of modules and calls stay."""
+    """Remove an attribute of an object; variables of modules and calls are kept."""
     if not isinstance(owner, Space | types.FunctionType) and name in attributes_of(owner):
         object.__delattr__(owner, name)

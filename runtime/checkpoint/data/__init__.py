@@ -1,1 +1,1 @@
-"""The position of training in its data: loaders, samplers, random generators."""
+"""Position of a training in its data: loaders, samplers, random generators."""

@@ -1,21 +1,21 @@
-"""Where training stands in its data, and how to get there again.
+"""Save and restore the position of a training in its data.
 
-A position is the epoch, how much of it all ranks together have done, and the random state at its start: from that state
-the loader draws the same order again. It holds for another number of workers, another batch size and another number of
-ranks, because it counts samples of the epoch's one global order; where only the loader knows what a batch is made of
-(a batch sampler of its own, an iterable dataset, a loader that is no DataLoader), it counts batches.
+A position is the epoch, the part of it that all ranks together have done, and the random state at the epoch's start,
+from which the loader draws the same order again. It counts samples of the epoch's global order, so it is independent of
+the numbers of workers and ranks and of the batch size. If only the loader knows what a batch is made of (a custom batch
+sampler, an iterable dataset, a loader that is not a DataLoader), it counts batches.
 
-How the place is found again:
-    DataLoader, map-style dataset   what is done is left out in the sampler; nothing is read
-    loader with a state of its own  it is asked for its state when saving, and given it back
-    everything else, or replay      the batches are read again and dropped: the only way that repeats what the workers
-                                    and the dataset themselves drew at random
+How the position is restored:
+    DataLoader, map-style dataset   the sampler skips what is done; nothing is read
+    loader with state_dict()        by its state, which is saved with the position
+    everything else, or replay      the batches are read again and dropped; only this repeats what the workers and the
+                                    dataset drew at random
 
-Exact: shuffling, drop_last, samplers and datasets with generators of their own (generators.py), DistributedSampler
+Exact: shuffling, drop_last, samplers and datasets with their own generators (generators.py), DistributedSampler
 (set_epoch is called), random augmentation without workers, with SeededDataset (seeded.py), or with replay=True and
-workers that are not persistent. Not exact: other random augmentation inside of workers, and what draws its order from
-the global generators while an epoch is under way. Where a sampler decides, the order that is drawn again is compared
-with the one before by a hash (order.py); another one is refused.
+workers that are not persistent. Not exact: other random augmentation inside of workers, and an order drawn from the
+global generators during an epoch. If a sampler decides the order, a hash of it (order.py) is compared with that of the
+restored order; a different order raises CheckpointError.
 """
 
 from __future__ import annotations
@@ -35,33 +35,33 @@ __all__ = ["DataPosition", "length"]
 
 
 class DataPosition:
-    """Place of a training loop in a loader (any iterable that can be iterated once per epoch).
+    """Position of a training loop in a loader (any object that can be iterated once per epoch).
 
-    replay   find the place by reading, for random augmentation inside of workers that is to be the same again
-    objects  objects with a state, by name: the loader's samplers among them are put back to the epoch's start before
-             the order is drawn again
+    replay   restore the position by reading, to repeat random augmentation inside of workers
+    objects  objects with a state, by name: samplers of the loader among them are restored to their state at the epoch's
+             start before the order is drawn again
     """
 
     def __init__(self, *, replay: bool = False, objects: Mapping[str, Any] | None = None) -> None:
         self.epoch = 0
         self.batch = 0
-        """Batches done in this epoch, as the loader splits it now."""
+        """Number of batches done in this epoch, as the loader splits it now."""
         self._replay = replay
         self._objects = objects or {}
         self._random: dict[str, Any] | None = None
-        """At the epoch's start."""
+        """Random state at the epoch's start."""
         self._samplers: dict[str, Any] = {}
-        """The state of samplers among the objects at the epoch's start, by name."""
+        """States, at the epoch's start, of the samplers among the objects, by name."""
         self._order: Order | None = None
-        """The indices of this epoch, if they can be seen."""
+        """Hash of this epoch's indices; None if they cannot be observed."""
         self._drew_seed = True
         self._split: Split | None = None
         self._start = (0, 0)
-        """Where this process came in: batches done, and samples (or batches) of this rank done."""
+        """Position at which this process entered the epoch: batches done; samples (or batches) of this rank done."""
         self._loader: Any = None
-        """The one that is asked for its own state."""
+        """Loader whose state_dict() is saved; None if it has none."""
         self._restored: dict[str, Any] | None = None
-        """What the next open_epoch() is to go on from."""
+        """State from which the next open_epoch() continues."""
 
     def state_dict(self) -> dict[str, Any]:
         if self._restored is not None:  # the epoch has not been opened again yet
@@ -76,7 +76,7 @@ class DataPosition:
             "samplers": self._samplers if middle else {},
             "order": self._order.after(self.batch) if middle and self._order else None,
             "drew_seed": self._drew_seed,
-            # Between two epochs a loader's own state is known to be wrong, and nothing needs it.
+            # Between two epochs, a loader's own state is known to be wrong, and it is not needed.
             "loader": self._loader.state_dict() if middle and self._loader is not None else None,
         }
 
@@ -89,10 +89,10 @@ class DataPosition:
         self._random = self._split = self._loader = self._restored = self._order = None
 
     def open_epoch(self, loader: Any) -> Iterator[Any]:
-        """An iterator over what is left of this epoch; the random state afterwards is the one before.
+        """Return an iterator over the rest of this epoch; the random state is unchanged afterwards.
 
-        That is: the draws by which the loader finds its place do not count, for they were made before. Raises
-        CheckpointError if the data is not that of the checkpoint.
+        Draws that restore the position do not count, as they were made before. Raises CheckpointError if the data is
+        not that of the checkpoint.
         """
         with loaders.sheltered_workers(loader):
             return self._open(loader)
@@ -103,7 +103,7 @@ class DataPosition:
         generators = Generators(loader)
         self._split = Split.of(loader)
         if self.epoch and loaders.has_persistent_workers(loader) and loaders.draws_seed(loader):
-            # The epoch's own draws are those of a loader whose workers have been running since the first epoch.
+            # Without the interruption, workers would have run since the first epoch: start them without counting draws.
             current = random_state.capture(generators)
             self._begin(loader)
             random_state.restore(current, generators)
@@ -115,7 +115,7 @@ class DataPosition:
         return self._begin(loader)
 
     def _begin(self, loader: Any) -> Iterator[Any]:
-        """Return a whole epoch's iterator; the order of its indices is watched."""
+        """Return an iterator over a whole epoch, which observes the order of its indices."""
         self._order = None
         with loaders.followed(loader, lambda indices: self._new_order().follow(indices)):
             iterator: Iterator[Any] = iter(loader)
@@ -126,7 +126,7 @@ class DataPosition:
         return self._order
 
     def _states(self, loader: Any) -> dict[str, Any]:
-        """Return the state of the loader's samplers among the objects."""
+        """Return the states of the loader's samplers among the objects."""
         found = loaders.drawn_from(loader)
         return {
             name: copy.deepcopy(one.state_dict())
@@ -145,7 +145,7 @@ class DataPosition:
         self._samplers = state.get("samplers", {})
         if before.length is not None and state["batch"] >= before.length:
             self.batch = now.length if now.length is not None else state["batch"]
-            return iter(())  # all of it is done, however it is split now
+            return iter(())  # the whole epoch is done, whatever its split now
         done = _convert(state, before, now)
         current, states = random_state.capture(generators), self._states(loader)
         self._restore_samplers(self._samplers)
@@ -159,9 +159,9 @@ class DataPosition:
             random_state.restore(current, generators)
 
     def _reopen_at(self, loader: Any, done: int, state: dict[str, Any], before: Split, now: Split) -> Iterator[Any]:
-        """Return the rest of the epoch, found in the sampler or by reading.
+        """Return the rest of the epoch, after skipping in the sampler or reading up to the position.
 
-        Raises CheckpointError if the order is another one.
+        Raises CheckpointError if the order differs.
         """
         by_sampler = now.by_index and not self._replay
         if not by_sampler:
@@ -191,7 +191,7 @@ class DataPosition:
             )
 
     def _reopen_itself(self, loader: Any, state: dict[str, Any], before: Split, now: Split) -> Iterator[Any]:
-        """A loader that brings itself to its place."""
+        """Return the rest of the epoch from a loader with its own state. Raises CheckpointError if it does not fit."""
         if before.shards != now.shards or before.workers != now.workers:
             raise CheckpointError(
                 f"the loader's own state is that of one of {before.shards} shards with {before.workers} workers, now "
@@ -206,7 +206,7 @@ class DataPosition:
         return own
 
     def _replayable(self, done: int, before: Split, now: Split) -> int:
-        """The place in whole batches; says what reading up to it cannot repeat."""
+        """Round the position down to whole batches; log what reading up to it cannot repeat."""
         if now.batch and done % now.batch:
             logger().warning(
                 f"the epoch goes on at sample {done - done % now.batch} of this rank instead of {done}: it is replayed "
@@ -221,14 +221,17 @@ class DataPosition:
         return done
 
     def _done(self) -> int:
-        """Samples (or batches) of this rank."""
+        """Return the number of samples (or batches) of this rank done in this epoch."""
         batch, done = self._start
         size = self._split.batch if self._split and self._split.batch else 1
         return done + (self.batch - batch) * size
 
 
 def _convert(state: dict[str, Any], before: Split, now: Split) -> int:
-    """What this rank has done, in its way of counting, out of what all ranks had done when it was saved."""
+    """Convert the saved position to the current split: return what this rank has done, in samples or batches.
+
+    Raises CheckpointError if the data or its batching changed.
+    """
     same_batches = before.shards != now.shards or before.length == now.length
     if before.unit != now.unit or before.data != now.data or (now.batch is None and not same_batches):
         raise CheckpointError(

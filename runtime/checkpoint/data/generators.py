@@ -1,8 +1,8 @@
-"""Random generators that a loader keeps for itself: found, saved, restored.
+"""Find, save and restore the random generators that belong to a loader.
 
 Samplers, batch samplers, datasets, transforms and collators may hold a `torch.Generator`, a NumPy `Generator` or
-`RandomState`, or a `random.Random`. They are searched for through attributes, lists and dicts, functions with their
-closures, and global variables that methods use. Each is known by the path to it: `sampler.rng`.
+`RandomState`, or a `random.Random`. The search follows attributes, lists and dicts, functions with their closures, and
+global variables that methods use. Each generator is identified by its path from the loader: `sampler.rng`.
 """
 
 from __future__ import annotations
@@ -21,27 +21,27 @@ from typing import Any
 from ..errors import CheckpointError, logger
 
 _OBJECTS = 2000
-"""Objects that are searched, those nearest to the loader first."""
+"""Maximum number of objects to search, in breadth-first order from the loader."""
 _ENTRIES = 256
-"""Entries of one list or dict that are searched."""
+"""Maximum number of entries to search in a list or dict."""
 _LEAVES = (str, bytes, bytearray, int, float, complex, type(None), type, types.ModuleType)
 _SKIPPED = frozenset(("_iterator",))
-"""Attributes of a DataLoader: its running workers, whose generators are those of the loader."""
+"""Skipped attributes. A DataLoader's iterator holds its running workers, which share the loader's generators."""
 _FIRST_FORMAT = tuple(
     f"{batches}{sampler}generator"
     for batches in ("", "batch_sampler.", "batch_sampler.batch_sampler.")
     for sampler in ("", "sampler.")
 )
-"""Places that the first version of the format searched for generators; it saved a list of their states."""
+"""Paths searched by the first version of the format, which saved a list of the generators' states."""
 
 
 class Generators:
-    """The generators of one loader, by path."""
+    """Random generators of one loader, by path."""
 
     def __init__(self, loader: object) -> None:  # anything that can be iterated
         self._loader = loader
         self._objects: dict[str, Any] = {}
-        """Everything that was searched, by path."""
+        """All objects searched, by path."""
         self._found: dict[str, Any] = {}
         self._search()
 
@@ -50,10 +50,10 @@ class Generators:
         return {path: {"kind": (kind := _kind(one)), "state": _read(kind, one)} for path, one in self._found.items()}
 
     def restore(self, saved: Mapping[str, Any] | Sequence[Any]) -> None:
-        """Put every generator back; those that were not captured keep their state.
+        """Restore the state of each saved generator; others keep their state.
 
-        A generator which its owner makes only when it is first used is made here. Raises CheckpointError if one is
-        missing that the owner does not make.
+        A generator is created here for an attribute that is None or missing now, since its owner would create it on
+        first use. Raises CheckpointError for any other missing generator.
         """
         if not isinstance(saved, Mapping):
             self._restore_first_format(saved)
@@ -72,7 +72,7 @@ class Generators:
     def _make(self, path: str, saved: Mapping[str, Any]) -> Any:
         parent, _, name = path.rpartition(".")
         owner = self._objects.get(parent)
-        # What torch's own classes lack was not given to them: they make none by themselves.
+        # An attribute of torch's classes is never filled on first use, so a missing generator there is an error.
         if owner is None or "<" in name or _is_of_torch(owner) or getattr(owner, name, None) is not None:
             raise _misfit(f"{path} ({saved['kind']}) was there when it was saved, now it is not")
         made = _new(saved["kind"], saved["state"])
@@ -96,7 +96,7 @@ class Generators:
             )
 
     def _search(self) -> None:
-        """Breadth first, so that a path is the shortest one there is."""
+        """Search breadth first, so that each path is the shortest."""
         waiting: deque[tuple[str, Any]] = deque([("", self._loader)])
         seen: set[int] = set()
         while waiting and len(self._objects) < _OBJECTS:
@@ -117,13 +117,13 @@ def generators_of(loader: object) -> Generators:  # anything that can be iterate
 
 
 def from_python(state: tuple[Any, ...]) -> list[Any]:
-    """Return a state of `random` as plain values."""
+    """Convert a state of `random.getstate()` to plain values."""
     version, words, gauss = state
     return [version, array("Q", words).tobytes(), gauss]
 
 
 def to_python(state: Sequence[Any]) -> tuple[Any, ...]:
-    """Return what `random.setstate()` takes."""
+    """Convert plain values to the argument of `random.setstate()`."""
     version, words, gauss = state
     return (version, tuple(array("Q", words)), gauss)
 
@@ -139,7 +139,7 @@ def _misfit(how: str) -> CheckpointError:
 
 
 def _children(value: object) -> Iterator[tuple[str, Any]]:
-    """Yield what an object holds, each with the step that leads to it; calls no code of the object."""
+    """Yield the objects that an object holds, each with its path step; runs no code of the object."""
     if isinstance(value, list | tuple | deque):
         yield from ((f"[{i}]", one) for i, one in enumerate(itertools.islice(value, _ENTRIES)))
     elif isinstance(value, dict):
@@ -174,7 +174,7 @@ def _slots(kind: type) -> list[str]:
 
 
 def _of_function(function: types.FunctionType) -> Iterator[tuple[str, Any]]:
-    """Yield default values, captured variables, and the generators among the global variables that it names."""
+    """Yield a function's default values, captured variables, and the generators among the global variables it names."""
     yield from ((".__defaults__", function.__defaults__), (".__kwdefaults__", function.__kwdefaults__))
     for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
         with contextlib.suppress(ValueError):  # not assigned yet
@@ -185,9 +185,9 @@ def _of_function(function: types.FunctionType) -> Iterator[tuple[str, Any]]:
 
 @functools.lru_cache(maxsize=1024)
 def _of_class(kind: type) -> tuple[tuple[str, Mapping[str, Any], str], ...]:
-    """Return where a class holds generators: in its own attributes, or as global variables that its methods name.
+    """Return the places of generators in a class: its attributes, and global variables that its methods name.
 
-    Each as a step, a namespace, and the name in it.
+    Each place is a path step, a namespace, and the name in it.
     """
     found: list[tuple[str, Mapping[str, Any], str]] = []
     for base in kind.__mro__:
@@ -208,7 +208,7 @@ def _is_of_torch(value: object) -> bool:
 
 
 def _kind(value: object) -> str | None:
-    """Return which kind of generator a value is; None: it is none."""
+    """Return the kind of a generator; None if the value is not a generator."""
     if isinstance(value, random.Random):
         return None if isinstance(value, random.SystemRandom) else "random.Random"
     if (torch := sys.modules.get("torch")) and isinstance(value, torch.Generator):
@@ -248,7 +248,7 @@ def _write(kind: str, generator: Any, state: Any) -> None:
 
 def _new(kind: str, state: Any) -> Any:
     if kind == "random.Random":
-        return random.Random()  # noqa: S311 - training's, no secrets
+        return random.Random()  # noqa: S311 - not for secrets
     if kind == "torch.Generator":
         import torch
 

@@ -1,8 +1,8 @@
-"""What is known of a loader: how it splits an epoch into batches and among ranks, and how to begin in its middle.
+"""Inspect loaders: how they split an epoch into batches and among ranks; start an iteration in mid-epoch.
 
-A loader is anything that can be iterated once per epoch. Of a torch DataLoader over a map-style dataset the sampler
-alone says which samples come when: the ones that are done are left out there, without reading anything, whatever the
-number of workers. Of any other loader only the loader itself knows, so it is read up to the place.
+A loader is any object that can be iterated once per epoch. For a torch DataLoader over a map-style dataset, the sampler
+alone decides the order: what is done is skipped in the sampler without reading data, for any number of workers. Any
+other loader must be read up to the position.
 """
 
 from __future__ import annotations
@@ -27,19 +27,19 @@ _SHELTERED = (signal.SIGTERM, signal.SIGUSR1)
 
 @dataclass(frozen=True, slots=True)
 class Split:
-    """How an epoch is split."""
+    """Division of an epoch into batches, and among ranks."""
 
     length: int | None
-    """Batches of this rank; None if the loader does not know."""
+    """Number of batches of this rank; None if the loader has no length."""
     batch: int | None
-    """Samples per batch, but for the last; None if only the loader knows: then its place is counted in batches."""
+    """Samples per batch, except the last; None if only the loader knows: then its position is counted in batches."""
     shards: int
-    """Ranks that share the epoch's data, each taking every n-th sample or batch; 1: each goes through all of it."""
+    """Number of ranks that share the epoch's data, each taking every n-th sample or batch; 1: each reads all of it."""
     data: int | None
-    """Samples of the whole dataset, if it has a length."""
+    """Number of samples of the whole dataset, if it has a length."""
     workers: int
     by_index: bool
-    """The order is the sampler's alone: neither workers nor the dataset have a part in it."""
+    """The sampler alone decides the order, not the workers or the dataset."""
 
     @classmethod
     def of(cls, loader: Any) -> Split:  # any iterable
@@ -60,7 +60,7 @@ class Split:
 
 
 def length(loader: Any) -> int | None:
-    """Batches per epoch; None if the loader does not know."""
+    """Return the number of batches per epoch; None if the loader has no length."""
     try:
         return len(loader)
     except (TypeError, NotImplementedError):  # an iterable dataset has no length
@@ -68,13 +68,13 @@ def length(loader: Any) -> int | None:
 
 
 def has_own_state(loader: Any) -> bool:
-    """It can say itself where it is, as torchdata's StatefulDataLoader."""
-    own = _base(loader)  # Accelerate's loaders have the methods, and may have nothing behind them
+    """Return whether the loader saves its own position, as torchdata's StatefulDataLoader does."""
+    own = _base(loader)  # Accelerate's wrappers have the methods even if the wrapped loader lacks them
     return callable(getattr(own, "state_dict", None)) and callable(getattr(own, "load_state_dict", None))
 
 
 def set_epoch(loader: Any, epoch: int) -> None:
-    """DistributedSampler and its like shuffle by epoch number and rely on being told."""
+    """Call set_epoch() where it exists: samplers like DistributedSampler shuffle by the epoch's number."""
     for part in (loader, *_parts(_base(loader)), getattr(loader, "dataset", None)):
         if callable(method := getattr(part, "set_epoch", None)):
             method(epoch)
@@ -82,8 +82,10 @@ def set_epoch(loader: Any, epoch: int) -> None:
 
 @contextmanager
 def sheltered_workers(loader: Any) -> Iterator[None]:
-    """Workers that are started meanwhile, or later, do not die of a SIGTERM or SIGUSR1 that all processes of a training
-    get, as from torchrun and Slurm: torch lets a training fail whose workers die, and it is to save.
+    """Context manager: make workers ignore a SIGTERM or SIGUSR1 that all processes get, as from torchrun and Slurm.
+
+    Otherwise such a signal would kill the workers, and torch would raise an error in the training before it saves.
+    Applies to workers that are started in the context or later.
     """
     base = _base(loader)
     init: Any = getattr(base, "worker_init_fn", _NONE)
@@ -92,7 +94,7 @@ def sheltered_workers(loader: Any) -> Iterator[None]:
         return
     if not isinstance(init, _Shelter):
         base.worker_init_fn = _Shelter(init)
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, _SHELTERED)  # from the first: threads of libraries have it so
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, _SHELTERED)  # inherited by a worker's threads from its start
     try:
         yield
     finally:
@@ -101,7 +103,7 @@ def sheltered_workers(loader: Any) -> Iterator[None]:
 
 @dataclass(frozen=True, slots=True)
 class _Shelter:
-    """What a worker does first; picklable, for workers that are not forked."""
+    """Initialisation of a worker; picklable, for workers that are not forked."""
 
     init: Callable[[int], object] | None
 
@@ -113,7 +115,7 @@ class _Shelter:
 
 
 def _end_at_its_parents_word() -> None:
-    """The loader itself sends SIGTERM to a worker that does not end when it is to."""
+    """Exit on a SIGTERM from the parent process: the loader sends it to a worker that does not exit when asked to."""
     while True:
         received = signal.sigwaitinfo(_SHELTERED)
         if received.si_signo == signal.SIGTERM and received.si_pid == os.getppid():
@@ -121,7 +123,7 @@ def _end_at_its_parents_word() -> None:
 
 
 def draws_seed(loader: Any) -> bool:
-    """Opening an epoch draws the workers' seed first: not if the workers have been running since an earlier one."""
+    """Return whether opening an epoch draws a seed for the workers; persistent workers draw one at their start only."""
     base = _base(loader)
     return not (has_persistent_workers(loader) and getattr(base, "_iterator", None) is not None)
 
@@ -132,19 +134,19 @@ def has_persistent_workers(loader: Any) -> bool:
 
 
 def drawn_from(loader: Any) -> list[Any]:
-    """Return what decides about the order of an epoch: the samplers, and a dataset that has an order of its own."""
+    """Return the objects that decide the order of an epoch: samplers, and a dataset that no sampler indexes."""
     base = _base(loader)
     return [*_parts(base), *([] if _is_indexed(base) else [getattr(base, "dataset", None)])]
 
 
 def can_follow(loader: Any) -> bool:
-    """The sampler's indices can be seen while the loader is iterated."""
+    """Return whether the sampler's indices can be observed during an iteration of the loader."""
     return _base(loader) is loader and _is_indexed(loader)
 
 
 @contextmanager
 def followed(loader: Any, follow: Callable[[Iterator[Any]], Iterator[Any]]) -> Iterator[None]:
-    """Let what the sampler yields pass through `follow`, in iterators of the loader that are made within."""
+    """Pass the sampler's output through `follow`, for iterators of the loader that are made in the context."""
     if not can_follow(loader):
         yield
         return
@@ -158,7 +160,7 @@ def followed(loader: Any, follow: Callable[[Iterator[Any]], Iterator[Any]]) -> I
 
 
 class _Followed:
-    """A sampler whose indices are seen by another."""
+    """Sampler whose indices pass through `follow`."""
 
     def __init__(self, sampler: Any, follow: Callable[[Iterator[Any]], Iterator[Any]]) -> None:
         self._sampler, self._follow = sampler, follow
@@ -171,10 +173,13 @@ class _Followed:
 
 
 def open_at(loader: Any, done: int, *, drew_seed: bool, order: Order, batch: int) -> Iterator[Any]:
-    """Return the rest of an epoch, `done` samples (or batches, see Split) of this rank left out in the sampler.
+    """Return the rest of an epoch; the first `done` samples (or batches, see Split) of this rank are skipped.
 
-    The generators must be as they were at the epoch's start. drew_seed: what draws_seed() said then; order: is given
-    all indices from the epoch's start; batch: the number of batches that those left out are.
+    The generators must be in their state at the epoch's start.
+
+    drew_seed  result of draws_seed() at the epoch's start
+    order      gets all indices from the epoch's start
+    batch      number of batches that are skipped
     """
     import torch
 
@@ -182,7 +187,7 @@ def open_at(loader: Any, done: int, *, drew_seed: bool, order: Order, batch: int
     if drew_seed:
         torch.empty((), dtype=torch.int64).random_(generator=base.generator)
     rest = copy.copy(base)
-    # DataLoader forbids to set these, for its own sake: this one has not been iterated yet, and never will be again.
+    # DataLoader forbids setting these attributes once it is initialised; this copy is new, and is iterated once.
     if base.batch_sampler is None:
         left = _skip(iter(base.sampler), done, order.add)
     elif _batch_size(base) is None:
@@ -193,12 +198,12 @@ def open_at(loader: Any, done: int, *, drew_seed: bool, order: Order, batch: int
         left = _batched(indices, batches.batch_size, drop_last=batches.drop_last)
     rest.__dict__["sampler" if base.batch_sampler is None else "batch_sampler"] = _Rest(order.follow(left, batch))
     rest.__dict__.update(_iterator=None, persistent_workers=False)
-    # Now, not when a wrapper comes to it: beginning draws a seed, which must not count as a draw of the training.
+    # Iterate now: starting an iteration draws a seed, which must not count as a draw of the training.
     return iter(rest) if base is loader else _through(loader, _Begun(rest))
 
 
 def batches_left(loader: Any, done: int) -> int | None:
-    """How many batches follow `done` samples (or batches) of this rank."""
+    """Return the number of batches after `done` samples (or batches) of this rank."""
     split = Split.of(loader)
     if split.batch is None or split.length is None:
         return None if split.length is None else split.length - done
@@ -208,7 +213,7 @@ def batches_left(loader: Any, done: int) -> int | None:
 
 
 class _Rest:
-    """A sampler that is in its middle, to be iterated once."""
+    """Sampler in mid-epoch; can be iterated once."""
 
     def __init__(self, indices: Iterator[object]) -> None:
         self._indices = indices
@@ -218,12 +223,12 @@ class _Rest:
 
 
 def _base(loader: Any) -> Any:
-    """The DataLoader inside of a wrapper, such as Accelerate's."""
+    """Return the DataLoader inside of a wrapper such as Accelerate's."""
     return vars(loader).get("base_dataloader", loader) if hasattr(loader, "__dict__") else loader
 
 
 def _parts(base: Any) -> list[Any]:
-    """The samplers of a loader, those inside of others included."""
+    """Return the samplers of a loader, including nested ones."""
     batches = getattr(base, "batch_sampler", None)
     inner = getattr(batches, "batch_sampler", None)
     found = (
@@ -236,7 +241,7 @@ def _parts(base: Any) -> list[Any]:
 
 
 def _shards(sampler: Any) -> int:
-    """Ranks that share a sampler's data: torch's DistributedSampler and its like, Accelerate's BatchSamplerShard."""
+    """Return the number of ranks that share a sampler's data, for DistributedSampler, BatchSamplerShard and similar."""
     found = getattr(sampler, "num_replicas", None) or getattr(sampler, "num_processes", None)
     return found if isinstance(found, int) else 1
 
@@ -246,7 +251,7 @@ def _is_indexed(base: Any) -> bool:
     return (
         data is not None
         and isinstance(base, data.DataLoader)
-        and type(base).__iter__ is data.DataLoader.__iter__  # a loader of its own kind may do anything
+        and type(base).__iter__ is data.DataLoader.__iter__  # a subclass with another __iter__ may do anything
         and not isinstance(base.dataset, data.IterableDataset)
     )
 
@@ -260,7 +265,10 @@ def _batch_size(base: Any) -> int | None:
 
 
 def _skip(indices: Iterator[object], count: int, see: Callable[[object], None]) -> Iterator[Any]:
-    """Skip at once, not when the next index is asked for: the sampler draws its order meanwhile."""
+    """Skip `count` indices immediately, not lazily, because the sampler draws its order when it is first read.
+
+    Raises CheckpointError if there are fewer.
+    """
     skipped = 0
     for index in itertools.islice(indices, count):
         see(index)
@@ -280,7 +288,7 @@ def _batched(indices: Iterator[object], size: int, *, drop_last: bool) -> Iterat
 
 
 class _Begun:
-    """A DataLoader whose iteration has begun already."""
+    """DataLoader whose iteration has already started."""
 
     def __init__(self, loader: Any) -> None:
         self._loader = loader
@@ -297,7 +305,7 @@ class _Begun:
 
 
 def _through(wrapper: Any, rest: _Begun) -> Iterator[Any]:
-    """Iterate a wrapper over another DataLoader than its own."""
+    """Iterate a wrapper with `rest` in place of its DataLoader."""
     own = wrapper.base_dataloader
     wrapper.base_dataloader = rest
     try:

@@ -1,4 +1,4 @@
-"""The order in which a sampler gives its indices, as a running hash: it shows whether the same order is drawn again."""
+"""Running hash of the indices that a sampler yields, to verify that a resumed epoch has the same order."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from typing import Any
 
 
 class Order:
-    """A hash of the indices of one epoch so far, known after each batch that is read but not done.
+    """Hash of an epoch's indices, kept after each batch that has been read but is not done yet.
 
-    done     returns how many batches of the epoch are done
-    grouped  which indices make up a batch counts, too; otherwise the hash holds for any batch size
+    done     returns the number of batches of the epoch that are done
+    grouped  include the boundaries of batches; if False, the hash does not depend on the batch size
     """
 
     def __init__(self, done: Callable[[], int], *, grouped: bool) -> None:
@@ -22,12 +22,12 @@ class Order:
         self._done, self._grouped = done, grouped
         self._hash = xxhash.xxh3_64()
         self._is_known = True
-        """All indices so far were of kinds that can be hashed."""
+        """True while all indices were of hashable kinds."""
         self._after: dict[int, int | None] = {}
-        """By number of batches."""
+        """Hash after each number of batches; None if unknown."""
 
     def add(self, indices: object) -> None:  # whatever a sampler yields
-        """Count a batch of indices; where batches do not count, a list of any number of them."""
+        """Add a batch of indices; if not `grouped`, a list of any length."""
         if not self._is_known:
             return
         try:
@@ -38,12 +38,12 @@ class Order:
             self._hash.update(b"|")
 
     def follow(self, batches: Iterable[object], number: int = 0) -> Iterator[Any]:
-        """Return an iterator over the batches that come after the first `number`, which counts them."""
+        """Return an iterator over `batches` that adds each of them; `number` batches were added before."""
         self._note(number)
         return self._count(batches, number)
 
     def after(self, batches: int) -> int | None:
-        """Return the hash after a number of batches of the epoch; None if it is not known."""
+        """Return the hash after a number of batches of the epoch; None if it is unknown."""
         return self._after.get(batches)
 
     def _count(self, batches: Iterable[object], before: int) -> Iterator[Any]:
@@ -60,7 +60,7 @@ class Order:
 
 
 def _encode(indices: object) -> bytes:
-    """Return the indices as bytes that are the same in each process, and however they are split into lists.
+    """Encode indices as bytes that do not depend on the process or on how they are split into lists.
 
     Raises TypeError if they are not plain values.
     """

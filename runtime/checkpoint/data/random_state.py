@@ -1,8 +1,8 @@
-"""Random number generators: capture and restore, as plain values that execute nothing when they are loaded.
+"""Capture and restore random state, as plain values that execute no code when they are loaded.
 
-Covered: Python's `random`, NumPy's global generator (if the program uses NumPy), torch's CPU generator, torch's CUDA
-generators (if CUDA is in use), and those of a loader (generators.py). A generator object that the program keeps
-elsewhere is not seen: keep its state in `ckpt.state`.
+Covered are Python's `random`, NumPy's global generator (if the program uses NumPy), torch's CPU generator, torch's CUDA
+generators (if CUDA is in use), and the loader's generators (generators.py). Other generator objects are not found: keep
+their state in `ckpt.state`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ __all__ = ["capture", "derive", "generators_of", "restore"]
 
 
 def capture(generators: Generators | None = None) -> dict[str, Any]:
-    """Return the state of every generator now; `generators` are those of the loader."""
+    """Return the current state of every generator; `generators` are those of the loader."""
     state: dict[str, Any] = {
         "python": from_python(random.getstate()),
         "generators": generators.capture() if generators is not None else {},
@@ -34,11 +34,11 @@ def capture(generators: Generators | None = None) -> dict[str, Any]:
 
 
 def restore(state: dict[str, Any], generators: Generators | None = None) -> None:
-    """Put every generator back; those that were not captured keep their state.
+    """Restore the state of every generator; those that were not captured keep their state.
 
-    Raises CheckpointError if the loader's generators are not those that were captured.
+    Raises CheckpointError if the loader's generators have changed.
     """
-    (generators or Generators(None)).restore(state["generators"])  # first: one of them may be a global one
+    (generators or Generators(None)).restore(state["generators"])  # first, since one of them may be a global generator
     random.setstate(to_python(state["python"]))
     if "numpy" in state:
         import numpy as np
@@ -49,18 +49,17 @@ def restore(state: dict[str, Any], generators: Generators | None = None) -> None
 
         torch.set_rng_state(state["torch"])
         if torch.cuda.is_available():
-            if "cuda" in state:  # another machine may have fewer GPUs: the first ones keep their streams
+            if "cuda" in state:  # a machine with fewer GPUs gets the states of the first ones
                 torch.cuda.set_rng_state_all(state["cuda"][: torch.cuda.device_count()])
             if "cuda_seed" in state:
                 torch.cuda.manual_seed_all(state["cuda_seed"])
 
 
 def derive(state: dict[str, Any], rank: int, step: int) -> dict[str, Any]:
-    """A rank's state made of rank 0's, for a run on another number of ranks than saved it.
+    """Derive a rank's state from that of rank 0, for a run with another number of ranks than the saved one.
 
-    Rank 0 goes on with its own streams. Each other rank gets new ones, which depend on rank 0's state, the rank and the
-    step alone: running it again gives the same. Generators of the loader stay as they are: they make the order of the
-    data, upon which the ranks must agree.
+    Rank 0 keeps its state. The state of each other rank depends on rank 0's state, the rank and the step alone, so that
+    a rerun gives the same. The loader's generators are unchanged: ranks must agree on the order of the data.
     """
     if rank == 0:
         return state
@@ -69,7 +68,7 @@ def derive(state: dict[str, Any], rank: int, step: int) -> dict[str, Any]:
         return int.from_bytes(hashlib.sha256(b"%s %d %d " % (name.encode(), rank, step) + content).digest()[:8], "big")
 
     _, words, _ = state["python"]
-    fresh_python = random.Random(seed("python", words))  # noqa: S311 - training's, no secrets
+    fresh_python = random.Random(seed("python", words))  # noqa: S311 - not for secrets
     derived = {**state, "python": from_python(fresh_python.getstate())}
     if "numpy" in state:
         import numpy as np
@@ -82,13 +81,13 @@ def derive(state: dict[str, Any], rank: int, step: int) -> dict[str, Any]:
 
         content = bytes(state["torch"].tolist())
         derived["torch"] = torch.Generator().manual_seed(seed("torch", content) >> 1).get_state()
-        # Only a machine with CUDA knows what such a generator's state looks like.
+        # The format of a CUDA generator's state is known only on a machine with CUDA: keep a seed instead.
         derived["cuda_seed"] = seed("cuda", content) >> 1
         derived.pop("cuda", None)
     return derived
 
 
 def _convert_key(state: dict[str, Any], convert: Callable[[Any], Any]) -> dict[str, Any]:
-    """NumPy's state with its array converted; of its bit generators, only MT19937 has one."""
+    """Convert the array in a state of NumPy; of its bit generators, only MT19937 has one."""
     inner = {name: convert(value) if name == "key" else value for name, value in state["state"].items()}
     return {**state, "state": inner}

@@ -1,9 +1,7 @@
-"""Random augmentation that does not depend on who does it.
+"""SeededDataset: random augmentation that does not depend on workers.
 
-    loader = DataLoader(SeededDataset(dataset), batch_size=32, shuffle=True, num_workers=8)
-
-Without it, what a dataset draws at random in __getitem__ depends on which worker comes to the sample and on what that
-worker drew before: after a resume, or with another number of workers, the same sample is augmented otherwise.
+Without it, what a dataset draws at random in __getitem__ depends on which worker reads the sample and on what that
+worker drew before. After a resume, or with another number of workers, the same sample is augmented differently.
 """
 
 from __future__ import annotations
@@ -20,12 +18,16 @@ from ..errors import CheckpointError
 
 
 class SeededDataset:
-    """A map-style dataset whose samples depend on (seed, epoch, index) alone.
+    """Wrapper of a map-style dataset whose samples depend only on (seed, epoch, index).
 
-    Python's, NumPy's and torch's generators are seeded anew round each __getitem__ of the dataset, and put back after
-    it. Opt-in, because it costs about 0.1 ms per sample.
+        loader = DataLoader(SeededDataset(dataset), batch_size=32, shuffle=True, num_workers=8)
 
-    seed  another one, another augmentation; it must be the same when training is resumed, and on every rank
+    dataset  any object with __getitem__ and __len__; its other attributes can be read through the wrapper
+    seed     selects another augmentation; must be the same on every rank, and after a resume
+
+    Python's, NumPy's and torch's generators are seeded before each __getitem__ of the dataset and restored after it.
+    This takes about 0.1 ms per sample. The Checkpointer calls set_epoch(); without it, call it before each epoch.
+    Raises CheckpointError for an iterable dataset.
     """
 
     def __init__(self, dataset: Any, seed: int = 0) -> None:  # anything with __getitem__ and __len__
@@ -35,7 +37,7 @@ class SeededDataset:
             raise CheckpointError("SeededDataset needs a dataset with __getitem__: an iterable one has no indices")
         self.dataset = dataset
         self.seed = seed
-        # Workers that outlive an epoch see the next one's number only if it is in memory they share.
+        # In shared memory, so that persistent workers see the number of the next epoch.
         self._epoch = torch.zeros((), dtype=torch.int64).share_memory_()
 
     def __len__(self) -> int:
@@ -46,20 +48,20 @@ class SeededDataset:
             return self.dataset[index]
 
     def __getattr__(self, name: str) -> Any:
-        """What else the dataset has, such as its classes; not __getitems__, which would be seeded once per batch."""
-        if name == "dataset" or name.startswith("__"):  # while it is being unpickled it has none
+        """Return an attribute of the dataset; not __getitems__, which would be seeded only once per batch."""
+        if name == "dataset" or name.startswith("__"):  # while it is unpickled, it has no dataset yet
             raise AttributeError(name)
         return getattr(self.dataset, name)
 
     def set_epoch(self, epoch: int) -> None:
-        """Called by the Checkpointer; in a loop of your own, before each epoch."""
+        """Set the epoch's number, from 0; also for the wrapped dataset if it has set_epoch()."""
         self._epoch.fill_(epoch)
         if callable(inner := getattr(self.dataset, "set_epoch", None)):
             inner(epoch)
 
 
 def _plain(index: Any) -> Any:
-    """Integers of NumPy and torch read like Python's."""
+    """Return integers of NumPy and torch as int, so that they give the same seed; other values are unchanged."""
     try:
         return operator.index(index)
     except TypeError:

@@ -1,1 +1,1 @@
-"""The format of a checkpoint: manifest, tree of state, layout of tensors and shards."""
+"""Checkpoint format: manifests, state trees, layout of tensors and their parts."""

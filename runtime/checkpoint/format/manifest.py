@@ -1,10 +1,10 @@
-"""What one rank's part of a checkpoint consists of. The format as a whole is described in docs/checkpoint-format.md.
+"""Manifest of one rank's part of a checkpoint; docs/checkpoint-format.md describes the whole format.
 
     <name>/rank-00000.bin     pieces of tensors, raw, little-endian, each at a multiple of ALIGN bytes
-           rank-00000.json    RankManifest: where each piece lies, the hash of each chunk, and all that is no tensor
-           COMMIT.json        written last; names the sha256 of every rank's manifest
+           rank-00000.json    RankManifest: offset of each piece, hash of each chunk, and the state without its tensors
+           COMMIT.json        written last; holds the sha256 of every rank's manifest
 
-Standard library only, xxhash where something is hashed: trainer, writer and people's own tools share this module.
+Standard library only, with xxhash for hashes: trainer, writer and users' own tools import this module.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from typing import Any
 
 FORMAT = "cloudgpu-checkpoint/2"
 CHUNK = 8 << 20
-"""Bytes that are hashed, and verified, at once."""
+"""Unit of hashing and verification, in bytes."""
 ALIGN = 64
-"""Bytes; a cache line, and more than any dtype needs: a piece can be used where it lies."""
+"""Alignment of a piece in bytes: a cache line, which suits every dtype, so that a piece can be used in place."""
 
 Bytes = bytes | bytearray | memoryview
 
@@ -31,7 +31,7 @@ ITEM_SIZE = {
     **dict.fromkeys(("uint64", "int64", "float64", "complex64"), 8),
     "complex128": 16,
 }
-"""Bytes per element of each dtype that a piece may have, by torch's name for it."""
+"""Bytes per element of each dtype that a piece may have, by torch's name."""
 
 
 def data_file(rank: int) -> str:
@@ -43,66 +43,66 @@ def manifest_file(rank: int) -> str:
 
 
 def chunk_hash(data: Bytes) -> str:
-    """xxh3-128 in hex: finds damage at 30 GB/s; against a forger stands only what guards the store itself."""
+    """Return xxh3-128 in hex (30 GB/s). It detects damage, not forgery: access to the store must be restricted."""
     import xxhash
 
     return xxhash.xxh3_128_hexdigest(data)
 
 
 def chunk_hashes(data: Bytes, chunk_size: int = CHUNK) -> list[str]:
-    """The hash of each chunk, in order; the last may be shorter."""
+    """Return the hash of each chunk, in order; the last chunk may be shorter."""
     view = memoryview(data).cast("B")
     return [chunk_hash(view[at : at + chunk_size]) for at in range(0, len(view), chunk_size)]
 
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """A tensor, or the part of one that this rank holds."""
+    """A tensor, or the part of a tensor that this rank holds."""
 
     key: str
-    """The same on every rank: "objects/model/0.weight". Two pieces may share one: parts of the same tensor."""
+    """The same on every rank: "objects/model/0.weight". Two pieces with one key are parts of the same tensor."""
     dtype: str
     """A key of ITEM_SIZE."""
     shape: tuple[int, ...]
-    """Of the piece."""
+    """Shape of the piece."""
     at: int
-    """Where it begins in the data file, in bytes."""
+    """Offset in the data file, in bytes."""
     whole: tuple[int, ...] | None = None
-    """Shape of the tensor that this is a part of; None: it is the whole tensor."""
+    """Shape of the tensor of which this is a part; None: the piece is the whole tensor."""
     starts: tuple[int, ...] | None = None
-    """Where in the whole the part begins, one index per dimension; None if there is no `whole`."""
+    """Start index of the part in each dimension of the tensor; None if there is no `whole`."""
     strides: tuple[int, ...] | None = None
-    """In elements, where the piece is dense and not row-major; a tensor restored from the whole of it has them too."""
+    """Strides in elements of a dense piece that is not row-major; a tensor restored from a whole piece keeps them."""
 
     @property
     def size(self) -> int:
-        """Bytes."""
+        """Size in bytes."""
         return prod(self.shape) * ITEM_SIZE[self.dtype]
 
 
 @dataclass(slots=True)
 class RankManifest:
-    """rank-<i>.json. The trainer makes it without hashes; the writer adds them while it writes the data file."""
+    """rank-<i>.json. The trainer creates it without hashes; the writer adds them while it writes the data file."""
 
     name: str
-    """Of the checkpoint: a manifest in another checkpoint's folder is found out."""
+    """Name of the checkpoint, which detects a manifest copied from another checkpoint."""
     rank: int
     world: int
     step: int
     size: int
-    """Bytes of the data file."""
+    """Size of the data file in bytes."""
     pieces: list[Piece]
     tree: Any
-    """Everything that is no tensor, and where the tensors go: see tree.py."""
+    """The state without its tensors, and the place of each tensor in it: see tree.py."""
     chunks: list[str] = field(default_factory=list)
     """Hash of each chunk of the data file, in order."""
     chunk_size: int = CHUNK
     format: str = FORMAT
 
     def to_bytes(self, pieces: str | None = None) -> bytes:
-        """JSON; pieces as lists, for there may be ten thousand of them and the training waits.
+        """Serialize to JSON. Pieces are arrays, because training waits and there may be ten thousand of them.
 
-        pieces: what pieces_to_json() gave for them, if they are those of the save before
+        pieces: result of pieces_to_json() for these pieces, if it is cached from the previous save
         """
         record = {name: getattr(self, name) for name in self.__slots__} | {"pieces": None}
         head, _, tail = _compact(record).partition('"pieces":null')
@@ -110,7 +110,7 @@ class RankManifest:
 
     @classmethod
     def from_bytes(cls, data: bytes) -> RankManifest:
-        """Raises ValueError if the bytes are no such manifest, or one whose pieces do not lie in its data file."""
+        """Parse a manifest. Raises ValueError if it is invalid, or if a piece lies outside of its data file."""
         try:
             record = json.loads(data)
             found = record["format"]
@@ -124,7 +124,7 @@ class RankManifest:
         return manifest
 
     def _check(self) -> None:
-        """What the reader relies on; the hashes of a manifest that was not committed yet may be missing."""
+        """Raise ValueError if the manifest is inconsistent. Hashes may be missing in one that is not committed yet."""
         if self.chunk_size < 1 or len(self.chunks) not in (0, -(-self.size // self.chunk_size)):
             raise ValueError(f"{len(self.chunks)} hashes of {self.chunk_size} bytes for {self.size} bytes")
         for piece in self.pieces:
@@ -140,9 +140,9 @@ class RankManifest:
 
 
 def pieces_to_json(pieces: Sequence[Piece]) -> str:
-    """Return them as they stand in a manifest: with strides only where they are not row-major.
+    """Serialize pieces as in a manifest; strides are included only if they are not row-major.
 
-    Versions that know no strides refuse pieces that have them, and still read all others.
+    Versions without strides reject pieces that have them, and can still read all others.
     """
     rows: list[list[Any]] = [[p.key, p.dtype, p.shape, p.at, p.whole, p.starts] for p in pieces]
     for row, piece in zip(rows, pieces, strict=True):
@@ -152,7 +152,7 @@ def pieces_to_json(pieces: Sequence[Piece]) -> str:
 
 
 _ENCODER = json.JSONEncoder(separators=(",", ":"), check_circular=False)
-"""Nothing that it is given contains itself, and looking for that takes a third of its time."""
+"""Without the check for circular references, which the values cannot have: saves a third of the time."""
 
 
 def _compact(value: object) -> str:  # any JSON value

@@ -1,7 +1,7 @@
-"""Which part of a DTensor this rank holds, and which parts the live objects want back.
+"""Map DTensors to parts of tensors, for saving, and parts to DTensors, for restoring.
 
-FSDP2 (`fully_shard`), tensor parallelism and their mixtures on meshes of any dimension give DTensors; what a checkpoint
-has of them are parts with offsets (manifest.py), what a restore builds are DTensors again, placed as the live ones are.
+FSDP2 (`fully_shard`), tensor parallelism and their combinations on meshes of any dimension use DTensors. A checkpoint
+holds them as parts with offsets (manifest.py); a restore builds DTensors with the placements of the live ones.
 """
 
 from __future__ import annotations
@@ -21,23 +21,26 @@ def is_dtensor(value: object) -> bool:  # any value
 
 
 def local_box(tensor: Any, key: str) -> Box:  # a DTensor
-    """Where this rank's part lies in the whole; empty if this rank has none. Raises CheckpointError."""
+    """Return the box of this rank's part in the whole tensor; empty if this rank has none.
+
+    Raises CheckpointError if the sharding is not supported.
+    """
     local = tuple(tensor.to_local().shape)
     if tensor.device_mesh.get_coordinate() is None:
         return Box((0,) * tensor.ndim, (0,) * tensor.ndim)
-    (part,) = tensor.__create_chunk_list__()  # how DTensors present themselves to torch.distributed.checkpoint
-    if tuple(part.sizes) != local:  # what is sharded twice, and unevenly, need not be where torch says
+    (part,) = tensor.__create_chunk_list__()  # protocol of DTensor with torch.distributed.checkpoint
+    if tuple(part.sizes) != local:  # with two uneven shardings, the part may not be where torch reports it
         raise CheckpointError(f"{key} is sharded in a way that cannot be restored: {tensor.placements}")
     return Box(tuple(part.offsets), local)
 
 
 class Placements:
-    """The live objects' DTensors by the keys under which their state is saved."""
+    """Live DTensors by the keys under which their state is saved."""
 
     def __init__(self, objects: Mapping[str, Any]) -> None:
         self._live: dict[str, Any] = {}
         self._parameters: dict[str, list[Any]] = {}
-        """Of each optimizer, in the order in which its state numbers them."""
+        """Parameters of each optimizer, in the order of their numbers in its state."""
         for name, value in objects.items():
             if not _has_dtensors(value):
                 continue
@@ -47,9 +50,10 @@ class Placements:
                 self._parameters[f"objects/{name}/state/"] = [one for group in groups for one in group["params"]]
 
     def find(self, key: str, whole: tuple[int, ...]) -> Any:
-        """The DTensor that is to be placed as the one saved under this key; None if it is to be whole.
+        """Return the live DTensor whose placement the saved tensor gets; None if it is restored as a whole tensor.
 
-        An optimizer has no state before its first step: its moments are placed as the parameters they belong to.
+        An optimizer has no state before its first step: its moments get the placements of their parameters. Raises
+        CheckpointError if the shapes differ.
         """
         live = self._live.get(key)
         if live is None:
@@ -65,7 +69,7 @@ class Placements:
 
 
 def _has_dtensors(value: object) -> bool:
-    """Whether asking for the state is worth it: it may be costly."""
+    """Return whether an object may have DTensors, to avoid a costly state_dict() of one that has none."""
     if "torch.distributed.tensor" not in sys.modules:
         return False
     if groups := getattr(value, "param_groups", None):

@@ -1,8 +1,8 @@
-"""Tensors that were saved in parts: which bytes of which ranks' files make up the part that this rank needs.
+"""Plan which bytes of which ranks' files make up the part of a tensor that this rank needs.
 
-A part is a box: where it starts in the whole tensor, and its shape. A rank that needs a box takes what its own file has
-of it, then what the others' have; so it does not matter how many ranks saved, how they were arranged in meshes, or
-which of several replicas is read. Only chunks that hold something of the box are read.
+A part is a box: its start in the whole tensor, and its shape. A rank that needs a box reads what its own file has of
+it, and the rest from the files of other ranks. So the number of ranks that saved, their meshes, and the choice among
+replicas do not matter. Only chunks that contain something of the box are read.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from typing import Any
 from .manifest import ALIGN, ITEM_SIZE, Piece
 
 SPAN = 64 << 20
-"""Bytes of a file that are held at a time where a box must be picked out of rows that are longer."""
+"""Size of the read buffer, in bytes, when a box covers only part of each row."""
 
 
 @dataclass(frozen=True, slots=True)
 class Box:
-    """A part of a tensor."""
+    """A rectangular part of a tensor."""
 
     starts: tuple[int, ...]
     shape: tuple[int, ...]
@@ -35,18 +35,18 @@ class Box:
 
     @property
     def size(self) -> int:
-        """Elements."""
+        """Number of elements."""
         return prod(self.shape)
 
     def intersect(self, other: Box) -> Box | None:
-        """What both have; None if that is nothing."""
+        """Return the intersection; None if it is empty."""
         starts = tuple(map(max, self.starts, other.starts))
         ends = map(min, self._ends(), other._ends())
         shape = tuple(end - start for start, end in zip(starts, ends, strict=True))
         return Box(starts, shape) if all(length > 0 for length in shape) else None
 
     def without(self, other: Box) -> Iterator[Box]:
-        """What is left of it where `other`, which lies inside it, is taken away: at most two boxes per dimension."""
+        """Yield boxes that make up this box without `other`, which lies inside it: at most two per dimension."""
         starts, ends = list(self.starts), list(self._ends())
         for dim, (low, high) in enumerate(zip(other.starts, other._ends(), strict=True)):
             for first, last in ((starts[dim], low), (high, ends[dim])):
@@ -56,11 +56,11 @@ class Box:
             starts[dim], ends[dim] = low, high
 
     def inside(self, outer: Box) -> Box:
-        """The same box, with `outer`'s first element as the origin."""
+        """Return this box relative to the first element of `outer`."""
         return Box(tuple(a - b for a, b in zip(self.starts, outer.starts, strict=True)), self.shape)
 
     def narrow(self, dim: int, first: int, last: int) -> Box:
-        """Of one dimension only the indices from `first` to `last`, counted from the box's start."""
+        """Return the part with indices `first` to `last` (exclusive) of one dimension, relative to the box's start."""
         starts, shape = list(self.starts), list(self.shape)
         starts[dim], shape[dim] = starts[dim] + first, last - first
         return Box(tuple(starts), tuple(shape))
@@ -74,17 +74,17 @@ class Box:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """What is taken from one piece."""
+    """Part of a tensor to take from one piece."""
 
     rank: int
-    """In whose file the piece is."""
+    """Rank whose file holds the piece."""
     piece: Piece
     box: Box
-    """In the whole tensor."""
+    """Box in the whole tensor."""
 
 
 def cover(wanted: Box, candidates: Iterable[tuple[int, Piece]]) -> tuple[list[Part], list[Box]]:
-    """Parts of the candidates (rank, piece), the first ones preferred, and what of the box none of them has."""
+    """Cover a box with parts of the candidates (rank, piece), first ones first; return them and the missing boxes."""
     parts: list[Part] = []
     missing = [wanted] if wanted.size else []
     for rank, piece in candidates:
@@ -103,7 +103,7 @@ def cover(wanted: Box, candidates: Iterable[tuple[int, Piece]]) -> tuple[list[Pa
 
 
 def is_contiguous(box: Box, shape: Sequence[int]) -> bool:
-    """Return whether the box's elements follow one another in a row-major tensor of this shape."""
+    """Return whether the box's elements are contiguous in a row-major tensor of this shape."""
     lengths = list(zip(box.shape, shape, strict=True))
     while lengths and lengths[0][0] == 1:
         lengths.pop(0)
@@ -116,7 +116,7 @@ def row_major(shape: Sequence[int]) -> tuple[int, ...]:
 
 
 def offset(box: Box, strides: Sequence[int]) -> int:
-    """Return where in a tensor with these strides the box's first element is, in elements."""
+    """Return the offset of the box's first element in a tensor with these strides, in elements."""
     return sum(start * stride for start, stride in zip(box.starts, strides, strict=True))
 
 
@@ -125,19 +125,19 @@ def offset(box: Box, strides: Sequence[int]) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """A box of a piece whose elements lie apart: picked out of the bytes that enclose it."""
+    """A non-contiguous box of a piece, to be gathered from the bytes that enclose it."""
 
     piece: Piece
     source: Box
-    """In the piece."""
+    """Box in the piece."""
     target: Box
-    """In the memory to be filled, of the same shape."""
+    """Box in the memory to fill, of the same shape."""
     fill: Callable[[Box, Any], None]
-    """Takes a target and a tensor of its shape."""
+    """Called with a target and a tensor of its shape."""
 
     @property
     def start(self) -> int:
-        """Byte of the data file."""
+        """Offset of the first byte in the data file."""
         return self.piece.at + offset(self.source, self._strides) * ITEM_SIZE[self.piece.dtype]
 
     @property
@@ -146,7 +146,7 @@ class Rows:
         return self.start + (last + 1) * ITEM_SIZE[self.piece.dtype]
 
     def split(self, limit: int) -> Iterator[Rows]:
-        """Yield the same in parts that enclose at most `limit` bytes each, unless a single element does not fit."""
+        """Yield parts that enclose at most `limit` bytes each, except for single elements that are larger."""
         divisible = [(stride, dim) for dim, stride in enumerate(self._strides) if self.source.shape[dim] > 1]
         if not divisible or self.end - self.start <= limit:
             yield self
@@ -158,7 +158,7 @@ class Rows:
             yield from Rows(self.piece, source, target, self.fill).split(limit)
 
     def pick(self, buffer: Any, at: int) -> None:
-        """Fill from a tensor of bytes that holds the file's from `at` on."""
+        """Fill the target from a tensor of bytes that holds the file's content from offset `at` on."""
         import torch
 
         elements = buffer[self.start - at : self.end - at].view(getattr(torch, self.piece.dtype))
@@ -170,7 +170,7 @@ class Rows:
 
 
 def spans(rows: Iterable[Rows], gap: int) -> Iterator[tuple[int, int, list[Rows]]]:
-    """What is read at once: from, to (bytes), and the rows in it. What lies at most `gap` apart is read together."""
+    """Merge rows into reads (start, end, rows), in bytes: rows at most `gap` bytes apart are read together."""
     batch: list[Rows] = []
     start = end = 0
     for row in sorted(rows, key=lambda row: row.start):

@@ -1,10 +1,10 @@
-"""Tensors that overlap in memory are saved as views of one leaf: a tensor and a part, a row, a transpose of it.
+"""Save tensors that overlap in memory as views of one leaf: a tensor and a slice, a row or a transpose of it.
 
     {"!tensor": "state/whole"}  {"!tensor": "state/row"}
  →  {"!tensor": "state/whole"}  {"!view": "state/whole", "shape": [3], "strides": [1], "offset": 3}
 
-Views with gaps (columns, every second element) become views where a tensor without gaps encloses them; else each is
-saved by itself.
+Tensors with gaps (columns, every second element) become views if a dense tensor encloses them; otherwise each is saved
+separately.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from typing import Any
 from .manifest import is_dense
 
 Record = dict[str, Any]
-"""What stands in the tree for a tensor."""
+"""Tree node that represents a tensor."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Placed:
-    """A tensor in memory, which holds the bytes from `start` to `end`."""
+    """A tensor and the addresses of its memory, `start` to `end` (exclusive)."""
 
     start: int
     end: int
@@ -32,7 +32,7 @@ class _Placed:
 
 
 def link_views(at: Mapping[int, list[tuple[Record, Any]]], leaves: dict[str, Any]) -> None:
-    """Replace leaves by views of the leaf whose memory they are in, also in their records. `at`: by address."""
+    """Replace leaves, also in their records, by views of the leaf whose memory they share. `at`: records by address."""
     if not _may_overlap(at):
         return
     kinds: defaultdict[tuple[Any, ...], list[_Placed]] = defaultdict(list)
@@ -46,7 +46,7 @@ def link_views(at: Mapping[int, list[tuple[Record, Any]]], leaves: dict[str, Any
 
 
 def _may_overlap(at: Mapping[int, list[tuple[Record, Any]]]) -> bool:
-    """Return False if there is nothing to be done, as for most states: fast, for training waits."""
+    """Return False if no tensors overlap, as in most states: a fast check, because training waits."""
     if sum(map(len, at.values())) > len(at):
         return True
     end = 0
@@ -65,7 +65,7 @@ def _place(address: int, record: Record, tensor: Any) -> _Placed:
 
 
 def _overlapping(placed: Iterable[_Placed]) -> Iterator[list[_Placed]]:
-    """Yield tensors whose memory is one stretch without gaps, dense ones first, if they are several."""
+    """Yield groups of two or more tensors whose memory is one range without gaps, dense tensors first."""
     group: list[_Placed] = []
     end = 0
     for one in sorted(placed, key=lambda one: (one.start, not one.dense, -one.end)):
@@ -79,14 +79,14 @@ def _overlapping(placed: Iterable[_Placed]) -> Iterator[list[_Placed]]:
 
 
 def _inside(group: list[_Placed], end: int) -> Iterator[list[_Placed]]:
-    """Yield the group without tensors that reach beyond its dense ones."""
+    """Yield the group without tensors that extend beyond its dense ones, unless fewer than two remain."""
     inside = [one for one in group if one.end <= end]
     if len(inside) > 1:
         yield inside
 
 
 def _link(group: list[_Placed], leaves: dict[str, object]) -> None:
-    """Keep one leaf for all of them: the tensor that encloses the others, else all the memory as one dimension."""
+    """Replace a group by views of one leaf: the tensor that encloses the others, else their memory as one dimension."""
     start, end = group[0].start, max(one.end for one in group)
     base = next((one for one in group if one.dense and (one.start, one.end) == (start, end)), None)
     first = base or group[0]

@@ -1,7 +1,7 @@
-"""Strides: in which order the elements of a tensor lie in memory (channels_last, transposed).
+"""Strides, the order of a tensor's elements in memory (channels_last, transposed).
 
-Fused optimizers pass over raw memory: the state and the gradient of a parameter must lie in the order of the parameter,
-or each number is applied to another weight than its own.
+Fused optimizers iterate over raw memory. A parameter's state and gradient must have the strides of the parameter, or
+each element would be applied to the wrong weight.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from .reshard import row_major
 
 
 def strides_of(tensor: Any) -> tuple[int, ...] | None:
-    """Return the strides with which a tensor is saved; None: row-major, as are tensors with gaps or overlaps."""
+    """Return the strides to save for a tensor; None: row-major, also for tensors with gaps or overlaps."""
     shape, strides = tuple(tensor.shape), tensor.stride()
     return strides if strides != row_major(shape) and is_dense(shape, strides) else None
 
 
 def flatten_memory(tensor: Any) -> Any:
-    """Return the elements in one dimension: in the order of memory if the tensor is dense, else row-major."""
+    """Return the elements in one dimension: in memory order if the tensor is dense, else row-major."""
     tensor = tensor.detach()
     if tensor.numel() and is_dense(tensor.shape, tensor.stride()):
         return tensor.as_strided((tensor.numel(),), (1,))
@@ -30,7 +30,7 @@ def flatten_memory(tensor: Any) -> Any:
 
 
 def align(tensor: Any, parameter: Any) -> Any:
-    """Return a tensor of a parameter's shape in the strides of the parameter; any other tensor as it is."""
+    """Return a tensor with the strides of the parameter if it has the parameter's shape; else return it unchanged."""
     import torch
 
     if is_dtensor(tensor) or is_dtensor(parameter) or tensor.shape != parameter.shape:
@@ -44,20 +44,20 @@ def align(tensor: Any, parameter: Any) -> Any:
 
 
 class StateAlignment:
-    """Aligns the state of each optimizer with its parameters before the first step after a restore.
+    """Hook that aligns the state of each optimizer with its parameters before the first step after a restore.
 
-    Then, and not when the state is loaded: the program may set the memory format of its model later, and a checkpoint
-    may have been saved with another one, or by a version that kept no strides.
+    It is not aligned when it is loaded, because the program may set its model's memory format later. The checkpoint may
+    have another format, or be from a version that did not save strides.
     """
 
     def __init__(self) -> None:
         self.restored = False
-        """There is restored state to be aligned."""
+        """True if there is restored state to align."""
         self._hook: Any = None
         self._aligned: weakref.WeakSet[Any] = weakref.WeakSet()
 
     def attach(self) -> None:
-        """Watch the steps of all optimizers; undone by detach()."""
+        """Install a hook on the steps of all optimizers; detach() removes it."""
         if self.restored and self._hook is None and "torch" in sys.modules:
             from torch.optim.optimizer import register_optimizer_step_pre_hook
 

@@ -1,15 +1,15 @@
-"""State as tagged JSON and a table of tensors, so that loading executes nothing; rebuild.py is the way back.
+"""Flatten state into tagged JSON and a table of tensors, so that loading executes no code; rebuild.py is the inverse.
 
     flatten({"w": tensor, "lr": (0.1, 2)}, "model")  ->  {"w": {"!tensor": "model/w"}, "lr": {"!tuple": [0.1, 2]}},
                                                          {"model/w": tensor}
 
-What JSON has is kept as it is; everything else is an object whose first key is a tag. A tensor is found by its key: the
-path to it, parts joined by "/" (and "~0", "~1" for "~" and "/" within one, as in JSON Pointer, RFC 6901). Tied tensors
-are one leaf, those that overlap in memory are views of one leaf (shared_memory.py), and a list or dict that stands in
-two places is saved once. Nothing is copied here: leaves are the live tensors. What could not be rebuilt without
-executing code is refused by name.
+JSON values are kept; everything else is an object whose first key is a tag. The key of a tensor is the path to it, with
+parts joined by "/" ("~0" and "~1" stand for "~" and "/" within a part, as in JSON Pointer, RFC 6901). Tied tensors are
+one leaf, overlapping ones are views of one leaf (shared_memory.py), and a list or dict that occurs twice is saved once.
+Nothing is copied: leaves are the live tensors. An object that could not be rebuilt without executing code raises
+CheckpointError, which names its path.
 
-torch and NumPy are looked at only where the program has loaded them itself.
+torch and NumPy are used only if the program has imported them.
 """
 
 from __future__ import annotations
@@ -26,24 +26,24 @@ from .manifest import ITEM_SIZE
 from .shared_memory import Record, link_views
 
 FACTORIES: dict[str, type] = {kind.__name__: kind for kind in (bool, dict, float, int, list, set, str, tuple)}
-"""What a defaultdict may make its values with."""
+"""Allowed default factories of a defaultdict."""
 _EXACT = frozenset((type(None), bool, str))
-"""What JSON gives back as it was."""
+"""Types that JSON preserves."""
 _LARGE = 10**600
-"""Integers beyond it are written in hexadecimal: Python can be set to refuse any with more than 640 decimal digits."""
+"""Integers beyond it are written in hexadecimal, since Python may be set to reject more than 640 decimal digits."""
 _DEEPEST = 200
-"""Containers within containers; each takes some calls, of which Python allows 1,000 within each other."""
+"""Maximum nesting of containers; each level takes several calls, and Python's recursion limit is 1,000."""
 _IMMUTABLE = frozenset((tuple, frozenset))
-"""Containers of which it does not matter whether two are the same object."""
+"""Containers whose identity does not matter."""
 _KNOWN: set[Any] = set()
-"""torch.dtypes that can be saved, as they were met: torch makes their text anew each time."""
+"""Cache of torch.dtypes that can be saved, because formatting a dtype's name takes time."""
 SPARSE_LAYOUTS = ("sparse_coo", "sparse_csr", "sparse_csc", "sparse_bsr", "sparse_bsc")
 
 
 def flatten(value: object, where: str) -> tuple[Any, dict[str, Any]]:  # any state
-    """Return the JSON-able tree, and the leaves (tensors, arrays) by key: the path, which begins with `where`.
+    """Return the JSON-serializable tree, and the leaves (tensors, arrays) by key; each key begins with `where`.
 
-    Raises CheckpointError naming the place of what cannot be saved.
+    Raises CheckpointError, which names the path, for an object that cannot be saved.
     """
     flattening = _Flattening()
     tree = flattening.encode(value, where)
@@ -55,9 +55,9 @@ class _Flattening:
     def __init__(self) -> None:
         self.leaves: dict[str, Any] = {}
         self.at: dict[int, list[tuple[Record, Any]]] = {}
-        """Tensors and what stands for them in the tree, by address."""
+        """Tensors and their records in the tree, by address."""
         self._numbers: dict[int, int] = {}
-        """Numbers of mutable containers by id, in the order in which they begin; rebuild.py counts them likewise."""
+        """Numbers of mutable containers by id, in the order in which they are entered, as in rebuild.py."""
         self._depth = 0
         self._torch: Any = sys.modules.get("torch")
         self._numpy: Any = sys.modules.get("numpy")
@@ -66,7 +66,7 @@ class _Flattening:
 
     def encode(self, value: Any, path: str) -> Any:  # one return per kind
         kind = type(value)
-        if kind in self._plain_tensors:  # first what there is most of
+        if kind in self._plain_tensors:  # the most frequent kind first
             return self._tensor(value, path)
         if kind in _EXACT:
             return value
@@ -82,7 +82,7 @@ class _Flattening:
     # Containers
 
     def _container(self, encode: _Encode, value: object, path: str) -> Any:
-        """Return what `encode` makes of it, or the number of the place where it stands already."""
+        """Encode a container; return a reference by number if the same object was encoded before."""
         if type(value) not in _IMMUTABLE:
             number = self._numbers.get(id(value))
             if number is not None:
@@ -102,7 +102,7 @@ class _Flattening:
             if type(key) is not str or key[:1] == "!":
                 return {"!dict": self.pairs(value, path)}
         encoded: dict[str, Any] = {}
-        for key, item in value.items():  # no comprehension, which would be one call more in each level
+        for key, item in value.items():  # a comprehension would add a call per level
             encoded[key] = self.encode(item, join(path, key))
         return encoded
 
@@ -117,7 +117,7 @@ class _Flattening:
     def items(self, value: Iterable[Any], path: str) -> list[Any]:
         items = list(value)
         kinds = set(map(type, items))
-        if kinds <= _EXACT or (kinds == {float} and all(map(math.isfinite, items))):  # a long list of losses, say
+        if kinds <= _EXACT or (kinds == {float} and all(map(math.isfinite, items))):  # e.g. a long list of losses
             return items
         if kinds == {int} and -_LARGE < min(items) <= max(items) < _LARGE:
             return items
@@ -128,7 +128,7 @@ class _Flattening:
     # Leaves
 
     def add(self, leaf: object, path: str) -> str:
-        """The key under which it is saved: its path, unless two paths read the same (keys 0 and "0" of one dict)."""
+        """Add a leaf and return its key: its path, with a suffix if that is taken (keys 0 and "0" of one dict)."""
         key, number = path, 2
         while key in self.leaves:
             key, number = f"{path}~{number}", number + 1
@@ -188,7 +188,10 @@ class _Flattening:
         )
 
     def _tensor_subclass(self, value: Any, path: str) -> dict[str, Any]:
-        """DTensors are saved by their local parts; what only adds methods to a tensor, as the tensor it is."""
+        """Encode a DTensor by its local part, and a subclass that only adds methods as a plain tensor.
+
+        Raises CheckpointError for other subclasses.
+        """
         distributed: Any = sys.modules.get("torch.distributed.tensor")
         if distributed is not None and isinstance(value, distributed.DTensor):
             if any(placement.is_partial() for placement in value.placements):
@@ -231,7 +234,7 @@ def _is_known(dtype: object) -> bool:
 
 def _ordered(flattening: _Flattening, value: Any, path: str) -> dict[str, Any]:
     record: dict[str, Any] = {"!ordered": flattening.pairs(value, path)}
-    if metadata := getattr(value, "_metadata", None):  # how torch.nn.Module tells its versions apart
+    if metadata := getattr(value, "_metadata", None):  # holds the versions of torch.nn.Module's states
         record["metadata"] = flattening.encode(metadata, f"{path}/_metadata")
     return record
 
@@ -264,7 +267,7 @@ _ENCODERS: dict[type, _Encode] = {
 
 
 def _same_memory(a: Any, b: Any) -> bool:
-    """Two tensors at the same address: whether they are the same numbers in the same order, for good."""
+    """Return whether two tensors at the same address have the same elements in the same order, also in future."""
     return bool(
         a.shape == b.shape
         and a.dtype == b.dtype
@@ -276,17 +279,17 @@ def _same_memory(a: Any, b: Any) -> bool:
 
 
 def join(path: str, part: str) -> str:
-    """The key of a part of what lies at a path."""
+    """Return the path of a part of the value at a path."""
     if "/" in part or "~" in part:
         part = part.replace("~", "~0").replace("/", "~1")
     return f"{path}/{part}" if path else part
 
 
 def _text_of(key: object) -> str:
-    """Return what a path says of a key that is no text."""
+    """Return the text of a key that is not a string, for a path."""
     try:
         return str(key)
-    except ValueError:  # an integer with more digits than Python writes
+    except ValueError:  # an integer with more digits than Python converts
         return _name(type(key))
 
 

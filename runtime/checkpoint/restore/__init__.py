@@ -1,1 +1,1 @@
-"""Choose a checkpoint, verify it, and rebuild the state."""
+"""Select a checkpoint, verify it, and rebuild the state."""

@@ -1,8 +1,8 @@
-"""One rank's snapshot out of one checkpoint: which bytes of which files it needs, read and verified.
+"""Load one rank's snapshot from a checkpoint: plan which bytes of which files it needs, read and verify them.
 
-The tree (all that is no tensor) is the rank's own, and so are the tensors that its file holds. A tensor that it does
-not hold, or not in the part that is wanted now, comes out of the other ranks' files. On another number of ranks than
-saved it, each takes rank 0's tree.
+The tree (all state but the tensors) and the tensors of the rank's own file are used first. A tensor that the file does
+not hold, or holds in another part than needed, is read from the files of other ranks. If the number of ranks has
+changed, every rank uses rank 0's tree.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ if TYPE_CHECKING:
     from .readable_store import ReadableStore
 
 _READERS = 16
-"""Manifests that are read at the same time."""
+"""Maximum number of manifests read concurrently."""
 _ROWS = CHUNK
-"""Bytes: rows that lie further apart than a chunk are read one by one."""
+"""Distance in bytes above which rows are read separately: a chunk."""
 
 
 class Files:
-    """The manifests and data files of a checkpoint. Every method raises UnusableError."""
+    """The manifests and data files of a checkpoint. Methods raise UnusableError."""
 
     def __init__(self, store: ReadableStore, name: Name, commit: Commit) -> None:
         self._store, self._name, self._commit = store, name, commit
@@ -44,7 +44,7 @@ class Files:
 
     @property
     def world(self) -> int:
-        """Ranks that saved it."""
+        """Number of ranks that saved it."""
         return len(self._commit.manifests)
 
     def manifest(self, rank: int) -> RankManifest:
@@ -53,17 +53,17 @@ class Files:
         return self._manifests[rank]
 
     def manifests(self, first: int) -> Iterator[RankManifest]:
-        """That of rank `first`, and only if it does not suffice those of all others."""
+        """Yield the manifest of rank `first`, then all others, which are read only when the second one is requested."""
         yield self.manifest(first)
         others = [rank for rank in range(self.world) if rank not in self._manifests]
         if others:
             with ThreadPoolExecutor(_READERS, thread_name_prefix="cloudgpu-restore") as pool:
                 self._manifests.update(zip(others, pool.map(self._confirmed, others), strict=True))
-        for distance in range(1, self.world):  # each rank begins at another one's: so they do not all read the same
+        for distance in range(1, self.world):  # each rank starts at another one, to spread the reads
             yield self._manifests[(first + distance) % self.world]
 
     def read(self, rank: int, targets: Sequence[Target], slot: memoryview | None = None) -> None:
-        """Fill the targets from the rank's data file, or from what survived of it in a slot."""
+        """Fill the targets from the rank's data file, or from its copy in a slot of this machine."""
         manifest = self.manifest(rank)
         data: DataFile = Memory(slot) if slot else open_data(self._store, self._name, rank, manifest.size)
         try:
@@ -75,7 +75,7 @@ class Files:
         return confirmed(lambda: self._read(rank), self._store.local_path(self._name, manifest_file(rank)))
 
     def content(self, rank: int) -> bytes:
-        """A rank's manifest as it was written, verified."""
+        """Return a rank's verified manifest as bytes."""
         file = manifest_file(rank)
         try:
             content = self._store.get(self._name, file)
@@ -91,7 +91,7 @@ class Files:
         file = manifest_file(rank)
         try:
             manifest = RankManifest.from_bytes(self.content(rank))
-        except ValueError as error:  # it is as it was written: by another version
+        except ValueError as error:  # verified, so written by another version
             raise UnusableError(f"{file}: {error}", damaged=False) from error
         if (manifest.name, manifest.rank, manifest.world) != (str(self._name), rank, self.world):
             raise UnusableError(f"{file} is that of rank {manifest.rank} of {manifest.name}", damaged=True)
@@ -100,14 +100,14 @@ class Files:
 
 @dataclass(slots=True)
 class _Reads:
-    """What is to be read from one rank's file."""
+    """Reads to make from one rank's file."""
 
     targets: list[Target] = field(default_factory=list)
     rows: list[Rows] = field(default_factory=list)
 
 
 class Loader:
-    """Makes the leaves of a snapshot: first memory for all of them, then `fill` reads it full."""
+    """Builder of a snapshot's leaves: `leaf` allocates memory for each, then `fill` reads the content of all."""
 
     def __init__(self, files: Files, home: int, placements: Placements) -> None:
         self._files, self._home, self._placements = files, home, placements
@@ -116,7 +116,7 @@ class Loader:
         self._afterwards: list[Callable[[], None]] = []
 
     def leaf(self, key: str, *, is_array: bool) -> Any:
-        """A tensor, DTensor or array (of bytes: tree.py knows what they are), to be filled."""
+        """Allocate a tensor, DTensor or array of bytes (rebuild.py sets its dtype), and plan the reads that fill it."""
         like = self._like(key)
         whole = like.shape if like.whole is None else like.whole
         live = None if is_array else self._placements.find(key, whole)
@@ -131,7 +131,7 @@ class Loader:
         return made
 
     def fill(self, slot: memoryview | None = None) -> None:
-        """Read and verify. `slot`: what survived of the home rank's file, read instead of it."""
+        """Read and verify all planned content. `slot`: copy of the home rank's file to use instead of the file."""
         for rank, reads in self._reads.items():
             source = slot if rank == self._home else None
             self._files.read(rank, reads.targets, source)
@@ -146,7 +146,7 @@ class Loader:
             call()
 
     def _place(self, key: str, dtype: str, live: Any) -> Any:
-        """A DTensor on the live one's mesh, its local part to be filled."""
+        """Allocate a DTensor on the live one's mesh, and plan the reads that fill its local part."""
         import torch
 
         with torch.no_grad():
@@ -171,7 +171,10 @@ class Loader:
         *,
         strides: tuple[int, ...] | None = None,
     ) -> None:
-        """Plan which bytes of which files fill the memory of a box; strides: in which it lies, None: row-major."""
+        """Plan the reads that fill the memory of a box; strides: those of the memory, None: row-major.
+
+        Raises UnusableError if a part was not saved by any rank.
+        """
         parts, missing = cover(wanted, self._candidates(key, dtype, whole))
         if missing:
             raise UnusableError(f"no rank has saved all of {key}: {missing[0]} is missing", damaged=False)
@@ -192,14 +195,17 @@ class Loader:
                 reads.rows.extend(Rows(part.piece, source, target, fill).split(_ROWS))
 
     def _like(self, key: str) -> Piece:
-        """Any piece of the tensor."""
+        """Return any piece of the tensor. Raises UnusableError if there is none."""
         for manifest in self._files.manifests(self._home):
             if pieces := self._of(manifest).get(key):
                 return pieces[0]
         raise UnusableError(f"no rank has saved {key}", damaged=False)
 
     def _candidates(self, key: str, dtype: str, whole: tuple[int, ...]) -> Iterator[tuple[int, Piece]]:
-        """(rank, piece), the home rank's first; the others' manifests are read only if they are asked for."""
+        """Yield (rank, piece), the home rank's first; other manifests are read only when needed.
+
+        Raises UnusableError if dtype or shape differ.
+        """
         for manifest in self._files.manifests(self._home):
             for piece in self._of(manifest).get(key, ()):
                 found = piece.shape if piece.whole is None else piece.whole
@@ -218,7 +224,7 @@ class Loader:
 
 
 def _leaf_kinds(tree: object, kinds: dict[str, bool]) -> dict[str, bool]:
-    """Key of every leaf of a tree; whether it is an array, which needs no torch."""
+    """Return the key of every leaf of a tree, with True for an array, which needs no torch."""
     if type(tree) is list:
         for item in tree:
             _leaf_kinds(item, kinds)
@@ -234,7 +240,7 @@ def _leaf_kinds(tree: object, kinds: dict[str, bool]) -> dict[str, bool]:
 
 
 def load(files: Files, rank: int, world: int, placements: Placements, slot: memoryview | None) -> dict[str, Any]:
-    """The snapshot for this rank. Raises UnusableError; CheckpointError if it does not fit the live objects."""
+    """Return the snapshot for this rank. Raises UnusableError; CheckpointError if it does not fit the live objects."""
     home = rank if world == files.world else 0
     tree = files.manifest(home).tree
     loader = Loader(files, home, placements)

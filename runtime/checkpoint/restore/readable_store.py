@@ -1,4 +1,4 @@
-"""The methods of a store of checkpoints that restoring uses."""
+"""Protocol of the checkpoint stores from which a checkpoint can be restored."""
 
 from __future__ import annotations
 
@@ -10,26 +10,26 @@ from ..store import Commit
 
 
 class ReadableStore(Protocol):
-    """The part of CheckpointStore that restoring uses. Each method raises JobDirError if the store cannot be read."""
+    """The methods of CheckpointStore that restoring uses. Each raises JobDirError if the store cannot be read."""
 
     def committed(self) -> list[Name]:
-        """Every checkpoint not known to be damaged, newest first."""
+        """Return the checkpoints not known to be damaged, newest first."""
         ...
 
     def read_commit(self, name: Name) -> Commit:
-        """COMMIT.json, verified; raises UnusableError."""
+        """Return the verified COMMIT.json. Raises UnusableError."""
         ...
 
     def get(self, name: Name, file: str) -> bytes:
-        """A whole small file; raises MissingError."""
+        """Return the content of a small file. Raises MissingError."""
         ...
 
     def get_range(self, name: Name, file: str, start: int, end: int) -> bytes:
-        """Bytes of a file; raises MissingError. Fewer than asked for if the file is shorter, if the store says so."""
+        """Return bytes [start, end) of a file, fewer if the file ends before. Raises MissingError."""
         ...
 
     def file_size(self, name: Name, file: str) -> int:
-        """Bytes; raises MissingError."""
+        """Return the size of a file in bytes. Raises MissingError."""
         ...
 
     def local_path(self, name: Name, file: str) -> Path | None:
@@ -37,13 +37,13 @@ class ReadableStore(Protocol):
         ...
 
     def damaged(self) -> list[Name]:
-        """Return every checkpoint that is marked as damaged, newest first."""
+        """Return the checkpoints that are marked as damaged, newest first."""
         ...
 
     def mark_damaged(self, name: Name, reason: str) -> None:
-        """Have later runs pass over it, and retention leave it alone."""
+        """Mark a checkpoint as damaged: later runs skip it, and retention keeps it."""
         ...
 
     def unmark_damaged(self, name: Name) -> None:
-        """Make it a checkpoint again."""
+        """Remove the mark of a checkpoint as damaged."""
         ...

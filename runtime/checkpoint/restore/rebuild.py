@@ -1,4 +1,4 @@
-"""State again, out of the tagged JSON and the tensors that tree.py made of it."""
+"""Rebuild state from the tagged JSON and the tensors that tree.py made of it."""
 
 from __future__ import annotations
 
@@ -10,13 +10,14 @@ from typing import Any
 from ..format.tree import FACTORIES, SPARSE_LAYOUTS
 
 Tree = Any
-"""JSON."""
+"""A JSON value."""
 
 
 def rebuild(tree: Tree, leaf: Callable[[str], object]) -> Any:
-    """Return the value again; `leaf` gives the tensor or array for a key and is asked once for each.
+    """Return the value that `flatten` encoded; `leaf` returns the tensor or array for a key, and is called once per
+    key.
 
-    Raises ValueError for what `flatten` did not make.
+    Raises ValueError if the tree is invalid.
     """
     try:
         return _Rebuilding(leaf).decode(tree)
@@ -30,7 +31,7 @@ class _Rebuilding:
         self._leaves: dict[str, Any] = {}
         self._views: dict[str, Any] = {}
         self._containers: list[Any] = []
-        """Mutable ones in the order in which they begin: "!same" refers to them by number."""
+        """Mutable containers in the order in which they are entered; "!same" refers to them by number."""
 
     def decode(self, tree: Tree) -> Any:
         if type(tree) is list:
@@ -46,7 +47,7 @@ class _Rebuilding:
         return made
 
     def begin(self, container: object) -> Any:
-        """Number a container, before what is in it."""
+        """Assign the next number to a container, before its content is decoded."""
         self._containers.append(container)
         return container
 
@@ -59,7 +60,7 @@ class _Rebuilding:
         return self._leaves[key]
 
     def view(self, tree: Tree) -> Any:
-        """Return a view of a leaf's memory: for equal ones the same tensor, as for tied weights."""
+        """Return a view of a leaf's memory; equal views are the same tensor, as for tied weights."""
         geometry = repr(sorted(tree.items()))
         if geometry not in self._views:
             base = self.leaf(tree["!view"]).detach()
@@ -69,7 +70,7 @@ class _Rebuilding:
 
     def _fill_list(self, tree: list[Tree]) -> list[Any]:
         made: list[Any] = self.begin([])
-        for item in tree:  # no comprehension, which would be one call more in each level
+        for item in tree:  # a comprehension would add a call per level
             made.append(self.decode(item))  # noqa: PERF401
         return made
 
@@ -77,7 +78,7 @@ class _Rebuilding:
         return [self.decode(item) for item in tree]
 
     def fill(self, made: Any, pairs: list[Tree]) -> Any:
-        """Number a container of pairs, and fill it."""
+        """Number a container of pairs and fill it."""
         self.begin(made)
         for key, item in pairs:
             made[self.decode(key)] = self.decode(item)
@@ -121,12 +122,12 @@ def _array(rebuilding: _Rebuilding, tree: Tree) -> Any:
 
     dtype, order = _numpy_dtype(tree["dtype"]), tree.get("order", "C")
     value = rebuilding.leaf(tree["!array"])
-    if hasattr(value, "detach"):  # a reader that has torch gives tensors; NumPy lacks some of their dtypes
+    if hasattr(value, "detach"):  # with torch, leaves may be tensors: NumPy lacks some of their dtypes
         import torch
 
         value = value.contiguous().reshape(-1).view(torch.uint8).numpy()
     raw = np.ascontiguousarray(value).reshape(-1).view(np.uint8)
-    # A scalar's worth of bytes has no dimension: reshape() gives it the one that was saved.
+    # reshape() also restores a zero-dimensional array.
     return np.frombuffer(raw.tobytes(), dtype=dtype).reshape(tree["shape"], order=order).copy(order)
 
 
@@ -141,7 +142,7 @@ def _numpy_dtype(name: str) -> Any:
 
     try:
         return np.dtype(name)
-    except TypeError:  # bfloat16 and the like are known to NumPy once this package has been loaded
+    except TypeError:  # ml_dtypes registers bfloat16 and others with NumPy
         import ml_dtypes
 
         return np.dtype(getattr(ml_dtypes, name))

@@ -1,10 +1,10 @@
-"""Which checkpoint a run goes on from: the newest of which every rank verified all that it needs.
+"""Select and load the checkpoint to resume from: the newest that every rank can read and verify.
 
-One that is found damaged, twice, is quarantined (DAMAGED.json) and the next older is taken. One that cannot be read for
-now (a store that does not answer, a permission) is passed over unmarked; if nothing else is left, that is an error:
-beginning anew would throw away what may be readable again in a minute. If nothing else is left than damaged ones, those
-that were marked earlier are verified once more, for what read them may have been mended; and if all are damaged still,
-that is an error too, unless `on_damage` is "restart".
+A checkpoint that is found damaged twice is marked (DAMAGED.json), and the next older one is tried. One that cannot be
+read at the moment (store unavailable, permission denied) is skipped without a mark. If only such ones are left, that is
+an error, since starting over would discard work that may be readable in a minute. If only damaged ones are left, those
+that were marked earlier are verified again, since the fault may have been in the reader. If all are damaged still, that
+is an error as well, unless `on_damage` is "restart".
 """
 
 from __future__ import annotations
@@ -29,30 +29,30 @@ if TYPE_CHECKING:
     from ..store import Commit
 
 Cached = Callable[[Name], tuple[bytes, memoryview] | None]
-"""WriterClient.cached: what survives on this machine of a checkpoint that this rank staged."""
+"""Type of WriterClient.cached, which returns this machine's copy of a checkpoint that this rank staged."""
 
 
 @dataclass(frozen=True, slots=True)
 class Restored:
-    """A checkpoint as this rank needs it."""
+    """A checkpoint as loaded for this rank."""
 
     name: Name
     commit: Commit
     snapshot: dict[str, Any]
-    """As it was saved; tensors in memory of our own, as DTensors where the live object has them."""
+    """The saved snapshot. Tensors own their memory; they are DTensors where the live object has DTensors."""
 
 
 def restore(
     store: ReadableStore, ranks: Ranks, *, objects: Mapping[str, object], cached: Cached, on_damage: str = "stop"
 ) -> Restored | None:
-    """Return the newest checkpoint that all ranks verified; None if there has never been one.
+    """Return the newest checkpoint that all ranks verified; None if there are no checkpoints. Collective.
 
-    objects    the live objects by name: asked for the mesh and placements of DTensors, not changed
-    cached     read instead of the store where its content is what was committed
-    on_damage  "restart": None, too, if all are damaged
+    objects    the live objects by name, which are read for the mesh and placements of DTensors, not changed
+    cached     copies on this machine, read instead of the store if their content verifies
+    on_damage  "restart": return None also if all checkpoints are damaged
 
-    Collective: every rank must call it. Raises CheckpointError if there are checkpoints and none can be used, or if the
-    newest does not fit the objects; OutOfReachError where one of them may be readable later.
+    Raises CheckpointError if there are checkpoints but none can be used, or if the newest does not fit the objects;
+    OutOfReachError if one of them may be readable later.
     """
     search = _Search(store, ranks, objects, cached)
     if (found := search.among(store.committed)) is not None:
@@ -65,15 +65,15 @@ def restore(
 
 
 class _Search:
-    """Tries checkpoints one after the other and keeps why each could not be used; the same on every rank."""
+    """Search over checkpoints; keeps the reason why each could not be used. The same on every rank."""
 
     def __init__(self, store: ReadableStore, ranks: Ranks, objects: Mapping[str, object], cached: Cached) -> None:
         self._store, self._ranks, self._objects, self._cached = store, ranks, objects, cached
         self._tried: dict[Name, _Verdict] = {}
 
     def among(self, listing: Callable[[], list[Name]]) -> Restored | None:
-        """Return the first of a listing that can be used."""
-        # Listed again, for an earlier process may have committed its last save meanwhile, and removed what it replaces.
+        """Return the first checkpoint of a listing that can be used."""
+        # List again after each pass: an earlier process may have committed its last save, and removed older ones.
         while names := [name for name in _listed(listing, self._ranks) if name not in self._tried]:
             placements = Placements(self._objects)
             for name in names:
@@ -81,12 +81,12 @@ class _Search:
                 if not any(verdicts):
                     return found
                 failures = [one for one in verdicts if one]
-                # That of a rank which can read it later weighs more.
+                # A rank that may be able to read it later takes precedence over ranks that found it damaged.
                 self._tried[name] = min(failures, key=lambda one: one.damaged)
         return None
 
     def check_failures(self, on_damage: str) -> None:
-        """Raise what follows from finding nothing; nothing does if there are no checkpoints, or all may be given up."""
+        """Raise an error if no checkpoint could be used, unless the training may start from the beginning."""
         unreadable = [str(name) for name, verdict in self._tried.items() if not verdict.damaged]
         if unreadable:
             raise OutOfReachError(
@@ -108,7 +108,10 @@ class _Search:
 def _attempt(
     store: ReadableStore, name: Name, ranks: Ranks, placements: Placements, cached: Cached
 ) -> tuple[Restored | None, list[_Verdict | None]]:
-    """One checkpoint, and what each rank says of it; None: it can use it. What nobody can help is raised."""
+    """Try one checkpoint; return it and each rank's verdict, None if the rank can use it.
+
+    Raises CheckpointError if it does not fit the program, and any unexpected error of this rank.
+    """
     found, verdict, error = _try(lambda: _read(store, name, ranks, placements, cached))
     verdicts = ranks.gather(verdict)
     if error is not None:
@@ -119,22 +122,22 @@ def _attempt(
         return found, verdicts
     if ranks.rank == 0:
         _report(store, name, verdicts)
-    return None, verdicts  # the memory is needed for the next one
+    return None, verdicts  # drops `found`, whose memory is needed for the next one
 
 
 @dataclass(frozen=True, slots=True)
 class _Verdict:
-    """Why a rank cannot use a checkpoint."""
+    """Reason why a rank cannot use a checkpoint."""
 
     reason: str
     damaged: bool = False
-    """For good, whoever reads it."""
+    """True if it is damaged permanently, for every reader."""
     misfit: bool = False
-    """It is whole, but of another program."""
+    """True if it is intact, but of another program."""
 
 
 def _try(call: Callable[[], Restored]) -> tuple[Restored | None, _Verdict | None, Exception | None]:
-    """What is raised on one rank is told to all before it goes on there: none is left waiting for the others."""
+    """Return the result of `call`, a verdict, or an unexpected error: ranks exchange verdicts before one raises."""
     try:
         return call(), None, None
     except UnusableError as error:
@@ -143,7 +146,7 @@ def _try(call: Callable[[], Restored]) -> tuple[Restored | None, _Verdict | None
         return None, _Verdict(str(error)), None
     except CheckpointError as error:
         return None, _Verdict(str(error), misfit=True), None
-    except Exception as error:  # noqa: BLE001 - raised there by restore(); no room in memory, say
+    except Exception as error:  # noqa: BLE001 - raised by _attempt(); e.g. out of memory
         return None, _Verdict(f"{type(error).__name__}: {error}", misfit=True), error
 
 
@@ -161,7 +164,7 @@ def _read(store: ReadableStore, name: Name, ranks: Ranks, placements: Placements
     if ranks.world == files.world and (slot := _surviving(cached(name), files.manifest(ranks.rank))):
         try:
             snapshot = load(files, ranks.rank, ranks.world, placements, slot)
-        except UnusableError as error:  # the process died while it overwrote the slot; the store has it whole
+        except UnusableError as error:  # the process died while it overwrote the slot: use the store
             logger().info(f"checkpoint {name} is read from the store, not from this machine's memory: {error}")
     if snapshot is None:
         snapshot = load(files, ranks.rank, ranks.world, placements, None)
@@ -176,7 +179,7 @@ def _read(store: ReadableStore, name: Name, ranks: Ranks, placements: Placements
 
 
 def _surviving(found: tuple[bytes, memoryview] | None, manifest: RankManifest) -> memoryview | None:
-    """This machine's copy of what the manifest describes, not verified yet."""
+    """Return this machine's copy of the rank's data, not verified yet; None if there is none of sufficient size."""
     if found is None or len(found[1]) < manifest.size:
         return None
     return found[1][: manifest.size]
@@ -191,14 +194,14 @@ def _unmark(store: ReadableStore, name: Name) -> None:
 
 
 def _report(store: ReadableStore, name: Name, verdicts: Sequence[_Verdict | None]) -> None:
-    """Say once why; what is damaged for good is marked, so that later runs need not look at it again."""
+    """Log why a checkpoint is skipped; mark a damaged one, so that later runs skip it."""
     rank, verdict = next((rank, verdict) for rank, verdict in enumerate(verdicts) if verdict)
     logger().warning(f"checkpoint {name} is passed over (rank {rank}): {verdict.reason}")
     damage = next((one.reason for one in verdicts if one and one.damaged), None)
     if damage is None:
         return
     try:
-        if name in store.committed():  # else it has been removed meanwhile
+        if name in store.committed():  # else it has been removed in the meantime
             store.mark_damaged(name, damage)
     except JobDirError as error:
         logger().warning(f"checkpoint {name} could not be marked as damaged: {error}")

@@ -1,7 +1,7 @@
-"""The newest checkpoint of a training is copied into another job dir, verified on the way; and its metrics.
+"""Copy the newest intact checkpoint of a training, and its metrics, to another job dir.
 
-As when it is saved, COMMIT.json comes last: what is copied by half is no checkpoint, and whoever goes on with it copies
-what is not there yet. Names are never used twice, so what is there under one is this checkpoint's.
+COMMIT.json is copied last, so that a partial copy is not a checkpoint, and an interrupted copy can be resumed. Names of
+checkpoints are unique, so files that exist under a name belong to the same checkpoint.
 """
 
 from __future__ import annotations
@@ -21,25 +21,25 @@ from .loading import Files
 from .verified_reads import DataFile, confirmed, open_data
 
 _LONGEST_HEAD = 64 << 10
-"""Limits the bytes that are read of a segment of metrics for its first line, which names the one before."""
+"""Maximum bytes read of a metrics segment to get its first line, which names the previous segment."""
 
 
 @dataclass(frozen=True, slots=True)
 class Transferred:
-    """A checkpoint that is in both job dirs."""
+    """A checkpoint that both job dirs hold."""
 
     step: int
-    """Steps done in it."""
+    """Number of completed steps."""
     size: int
-    """Bytes of all its files."""
+    """Size of all its files in bytes."""
     copied: bool
-    """False: it was there already."""
+    """False: the target had it already."""
     source: str
-    """URL of the job dir that it is from."""
+    """URL of the job dir from which it was copied."""
 
 
 Damaged = dict[tuple[str, Name], str]
-"""Why each is damaged, by the URL of its job dir and its name."""
+"""Reason why each damaged checkpoint is damaged, by the URL of its job dir and its name."""
 
 
 def transfer(
@@ -51,14 +51,14 @@ def transfer(
     *,
     marked: bool = False,
 ) -> Transferred | None:
-    """Copy the newest checkpoint of a folder that is whole, and return it; None if there is none.
+    """Copy the newest intact checkpoint of a folder and return it; None if there is none.
 
-    damaged   gets what is found damaged, which is marked and which later runs pass over; what is in it is not read
-    marked    try those that are marked as damaged, for what read them may have been at fault
+    attempt   number of the attempt about to begin in the target; commits of older attempts are fenced off in the source
+    damaged   gets the checkpoints found damaged, which are also marked; those already in it are skipped
     on_begin  called if there is something to copy
+    marked    try the checkpoints marked as damaged, since an earlier reader may have been at fault
 
-    `attempt` is about to begin, in the target: what is left of an older one can commit nothing more here. Raises
-    JobDirError, InterruptedCopyError.
+    Raises JobDirError, InterruptedCopyError.
     """
     source = CheckpointStore(copier.source, folder)
     source.claim(attempt)
@@ -81,7 +81,7 @@ def transfer(
 
 
 class _Transfer:
-    """One checkpoint. Methods raise UnusableError where it is not what was saved."""
+    """Copy of one checkpoint. Methods raise UnusableError if it is not as it was saved."""
 
     def __init__(self, source: CheckpointStore, copier: Copier, name: Name) -> None:
         self._source, self._copier, self._name = source, copier, name
@@ -91,7 +91,7 @@ class _Transfer:
     def run(self, on_begin: Callable[[Transferred], None]) -> Transferred:
         if self._copier.source.url == self._copier.target.url:
             return self._verify_in_place()
-        if DAMAGED in self._there:  # programs pass over it there: what is whole here takes its place
+        if DAMAGED in self._there:  # programs skip a marked checkpoint: replace it by the intact one
             self._target.discard(self._name)
             self._there = {}
         size, source = sum(self._copier.source.files(self._key()).values()), self._copier.source.url
@@ -121,7 +121,7 @@ class _Transfer:
         return Transferred(self._name.step, sum(self._there.values()), copied=False, source=self._copier.source.url)
 
     def _copy_rank(self, commit: Commit, rank: int) -> None:
-        """Its data, each chunk compared with its hash, then the manifest: which says that the data is there."""
+        """Copy a rank's data, verifying each chunk, then its manifest, which states that the data is complete."""
         file, described = data_file(rank), manifest_file(rank)
         files = Files(self._source, self._name, commit)
         manifest = files.manifest(rank)
@@ -133,7 +133,7 @@ class _Transfer:
 
     @contextmanager
     def _reader(self, manifest: RankManifest) -> Iterator[Callable[[int, int], memoryview]]:
-        """Yield a function that returns the bytes of one chunk, verified, of a rank's data."""
+        """Yield a function that returns a verified chunk of a rank's data, as bytes."""
         data = open_data(self._source, self._name, manifest.rank, manifest.size)
 
         def read(start: int, end: int) -> memoryview:
@@ -146,7 +146,7 @@ class _Transfer:
             data.close()
 
     def _copy_metrics(self) -> None:
-        """The segments of its history, the oldest first: so one that is there has all before it."""
+        """Copy the checkpoint's metrics segments, oldest first: a segment in the target implies all earlier ones."""
         missing: list[Entry] = []
         keys = [open_key(str(self._name)), closed_key(str(self._name))]
         while keys:
@@ -157,14 +157,14 @@ class _Transfer:
             try:
                 head = self._copier.source.get_range(entry.key, 0, min(entry.size, _LONGEST_HEAD))
                 parent = Segment.from_bytes(head.partition(b"\n")[0]).parent
-            except ValueError:  # damaged: `cloudgpu metrics` says so, there as here, and the training does not need it
+            except ValueError:  # damaged: reported by `cloudgpu metrics`; training does not need it
                 break
             keys = [] if parent is None else [closed_key(parent)]
         for entry in reversed(missing):
             self._copier.copy(entry)
 
     def _find(self, keys: Sequence[str]) -> Entry | None:
-        """The first of these segments that there is."""
+        """Return the first of these segments that exists."""
         found = (self._copier.source.entry(f"{self._source.prefix}/{key}") for key in keys)
         return next((entry for entry in found if entry is not None), None)
 

@@ -1,8 +1,8 @@
-"""Reading ranks' data files so that what is used is what was verified: each byte is read once, into memory of our own.
+"""Verified reads of data files: each byte is read once, into private memory, and verified there before use.
 
-Not through mmap: a bad sector, or a file that is cut off meanwhile, would kill the process by SIGBUS where pread() says
-so; and what was verified could differ from what is used later. It would not be faster either: filling fresh memory with
-pages is what costs, and pread() does so without holding the interpreter, so that two threads halve it.
+mmap is not used: a bad sector or a truncated file would kill the process by SIGBUS, where pread() returns an error, and
+the content could change after the verification. It would not be faster: most time goes into faulting in fresh memory,
+which pread() does without holding the GIL, so that two threads halve it.
 """
 
 from __future__ import annotations
@@ -27,15 +27,17 @@ if TYPE_CHECKING:
     from .readable_store import ReadableStore
 
 _SCATTERED = 512
-"""Buffers per preadv(); the kernel takes 1024."""
+"""Buffers per preadv(); the kernel's limit is 1024."""
 _T = TypeVar("_T")
 
 
 def confirmed(read: Callable[[], _T], path: Path | None) -> _T:
-    """What it returns. What it finds damaged is read once more, for a checkpoint that is called so is never looked at
-    again, and one answer of a store, or one page in memory, may be bad where the file is not.
+    """Call `read`, and retry it once if it finds damage; return its result.
 
-    path: of the file that is read, where it is a local one: what the kernel keeps of it is dropped in between
+    A checkpoint that is reported as damaged is not read again by later runs, and a single response of a store, or page
+    in memory, may be bad while the file is intact.
+
+    path: the local file that is read, if any; its page cache is dropped before the retry
     """
     try:
         return read()
@@ -50,11 +52,11 @@ def confirmed(read: Callable[[], _T], path: Path | None) -> _T:
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Memory to be filled with what the data file holds from byte `at` on."""
+    """Memory to fill with the data file's content from offset `at` on."""
 
     at: int
     view: memoryview
-    """Of bytes, writable."""
+    """Writable view of bytes."""
 
     @property
     def end(self) -> int:
@@ -62,25 +64,25 @@ class Target:
 
 
 class DataFile(Protocol):
-    """A rank's data file; a method that fails raises UnusableError."""
+    """Reader of a rank's data file. Methods raise UnusableError."""
 
     threads: int
-    """How many reads at a time are fastest."""
+    """Number of concurrent reads that gives the best throughput."""
     path: Path | None
-    """On a mounted file system."""
+    """Path on a mounted file system; None: not a local file."""
 
     def read(self, at: int, views: Sequence[memoryview]) -> None:
-        """Fill the views, one after the other, with the bytes from `at` on."""
+        """Fill the views, in order, with the content from offset `at` on."""
         ...
 
     def close(self) -> None: ...
 
 
 class LocalFile:
-    """On a mounted file system."""
+    """Data file on a mounted file system. Raises UnusableError if it is missing or of another size."""
 
     threads = 4
-    """Two for the memory's pages; more keep a disk busy while chunks are hashed."""
+    """Two threads suffice to fault in memory; more keep a disk busy while chunks are hashed."""
 
     def __init__(self, path: Path, size: int) -> None:
         self.path: Path | None = path
@@ -118,7 +120,7 @@ class LocalFile:
 
 
 class StoredObject:
-    """In an object store: one request per read."""
+    """Data file in an object store; each read is one request."""
 
     threads = 16
     path: Path | None = None
@@ -142,16 +144,16 @@ class StoredObject:
             raise UnusableError(f"{self._file} is missing", damaged=True) from error
         except JobDirError as error:
             raise UnusableError(str(error), damaged=False) from error
-        if len(data) != size:  # its size was the right one a moment ago
+        if len(data) != size:  # its size was correct when it was opened
             raise UnusableError(f"{self._file}: {len(data)} bytes came instead of {size}", damaged=False)
         _scatter(data, 0, views)
 
     def close(self) -> None:
-        """Nothing is held between two requests."""
+        """Do nothing: no connection is held between requests."""
 
 
 class Memory:
-    """What survived in a slot of this machine, in memory that may be written to; no shorter than the file."""
+    """Copy of a data file in a slot of this machine: writable memory, at least as long as the file."""
 
     threads = 4
     path: Path | None = None
@@ -163,11 +165,11 @@ class Memory:
         _scatter(self._view, at, views)
 
     def close(self) -> None:
-        """The slot is its owner's."""
+        """Do nothing: the slot belongs to the caller."""
 
 
 def open_data(store: ReadableStore, name: Name, rank: int, size: int) -> DataFile:
-    """Raises UnusableError if it is not there or not whole."""
+    """Open a rank's data file. Raises UnusableError if it is missing or not `size` bytes long."""
     path = store.local_path(name, data_file(rank))
     return confirmed(lambda: LocalFile(path, size) if path else StoredObject(store, name, rank, size), path)
 
@@ -175,7 +177,7 @@ def open_data(store: ReadableStore, name: Name, rank: int, size: int) -> DataFil
 def read_verified(data: DataFile, manifest: RankManifest, targets: Sequence[Target]) -> None:
     """Fill the targets, which must not overlap; every chunk that one of them touches is read whole and verified.
 
-    Raises UnusableError; what is in the targets then is not to be used.
+    Raises UnusableError; the content of the targets is undefined then.
     """
     targets = sorted((target for target in targets if len(target.view)), key=lambda target: target.at)
     ends = [target.end for target in targets]
@@ -201,12 +203,12 @@ def read_verified(data: DataFile, manifest: RankManifest, targets: Sequence[Targ
 
 
 def _views(targets: Sequence[Target], index: int, start: int, end: int) -> Iterator[memoryview]:
-    """Memory for the bytes from `start` to `end`, in order and without a gap; target `index` is the first to be in."""
+    """Yield memory for bytes `start` to `end`, in order, with buffers for gaps. `index`: the first target in range."""
     at = start
     while at < end:
         target = targets[index] if index < len(targets) else None
         if target is None or target.at >= end:
-            yield memoryview(bytearray(end - at))  # nobody's: read for the hash's sake
+            yield memoryview(bytearray(end - at))  # in no target: read for the hash only
             return
         if target.at > at:
             yield memoryview(bytearray(target.at - at))
@@ -232,7 +234,7 @@ def _hash(views: Sequence[memoryview]) -> str:
 
 
 def _scatter(data: bytes | memoryview, at: int, views: Sequence[memoryview]) -> None:
-    """Copy bytes or writable memory, from `at` on, into the views; by memmove, which lets other threads run."""
+    """Copy data from offset `at` on into the views, by memmove, which releases the GIL."""
     if isinstance(data, bytes):
         source = ctypes.cast(ctypes.c_char_p(data), ctypes.c_void_p).value or 0
     else:

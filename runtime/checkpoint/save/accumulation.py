@@ -1,7 +1,7 @@
-"""Gradients that are being accumulated: between two steps of an optimizer they, too, are state.
+"""Save and restore accumulated gradients, which are state between two steps of an optimizer.
 
-At most step boundaries they are not: the optimizer has just used them. So they are saved only for optimizers that made
-no step in the training's last step, nor after it.
+At most step boundaries the optimizer has just used the gradients, so that they need not be saved. They are saved only
+for optimizers that have not stepped since the start of the training's last step.
 """
 
 from __future__ import annotations
@@ -15,21 +15,22 @@ from ..format.strides import align
 
 
 class Accumulation:
-    """Of the torch optimizers among the objects."""
+    """Accumulated gradients of the torch optimizers among the objects."""
 
     def __init__(self, objects: Mapping[str, object]) -> None:
         self._objects = objects
         self._hook: Any = None
         self._stepping: list[Any] = []
-        """Optimizers that stepped since the training's last step was counted."""
+        """Optimizers that have stepped since the last count_step()."""
         self._stepped: list[Any] = []
-        """Those that stepped during that step."""
+        """Optimizers that stepped during the training step before that."""
         self._warned = False
         self._restored: dict[str, Any] = {}
 
     def attach(self) -> None:
-        """The loop begins: from now on it is known which optimizers step. Gradients are put back only now: many
-        programs set them to zero before."""
+        """Start to observe the optimizers' steps, and restore gradients; not earlier, because many programs zero them
+        before the loop.
+        """
         parameters, restored = dict(self._numbered()), self._restored
         self._restored = {}
         for key, gradient in restored.items():
@@ -47,14 +48,14 @@ class Accumulation:
         self._stepping, self._stepped = [], []
 
     def count_step(self) -> None:
-        """Begin another step: gradients of the one before stay used or unused until this one is counted."""
+        """Start another step; optimizers that stepped in the previous one count as stepped until the next call."""
         self._stepping, self._stepped = [], self._stepping
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the gradients that no optimizer has used yet, by its name and the number of the parameter in it."""
+        """Return the gradients that no optimizer has used yet, by the optimizer's name and the parameter's number."""
         if self._hook is None:
             return {}
-        # By parameters: the optimizer that steps may be wrapped in the one that we were given.
+        # Compare parameters, not optimizers: the optimizer that steps may be wrapped by the one among the objects.
         stepped = [*self._stepped, *self._stepping]
         used = {id(parameter) for optimizer in stepped for parameter in _parameters(optimizer)}
         found: dict[str, Any] = {}
@@ -68,7 +69,7 @@ class Accumulation:
         return found
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """What attach() is to put back."""
+        """Keep gradients for attach(). Raises CheckpointError if there is no parameter of the same shape."""
         parameters = dict(self._numbered())
         for key, gradient in state.items():
             if key not in parameters or parameters[key].shape != gradient.shape:

@@ -1,8 +1,8 @@
-"""The order of the gradients in DistributedDataParallel's buckets.
+"""Save and restore the order of gradients in the buckets of DistributedDataParallel.
 
-DDP rebuilds its buckets after the first step of a process, in the order in which the gradients came. From three ranks
-on, the last bit of a sum depends on where in a bucket a gradient lies: the order is saved, and restored before the
-first step of the next process.
+DDP rebuilds its buckets after the first step of a process, in the order in which gradients became ready. With three or
+more ranks, the last bit of a sum depends on the position of a gradient in its bucket. So the order is saved, and
+restored before the first step of the next process.
 """
 
 from __future__ import annotations
@@ -14,19 +14,19 @@ from typing import Any
 
 
 class BucketOrders:
-    """The bucket order of each DDP model that is trained; models are known by their number.
+    """Bucket order of each DDP model, identified by its number among them.
 
-    models  returns what is trained; what is no DDP model of three ranks or more is left out
+    models  returns the objects of the training; only DDP models on three or more ranks are considered
     """
 
     def __init__(self, models: Callable[[], Iterable[object]]) -> None:
         self.models = models
         self._orders: dict[str, list[int]] = {}
         self._unknown: dict[str, Any] = {}
-        """Models whose order is not known yet."""
+        """Models whose order is not known yet, by number."""
 
     def restore(self) -> None:
-        """Rebuild the buckets of each model in its saved order. Collective; to be called before the first step."""
+        """Rebuild the buckets of each model in its saved order. Collective; call it before the first step."""
         saved, self._orders = self._orders, {}
         for number, model in enumerate(_data_parallel(self.models())):
             name = str(number)
@@ -36,7 +36,7 @@ class BucketOrders:
                 self._unknown[name] = model
 
     def note(self) -> None:
-        """Note the orders that are not known yet. Collective: to be called on all ranks between the same two steps."""
+        """Read the orders that are not known yet. Collective; call it on all ranks between the same two steps."""
         for name, model in list(self._unknown.items()):
             if order := _read(model):
                 self._orders[name] = order
@@ -58,7 +58,7 @@ def _data_parallel(objects: Iterable[object]) -> list[Any]:
 
 
 def _is_ordinary(model: Any) -> bool:  # a DistributedDataParallel
-    """A backward pass through the model's reducer alone has no effect on anything else."""
+    """Return whether a backward pass through the model's reducer has no other effects."""
     import torch
 
     parameters = list(model.parameters())
@@ -75,8 +75,8 @@ def _is_ordinary(model: Any) -> bool:  # a DistributedDataParallel
 
 
 def _read(model: Any) -> list[int]:
-    """Return the order of the rebuilt buckets; empty if there has been no step yet."""
-    with contextlib.suppress(RuntimeError):  # the program's next forward pass raises the same
+    """Return the order in the rebuilt buckets; empty before the first step."""
+    with contextlib.suppress(RuntimeError):  # the program's next forward pass raises the same error
         model.reducer._rebuild_buckets()
         model.logger.set_runtime_stats_and_log()
     indices = model._get_ddp_logging_data().get("rebuilt_per_bucket_param_indices", "")
@@ -84,7 +84,7 @@ def _read(model: Any) -> list[int]:
 
 
 def _rebuild(model: Any, order: Sequence[int]) -> bool:
-    """Make a backward pass in which gradients come in this order, so that DDP rebuilds its buckets by it."""
+    """Run a backward pass in which gradients become ready in this order, so that DDP rebuilds its buckets by it."""
     import torch
 
     parameters, sparse = model._build_params_for_reducer()
@@ -95,7 +95,7 @@ def _rebuild(model: Any, order: Sequence[int]) -> bool:
         one.grad = None
     model.reducer.prepare_for_backward([])
     with torch.enable_grad():
-        # What was computed last is differentiated first.
+        # Autograd differentiates the last computed term first.
         total = sum(parameters[index].sum().real.float() for index in reversed(order))
     total.backward()
     for one, gradient in zip(parameters, gradients, strict=True):

@@ -1,7 +1,7 @@
-"""Copies from GPUs into a slot: pinned memory, a stream of their own, pieces small enough not to hold up training's.
+"""Copy from GPUs into a slot, with pinned memory and a separate stream, in chunks that do not delay training's copies.
 
-UNTESTED on a GPU: written against torch.cuda's documentation, on a machine that has none. All that decides what is
-copied where is in staging.py and tested on the CPU; here are only the calls to CUDA.
+UNTESTED on a GPU: written from torch.cuda's documentation, on a machine without one. The decisions what to copy where
+are in staging.py, which is tested on the CPU; this module contains only the CUDA calls.
 """
 
 from __future__ import annotations
@@ -12,39 +12,39 @@ from typing import Any
 from ..errors import logger
 
 CHUNK = 64 << 20
-"""Bytes copied at once: the training's own copies from the same device queue behind one chunk, not behind all."""
+"""Bytes per copy: the training's own copies from the same device queue behind one chunk, not behind the whole save."""
 
 
 class DeviceCopies:
-    """Streams by device, and the slots that are pinned."""
+    """CUDA streams by device, and pinned slots."""
 
     def __init__(self) -> None:
         self._streams: dict[Any, Any] = {}
         self._pinned: dict[int, int] = {}
-        """Slot to address."""
+        """Address of each pinned slot, by its number."""
         self._warned = False
 
     def pin(self, slot: int, address: int, size: int) -> None:
-        """Register the slot with CUDA: only then is a copy a DMA transfer that runs beside everything else."""
+        """Register the slot's memory with CUDA, which makes copies asynchronous DMA transfers. A failure is logged."""
         import torch
 
         self.unpin(slot)
         error = int(torch.cuda.cudart().cudaHostRegister(address, size, 0))
         if not error:
             self._pinned[slot] = address
-        elif not self._warned:  # RLIMIT_MEMLOCK, say: slower, and right all the same
+        elif not self._warned:  # e.g. RLIMIT_MEMLOCK: slower, but correct
             self._warned = True
             logger().warning(f"checkpoint memory could not be pinned (CUDA error {error}): saves block longer")
 
     def unpin(self, slot: int) -> None:
-        """Before the slot's memory goes."""
+        """Unregister the slot's memory; call it before the memory is freed."""
         if (address := self._pinned.pop(slot, None)) is not None:
             import torch
 
             torch.cuda.cudart().cudaHostUnregister(address)
 
     def start(self, destinations: Sequence[Any], sources: Sequence[Any]) -> None:
-        """Queue the copies, after all that the current stream of each device was given before."""
+        """Queue the copies behind all work that is queued in the current stream of each device."""
         import torch
 
         for device in {source.device for source in sources}:
@@ -58,13 +58,13 @@ class DeviceCopies:
                         to.copy_(of, non_blocking=True)
 
     def wait(self) -> None:
-        """Until all is in host memory. The sources may be changed, and freed, from then on."""
+        """Block until all copies are in host memory. After that the sources may be changed or freed."""
         for stream in self._streams.values():
             stream.synchronize()
 
 
 def _chunks(destination: Any, source: Any) -> Sequence[tuple[Any, Any]]:
-    """The pair in parts of CHUNK bytes; whole if small or not contiguous: torch copies that by way of a buffer."""
+    """Split a pair into chunks of CHUNK bytes; not if it is small, or not contiguous (torch then uses a buffer)."""
     count = CHUNK // source.element_size()
     if source.numel() <= count or not source.is_contiguous():
         return [(destination, source)]

@@ -1,15 +1,15 @@
-"""Copying while the next forward and backward pass runs: what only an optimizer changes, and only in its step().
+"""Overlap a save's copy with the next forward and backward pass, for state that only an optimizer's step() changes.
 
-That is the parameters of torch's optimizers and what they keep of them. Everything else (buffers, random state, the
-place in the data, other objects) is copied before training goes on: a BatchNorm's statistics change in the next forward
-pass. The copy is joined before any optimizer of the process begins its step.
+That state is the parameters and state of torch's optimizers. Everything else (buffers, random state, data position,
+other objects) is copied before training continues, since the next forward pass changes it (BatchNorm's statistics, for
+example). The copy is joined before any optimizer of the process steps.
 
-Should a program change parameters elsewhere (weights clipped between two steps, say), the copy may be torn: in-place
-operations are seen by the tensors' version counters, changes through `.data` in samples. Then that save fails, which
-costs nothing but this save, and from then on copies block training.
+If a program changes parameters elsewhere (clips weights between two steps, for example), the copy may be inconsistent.
+In-place operations are detected by the tensors' version counters, changes through `.data` by samples. Only that save
+fails then, and all later copies block training.
 
-    overlap=True     from the first save on
-    overlap="auto"   measured: not where blocking is less than 1 % of a step; else what costs training less
+    overlap=True     overlap from the first save on
+    overlap="auto"   measure: block if that takes less than 1 % of a step; else choose what costs training less
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ from typing import Any
 from ..format.strides import flatten_memory
 
 SHARE = 0.01
-"""Of a step: a copy that blocks for less is not worth the trouble."""
+"""Fraction of a step; a copy that blocks for less is not overlapped."""
 SAVES, STEPS = 3, 5
-"""How many of each kind are measured, at least, before "auto" decides: steps vary by more than a copy costs."""
+"""Minimum numbers of saves and of steps to measure before "auto" decides: steps vary more than a copy costs."""
 SAMPLES, ELEMENTS = 16, 32
-"""Tensors, and elements of each, that are compared when the copy is there."""
+"""Number of tensors, and of elements of each, to compare after an overlapped copy."""
 
 
 class Overlap:
-    """The copy that is under way, if any; and whether the next one is to be."""
+    """The copy in progress, if any, and the decision whether to overlap the next one."""
 
     def __init__(self, objects: Mapping[str, object], mode: bool | str) -> None:
         self._objects = objects
@@ -45,18 +45,18 @@ class Overlap:
         self._samples: list[tuple[Any, Any]] = []
         self._hook: Any = None
         self._blocking: list[float] = []
-        """Seconds of copies that blocked."""
+        """Durations of blocking copies, in seconds."""
         self._overlapped: list[float] = []
-        """By how many seconds steps with an overlapped copy were longer than others."""
+        """Seconds by which steps with an overlapped copy were longer than the median of the others."""
         self._steps: deque[float] = deque(maxlen=32)
         self._last_step: float | None = None
         self._saved, self._was_overlapped = False, False
-        """Whether there was a save since the last step; and whether its copy was overlapped."""
+        """True if there was a save since the last step; True if its copy was overlapped."""
 
-    # When
+    # Decision whether to overlap
 
     def attach(self, join: Callable[[], None]) -> None:
-        """Have `join` called before any optimizer's step; undone by detach()."""
+        """Install a hook that calls `join` before any optimizer's step; detach() removes it."""
         if self._decided is False or self._hook is not None or "torch" not in sys.modules:
             return
         from torch.optim.optimizer import register_optimizer_step_pre_hook
@@ -74,7 +74,7 @@ class Overlap:
         self._last_step = None
 
     def wanted(self) -> bool:
-        """Return whether the next copy is to be overlapped."""
+        """Return whether to overlap the next copy."""
         if self._hook is None:
             return False
         if self._decided is None:
@@ -93,7 +93,7 @@ class Overlap:
             self._decided = min(self._overlapped) < cost
 
     def count_blocking(self, seconds: float) -> None:
-        """A copy blocked training so long."""
+        """Record a copy that blocked training for this time."""
         self._saved = True
         self._blocking = [*self._blocking[-SAVES:], seconds]
 
@@ -106,15 +106,15 @@ class Overlap:
                 self._steps.append(taken)
         self._last_step, self._saved, self._was_overlapped = now, False, False
 
-    # What
+    # Choice of tensors
 
     def choose(self, sources: Sequence[object]) -> list[bool]:
-        """Of each source, whether it may be copied later."""
+        """Return for each source whether it may be copied during the next pass."""
         owned = set(self._owned_by_optimizers())
         return [hasattr(source, "data_ptr") and _extent(source) in owned for source in sources]
 
     def _owned_by_optimizers(self) -> Iterator[tuple[int, int]]:
-        """Yield address and bytes of the tensors which only an optimizer of torch's changes."""
+        """Yield address and size in bytes of the tensors that only torch's optimizers change."""
         torch: Any = sys.modules["torch"]
         plain = (torch.Tensor, torch.nn.Parameter)
         for value in self._objects.values():
@@ -132,7 +132,7 @@ class Overlap:
         return self._thread is not None
 
     def start(self, copy: Callable[[], None], destinations: Sequence[Any], sources: Sequence[Any]) -> None:
-        """Copy in the background; nothing may change the sources until join()."""
+        """Start a copy in a background thread; the sources must not change until join()."""
         self._saved = self._was_overlapped = True
         self._error = None
         self._sources, self._versions = sources, [source._version for source in sources]
@@ -143,14 +143,14 @@ class Overlap:
         def run() -> None:
             try:
                 copy()
-            except BaseException as error:  # noqa: BLE001 - told where the copy is joined
+            except BaseException as error:  # noqa: BLE001 - reported by join()
                 self._error = error
 
         self._thread = threading.Thread(target=run, name="cloudgpu-copy", daemon=True)
         self._thread.start()
 
     def join(self) -> str | None:
-        """Wait for the copy; why it is of no use, if it is of none: then there will be no other that is overlapped."""
+        """Wait for the copy; return an error if it cannot be used, in which case no further copy is overlapped."""
         if self._thread is not None:
             self._thread.join()
             self._thread = None
@@ -169,12 +169,12 @@ class Overlap:
 
 
 def _extent(tensor: Any) -> tuple[int, int]:
-    """Return address and bytes: one leaf for several tensors in its memory begins where one of them does."""
+    """Return address and size in bytes. A leaf that replaces several views begins at the address of one of them."""
     return tensor.data_ptr(), tensor.numel() * tensor.element_size()
 
 
 def _sample(tensor: object) -> Any:
-    """Some elements, in memory of their own, as bytes: NaN compares as what it is made of."""
+    """Return a copy of some elements as bytes, so that NaNs compare by their bits."""
     import torch
 
     flat = flatten_memory(tensor)

@@ -1,9 +1,9 @@
-"""What all ranks of data-parallel training hold alike is saved once: each rank saves its share.
+"""Divide state that is replicated on all ranks, so that each rank saves a share instead of everything.
 
-Alike for sure are the parameters that DistributedDataParallel keeps in step, and the state that torch's own optimizers
-keep of these and no others. Not buffers (each rank has its own running statistics), not what a wrapper or an optimizer
-of another kind may have sharded (ZeroRedundancyOptimizer). What a program has made to differ all the same, by steps
-within no_sync() say, is found by comparing samples at each save: then every rank saves all it has.
+State that is known to be replicated: the parameters that DistributedDataParallel synchronises, and the state of torch's
+own optimizers of only these parameters. Not buffers (each rank has its own running statistics), and not what another
+wrapper or optimizer may have sharded (ZeroRedundancyOptimizer). Samples are compared at each save; if they differ, for
+example after steps in no_sync(), every rank saves all its state.
 """
 
 from __future__ import annotations
@@ -19,23 +19,23 @@ if TYPE_CHECKING:
     from ..ranks import Ranks
 
 SAMPLES = 16
-"""Tensors that are compared at each save, others each time."""
+"""Number of tensors compared at each save, in rotation."""
 ELEMENTS = 64
-"""Of each of them."""
+"""Number of elements compared of each tensor."""
 
 
 class Replicated:
-    """Divides among the ranks what they hold alike."""
+    """Assignment of replicated tensors to ranks, so that each rank saves a share."""
 
     def __init__(self, objects: Mapping[str, object], ranks: Ranks) -> None:
         self._objects, self._ranks = objects, ranks
         self._differ = False
         self._turn = 0
         self.divides = False
-        """At the last save each rank had a share."""
+        """True if the last save was divided among the ranks."""
 
     def absent(self, leaves: Mapping[str, Any]) -> Collection[str]:
-        """Keys that other ranks save. Collective, if there are several ranks."""
+        """Return the keys that other ranks save. Collective if there are several ranks."""
         self.divides = False
         if self._ranks.world == 1 or self._differ:
             return ()
@@ -81,18 +81,18 @@ def _replicated(objects: Mapping[str, Any], leaves: Mapping[str, Any], world: in
 
 
 def _is_plain_optimizer(value: object) -> bool:
-    """One of torch's own, whose state follows from parameters and gradients alone."""
+    """Return whether this is one of torch's optimizers, whose state depends on parameters and gradients alone."""
     torch: Any = sys.modules["torch"]
     return isinstance(value, torch.optim.Optimizer) and type(value).__module__.startswith("torch.optim.")
 
 
 def _is_part(leaf: object) -> bool:
-    """A DTensor has its own way of being saved once; arrays are small."""
+    """Return whether a leaf is not divided here: DTensors are divided elsewhere, arrays are small."""
     return not hasattr(leaf, "data_ptr") or type(leaf).__name__ == "DTensor"
 
 
 def _shares(sizes: Mapping[str, int], world: int) -> dict[str, int]:
-    """Which rank saves which key: the largest first, each to the rank that has least. The same on every rank."""
+    """Assign each key to a rank: the largest first, each to the rank with the least bytes. The same on every rank."""
     loads, owners = [0] * world, {}
     for key in sorted(sizes, key=lambda key: (-sizes[key], key)):
         owner = loads.index(min(loads))
@@ -102,7 +102,7 @@ def _shares(sizes: Mapping[str, int], world: int) -> dict[str, int]:
 
 
 def _fingerprint(leaves: Mapping[str, Any], keys: Sequence[str], turn: int) -> int:
-    """Of the keys, and of samples; 0 to 2^62, so that it and its negative fit into the all-reduce."""
+    """Return a hash of the keys and of samples, 0 to 2^62: it and its negative fit into the all-reduce."""
     import torch
     import xxhash
 
@@ -112,5 +112,5 @@ def _fingerprint(leaves: Mapping[str, Any], keys: Sequence[str], turn: int) -> i
     for number in range(min(SAMPLES, len(keys))):
         leaf = leaves[keys[(turn * SAMPLES + number) % len(keys)]].detach()
         some = leaf.flatten()[:: max(1, leaf.numel() // ELEMENTS)].contiguous()
-        digest.update(bytes(some.view(torch.uint8).tolist()))  # not as numbers: some dtypes have none in Python
+        digest.update(bytes(some.view(torch.uint8).tolist()))  # as bytes, since some dtypes have no Python number
     return int(digest.intdigest() >> 2)

@@ -1,11 +1,11 @@
-"""Saves in flight: staged in a slot, written by the writer, committed; what all ranks know of them, and when.
+"""Saves in flight: staged in a slot, written and committed by the writer process, and tracked on all ranks.
 
-A save costs training the copy into a slot. What becomes of it is learnt at later step boundaries: each rank reports in
-the all-reduce that is made there anyway (exchange()), so that all ranks know the same at the same step: which save
-failed and on which rank, and which is committed.
+A save blocks training only for the copy into a slot. Its outcome is exchanged at later step boundaries, in the
+all-reduce that is made there anyway (exchange()). So all ranks learn at the same step which save was committed, and
+which one failed on which rank.
 
-Saves are numbered from 1, alike on all ranks. A rank has two slots, so at most two saves are not written yet: those of
-an even and of an odd number are reported by two values of one vector.
+Saves are numbered from 1, the same on all ranks. A rank has two slots, so at most two saves are in progress: one with
+an even and one with an odd number, reported by two values of one vector.
 """
 
 from __future__ import annotations
@@ -31,45 +31,45 @@ if TYPE_CHECKING:
     from ..ranks import Ranks
 
 LAST_TRIES = 3
-"""Of the save at the end or upon a stop, after which there is no other."""
+"""Attempts at the save at the end or before a stop, which no later save replaces."""
 LAST_PAUSE = 0.5
-"""Seconds before the second try, doubled before the third."""
+"""Seconds before the second attempt; twice that before the third."""
 GLANCE = 0.1
-"""Seconds that ranks wait for their writers between two exchanges, when nothing else is left to be done."""
+"""Seconds to wait for the writer between two exchanges, when there is nothing else to do."""
 SILENCE = 60.0
-"""Seconds of waiting for a writer after which that is said, and again each time when it has become twice as long."""
+"""Seconds of waiting for the writer after which a warning is logged; it is repeated each time the wait has doubled."""
 _LOST = (OSError, MemoryError, RuntimeError)
-"""What a save may fail with alone: no memory for a slot, or none on a GPU to make a tensor contiguous."""
+"""Errors that fail only one save: no memory for a slot, or none on a GPU to make a tensor contiguous."""
 
 
 @dataclass(slots=True)
 class InFlight:
-    """A save that is staged and not known to be committed."""
+    """A save that is staged, but not known to be committed."""
 
     number: int
     name: Name
     finished: bool
     error: str | None = None
-    """Why it failed on this rank."""
+    """Why it failed on this rank; None: not known to have failed."""
     seconds: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class Content:
-    """What one save is to hold."""
+    """Content of one save."""
 
     step: int
     finished: bool
     snapshot: dict[str, Any]
-    """Live objects; copied while staging."""
+    """The live objects, copied by staging."""
     rows: Callable[[str], bytes]
-    """The metrics that go with the checkpoint of this name."""
+    """Returns the metrics to save with the checkpoint of this name."""
 
 
 class Saver:
-    """One per process; all its methods are called from the training's thread.
+    """Manager of a process's saves, from staging to commit. Not thread-safe: call it from the training's thread.
 
-    run   agreed by all ranks: makes names unique without asking each time
+    run   identifier of this start, agreed by all ranks, which makes names of checkpoints unique
     """
 
     def __init__(
@@ -90,23 +90,23 @@ class Saver:
         self._replicated = Replicated(objects, ranks)
         self._overlap = Overlap(objects, overlap)
         self._after_copy: tuple[InFlight, Callable[[], None]] | None = None
-        """What follows when the copy that is under way is there."""
+        """Save whose copy is in progress, and the function to call when the copy is complete."""
         self._reserved = 0
         self._number = 0
         self._in_flight: dict[int, InFlight] = {}
         self._committed = 0
-        """Number of the newest save that this rank knows to be committed: at first only rank 0 knows."""
+        """Number of the newest save known to be committed; rank 0 learns it first."""
         self._fenced = False
         self._failures = 0
-        """How many saves in a row have failed now."""
+        """Number of consecutive failed saves."""
         self.last: Name | None = None
-        """The newest checkpoint of this run, or the one it was restored from."""
+        """The newest checkpoint of this run, or the one from which it was restored."""
         self.staged: tuple[int, bool] | None = None
         """Step and `finished` of the newest save that has not failed."""
         self.on_commit: Callable[[Name, float], None] = lambda _name, _seconds: None
-        """Called on rank 0 for each commit; with the seconds it took since it was staged."""
+        """Called on rank 0 for each commit, with the seconds since the save was staged."""
         self.on_fenced: Callable[[str], NoReturn] = _raise_fenced
-        """Called on all ranks, at the same exchange, when a newer attempt has taken over; never returns."""
+        """Called on all ranks, at the same exchange, if a newer attempt has taken over; must not return."""
 
     @property
     def client(self) -> WriterClient:
@@ -116,23 +116,23 @@ class Saver:
         return self._client
 
     def close(self) -> None:
-        """Give the slots' memory back; what is staged is written all the same."""
+        """Release the slots' memory; staged saves are still written."""
         self.join()
         self._overlap.detach()
         self._stager.release()
         if self._client is not None:
             self._client.close()
             self._client = None
-        if self._in_flight:  # their results will not be known
+        if self._in_flight:  # their outcomes will not be known
             self._in_flight.clear()
             self.staged = None
 
     # Staging
 
     def prepare(self, make: Callable[[], Content], more: int = 0) -> int:
-        """Have the slots' memory made in the background, so that the first save need not wait for it. Collective.
+        """Allocate the slots' memory in the background, so that the first save need not wait for it. Collective.
 
-        more: bytes that the state of this rank's objects will have in addition. Returns the bytes of a save.
+        more: bytes by which the state of this rank's objects will grow. Return the size of a save in bytes.
         """
         _, _, layout, _ = self._lay_out(make)
         size = layout.size + (more // self._ranks.world if self._replicated.divides else more)
@@ -141,7 +141,7 @@ class Saver:
         return size
 
     def _lay_out(self, make: Callable[[], Content]) -> tuple[Content, Any, Layout, Sequence[Any]]:
-        """The content, its tree, and where in a slot what goes. What cannot be saved on one rank, all raise."""
+        """Return content, tree, layout and sources. Raises CheckpointError on all ranks if a value cannot be saved."""
         with self._ranks.together():
             content = make()
             tree, leaves = flatten(content.snapshot, "")
@@ -156,18 +156,18 @@ class Saver:
             self._reserved = size
 
     def can_stage(self) -> bool:
-        """Return whether every rank has a slot free; collective."""
+        """Return whether every rank has a free slot. Collective."""
         try:
             busy = self.client.free_slot() is None
-        except OSError:  # no memory: stage() will tell
+        except OSError:  # no memory: reported by stage()
             busy = False
         return not self._ranks.maximum([busy])[0]
 
     def stage(self, make: Callable[[], Content], *, at_last: bool = False) -> None:
-        """Copy the snapshot into a free slot, and have it written. There must be one: see can_stage(). Collective.
+        """Copy the snapshot into a free slot, and submit it to the writer. Requires can_stage(). Collective.
 
-        at_last: nothing is trained any more, and nothing may be left to be copied later. Raises CheckpointError for
-        what cannot be saved, on all ranks; every other failure is one of this save alone.
+        at_last: this is the last save, so its copy must not be overlapped. Raises CheckpointError on all ranks if an
+        object cannot be saved; any other failure concerns only this save.
         """
         content, tree, layout, sources = self._lay_out(make)
         self._number += 1
@@ -220,7 +220,7 @@ class Saver:
         hand_over: Callable[..., None],
         overlap: bool,
     ) -> None:
-        """All at once; or what may be copied while training goes on in the background, until join()."""
+        """Copy everything now; or copy in the background what may be overlapped, until join()."""
         if not (overlap and self._overlap.wanted()):
             start = time.monotonic()
             self._stager.copy_pairs(destinations, sources)
@@ -235,12 +235,12 @@ class Saver:
         self._overlap.start(lambda: self._stager.copy_pairs(*rest), *rest)
 
     def attach(self) -> None:
-        """The loop begins: see overlap.py. The agent's writer is there from now on."""
+        """Prepare for the loop: wait for the agent's writer, and start to join copies before optimizers' steps."""
         self.client.wait_for_writer()
         self._overlap.attach(self.join)
 
     def join(self) -> None:
-        """A copy that is under way is waited for, and handed over. Called before an optimizer changes anything."""
+        """Wait for a copy in progress and submit it. Called before an optimizer changes parameters."""
         if not self._overlap.under_way or self._after_copy is None:
             return
         (save, hand_over), self._after_copy = self._after_copy, None
@@ -251,10 +251,13 @@ class Saver:
             except _LOST as error:
                 save.error = f"{error}" or type(error).__name__
 
-    # What becomes of it
+    # Outcomes of saves
 
     def exchange(self, *own: int) -> list[int]:
-        """The greatest of each value over all ranks; besides, what each knows of its saves. One small all-reduce."""
+        """Return the maximum of each value over all ranks, and exchange the outcomes of saves. One small all-reduce.
+
+        Calls on_fenced if a newer attempt has taken over.
+        """
         self.join()
         self._take(self.client.poll())
         values = self._ranks.maximum([*own, self._committed, int(self._fenced), *self._failed()])
@@ -275,9 +278,10 @@ class Saver:
                 save.error = result.error
 
     def _failed(self) -> list[int]:
-        """Of the saves with an even and with an odd number: the one that failed here, and on which rank, or 0.
+        """Return, for even and odd save numbers, a code for the save that failed on this rank; 0 if none.
 
-        In one number, of which the greatest over all ranks is the newest save's, and the lowest rank's.
+        The code combines the save's number and the rank, so that the maximum over all ranks gives the newest save and
+        the lowest rank.
         """
         numbers = [0, 0]
         for save in self._in_flight.values():
@@ -286,18 +290,18 @@ class Saver:
         return numbers
 
     def _learn(self, committed: int, failed: Sequence[int]) -> None:
-        """What all ranks know now."""
+        """Apply the outcomes that all ranks know now."""
         for code in sorted(failed):
             number, rank = code // self._ranks.world, self._ranks.world - 1 - code % self._ranks.world
             if code and number > committed and (save := self._in_flight.pop(number, None)):
                 self._give_up(save, rank)
-        self._committed = committed  # on all ranks the same, also of a save that was given up before
+        self._committed = committed  # the same on all ranks, also for a save that was given up before
         if save := self._in_flight.get(committed):
             if self._failures and self._ranks.rank == 0:
                 logger().info(f"saving works again: step {save.name.step} is saved as {save.name}")
             self._failures, self.last = 0, save.name
         for number in [number for number in self._in_flight if number <= committed]:
-            del self._in_flight[number]  # an older one that a newer has overtaken, too
+            del self._in_flight[number]  # also older saves, which a newer one has superseded
 
     def _give_up(self, save: InFlight, rank: int) -> None:
         if self._ranks.rank == 0 and save.error is None:
@@ -309,7 +313,7 @@ class Saver:
             self._complain(save)
 
     def _complain(self, save: InFlight) -> None:
-        """The first failure of a row with its cause, then at every doubling: no line per step, no silence either."""
+        """Log the first failure in a row with its cause, then each time the number of failures has doubled."""
         if self._failures & (self._failures - 1):
             return
         often = f"{self._failures} saves in a row have failed; " if self._failures > 1 else ""
@@ -317,16 +321,19 @@ class Saver:
         log(f"step {save.name.step} could not be saved; {often}{self.standing()}: {save.error}")
 
     def standing(self) -> str:
-        """What there is to fall back upon, in words."""
+        """Return a message that names the newest checkpoint."""
         return f"the newest checkpoint is {self.last}" if self.last else "there is NO checkpoint"
 
-    # The last one
+    # The last save
 
     def save_at_last(self, content: Callable[[], Content], deadline: float) -> bool:
-        """Stage and wait until it is committed, with some tries; on all ranks. deadline: on the monotonic clock."""
+        """Save and wait for the commit, with LAST_TRIES attempts; return whether it succeeded. Collective.
+
+        deadline: in seconds of time.monotonic()
+        """
         for attempt in range(LAST_TRIES):
             if attempt:
-                time.sleep(LAST_PAUSE * attempt)  # a store that stumbles may answer again; after this there is no other
+                time.sleep(LAST_PAUSE * attempt)  # the failure may be transient, and no later save follows
             if not self._wait_for(self.can_stage, deadline):
                 return False
             self.stage(content, at_last=True)
@@ -335,13 +342,13 @@ class Saver:
         return False
 
     def settle(self, deadline: float) -> bool:
-        """Wait until what was staged last is committed, on all ranks; False if it failed, or time ran out."""
+        """Wait until the last staged save is committed, on all ranks; False if it failed, or at the deadline."""
         number = self._number
         self._wait_for(lambda: number not in self._in_flight, deadline)
         return self._committed >= number
 
     def _wait_for(self, done: Callable[[], bool], deadline: float) -> bool:
-        """Exchange until it is done, which must be the same on all ranks; False: time ran out."""
+        """Exchange until `done`, which must agree on all ranks; False at the deadline."""
         begun, silence = time.monotonic(), SILENCE
         while True:
             now = time.monotonic()
@@ -356,7 +363,7 @@ class Saver:
             self._take(self.client.wait(max(0.0, min(GLANCE, deadline - now))))
 
     def leave_behind(self, timeout_s: float) -> None:
-        """The loop was broken off: give what is staged some time to be written."""
+        """Wait for staged saves for a limited time, after the loop was broken off."""
         self.join()
         if self._client is not None and self._in_flight:
             self._take(self._client.wait(timeout_s))

@@ -1,11 +1,10 @@
-"""Lays out leaves in a slot and copies them there: what a save blocks training for, at the speed of one memcpy.
+"""Lay out leaves in a slot and copy them there: the part of a save that blocks training, at the speed of memcpy.
 
     layout, sources = stager.lay_out(leaves)
     stager.copy(layout, sources, slot, memory)
 
-What is prepared is kept between saves as long as the structure (keys, dtypes, shapes) is the same: then a save is one
-pass over the leaves and one call that copies them all. Sources are taken anew at each save, never kept: a kept one may
-be a tensor that training has replaced meanwhile.
+The layout is cached as long as the structure (keys, dtypes, shapes) is unchanged; a save is then one pass over the
+leaves, and one call that copies them all. Sources are never cached, because training may replace a tensor.
 """
 
 from __future__ import annotations
@@ -23,36 +22,36 @@ from ..format.strides import strides_of
 from .cuda import DeviceCopies
 
 _Form = tuple[str, str, Sequence[int], tuple[int, ...] | None, tuple[int, ...] | None, tuple[int, ...] | None]
-"""What is staged of a leaf, but for its values: key, dtype, shape; Piece.whole and .starts of a DTensor; Piece.strides.
-A plain tuple: one is made of every tensor at every save, while training waits."""
+"""Form of a leaf: key, dtype, shape; Piece.whole and .starts of a DTensor; Piece.strides. A plain tuple for speed,
+since one is made per tensor and save, while training waits."""
 
 
 @dataclass(frozen=True, eq=False)
 class Layout:
-    """Where in the slot each piece lies."""
+    """Offset of each piece in a slot."""
 
     pieces: list[Piece]
     size: int
-    """Bytes."""
+    """Size in bytes."""
 
     @cached_property
     def pieces_json(self) -> str:
-        """The pieces as a manifest has them, made once for all saves alike."""
+        """Serialized pieces, as in a manifest; cached for all saves with this layout."""
         return pieces_to_json(self.pieces)
 
 
 class Stager:
-    """One per process."""
+    """Copier of leaves into slots; one per process."""
 
     def __init__(self) -> None:
         self._forms: list[_Form] = []
         self._layout = Layout([], 0)
         self._views: dict[int, tuple[Layout, int, list[Any]]] = {}
-        """By slot: the destinations there, and for which layout and memory they were made."""
+        """Destinations in each slot, with the layout and the address for which they were made."""
         self._cuda = DeviceCopies()
 
     def lay_out(self, leaves: Mapping[str, object], absent: Collection[str] = ()) -> tuple[Layout, list[Any]]:
-        """The layout, and what to copy where its pieces lie. `absent`: keys that another rank saves."""
+        """Return the layout and the sources to copy, one per piece. `absent`: keys that another rank saves."""
         forms: list[_Form] = []
         sources: list[Any] = []
         for form, source in _parts(leaves, absent):
@@ -63,15 +62,15 @@ class Stager:
         return self._layout, sources
 
     def copy(self, layout: Layout, sources: Sequence[object], slot: int, memory: memoryview) -> None:
-        """Fill the slot; returns when all is there."""
+        """Copy the sources into the slot, and return when the copy is complete."""
         self.copy_pairs(self.destinations(layout, sources, slot, memory), sources)
 
     def copy_pairs(self, destinations: Sequence[object], sources: Sequence[object]) -> None:
-        """Some of them; returns when they are there."""
+        """Copy pairs of destinations and sources, and return when the copy is complete."""
         copy(destinations, sources, self._cuda)
 
     def destinations(self, layout: Layout, sources: Sequence[object], slot: int, memory: memoryview) -> list[Any]:
-        """Tensors and arrays in the slot's memory, one per source."""
+        """Return tensors and arrays in the slot's memory, one per source."""
         address = _address(memory)
         known = self._views.get(slot)
         if known is None or known[0] is not layout or known[1] != address:
@@ -83,14 +82,14 @@ class Stager:
         return known[2]
 
     def release(self, slot: int | None = None) -> None:
-        """Let go of a slot's memory (None: of all), for it may be replaced by other memory."""
+        """Drop the references to a slot's memory (None: all slots), before the memory is replaced."""
         for number in [slot] if slot is not None else list(self._views):
             self._views.pop(number, None)
             self._cuda.unpin(number)
 
 
 def copy(destinations: Sequence[Any], sources: Sequence[Any], cuda: DeviceCopies) -> None:
-    """Copy each source to its destination; the threads of torch take part, and other Python threads go on meanwhile."""
+    """Copy each source to its destination. Uses torch's threads, and does not hold the GIL."""
     to_host: tuple[list[Any], list[Any]] = [], []
     on_device: tuple[list[Any], list[Any]] = [], []
     for destination, source in zip(destinations, sources, strict=True):
@@ -106,13 +105,13 @@ def copy(destinations: Sequence[Any], sources: Sequence[Any], cuda: DeviceCopies
         import torch
 
         with torch.no_grad():
-            torch._foreach_copy_(*to_host)  # one call: with a thousand small tensors, calls would cost more than bytes
+            torch._foreach_copy_(*to_host)  # one call for all: for many small tensors, calls cost more than bytes
     if on_device[0]:
         cuda.wait()
 
 
 def _parts(leaves: Mapping[str, Any], absent: Collection[str]) -> Iterator[tuple[_Form, Any]]:
-    """What of each leaf is here: all of an ordinary tensor or array, this rank's part of a DTensor."""
+    """Yield the form and source of each leaf: a whole tensor or array, or this rank's part of a DTensor."""
     torch: Any = sys.modules.get("torch")
     plain = (torch.Tensor, torch.nn.Parameter) if torch else ()
     distributed: Any = sys.modules.get("torch.distributed.tensor")
@@ -138,17 +137,17 @@ _DTYPE_NAMES: dict[Any, str] = {}
 
 
 def _name_of(dtype: object) -> str:
-    """Of a torch.dtype: "float32". Kept: torch makes the text anew each time."""
+    """Return a torch.dtype's name, e.g. "float32"; cached, because formatting it takes time."""
     return _DTYPE_NAMES.setdefault(dtype, str(dtype).removeprefix("torch."))
 
 
 def _part_of(key: str, tensor: Any) -> tuple[_Form, Any] | None:
-    """This rank's part of a DTensor; None if another rank saves it, or nothing of it is here."""
+    """Return this rank's part of a DTensor; None if another rank saves it, or this rank has no part of it."""
     coordinate = tensor.device_mesh.get_coordinate()
     if coordinate is None:
         return None
     for place, placement in zip(coordinate, tensor.placements, strict=True):
-        if placement.is_replicate() and place:  # the first of each row of copies saves it
+        if placement.is_replicate() and place:  # of several replicas, the first saves it
             return None
     box = local_box(tensor, key)
     local = tensor.to_local().detach()
@@ -169,7 +168,7 @@ def _layout(forms: Sequence[_Form]) -> Layout:
 
 
 def _view(memory: memoryview, piece: Piece, source: Any) -> Any:
-    """The piece's place in the slot, as what can be copied to."""
+    """Return the piece's memory in the slot as a tensor or array to copy to."""
     if not hasattr(source, "data_ptr"):
         import numpy as np
 

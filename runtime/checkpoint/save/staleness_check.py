@@ -1,8 +1,8 @@
-"""Two checks of every save: that the state saved is the live one, and that it changes while steps are done.
+"""Check that saved state is the live state, and that it changes as training proceeds.
 
-A program whose state_dict() gives the tensors of long ago (a copy made at the start, a cached structure) saves and
-verifies without a fault, and is found out at the restore. Both checks look at samples, for a save must cost no more
-than a copy; what they find suspicious is made sure of, and told once per object.
+If a program's state_dict() returns stale tensors (a copy made at the start, a cached structure), saves succeed and
+verify, and the error shows only after a restore. Both checks compare samples, to keep saves cheap. A suspicion is
+verified, and reported once per object.
 """
 
 from __future__ import annotations
@@ -16,35 +16,36 @@ from ..format.manifest import Piece, chunk_hash, is_dense
 from ..format.strides import flatten_memory, strides_of
 
 SAMPLES = 16
-"""Pieces of each object that are looked at."""
+"""Number of pieces to sample of each object."""
 STRETCH = 256
-"""Bytes of each piece that are looked at."""
+"""Bytes to sample of each piece."""
 STILL = 100
-"""Steps for which nothing at all may stay as it is (gradients are accumulated) before that is suspicious."""
+"""Number of steps after which unchanged state is suspicious; fewer are normal while gradients are accumulated."""
 COMPARED = 4
-"""Live tensors of each object that are compared with what was staged, each time others."""
+"""Number of live tensors of each object to compare with the staged ones at a check, in rotation."""
 OFTEN, SELDOM = 3, 8
-"""They are compared at so many saves at first, then at every so manieth: what is no live state never was."""
+"""State is compared at each of the first OFTEN saves, then at every SELDOM-th: a stale copy is stale from save 1."""
 
 
 class StaleSaves:
-    """Looks at what was staged. `objects`: the live ones, by name."""
+    """Detector of stale state in staged saves. `objects`: the live objects, by name."""
 
     def __init__(self, objects: Mapping[str, object]) -> None:
         self._objects = objects
         self._seen: dict[str, tuple[int, str]] = {}
-        """Step and fingerprint of the last save in which an object's sample was different."""
+        """Step and fingerprint of the last save in which an object's sample changed."""
         self._suspects: dict[str, tuple[int, str]] = {}
-        """Step and hash of all bytes of those whose sample has not changed."""
+        """Step and hash of all bytes of the objects whose sample has not changed since."""
         self._trained = 0
-        """Step of the last save in which an optimizer was seen to have changed: buffers change without training."""
+        """Step of the last save in which an optimizer's state had changed; buffers also change without training."""
         self._told: set[str] = set()
+        """Names of the objects reported already."""
         self._turn = 0
         self._grouped: tuple[Sequence[Piece], dict[str, list[Piece]]] = [], {}
-        """The pieces of the last save, and the same by object: mostly they are those of the next as well."""
+        """The pieces of the last save, and the same by object; cached because they rarely change."""
 
     def check(self, step: int, pieces: Sequence[Piece], memory: memoryview, *, live: bool) -> None:
-        """A save of this step lies in the slot, before it is handed over. live: nothing has been changed since."""
+        """Check a staged save before it is submitted. live: the objects have not changed since it was staged."""
         self._turn += 1
         if self._grouped[0] is not pieces:
             self._grouped = pieces, _by_object(pieces)
@@ -58,7 +59,7 @@ class StaleSaves:
                 self._compare_with_live(name, own, memory)
         self._tell_of_unchanged(step)
 
-    # It changes
+    # State changes
 
     def _look_for_change(self, name: str, step: int, pieces: Sequence[Piece], memory: memoryview) -> None:
         sample = _fingerprint(pieces, memory)
@@ -71,7 +72,7 @@ class StaleSaves:
             return
         everything = chunk_hash(b"".join(chunk_hash(memory[p.at : p.at + p.size]).encode() for p in pieces))
         suspect = self._suspects.setdefault(name, (step, everything))
-        if suspect[1] != everything:  # only what the sample did not hit
+        if suspect[1] != everything:  # a change that the sample missed
             self._suspects[name] = step, everything
             self._count_change(name, step)
 
@@ -81,7 +82,7 @@ class StaleSaves:
             self._trained = step
 
     def _tell_of_unchanged(self, step: int) -> None:
-        """Those that stayed as they were while an optimizer changed, or for long."""
+        """Report objects that did not change although an optimizer did, or for STILL steps."""
         for name, (since, _) in list(self._suspects.items()):
             if name not in self._told and step > since and (self._trained > since or step - since >= STILL):
                 self._tell(
@@ -90,7 +91,7 @@ class StaleSaves:
                     "if it is trained, it is saved as it was long ago",
                 )
 
-    # It is the live one
+    # State is live
 
     def _compare_with_live(self, name: str, pieces: Sequence[Piece], memory: memoryview) -> None:
         staged = {piece.key.removeprefix(f"objects/{name}/"): piece for piece in pieces}
@@ -121,7 +122,7 @@ def _by_object(pieces: Sequence[Piece]) -> dict[str, list[Piece]]:
 
 
 def _fingerprint(pieces: Sequence[Piece], memory: memoryview) -> str:
-    """Of a stretch in the middle of some pieces, spread evenly."""
+    """Return the hash of a range in the middle of evenly spaced pieces."""
     chosen = pieces[:: max(1, len(pieces) // SAMPLES)]
     parts = []
     for piece in chosen:
@@ -131,18 +132,18 @@ def _fingerprint(pieces: Sequence[Piece], memory: memoryview) -> str:
 
 
 def _should_change(value: object) -> bool:  # any object
-    """Not a model that is frozen as a whole: its saves are alike by right."""
+    """Return False for a model whose parameters are all frozen: its state does not change."""
     parameters = getattr(value, "parameters", None)
     if not callable(parameters):
         return True
     try:
         return any(parameter.requires_grad for parameter in parameters())
-    except (TypeError, AttributeError):  # not what torch means by parameters()
+    except (TypeError, AttributeError):  # another kind of parameters() than torch's
         return True
 
 
 def _live_tensors(value: object) -> Iterator[tuple[str, Any]]:
-    """What a module or an optimizer holds, by the key under which its state_dict() should give it."""
+    """Yield the tensors of a module or optimizer, with the keys under which state_dict() should return them."""
     torch: Any = sys.modules.get("torch")
     if torch is None:
         return
@@ -159,7 +160,7 @@ def _live_tensors(value: object) -> Iterator[tuple[str, Any]]:
 
 
 def _comparable(tensor: Any, piece: Piece) -> bool:
-    """A plain tensor of the same form, whose numbers can be fetched at no cost worth mentioning."""
+    """Return whether a live tensor is plain, and has the form of the piece."""
     return type(tensor).__name__ in {"Tensor", "Parameter"} and (
         tuple(tensor.shape) == piece.shape
         and str(tensor.dtype).removeprefix("torch.") == piece.dtype
@@ -170,13 +171,13 @@ def _comparable(tensor: Any, piece: Piece) -> bool:
 
 
 def _same(tensor: object, piece: Piece, memory: memoryview) -> bool:
-    """A stretch in the middle, bit for bit."""
+    """Return whether a range in the middle of the tensor is bitwise equal to the staged one."""
     import torch
 
     flat = flatten_memory(tensor)
     item = flat.element_size()
     count = max(1, STRETCH // item)
     first = max(0, (flat.numel() - count) // 2)
-    live = bytes(flat[first : first + count].view(torch.uint8).tolist())  # of a GPU's, 256 bytes are fetched
+    live = bytes(flat[first : first + count].view(torch.uint8).tolist())  # from a GPU, 256 bytes are copied
     at = piece.at + first * item
     return bytes(memory[at : at + len(live)]) == live

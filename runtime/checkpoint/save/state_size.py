@@ -1,4 +1,4 @@
-"""How much state an optimizer will have once it has stepped: known beforehand, memory for it can be made beforehand."""
+"""Estimate the size of optimizer state before the first step, so that memory for it can be allocated early."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ..format.manifest import ALIGN
 
 _PER_PARAMETER: dict[str, Callable[[dict[str, Any]], int]] = {
     "Adadelta": lambda _group: 2,
-    "Adagrad": lambda _group: 0,  # has it from the start
+    "Adagrad": lambda _group: 0,  # allocated by the constructor
     "Adam": lambda group: 2 + bool(group["amsgrad"]),
     "Adamax": lambda _group: 2,
     "AdamW": lambda group: 2 + bool(group["amsgrad"]),
@@ -20,11 +20,11 @@ _PER_PARAMETER: dict[str, Callable[[dict[str, Any]], int]] = {
     "SGD": lambda group: int(bool(group["momentum"])),
     "SparseAdam": lambda _group: 2,
 }
-"""Tensors of a parameter's size that torch.optim's optimizers keep of it, from a parameter group's options."""
+"""Number of parameter-sized state tensors per parameter, as a function of a group's options, for torch.optim."""
 
 
 def state_to_come(objects: Mapping[str, object]) -> int | None:
-    """Bytes of state that optimizers do not have yet; None if there is one of which that is not known."""
+    """Return the bytes of state that optimizers will allocate in their first step; None if it is unknown for one."""
     torch: Any = sys.modules.get("torch")
     optimizers = [value for value in objects.values() if torch and isinstance(value, torch.optim.Optimizer)]
     total = 0
@@ -40,7 +40,7 @@ def state_to_come(objects: Mapping[str, object]) -> int | None:
 
 
 def _size(parameters: Iterable[Any], tensors: int) -> int:
-    """In a slot; with the one or two numbers, as the count of steps, which most keep for each parameter."""
+    """Return the size in a slot in bytes, including one or two scalars per parameter, such as the step count."""
     total = 0
     for parameter in parameters:
         if parameter.requires_grad:

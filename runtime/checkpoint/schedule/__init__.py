@@ -1,1 +1,1 @@
-"""When a checkpoint is due: intervals and notices."""
+"""Schedule of saves, and notices that ask for one."""

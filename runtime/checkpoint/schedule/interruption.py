@@ -1,6 +1,6 @@
-"""How a program learns that it should save, or save and stop: the notice file of the agent, SIGTERM, SIGUSR1.
+"""Notices that ask a program to save, or to save and stop: the agent's notice file, SIGTERM, SIGUSR1.
 
-Signal handlers only set a flag: it is obeyed between two steps, where the state is whole and all ranks can agree.
+Signal handlers only set a flag. It is handled between two steps, where the state is consistent and all ranks can agree.
 """
 
 from __future__ import annotations
@@ -21,39 +21,39 @@ from typing import Any
 _Handler = Callable[[int, FrameType | None], None]
 _SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
 _HANDLING: set[Interruption] = set()
-"""Those whose loop runs."""
+"""Instances that handle signals at present."""
 _FORKING = threading.local()
 _DEFAULTS = (None, signal.SIG_DFL, signal.SIG_IGN)
 
 
 @dataclass(frozen=True, slots=True)
 class Notice:
-    """Somebody's word that the program is to save, and perhaps to stop."""
+    """Request that the program save, and perhaps stop."""
 
     reason: str
     stop: bool = True
-    """Save and end; else save now, and train on."""
+    """True: save and exit; False: save now and continue training."""
     left: float | None = None
-    """Seconds until the deadline; None if there is none, or it is past: then every moment is a gift."""
+    """Seconds until the deadline; None if there is none or it has passed."""
     id: str = ""
 
 
 class Interruption:
-    """Asked once per step."""
+    """Receiver of notices, polled once per step."""
 
     def __init__(self) -> None:
         self._path = os.environ.get("CLOUDGPU_NOTICE")
         self._listening = os.environ.get("CLOUDGPU_LISTENING")
         self._signal: str | None = None
         self._previous: dict[signal.Signals, Any] = {}
-        """The handlers that were there before ours."""
+        """The handlers to restore."""
         self._ours: dict[signal.Signals, _Handler] = {}
         self._obeyed: set[str] = set()
 
     def listen(self) -> None:
-        """Tell the agent that the notice file is watched, so that it need not send SIGTERM."""
+        """Create a file that shows the agent that the notice file is polled, so that it need not send SIGTERM."""
         if self._listening:
-            with suppress(OSError):  # the agent then sends SIGTERM, which is obeyed as well
+            with suppress(OSError):  # the agent then sends SIGTERM, which is handled as well
                 Path(self._listening).touch()
 
     def stop_listening(self) -> None:
@@ -62,10 +62,10 @@ class Interruption:
                 Path(self._listening).unlink()
 
     def look(self) -> Notice | None:
-        """What is asked of the program; of notices to save and train on, each is told once."""
+        """Return the current notice, or None. A notice to save and continue is returned once."""
         if self._signal:
             return Notice(self._signal)
-        if not self._path or not os.path.exists(self._path):  # noqa: PTH110 - asked at every step: no Path is made
+        if not self._path or not os.path.exists(self._path):  # noqa: PTH110 - at every step: avoids a Path
             return None
         notice = _read(self._path)
         if notice is None or notice.stop:
@@ -76,9 +76,9 @@ class Interruption:
         return notice
 
     def handle_signals(self) -> None:
-        """From now on the signals set the flag, and reach the program's own handlers too.
+        """Install handlers that set the flag and then call the program's own handlers.
 
-        Only the main thread may set handlers: a training loop in another one relies on the notice file alone.
+        Only the main thread can install handlers; a training loop in another thread relies on the notice file.
         """
         if threading.current_thread() is threading.main_thread():
             for number in _SIGNALS:
@@ -88,9 +88,9 @@ class Interruption:
             _HANDLING.add(self)
 
     def put_back_signals(self) -> None:
-        """All is as it was before handle_signals(), but for handlers that were set since: those stay.
+        """Restore the handlers, except where the program has installed others since handle_signals().
 
-        A loop that was left by an exception ends when the garbage collector finds it: in any thread, after others.
+        A loop that was left by an exception is ended by the garbage collector, in any thread and in any order.
         """
         for number, ours in self._ours.items():
             if threading.current_thread() is threading.main_thread() and signal.getsignal(number) is ours:
@@ -99,17 +99,16 @@ class Interruption:
         _HANDLING.discard(self)
 
     def forget_signals(self) -> None:
-        """In a child that was forked in the midst of the loop: it is not what trains. A SIGTERM is to end it: whoever
-        started it may send one, and wait for its end."""
+        """Restore the handlers in a child that was forked during the loop: SIGTERM must end it."""
         for number, previous in self._previous.items():
             signal.signal(number, _settable(previous))
         self._previous, self._ours = {}, {}
 
-    def _handler(self, previous: object) -> _Handler:  # as signal has it
+    def _handler(self, previous: object) -> _Handler:  # from signal.getsignal()
         def handle(number: int, frame: FrameType | None) -> None:
             if self._ours.get(signal.Signals(number)) is handle:
                 self._signal = signal.Signals(number).name
-            elif previous in _DEFAULTS and not _HANDLING:  # our loop is over, and so is whoever's put us back
+            elif previous in _DEFAULTS and not _HANDLING:  # reinstalled by other code after the loop
                 signal.signal(number, _settable(previous))
                 os.kill(os.getpid(), number)
             if callable(previous):
@@ -119,7 +118,7 @@ class Interruption:
 
 
 def _before_fork() -> None:
-    """A signal to a child that does not yet know that it is one has to wait until it does."""
+    """Block the signals until the child has restored its handlers."""
     _FORKING.mask = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
 
 
@@ -138,12 +137,12 @@ os.register_at_fork(before=_before_fork, after_in_parent=_after_fork, after_in_c
 
 
 def _settable(handler: object) -> Any:
-    """None: not set from Python; it cannot be put back, and ending on the signal is what a program does."""
+    """Return a handler for signal.signal(): the default for None, a handler that was not installed from Python."""
     return signal.SIG_DFL if handler is None else handler
 
 
 def _read(path: str) -> Notice | None:
-    """The notice file; one that cannot be understood is a notice all the same: it asks to stop. None: taken back."""
+    """Read the notice file; None: there is none, or it was withdrawn. A file that cannot be parsed asks to stop."""
     try:
         fields = json.loads(Path(path).read_bytes())
         reason, deadline = f"notice: {fields['reason']}", float(fields.get("deadline") or 0)

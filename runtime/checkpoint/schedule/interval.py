@@ -1,7 +1,7 @@
-"""The interval between two saves: from what a save costs and how often training is interrupted. Pure.
+"""Optimum interval between two saves, from the cost of a save and the rate of interruptions. Pure functions.
 
 The interval is Daly's (see ..goodput) for the measured cost C and the expected mean time between interruptions M, but
-not shorter than a save takes to be written. Interruptions are taken as a Poisson process of unknown rate λ with a
+at least the time in which a save is written. Interruptions are modelled as a Poisson process of unknown rate λ with a
 Gamma(a, b) prior. After k interruptions in T seconds, the time since the last one included, the posterior is
 Gamma(a + k, b + T), and
 
@@ -9,13 +9,13 @@ Gamma(a + k, b + T), and
 
 is the right M for a formula that minimises C/τ + λτ/2, because that is linear in λ.
 
-The prior begins at five minutes (b = a × 300 s), much shorter than most trainings meet, because the two errors cost
-differently. With too short an M the first hour has some saves too many, and every minute without an interruption makes
-M longer. With too long an M an unreliable machine or program loses all that it does until M is learnt.
+The prior starts at M = five minutes (b = a × 300 s), much shorter than for most trainings, because the two errors cost
+differently. If M is too short, the first hour has some superfluous saves, and every minute without an interruption
+makes M longer. If M is too long, an unreliable machine or program loses all its work until M is learnt.
 
 The prior's weight a bounds M: without any interruption M is (b + T) / a. The lower 95 % confidence limit of M is then
-about T/3, so the interval is at most sqrt(3/a) times the best one for that limit: 1.7 for spot machines, 2.4 where
-nothing is known, 3.9 for machines that are rarely interrupted. No other upper limit is needed.
+about T/3, so the interval is at most sqrt(3/a) times the best one for that limit: 1.7 for spot machines, 2.4 for an
+unknown market, 3.9 for machines that are rarely interrupted. No other upper limit is needed.
 """
 
 from __future__ import annotations
@@ -31,24 +31,24 @@ from typing import Any
 from ...goodput import daly_interval
 
 FIRST_MEAN = 300.0
-"""Seconds: M before anything was seen."""
+"""M before any observation, in seconds."""
 
 
 @dataclass(frozen=True, slots=True)
 class Prior:
-    """How much is expected of the machines of one market."""
+    """Prior for the rate of interruptions in one market."""
 
     name: str
     interruptions: float
-    """a, the weight of the prior: 1 counts as much as one interruption that was seen."""
+    """a, the weight of the prior: 1 counts as much as one observed interruption."""
 
 
 PRIORS = {
     prior.name: prior
     for prior in (
-        # Google's machines run 24 h at most and are taken in the first and the last hours rather than between
-        # (Kadupitiya et al., "Modeling The Temporally Constrained Preemptions of Transient Cloud VMs", HPDC 2020); for
-        # AWS' V100s it differs by zone (the traces of Wu et al., "Can't Be Late", NSDI 2024:
+        # Google's machines run for 24 h at most and are preempted mostly in the first and the last hours (Kadupitiya et
+        # al., "Modeling The Temporally Constrained Preemptions of Transient Cloud VMs", HPDC 2020); the rate for AWS'
+        # V100s differs by zone (traces of Wu et al., "Can't Be Late", NSDI 2024:
         # https://github.com/skypilot-org/spot-traces). One interruption is expected in any case.
         Prior("spot", 1.0),
         # An assumption. Of 2,048 machines with 8 GPUs, each caused an interruption every eight months (466 in 54 days:
@@ -59,7 +59,7 @@ PRIORS = {
     )
 }
 UNKNOWN = Prior("unknown", 0.5)
-"""Outside a job: one's own machine, a cluster's queue with its time limit, a notebook."""
+"""Prior outside a job: a workstation, a cluster's queue with its time limit, a notebook."""
 
 
 def prior_of(market: str) -> Prior:
@@ -69,7 +69,7 @@ def prior_of(market: str) -> Prior:
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """Interruptions met in a number of seconds; of several machines the seconds add up."""
+    """Number of interruptions observed in a number of node-seconds."""
 
     node_seconds: float = 0.0
     interruptions: int = 0
@@ -77,12 +77,12 @@ class Seen:
 
 @dataclass(frozen=True, slots=True)
 class History:
-    """Everything that a training has met, in all its runs; saved with each checkpoint."""
+    """Observations of all runs of a training; saved with each checkpoint."""
 
     markets: Mapping[str, Seen] = field(default_factory=dict)
-    """By market, because the interruptions of spot machines say nothing about others."""
+    """Observations by market, because interruptions of spot machines do not predict those of others."""
     cost: float | None = None
-    """Seconds for which a save blocked in the run before; None: there was none."""
+    """Seconds for which a save blocked training in the previous run; None: unknown."""
 
     def seen(self, market: str) -> Seen:
         return self.markets.get(market, Seen())
@@ -94,7 +94,7 @@ class History:
         return replace(self, markets={**self.markets, market: new})
 
     def joined(self, other: History) -> History:
-        """Return the larger counts of two histories of one training, each of which may have missed something."""
+        """Merge with another history of the same training by taking the larger counts, as each may be incomplete."""
         pairs = {name: (self.seen(name), other.seen(name)) for name in {*self.markets, *other.markets}}
         markets = {
             name: Seen(max(a.node_seconds, b.node_seconds), max(a.interruptions, b.interruptions))
@@ -108,7 +108,7 @@ class History:
 
     @classmethod
     def from_json(cls, value: object) -> History:
-        """Read a history; one that cannot be understood (an older format, None) is empty and is learnt again."""
+        """Parse a history; return an empty one if it is invalid, None, or of an older format."""
         if not isinstance(value, Mapping):
             return cls()
         try:
@@ -122,14 +122,14 @@ class History:
 
     @classmethod
     def from_text(cls, text: str) -> History:
-        """Read a history as JSON, with the same leniency."""
+        """Parse a history from JSON text; return an empty one if it is invalid."""
         try:
             return cls.from_json(json.loads(text))
         except ValueError:
             return cls()
 
 
-def _read_seen(seconds: Any, interruptions: Any) -> Seen:  # of a JSON
+def _read_seen(seconds: Any, interruptions: Any) -> Seen:  # from JSON
     seen = Seen(float(seconds), int(interruptions))
     if not (0 <= seen.node_seconds < math.inf and seen.interruptions >= 0):
         raise ValueError(f"{seconds} s, {interruptions} interruptions")
@@ -137,15 +137,15 @@ def _read_seen(seconds: Any, interruptions: Any) -> Seen:  # of a JSON
 
 
 def mean_between(prior: Prior, seen: Seen, nodes: int) -> float:
-    """Return M in seconds for a job on a number of machines, any of which interrupts it."""
+    """Return M in seconds for a job of `nodes` machines, any of which interrupts it."""
     weight = prior.interruptions
     return (weight * FIRST_MEAN + seen.node_seconds / nodes) / (weight + seen.interruptions)
 
 
 class Typical:
-    """Keep the last few measurements, of which the lower median counts: one outlier changes nothing.
+    """Lower median of the last few measurements, which ignores a single outlier.
 
-    Of a first save that had to fault in its memory and a second that had not, it is the second.
+    With two values it is the smaller: a first save is slow because it faults in its memory.
     """
 
     def __init__(self, size: int = 7) -> None:
@@ -161,5 +161,5 @@ class Typical:
 
 
 def best_interval(cost: float, mean: float, writing: float) -> float:
-    """Return Daly's interval, or the seconds a save takes to be written if that is longer."""
+    """Return the interval in seconds: Daly's, or the time in which a save is written if that is longer."""
     return max(daly_interval(cost, mean), writing)

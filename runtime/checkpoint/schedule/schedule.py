@@ -1,12 +1,12 @@
-"""When a checkpoint is due, and why.
+"""Schedule of saves.
 
 every=500          steps
 every="30s", 30.0  time: "45s", "10m", "1h30m", or seconds
-every="auto"       Daly's interval for the measured cost of a save and the interruptions of this training, but not
-                   shorter than a save takes to be written: see interval.py
+every="auto"       Daly's interval for the measured cost of a save and the interruptions of this training, but at least
+                   the time in which a save is written: see interval.py
 
-An interval that the user asked for is kept to exactly. Only a notice that the machine may go soon, while training goes
-on, makes every kind four times as frequent (hurry()).
+An explicit interval is kept exactly. Only after a notice that the machine may be terminated soon are saves of every
+kind four times as frequent (hurry()).
 """
 
 from __future__ import annotations
@@ -19,22 +19,22 @@ from ..errors import CheckpointError
 from .interval import History, Seen, Typical, best_interval, mean_between, prior_of
 
 FIRST = 90.0
-"""Seconds until the first save of a training: it measures the cost of a save, and shows early if none is possible."""
+"""Seconds until the first save of a training: it measures the cost of a save, and shows early if saving fails."""
 HURRY = 4
 NOTICEABLE = 1.5
-"""The interval is explained again when it has changed by this factor."""
+"""Factor of change of the interval above which it is logged again."""
 
 _DURATION = re.compile(r"(?:(\d+(?:\.\d+)?)h)?(?:(\d+(?:\.\d+)?)m)?(?:(\d+(?:\.\d+)?)s?)?", re.ASCII)
 
 
 class Schedule:
-    """Count from the last save, failed ones included: a full disk is not tried again at every step.
+    """Schedule that counts from the last save, including failed ones, so that a full disk is not retried at every step.
 
-    market   the name of a prior, see interval.PRIORS; any other: unknown
-    nodes    machines, any one of which interrupts the training
-    known    what earlier starts have met, as far as it is known without a checkpoint
+    market   name of a prior in interval.PRIORS; any other name selects UNKNOWN
+    nodes    number of machines, any of which interrupts the training
+    known    observations of earlier starts that are not in a checkpoint
 
-    Times (`now`) are seconds of one monotonic clock.
+    Times (`now`) are seconds of one monotonic clock. Raises CheckpointError if `every` is invalid.
     """
 
     def __init__(
@@ -47,12 +47,12 @@ class Schedule:
         self._cost, self._writing = Typical(), Typical()
         self._step, self._time = 0, 0.0
         self._begun: float | None = None
-        """When this process began to train."""
+        """Time at which this process began to train."""
         self._hurry_until = -math.inf
         self._explained: float | None = None
-        """The interval that was explained last."""
+        """Interval that was logged last, in seconds."""
         self._best = self._choose()
-        """The interval of "auto"; kept, because due() is asked at every step."""
+        """Interval of "auto" in seconds; cached because due() is called at every step."""
         if every == "auto":
             return
         if isinstance(every, int) and not isinstance(every, bool):
@@ -62,13 +62,13 @@ class Schedule:
         if not (self._steps or self._seconds or 0) > 0:
             raise CheckpointError(f'every={every!r}: expected steps (500), a duration ("30s", 30.0) or "auto"')
 
-    # What happens
+    # Events
 
     def resumed(self, saved: object, *, starts: int) -> None:
         """Continue from a checkpoint that holds the history() `saved`.
 
-        starts  how often the training was started since that checkpoint, this time included; 0: it had ended with it.
-                Each of the runs before was interrupted without another save, on average after half an interval.
+        starts  number of starts since that checkpoint, including this one; 0: training had ended with it. Each earlier
+                start was interrupted before it saved, on average after half an interval.
         """
         self._history = History.from_json(saved)
         unsaved = (self._choose() + (self._history.cost or 0.0)) / 2
@@ -76,7 +76,7 @@ class Schedule:
         self._best = self._choose()
 
     def count_from(self, step: int, now: float, blocked: float | None = None) -> None:
-        """Count from a save, or from the start; `blocked`: seconds for which training stood still."""
+        """Restart the interval at a save, or at the start. `blocked`: seconds for which the save blocked training."""
         if self._begun is None:
             self._begun = now
         self._step, self._time = step, now
@@ -85,19 +85,19 @@ class Schedule:
         self._best = self._choose()
 
     def written(self, seconds: float) -> None:
-        """Add the seconds until a save was durable, while training went on."""
+        """Add the seconds from a save until it was durable."""
         self._writing.add(seconds)
         self._best = self._choose()
 
     def hurry(self, until: float) -> None:
-        """Save four times as often up to that moment: the machine may go at any time."""
+        """Save four times as often until the time `until`, because the machine may be terminated."""
         self._hurry_until = max(self._hurry_until, until)
 
-    # The answers
+    # Queries
 
     @property
     def interval(self) -> float | None:
-        """Seconds between two saves; None if steps are counted."""
+        """Seconds between two saves; None if the interval is in steps."""
         if self._steps is not None:
             return None
         return self._seconds if self._seconds is not None else self._best
@@ -113,21 +113,21 @@ class Schedule:
         interval = max(interval / factor, min(interval, self._writing.value or 0.0))
         if self._seconds is not None:
             return elapsed >= interval
-        # The boundary nearest to the computed moment: with steps of 10 s, 12 s are one step rather than two.
+        # Choose the nearest step boundary: with steps of 10 s, an interval of 12 s means one step rather than two.
         return elapsed + elapsed / (step - self._step) / 2 >= interval
 
     def measured(self) -> dict[str, Any]:
-        """Return fields of jobdir.Progress: cost and duration of a save, the interval, and M."""
+        """Return fields of jobdir.Progress: cost and writing time of a save, the interval, and M."""
         mean = self._mean(self._time)
         return {"cost": self._known_cost(), "lag": self._writing.value, "interval": self.interval, "mean": mean}
 
     def history(self, now: float) -> dict[str, Any]:
-        """Return what is saved with the checkpoint, for resumed() of a later run."""
+        """Return the history to save with a checkpoint, for resumed() of a later run."""
         markets = self._history.plus(self._prior.name, self._trained(now)).markets
         return History(markets, self._known_cost()).to_json()
 
     def explanation(self, now: float) -> str | None:
-        """Return a line for the log: at first, and when the interval has changed by half since the last one."""
+        """Return a line for the log, at first and when "auto" has changed by the factor NOTICEABLE; else None."""
         interval = self.interval
         if interval is None or self._seconds is not None:
             first, self._explained = self._explained is None, 0.0
@@ -150,7 +150,7 @@ class Schedule:
         return self._cost.value if self._cost.value is not None else self._history.cost
 
     def _trained(self, now: float) -> float:
-        """Node-seconds of this process."""
+        """Return the node-seconds of this process."""
         return 0.0 if self._begun is None else max(0.0, now - self._begun) * self._nodes
 
     def _seen(self, now: float) -> Seen:
@@ -173,7 +173,7 @@ class Schedule:
 
 
 def _words(seconds: float) -> str:
-    """Return seconds in a readable unit with two significant digits: `0.05 s`, `38 s`, `4.2 h`."""
+    """Format seconds with a readable unit and two significant digits: `0.05 s`, `38 s`, `4.2 h`."""
     for size, unit in ((86_400.0, "days"), (3_600.0, "h"), (60.0, "min")):
         if seconds >= 1.5 * size:
             return f"{_two_digits(seconds / size)} {unit}"

@@ -10,4 +10,4 @@ from .writer import main
 if __name__ == "__main__":
     code = main()
     sys.stderr.flush()
-    os._exit(code)  # not through the interpreter's end, which a thread that hangs in a store could delay
+    os._exit(code)  # skips the interpreter's shutdown, which a thread that hangs in a store could delay

@@ -1,16 +1,15 @@
-"""The trainer's side of the checkpoint writer: two slots of shared memory, and what becomes of what is staged in them.
+"""Client of the checkpoint writer, used by the trainer: two slots of shared memory, and the outcomes of saves.
 
     client = WriterClient.connect(store, rank, world, attempt)
     client.reserve(size)
-    slot = client.free_slot()                # None: the store is too slow, nothing is staged this time
-    client.slot(slot)[:size] = ...           # what blocks training: one copy
+    slot = client.free_slot()                # None: earlier saves are still being written; do not save now
+    client.slot(slot)[:size] = ...           # the copy, which blocks training
     client.submit(Save(name, slot, size, manifest, finished=False, keep=3))
     ...
     for result in client.poll(): ...         # at a later step boundary
 
-No method but wait(), wait_for_writer(), drain() and cached() waits for the writer, and none for the store, however
-slow, hung or dead they are. A client belongs to the process and the thread that made it; in a forked child it is
-closed.
+Only wait(), wait_for_writer(), drain() and cached() block on the writer. No method blocks on the store. Not
+thread-safe: a client belongs to the process and the thread that created it; in a forked child it is closed.
 """
 
 from __future__ import annotations
@@ -34,48 +33,48 @@ __all__ = ["Save", "SaveResult", "WriterClient", "finish_earlier"]
 
 SLOTS = 2
 DEATHS = 3
-"""Writers that may die over one save before it counts as failed."""
+"""Number of writers that may die during one save before the save fails."""
 _ANSWER_S = 10.0
-"""How long an answer of the writer's main thread, which waits for nothing, may take."""
+"""Timeout in seconds for a response of the writer's main thread, which never blocks."""
 _LOOK_S = 0.2
-"""How often wait() looks whether the agent has started its writer again."""
+"""Seconds between checks in wait() whether the agent has restarted its writer."""
 
 
 @dataclass(slots=True, eq=False)
 class _Flight:
-    """A save that has no result yet."""
+    """A save whose outcome is not known yet."""
 
     save: Save
     since: float
     """time.monotonic() at submit()."""
     written: bool = False
-    """Its slot is free again; a new writer need only commit it."""
+    """True if its part is durable and its slot free; a new writer need only commit it."""
     abandoned: bool = False
     deaths: int = 0
 
 
 @dataclass(slots=True, eq=False)
 class _Place:
-    """One of the two slots."""
+    """State of one of the two slots."""
 
     slot: Slot | None = None
     ready: bool = False
-    """Its memory is there."""
+    """True if its memory is allocated."""
     refused: bool = False
-    """There was no memory for it when it was last asked for."""
+    """True if the last allocation of its memory failed."""
     flight: _Flight | None = None
     used: float = 0.0
-    """When it was last submitted."""
+    """time.monotonic() at the last submit() of this slot."""
 
     def refuse(self) -> None:
-        """There is no memory for all of it, and nothing is in what there was."""
+        """Note that the allocation failed, and release the part that was allocated."""
         self.refused = True
         if self.slot is not None:
             self.slot.give_back()
 
 
 class WriterClient:
-    """See the module's text; made by connect()."""
+    """Client of a checkpoint writer; see the module's docstring. Use connect() to create one."""
 
     def __init__(self, store: CheckpointStore, rank: int, world: int, attempt: int) -> None:
         self._store, self._rank, self._world, self._attempt = store, rank, world, attempt
@@ -91,9 +90,9 @@ class WriterClient:
 
     @classmethod
     def connect(cls, store: CheckpointStore, rank: int, world: int, attempt: int) -> WriterClient:
-        """A client of the node's writer ($CLOUDGPU_WRITER), else of one of its own, which is started here.
+        """Return a client of the node's writer ($CLOUDGPU_WRITER), or of a writer that it starts.
 
-        Returns at once: the writer starts meanwhile. One that dies is replaced, and is given again what is staged.
+        Returns before the writer is ready. A writer that dies is replaced, and staged saves are submitted again.
         """
         client = cls(store, rank, world, attempt)
         client._revive()
@@ -102,9 +101,9 @@ class WriterClient:
     # Slots
 
     def reserve(self, size: int) -> None:
-        """Have both slots hold `size` bytes; returns at once, the memory's pages are made in the background.
+        """Make both slots at least `size` bytes long; memory is allocated in the background.
 
-        Raises OSError where no shared memory can be had.
+        Raises OSError if no shared memory can be created.
         """
         self._size = max(self._size, size)
         self._pump()
@@ -113,8 +112,9 @@ class WriterClient:
                 self._grow(number)
 
     def free_slot(self) -> int | None:
-        """The slot to stage into: of the free ones that with the older content, or the only one for which there is
-        memory; None if both are being written.
+        """Return the number of the slot to stage into; None if both are being written.
+
+        It is the free slot with the older content, or the only one with memory.
         """
         self._pump()
         free = [number for number, place in enumerate(self._places) if place.flight is None]
@@ -125,15 +125,15 @@ class WriterClient:
         return number
 
     def slot(self, number: int) -> memoryview:
-        """A slot's memory, writable, page-aligned, at least as long as reserved. A free one may be replaced by a longer
-        one in reserve() and free_slot(): ask again after them.
+        """Return a slot's memory: writable, page-aligned, at least as long as reserved. Call it again after reserve()
+        and free_slot(), which may replace a free slot by a longer one.
 
-        Raises OSError if there is not enough memory for it.
+        Raises OSError if there is not enough memory.
         """
         place = self._places[number]
         if place.slot is None:
             raise ValueError("reserve() comes first")
-        if not place.ready:  # asked for sooner than the writer could: now, or whoever writes to it would die of it
+        if not place.ready:  # the writer has not allocated it yet; writing without that could cause an OOM kill
             try:
                 place.slot.allocate()
             except OSError:
@@ -151,7 +151,7 @@ class WriterClient:
     # Saves
 
     def submit(self, save: Save) -> None:
-        """Hand a staged slot over; it must not be touched until free_slot() returns it again."""
+        """Submit a staged slot for writing; do not touch it until free_slot() returns it again. Raises ValueError."""
         place = self._places[save.slot]
         if place.flight is not None or place.slot is None or save.size > place.slot.size:
             raise ValueError(f"slot {save.slot} is not free, or too small for {save.size} bytes")
@@ -164,13 +164,13 @@ class WriterClient:
         self._pump()
 
     def poll(self) -> list[SaveResult]:
-        """What has become durable or failed since the last call. Never blocks."""
+        """Return the saves that have become durable or failed since the last call. Never blocks."""
         self._pump()
         results, self._results = self._results, []
         return results
 
     def wait(self, timeout_s: float) -> list[SaveResult]:
-        """Results of all that was submitted; fewer if time runs out."""
+        """Wait for the outcome of all submitted saves; return those known at the timeout."""
         end = time.monotonic() + timeout_s
         self._pump()
         while self._flights and (left := end - time.monotonic()) > 0:
@@ -178,18 +178,18 @@ class WriterClient:
         return self.poll()
 
     def wait_for_writer(self) -> bool:
-        """Until there is one that hears what is staged; False: none could be had.
+        """Wait for a connection to a writer, which the agent may still be starting; return whether there is one.
 
-        The agent's may still be starting: what a program stages before it hangs, or dies, would be told to nobody.
+        If the program hung or died without one, what it has staged would be lost.
         """
-        end = time.monotonic() + AGENT_PATIENCE_S + _LOOK_S  # after that, one of our own was tried
+        end = time.monotonic() + AGENT_PATIENCE_S + _LOOK_S  # includes an attempt to start a writer
         self._pump()
         while self._link is None and self._links.keeps_slots and (left := end - time.monotonic()) > 0:
             self._wait_for_message(left)
         return self._link is not None
 
     def abandon(self, name: Name) -> None:
-        """This save will never be complete (another rank failed): rank 0's writer need not wait, and removes it."""
+        """Abandon a save that cannot be completed (another rank failed): rank 0's writer removes it."""
         if flight := self._flights.get(name):
             flight.abandoned = True
             self._tell({"op": "abandon", "name": str(name)})
@@ -197,33 +197,34 @@ class WriterClient:
     # Earlier processes of this rank
 
     def drain(self, timeout_s: float) -> bool:
-        """Wait until what earlier processes of this rank had staged is durable or has failed; False: time ran out.
+        """Wait until what earlier processes of this rank have staged is durable or has failed; False at the timeout.
 
-        Where the attempt is claimed here, finish_earlier() must come before: see there.
+        If the attempt is claimed by this process, call finish_earlier() before the claim instead.
         """
         ours = self._link.address if self._link else None
         return finish_earlier(self._store, self._rank, timeout_s, but=ours)
 
     def cached(self, name: Name) -> tuple[bytes, memoryview] | None:
-        """The manifest and the bytes of a checkpoint that an earlier process of this rank staged on this machine.
+        """Return manifest and data of a checkpoint that an earlier process of this rank staged on this machine, or
+        None.
 
-        To be verified like a file: that process may have died while overwriting it. It goes with the first submit(), if
-        it was not read before. Only the node's writer has any. The view may be written to, which nobody else sees.
+        Verify them like files, since that process may have died while it overwrote them. Call it before the first
+        submit(), which drops them. Only the node's writer keeps any. Changes to the view are private.
         """
         if not self._links.keeps_slots:
             return None
         answer = self._ask({"op": "cached", "name": str(name)}, "cached", _ANSWER_S)
-        if answer is None or len(answer[1]) != 2:  # the kernel drops descriptors where no more can be open
+        if answer is None or len(answer[1]) != 2:  # the kernel drops descriptors at the limit of open files
             close_all(answer[1] if answer else ())
             return None
         manifest, slot = answer[1][0], Slot(answer[1][1])
         try:
             return read_content(manifest), slot.private_view(answer[0]["size"])
-        except OSError:  # no room for it: the store has it, too
+        except OSError:  # not enough address space or memory: read from the store
             return None
 
     def close(self) -> None:
-        """Leave. What was submitted is still written, by a writer that lives on until then."""
+        """Close the client; submitted saves are still written, by a writer that runs until then."""
         self._closed = True
         self._drop_link()
         self._places = [_Place() for _ in range(SLOTS)]
@@ -232,7 +233,7 @@ class WriterClient:
     # The writer
 
     def _pump(self) -> None:
-        """Take in what the writer has said, and replace it if it is dead. Never blocks."""
+        """Process the writer's messages, and replace the writer if it has died. Never blocks."""
         if self._closed:
             raise ValueError("this client has been closed; a forked process needs one of its own")
         if self._link is None:
@@ -269,13 +270,13 @@ class WriterClient:
     def _slot_is_ready(self, message: Message) -> None:
         place = self._places[message["slot"]]
         if place.slot is None or place.slot.size != message["size"]:
-            return  # it has been replaced meanwhile
+            return  # it was replaced in the meantime
         if message["error"] is not None:
-            if not place.ready:  # else we have got the memory ourselves meanwhile
+            if not place.ready:  # else slot() has allocated the memory in the meantime
                 place.refuse()
         else:
             place.ready, place.refused = True, False
-            # A page table is made of pages that are there: quick, but not to be waited for either.
+            # Mapping existing pages is quick, but training need not wait for it.
             threading.Thread(target=_prefault, args=(place.slot,), name="cloudgpu-pages", daemon=True).start()
 
     def _set_written(self, name: Name | None) -> None:
@@ -290,7 +291,7 @@ class WriterClient:
                 place.flight = None
 
     def _bury(self) -> None:
-        """The writer is dead: count it against what it was writing, and start anew."""
+        """Handle the death of the writer: count it against the saves in progress, and connect to another one."""
         reason = self._link.last_words() if self._link else ""
         self._drop_link()
         for flight in list(self._flights.values()):
@@ -307,7 +308,7 @@ class WriterClient:
         self._results.append(SaveResult(name, flight.written, False, error, False, seconds))
 
     def _revive(self) -> None:
-        """Have a writer, if one can be had now, and tell it everything."""
+        """Connect to a writer if one is available, and send it the complete state."""
         try:
             self._link = self._links.next()
         except OSError as error:
@@ -371,13 +372,13 @@ class WriterClient:
             self._tell({"op": "abandon", "name": str(save.name)})
 
     def _tell(self, message: Message, *descriptors: int) -> None:
-        """If it is dead, the next pump will notice, and tell its successor."""
+        """Send a message; if the writer has died, the next _pump() notices and informs its replacement."""
         if self._link is not None:
             with contextlib.suppress(ClosedError):
                 self._link.send(message, *descriptors)
 
     def _ask(self, message: Message, op: str, timeout_s: float) -> tuple[Message, list[int]] | None:
-        """Its answer; None if there was none in this time. The question is put again to a new writer."""
+        """Send a query and return the response, None at the timeout; the query is repeated for a new writer."""
         end = time.monotonic() + timeout_s
         asked: WriterLink | None = None
         while True:
@@ -401,7 +402,7 @@ class WriterClient:
 
 
 def _prefault(slot: Slot) -> None:
-    with contextlib.suppress(OSError):  # too little memory now: the pages are mapped when they are written to
+    with contextlib.suppress(OSError):  # too little memory now: pages are mapped on first write
         slot.prefault()
 
 
@@ -409,7 +410,7 @@ _ALL: weakref.WeakSet[WriterClient] = weakref.WeakSet()
 
 
 def _close_in_child() -> None:
-    """A forked worker would keep the connection open, and the slots' memory, when its trainer is dead."""
+    """Close clients in a forked child, which would keep connection and memory alive after its trainer has exited."""
     for client in list(_ALL):
         for slot in [place.slot for place in client._places if place.slot]:
             slot.leave_to_parent()

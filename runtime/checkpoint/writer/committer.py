@@ -1,4 +1,4 @@
-"""Rank 0's part of a save: when every rank's part is in the store it becomes a checkpoint, and old ones go."""
+"""Committer: commits saves whose parts are all written, and removes old checkpoints. Runs for rank 0."""
 
 from __future__ import annotations
 
@@ -17,29 +17,29 @@ if TYPE_CHECKING:
     from .slots import Slot
 
 TRIES = 3
-"""Of a commit, in a row, while there is a trainer that can save again."""
+"""Consecutive attempts to commit a save, while there is a trainer that can save again."""
 _PAUSES_S = {True: (0.005, 0.5), False: (0.05, 2.0)}
-"""Shortest and longest time between two looks for other ranks' parts: in a local folder, in an object store."""
+"""Minimum and maximum seconds between two checks for other ranks' parts: in a local folder, in an object store."""
 
 
 @dataclass(slots=True)
 class Staged:
-    """A save as the writer knows it."""
+    """A save as the writer sees it."""
 
     name: Name
     slot: Slot | None
-    """None: this rank's part was written by a writer that has died since, and only the commit is left to do."""
+    """Slot that holds the data; None: an earlier writer process wrote this part, and only the commit remains."""
     size: int
     manifest: bytes
     finished: bool
     keep: int
     rows: bytes
     submitted: float
-    """time.monotonic(), which is the same in all processes of a machine."""
+    """time.monotonic() of submit(); the clock is the same in all processes of a machine."""
 
 
 class Finish(Protocol):
-    """Tell what became of a save."""
+    """Callback that reports the outcome of a save."""
 
     def __call__(
         self, staged: Staged, *, written: bool, committed: bool, error: str | None, fenced: bool = False
@@ -50,18 +50,18 @@ class Finish(Protocol):
 class _Waiting:
     staged: Staged
     patience_s: float
-    """How long other ranks' parts are waited for when the trainer is dead."""
+    """Seconds to wait for other ranks' parts once the trainer has exited."""
     until: float = float("inf")
-    """time.monotonic() when they have had that time. While there is a trainer it knows better: it abandons the save if
-    another rank's part has failed, and a later one supersedes it.
+    """time.monotonic() at which to stop waiting. Infinite while the trainer runs, which can abandon the save when
+    another rank has failed, or supersede it by a later one.
     """
     missing: str = ""
-    """Why it cannot be committed yet."""
+    """Reason why it cannot be committed yet."""
     failures: int = 0
 
 
 class Committer:
-    """The saves that this rank has written and that are no checkpoints yet, oldest first. For one thread."""
+    """The saves written by this rank and not committed yet, oldest first. Not thread-safe."""
 
     def __init__(
         self,
@@ -74,9 +74,9 @@ class Committer:
         self._store, self._world, self._finish, self._may_come, self._note = store, world, finish, may_come, note
         self._waiting: list[_Waiting] = []
         self._dirty = True
-        """There may be parts of saves that failed: a predecessor of this process may have left some."""
+        """True if parts of failed saves may remain; initially, since an earlier process may have left some."""
         self._told = False
-        """That they cannot be removed: once in a row."""
+        """True if it was reported that they cannot be removed; reset when that succeeds."""
         self._shortest, self._longest = _PAUSES_S[store.job_dir.folder is not None]
         self._pause = self._shortest
 
@@ -88,16 +88,16 @@ class Committer:
         return {waiting.staged.name for waiting in self._waiting}
 
     def pause(self) -> float | None:
-        """Seconds until the next turn() is of use; None: not before there is something to do."""
+        """Return the seconds until the next turn() is due; None: wait for the next event."""
         return self._pause if self._waiting else None
 
     def fail(self, name: Name, reason: str) -> None:
-        """It will never be a checkpoint."""
+        """Give up a save that will not be completed."""
         for waiting in [waiting for waiting in self._waiting if waiting.staged.name == name]:
             self._give_up(waiting, reason)
 
     def turn(self, *, impatient: bool) -> None:
-        """Commit what is complete. `impatient`: the trainer is dead; nobody else will try again."""
+        """Commit what is complete. `impatient`: the trainer has exited, so nothing will be saved again."""
         committed = None
         for waiting in list(self._waiting):
             if impatient:
@@ -112,8 +112,8 @@ class Committer:
         self._retain(committed.staged)
 
     def clean_up(self, coming: Name) -> None:
-        """Before a save: remove what failed ones have left, whoever wrote it. What cannot be removed is in the way of
-        nothing but its room.
+        """Remove the remains of failed saves, of any process, before the save `coming`. A failure is only logged, since
+        they only take space.
         """
         if not self._dirty:
             return
@@ -130,13 +130,13 @@ class Committer:
             self._dirty = self._told = False
 
     def _commit(self, waiting: _Waiting, *, impatient: bool) -> bool:
-        """Return whether it is a checkpoint now; if it never will be, it is reported and forgotten."""
+        """Commit a save if possible, and return whether it is committed; give up a save that cannot be completed."""
         staged = waiting.staged
         try:
-            if not self._store.is_committed(staged.name):  # it is if a writer was killed right after
+            if not self._store.is_committed(staged.name):  # it is if a writer was killed after the commit
                 if absent := self._absent(staged.name):
                     waiting.missing = f"{len(absent)} of {self._world} ranks have not written their part: {absent[:8]}"
-                    # Looked at again: one may have written its part, and gone, since the first look.
+                    # Check again: a rank may have written its part and exited since the first check.
                     hopeless = impatient and not any(map(self._may_come, absent)) and self._absent(staged.name)
                     return self._expire(waiting, now=bool(hopeless))
                 digests = self._store.digests(staged.name, self._world)

@@ -1,4 +1,4 @@
-"""The connection to a checkpoint writer: the node's, or a process of the trainer's own."""
+"""Connections of a trainer to checkpoint writers: the node's, or a process that the trainer starts."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from .protocol import Message, connect, listen_at_one_of, receive, send
 from .slots import anonymous_file
 
 ADDRESS = "CLOUDGPU_WRITER"
-"""Environment variable: path of the socket of the node's writer."""
+"""Environment variable that holds the path of the node writer's socket."""
 AGENT_PATIENCE_S = 10.0
-"""How long the agent may take to start its writer again; then the trainer starts one of its own."""
+"""Seconds for the agent to restart its writer; after that, the trainer starts its own."""
 _LONGEST_PAUSE_S = 30.0
 _LAST_WORDS = 2000
-"""Bytes of the writer's error output that are told when it has died."""
+"""Maximum bytes of the writer's error output to report when it has died."""
 
 
 class WriterLink:
-    """One writer's life as its trainer sees it."""
+    """Connection to one writer process."""
 
     def __init__(
         self,
@@ -36,20 +36,20 @@ class WriterLink:
         self.connection = connection
         self.process = process
         self.address = address
-        """Where others can ask for it, if it is our own."""
+        """Address at which other processes can reach the writer, if this trainer has started it."""
         self._errors = errors
 
     @classmethod
     def to_node(cls, address: str) -> WriterLink | None:
-        """None if nobody listens there now."""
+        """Connect to the node's writer; return None if nothing listens at the address."""
         connection = connect(address)
         return cls(connection) if connection else None
 
     @classmethod
     def to_own(cls, addresses: Sequence[bytes]) -> WriterLink:
-        """Start a writer of our own; returns before it is ready. Raises OSError if no process can be started.
+        """Start a writer process, and return before it is ready. Raises OSError if no process can be started.
 
-        It can be asked for at one of the addresses from now on, should this process die before it is ready.
+        The writer is reachable at one of the addresses from now on, even if this process dies before it is ready.
         """
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         errors = anonymous_file("cloudgpu-writer-errors")
@@ -69,19 +69,19 @@ class WriterLink:
         return cls(ours, process, errors, address)
 
     def send(self, message: Message, *descriptors: int) -> None:
-        """Raises ClosedError."""
+        """Send a message. Raises ClosedError."""
         send(self.connection, message, descriptors)
 
     def receive(self) -> tuple[Message, list[int]] | None:
-        """Raises ClosedError."""
+        """Return the next message with its file descriptors, or None if there is none. Raises ClosedError."""
         return receive(self.connection)
 
     def last_words(self) -> str:
-        """How the writer ended, as far as can be seen; it has closed the connection."""
+        """Return a message about the exit of the writer, which has closed the connection."""
         if self.process is None or self._errors is None:
             return "the node's checkpoint writer has gone"
         with contextlib.suppress(subprocess.TimeoutExpired):
-            self.process.wait(0.01)  # the kernel closes its files a moment before it lets us know
+            self.process.wait(0.01)  # the kernel closes its files shortly before wait() sees the exit
         code = self.process.poll()
         size = os.fstat(self._errors).st_size
         words = os.pread(self._errors, _LAST_WORDS, max(0, size - _LAST_WORDS)).decode(errors="replace").strip()
@@ -89,7 +89,7 @@ class WriterLink:
         return f"the checkpoint writer has ended {how}{': ' if words else ''}{words}"
 
     def close(self) -> None:
-        """Leave it; a writer of our own ends when it has done its work."""
+        """Close the connection; a writer started by this trainer exits when its work is done."""
         self.connection.close()
         if self._errors is not None:
             os.close(self._errors)
@@ -102,43 +102,43 @@ def _start(connection: socket.socket, listener: socket.socket | None, errors: in
     command = [sys.executable, "-P", "-m", "cloudgpu.runtime.checkpoint.writer", "--fd", str(connection.fileno())]
     if listener:
         command += ["--listen", str(listener.fileno())]
-    search_path = os.pathsep.join(os.path.abspath(path) for path in sys.path)  # noqa: PTH100 - also of ""
-    # They would end it while it starts, before it can say that they are not for it.
+    search_path = os.pathsep.join(os.path.abspath(path) for path in sys.path)  # noqa: PTH100 - also for ""
+    # These signals would kill the writer during its start, before it can ignore them.
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGTERM, signal.SIGINT, signal.SIGHUP))
     try:
         return subprocess.Popen(
             command,
-            env=os.environ | {"PYTHONPATH": search_path},  # what this process finds, it finds
-            cwd="/",  # ours may be one that is to be deleted or unmounted
+            env=os.environ | {"PYTHONPATH": search_path},  # the same imports as in this process
+            cwd="/",  # the current folder may be deleted or unmounted
             stdin=subprocess.DEVNULL,
-            # Not our output: who reads that to its end would wait for the writer's end, too.
+            # A reader of the trainer's output would otherwise wait for the writer to exit.
             stdout=subprocess.DEVNULL,
             stderr=errors,
             pass_fds=[end.fileno() for end in (connection, listener) if end],
-            start_new_session=True,  # Ctrl-C, and the end of a terminal, are for the trainer alone
+            start_new_session=True,  # Ctrl-C, and the hangup of a terminal, are for the trainer alone
         )
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
 
 class Links:
-    """Where the next writer comes from, when there is none or the last has died."""
+    """Source of the next writer connection, when there is none yet or the last writer has died."""
 
     def __init__(self, own_addresses: Sequence[bytes]) -> None:
         self._own_addresses = own_addresses
         self._address = os.environ.get(ADDRESS)
         self._missing_since: float | None = None
         self._starts = 0
-        """Writers of our own that were started and have not said anything yet, in a row."""
+        """Number of writer processes started in a row that have not sent a message."""
         self._not_before = 0.0
 
     @property
     def keeps_slots(self) -> bool:
-        """Whether the writer was there before this process, and may know what an earlier one staged."""
+        """Return whether the writer is older than this process, and may hold what an earlier process has staged."""
         return bool(self._address)
 
     def next(self) -> WriterLink | None:
-        """None: not now, try again later. Raises OSError."""
+        """Return a connection; None: none at the moment, call again later. Raises OSError."""
         if not self._address:
             return self._own()
         link = WriterLink.to_node(self._address)
@@ -150,11 +150,11 @@ class Links:
         return self._own() if now - self._missing_since > AGENT_PATIENCE_S else None
 
     def works(self) -> None:
-        """The writer has said something."""
+        """Note that the writer has sent a message."""
         self._starts = 0
 
     def _own(self) -> WriterLink | None:
-        """One that dies while it starts is not started again at every step of the training."""
+        """Start a writer process, with backoff if writers die during their start; None: during the backoff."""
         now = time.monotonic()
         if now < self._not_before:
             return None

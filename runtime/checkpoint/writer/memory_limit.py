@@ -1,4 +1,4 @@
-"""How much memory this process may still take. Beyond it, Linux gives none of it back as an error: it kills."""
+"""Memory that this process can still allocate before Linux's OOM killer, or a cgroup's, ends a process."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ _CGROUPS = Path("/sys/fs/cgroup")
 
 
 def available() -> int | None:
-    """Bytes that can be had without a process being killed for it; None if the kernel does not say."""
+    """Return the bytes that can be allocated without an OOM kill; None if the kernel does not report them."""
     limits = [limit for limit in (_of_machine(), _of_cgroup()) if limit is not None]
     return min(limits, default=None)
 
@@ -22,7 +22,7 @@ def _of_machine() -> int | None:
 
 
 def _of_cgroup() -> int | None:
-    """The tightest limit of the control groups (version 2) that we are in: a container's, or a batch system's."""
+    """Return the tightest limit of this process's cgroups (version 2): a container's, or a batch system's."""
     try:
         lines = Path("/proc/self/cgroup").read_text().splitlines()
         own = next(line[3:] for line in lines if line.startswith("0::"))
@@ -40,7 +40,7 @@ def _left_in(group: Path) -> int | None:
         if limit == "max":
             return None
         stat = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
-        # File pages that nobody has used lately are dropped rather than anybody killed.
+        # Inactive file pages are reclaimed before the OOM killer acts.
         return max(0, int(limit) - used + int(stat.get("inactive_file", 0)))
     except (OSError, ValueError):
         return None

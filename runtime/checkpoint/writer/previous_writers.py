@@ -1,4 +1,4 @@
-"""What earlier processes of a rank have left to their writers, and a new one waits for."""
+"""Wait for the writers of earlier processes of a rank."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from .protocol import own_addresses, wait_until_durable
 
 
 def finish_earlier(store: CheckpointStore, rank: int, timeout_s: float, *, but: bytes | None = None) -> bool:
-    """Wait until what earlier processes of this rank had staged is durable or has failed; False: time ran out.
+    """Wait until what earlier processes of this rank have staged is durable or has failed; False at the timeout.
 
-    Comes before the store's claim() and clean(), to which what is still being written is a dead attempt's. Asked are
-    the node's writer, and those of earlier processes on this machine, of the same user and network namespace; `but`:
-    the address of our own.
+    Call it before the store's claim() and clean(), which treat unfinished saves as abandoned. It waits for the node's
+    writer and for the writers of earlier processes on this machine, of the same user and network namespace. `but`:
+    address of this process's own writer, which is left out.
     """
     end = time.monotonic() + timeout_s
     of = subject(store, rank)
@@ -25,5 +25,5 @@ def finish_earlier(store: CheckpointStore, rank: int, timeout_s: float, *, but: 
 
 
 def subject(store: CheckpointStore, rank: int) -> tuple[str, str, int]:
-    """What writers are told apart by: URL, prefix, rank."""
+    """Return URL, prefix and rank, by which writers identify a rank of a training."""
     return store.job_dir.url, store.prefix, rank

@@ -1,8 +1,8 @@
-"""What trainers and the checkpoint writer say to each other.
+"""Protocol between trainers and the checkpoint writer.
 
 Messages are JSON objects, one per packet of an AF_UNIX socket of type SOCK_SEQPACKET: a packet arrives whole or not at
-all, and file descriptors travel with the packet they belong to. What may be long (a manifest) travels as a descriptor,
-so that no message ever waits for room in a socket's buffer.
+all, together with its file descriptors. Content that may be long (a manifest) is passed as a descriptor, so that
+sending never blocks on a socket's buffer.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from typing import Any
 from ....protocol.checkpoint_names import Name
 
 VERSION = 1
-"""Of the messages; trainer and writer usually come from one installation, but a program may bring its own."""
+"""Version of the messages. Trainer and writer usually use one installation, but a program may bring its own."""
 _PACKET = 64 << 10
-"""Bytes; longer than any message."""
+"""Receive buffer in bytes, longer than any message."""
 _DESCRIPTORS = 4
 LONGEST_TEXT = 4000
-"""Characters of what is told in words: some stores answer with a whole page of HTML."""
+"""Maximum characters of an error or note: some stores respond with a whole HTML page."""
 _PATH = 107
 _BREATH_S = 0.01
 
@@ -42,55 +42,55 @@ class Save:
     name: Name
     slot: int
     size: int
-    """Bytes of the slot that are the checkpoint's."""
+    """Bytes of the slot that belong to the checkpoint."""
     manifest: bytes
     """RankManifest without chunk hashes: the writer adds them."""
     finished: bool
-    """The training reached its end with this step. Of this field and the next two, only rank 0's count."""
+    """True if the training reached its end with this step. Of this field and the next two, only rank 0's are used."""
     keep: int
-    """How many checkpoints are kept, this one included."""
+    """Number of checkpoints to keep, including this one."""
     rows: bytes = b""
     """Metrics of the steps since the last save; may be empty."""
 
 
 @dataclass(frozen=True, slots=True)
 class SaveResult:
-    """What became of a Save."""
+    """Outcome of a Save."""
 
     name: Name
     written: bool
-    """This rank's part is durable."""
+    """True if this rank's part is durable."""
     committed: bool
-    """It is a checkpoint now; known on rank 0 only."""
+    """True if the checkpoint is committed; known on rank 0 only."""
     error: str | None
     fenced: bool
-    """A newer attempt has taken over: this one will never commit again."""
+    """True if a newer attempt has taken over, so that no later save of this attempt can be committed."""
     seconds: float
-    """From submit() until it was durable (on rank 0: committed) or had failed."""
+    """From submit() until the save was durable (on rank 0: committed) or had failed."""
 
 
 class ClosedError(Exception):
-    """The other side is gone."""
+    """The other side has closed the connection."""
 
 
 def send(connection: socket.socket, message: Message, descriptors: Sequence[int] = ()) -> None:
-    """Raises ClosedError. The descriptors remain the sender's to close."""
+    """Send a message. The caller keeps the descriptors. Raises ClosedError."""
     rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", descriptors))] if descriptors else []
     packet = json.dumps(message, separators=(",", ":")).encode()
     try:
         connection.sendmsg([packet], rights, socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
-    except OSError as error:  # also a buffer that is full: two slots' messages never fill one, so nobody reads it
+    except OSError as error:  # also a full buffer: messages for two slots do not fill it, so the peer does not read
         raise ClosedError(str(error)) from error
 
 
 def receive(connection: socket.socket) -> tuple[Message, list[int]] | None:
-    """The next message and what came with it; None if there is none yet. Raises ClosedError."""
+    """Return the next message and its descriptors, or None if there is none. Raises ClosedError."""
     try:
         try:
             packet, descriptors = _receive(connection)
         except ConnectionResetError:
-            # The other side has died without having read all of ours: the kernel tells that first, and once. What it
-            # said before that is still there.
+            # The peer exited before it read all messages. The kernel reports that once, before the messages that the
+            # peer has sent; they can still be read.
             packet, descriptors = _receive(connection)
     except BlockingIOError:
         return None
@@ -119,7 +119,7 @@ def close_all(descriptors: Sequence[int]) -> None:
 
 
 def listen(address: str | bytes) -> socket.socket:
-    """Raises OSError. An abstract address (bytes that begin with 0) is free again when its listener is dead."""
+    """Listen at an address. Raises OSError. An abstract address (bytes starting with 0) is freed with its listener."""
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     try:
         listener.setblocking(False)
@@ -133,8 +133,8 @@ def listen(address: str | bytes) -> socket.socket:
 
 
 def connect(address: str | bytes) -> socket.socket | None:
-    """A connection to whoever listens there; None if nobody does, or only a stranger: a path is guarded by its folder,
-    an abstract address is for whoever comes first.
+    """Connect to an address; return None if nothing listens there. A listener of another user at an abstract address,
+    which any process can take, is rejected; a path is protected by its folder's permissions.
     """
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     connection.setblocking(False)
@@ -152,7 +152,7 @@ def connect(address: str | bytes) -> socket.socket | None:
 
 @contextlib.contextmanager
 def _short(address: str | bytes) -> Iterator[str | bytes]:
-    """A path of a socket may have 107 bytes: a longer one is reached through its open folder."""
+    """Yield an address of at most 107 bytes, the limit for a socket's path: longer ones are opened via the folder."""
     if isinstance(address, bytes) or len(os.fsencode(address)) <= _PATH:
         yield address
         return
@@ -165,7 +165,7 @@ def _short(address: str | bytes) -> Iterator[str | bytes]:
 
 
 def listen_at_one_of(addresses: Sequence[bytes]) -> socket.socket | None:
-    """None if all are taken."""
+    """Listen at the first free address; return None if all are in use."""
     for address in addresses:
         with contextlib.suppress(OSError):
             return listen(address)
@@ -173,9 +173,9 @@ def listen_at_one_of(addresses: Sequence[bytes]) -> socket.socket | None:
 
 
 def own_addresses(url: str, prefix: str, rank: int) -> list[bytes]:
-    """Where a trainer's own writer can be asked for: one of these abstract addresses, of which no file is left.
+    """Return the abstract addresses, which leave no files, at one of which a trainer's own writer listens.
 
-    More than one, for an earlier process's writer may still be at work.
+    There are several, because an earlier process's writer may still be running.
     """
     subject = hashlib.sha256("\0".join((str(os.getuid()), url, prefix, str(rank))).encode()).hexdigest()[:32]
     return [f"\0cloudgpu-writer-{subject}-{number}".encode() for number in range(4)]
@@ -189,28 +189,27 @@ def is_listened_to(address: str | bytes) -> bool:
 
 
 def peer(connection: socket.socket) -> tuple[int, int]:
-    """Process and user at the other end; of a socketpair: who made it."""
+    """Return process id and user id of the peer; for a socketpair, of the process that created it."""
     pid, uid, _ = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
     return pid, uid
 
 
 def is_ours(connection: socket.socket) -> bool:
-    """Whether this user or root is at the other end."""
+    """Return whether the peer runs as this user or root."""
     return peer(connection)[1] in (os.getuid(), 0)
 
 
 def wait_readable(connection: socket.socket, timeout_s: float) -> bool:
-    """Not select(2), which knows no descriptor above 1023."""
+    """Wait for a message; False at the timeout. Uses poll(), since select() is limited to descriptors below 1024."""
     waiting = select.poll()
     waiting.register(connection, select.POLLIN)
     return bool(waiting.poll(max(0.0, timeout_s) * 1000))
 
 
 def wait_until_durable(address: str | bytes, timeout_s: float, of: tuple[str, str, int] | None = None) -> bool:
-    """Whether what was staged with the writer at this address is now durable, or has failed for good.
+    """Wait until what was staged with the writer at this address is durable or has failed; False at the timeout.
 
-    of: URL, prefix and rank of whose; None: everybody's. Waits as long as `timeout_s`. True also if no writer is there,
-    or none any more: it has nothing that is staged.
+    of: URL, prefix and rank; None: all ranks. True also if no writer listens there, since nothing is staged then.
     """
     end = time.monotonic() + timeout_s
     while (connection := connect(address)) is not None:
@@ -218,12 +217,12 @@ def wait_until_durable(address: str | bytes, timeout_s: float, of: tuple[str, st
             return _drained(connection, end, of)
         if time.monotonic() >= end:
             return False
-        time.sleep(_BREATH_S)  # it ends, or was killed: perhaps there is another
+        time.sleep(_BREATH_S)  # it is exiting or was killed: there may be another
     return True
 
 
 def _drained(connection: socket.socket, end: float, of: tuple[str, str, int] | None) -> bool:
-    """False: time ran out. Raises ClosedError."""
+    """Return whether the writer has drained before `end`. Raises ClosedError."""
     send(connection, {"op": "drain", "of": of})
     while wait_readable(connection, end - time.monotonic()):
         answer = receive(connection)

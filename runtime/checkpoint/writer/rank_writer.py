@@ -1,4 +1,4 @@
-"""One rank's saves, written one after the other by a thread of the checkpoint writer; rank 0's are committed too."""
+"""RankWriter: a thread of the checkpoint writer that writes one rank's saves; rank 0's also commits them."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from .protocol import SaveResult
 from .slots import Slot
 
 PATIENCE_S = 60.0
-"""How long a save that nobody will repeat is tried again, and its other ranks are waited for."""
+"""Seconds for which a save is retried, and other ranks are waited for, once the trainer has exited."""
 _FIRST_PAUSE_S = 0.2
 _LOOKS_FOR_ROOM = 5
-"""Tries of a part that finds no room: another rank may be removing an older checkpoint at this moment."""
+"""Attempts to write a part when the disk is full: another rank may be removing an old checkpoint."""
 
 
 @dataclass(slots=True)
 class Written:
-    """The newest part that a rank wrote, and the memory it was written from: a new process may restore from it."""
+    """The newest part that a rank has written, with its memory, from which a new process may restore."""
 
     name: Name
     slot: Slot
@@ -36,7 +36,7 @@ class Written:
 
 @dataclass(slots=True)
 class Outbox:
-    """How a RankWriter tells its trainer, if there still is one. Called from its thread."""
+    """Callbacks that send messages to the trainer, if it is connected. Called from the writer's thread."""
 
     written: Callable[[Name], None]
     result: Callable[[SaveResult], None]
@@ -45,19 +45,19 @@ class Outbox:
 
 @dataclass(slots=True, eq=False)
 class RankWriter:
-    """`start()` it, `stage()` saves, `leave()` when the trainer is gone: it ends when nothing is left to do."""
+    """Writer of one rank: `start()` it and `stage()` saves; after `leave()` it ends when all work is done."""
 
     store: CheckpointStore
     rank: int
     world: int
     outbox: Outbox
     may_come: Callable[[int], bool]
-    """Whether another rank may still write its part, as far as this machine knows. Called from its thread."""
+    """Return whether another rank may still write its part. Called from the writer's thread."""
     when_idle: Callable[[], None]
-    """Called from its thread when nothing is left to do for now, and when it ends."""
+    """Called from the writer's thread when no work is left for now, and when it ends."""
     written: Written | None = None
     busy: int = 0
-    """Saves that are staged and neither durable nor failed."""
+    """Number of saves that are staged and neither durable nor failed."""
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _inbox: queue.SimpleQueue[Staged | None] = field(default_factory=queue.SimpleQueue)
     _abandoned: set[Name] = field(default_factory=set)
@@ -68,12 +68,12 @@ class RankWriter:
     _leftovers: list[Name] = field(default_factory=list)
     _committer: Committer | None = None
     _short_of_room: bool = False
-    """Older checkpoints go earlier than asked for, and that was reported."""
+    """True if it was reported that fewer checkpoints are kept than asked for."""
 
     def start(self) -> None:
         if self.rank == 0:
             self._committer = Committer(self.store, self.world, self._finish, self.may_come, self.outbox.note)
-        # A daemon: one that hangs in a store must not keep the process that was told to end.
+        # A daemon thread: if it hangs in a store, the process can still exit.
         threading.Thread(target=self._run, name=f"rank {self.rank}", daemon=True).start()
 
     def stage(self, staged: Staged) -> None:
@@ -82,7 +82,7 @@ class RankWriter:
         self._inbox.put(staged)
 
     def abandon(self, name: Name) -> None:
-        if self.busy:  # else it is over already
+        if self.busy:  # else the save has ended already
             self._abandoned.add(name)
             self._inbox.put(None)
 
@@ -93,14 +93,14 @@ class RankWriter:
 
     @property
     def idle(self) -> bool:
-        """Nothing is staged, and what was is tidied up after."""
+        """True if nothing is staged and cleanup is complete."""
         return self.busy == 0 and not self._working
 
     @property
     def ended(self) -> bool:
         return self._ended
 
-    # In its thread
+    # Methods called in the writer's thread
 
     def _run(self) -> None:
         while not (self._gone.is_set() and self.idle):
@@ -109,7 +109,7 @@ class RankWriter:
         self.when_idle()
 
     def _turn(self) -> None:
-        """Wait for something to do, and do it."""
+        """Wait for an event and handle it."""
         committer = self._committer
         try:
             staged = self._inbox.get(timeout=committer.pause() if committer else None)
@@ -140,8 +140,8 @@ class RankWriter:
         return None
 
     def _write_patiently(self, staged: Staged, slot: Slot) -> str | None:
-        """Return why it could not be written, None: it is. Retried where room was made, and where the trainer is dead
-        and so cannot save again itself.
+        """Write a part; return the reason if that fails, else None. Retries if space could be freed, or if the trainer
+        has exited and so cannot save again.
         """
         pause, looks = _FIRST_PAUSE_S, 0
         while True:
@@ -153,7 +153,7 @@ class RankWriter:
                 reason, is_full = str(error), isinstance(error, NoRoomError)
             else:
                 return None
-            # At once: the next save may need the room, and the next turn may be far away.
+            # Immediately, since the next save may need the space.
             self._remove_leftovers()
             if is_full:
                 looks += 1
@@ -171,7 +171,7 @@ class RankWriter:
             pause = min(2 * pause, 5.0)
 
     def _make_room(self, staged: Staged) -> bool:
-        """Remove the oldest checkpoint if that helps; reported once."""
+        """Remove the oldest checkpoint if that frees enough space; the first removal is reported."""
         if not make_room(self.store, staged.name, staged.size):
             return False
         if not self._short_of_room:
@@ -192,7 +192,7 @@ class RankWriter:
             self._committer.clean_up(name)
 
     def _remove_leftovers(self) -> None:
-        """What cannot be removed now stays on the list."""
+        """Remove the parts of failed saves; those that cannot be removed now stay on the list."""
         left, self._leftovers = self._leftovers, []
         for name in left:
             try:

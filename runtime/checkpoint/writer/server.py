@@ -1,4 +1,4 @@
-"""What the checkpoint writer's main thread does: it listens to trainers, and never waits for anything else."""
+"""Server: the main thread of the checkpoint writer, which handles trainers' messages and never blocks otherwise."""
 
 from __future__ import annotations
 
@@ -33,61 +33,61 @@ from .rank_writer import Outbox, RankWriter, Written
 from .slots import Slot, content_file, read_content
 
 _LONG_S = 3600.0
-"""What select() can be asked to wait; it cannot wait for ever in numbers."""
+"""Maximum timeout of select(), in seconds."""
 
 Key = tuple[str, str, int]
-"""A rank of one training: URL, prefix, rank."""
+"""Identifies a rank of a training: URL, prefix, rank."""
 
 
 @dataclass(slots=True, eq=False)
 class Trainer:
-    """A process that is connected; until it says who it is, and for good if it only wants to ask, without a writer."""
+    """A connected process. It has a writer once it has sent "hello"; processes that only query send none."""
 
     connection: socket.socket
     key: Key | None = None
     writer: RankWriter | None = None
     slots: dict[int, Slot] = field(default_factory=dict)
     saves: bool = False
-    """It has staged something: by then it has restored what it wanted."""
+    """True if it has staged something, and so has completed its restore."""
     process: int | None = None
-    """pidfd. A forked worker may hold the connection open when its trainer is dead."""
+    """pidfd of the trainer, since a forked child may keep the connection open after the trainer has exited."""
     draining: list[Key | None] = field(default_factory=list)
-    """Whose saves it wants to be told the end of; None: everybody's."""
+    """Ranks whose saves it is waiting for; None: all ranks."""
     asks_only: bool = True
-    """Nobody's end is waited for who never said who it is, unless it is the process that we were made for."""
+    """True if the server need not wait for its exit: it has sent no "hello", and did not start this server."""
 
 
 class Server:
-    """Serves until there is nothing left to serve. `lasting`: until stop() besides."""
+    """Message loop that runs until there is nothing left to serve. `lasting`: it also waits for stop()."""
 
     def __init__(self, *, lasting: bool) -> None:
         self._lasting = lasting
         self._until: float | None = None
-        """time.monotonic() when what is still unwritten is given up; set when stopped."""
+        """time.monotonic() at which unwritten saves are given up; set by stop()."""
         self._selector = selectors.DefaultSelector()
         self._trainers: list[Trainer] = []
         self._writers: dict[RankWriter, Key] = {}
         self._kept: dict[Key, Written] = {}
-        """The newest part of each rank whose process is dead."""
+        """The newest part of each rank whose process has exited."""
         self._worlds: dict[tuple[str, str], int] = {}
-        """How many ranks each training has, by the word of the process that came last."""
+        """Number of ranks of each training, as reported by its newest process."""
         self._departed: set[Key] = set()
-        """Ranks whose process is dead, and everything written that it had staged."""
+        """Ranks whose process has exited, and whose staged saves are all written."""
         self.waker, self._woken = socket.socketpair()
         self.waker.setblocking(False)
         self._woken.setblocking(False)
         self._selector.register(self._woken, selectors.EVENT_READ, self._wake_up)
 
     def listen(self, listener: socket.socket) -> None:
-        """Accept connections there."""
+        """Accept connections from a listening socket."""
         self._selector.register(listener, selectors.EVENT_READ, lambda: self._accept(listener))
 
     def add(self, connection: socket.socket) -> None:
-        """Serve the process at its other end, for which this one was made."""
+        """Serve the process at the other end of a connection, which has started this server."""
         self._serve(Trainer(connection, asks_only=False))
 
     def watch(self, descriptor: int, call: Callable[[], None]) -> None:
-        """Call it once, when the descriptor becomes readable."""
+        """Call `call` once, when the descriptor becomes readable."""
 
         def once() -> None:
             self._selector.unregister(descriptor)
@@ -96,12 +96,12 @@ class Server:
         self._selector.register(descriptor, selectors.EVENT_READ, once)
 
     def stop(self, grace_s: float) -> None:
-        """End when everything is written and no trainer is left, at the latest after `grace_s`."""
+        """Stop when everything is written and no trainer is left, at the latest after `grace_s` seconds."""
         self._until = min(self._until or float("inf"), time.monotonic() + grace_s)
         self._lasting = False
 
     def run(self) -> bool:
-        """Whether nothing was left unwritten."""
+        """Serve until the end; return whether everything was written."""
         while not self._is_over():
             left = None if self._until is None else min(_LONG_S, max(0.0, self._until - time.monotonic()))
             for event, _ in self._selector.select(left):
@@ -111,8 +111,8 @@ class Server:
         return all(writer.idle for writer in self._writers)
 
     def wake(self) -> None:
-        """From any thread: something has changed."""
-        with contextlib.suppress(BlockingIOError):  # it is awake already
+        """Wake the loop, after a change of state. Thread-safe."""
+        with contextlib.suppress(BlockingIOError):  # it is already being woken
             self.waker.send(b"\0")
 
     def _is_over(self) -> bool:
@@ -130,7 +130,7 @@ class Server:
     def _accept(self, listener: socket.socket) -> None:
         try:
             connection, _ = listener.accept()
-        except OSError:  # it has hung up already, or there are no descriptors left: it will try again
+        except OSError:  # the client has disconnected, or there are no free descriptors: clients retry
             return
         if is_ours(connection):
             self._serve(Trainer(connection))
@@ -142,17 +142,17 @@ class Server:
         connection.setblocking(False)
         self._trainers.append(trainer)
         self._selector.register(connection, selectors.EVENT_READ, lambda: self._pump(trainer))
-        with contextlib.suppress(OSError):  # in another namespace of processes: its end of the connection must do
+        with contextlib.suppress(OSError):  # in another PID namespace: rely on the connection's end
             trainer.process = os.pidfd_open(peer(connection)[0])
             self._selector.register(trainer.process, selectors.EVENT_READ, lambda: self._died(trainer))
 
     def _died(self, trainer: Trainer) -> None:
-        self._pump(trainer)  # its last words
+        self._pump(trainer)  # reads its last messages
         if trainer in self._trainers:
             self._drop(trainer)
 
     def _pump(self, trainer: Trainer) -> None:
-        """Everything that this trainer has said."""
+        """Handle all messages that a trainer has sent."""
         while trainer in self._trainers:
             try:
                 received = receive(trainer.connection)
@@ -180,22 +180,22 @@ class Server:
                 del self._writers[writer]
                 self._departed.add(key)
                 if writer.written and self._lasting and self._may_ask(key):
-                    self._kept[key] = writer.written  # of two, the one that wrote last is the newer process's
-                writer.written = None  # it and its committer know each other: memory must not wait for the collector
+                    self._kept[key] = writer.written  # of two, the later one is from the newer process
+                writer.written = None  # breaks a reference cycle, which would delay freeing the memory
 
     def _may_ask(self, key: Key) -> bool:
-        """Whether a process of that rank may still want what an earlier one staged: not once it saves by itself."""
+        """Return whether a process of that rank may still request the part: not after it has saved itself."""
         followed = any(trainer.key == key and trainer.saves for trainer in self._trainers)
         return key[2] < self._worlds[key[:2]] and not followed
 
     def _may_come(self, key: Key, rank: int, local: bool) -> bool:
-        """From any thread. `local`: all ranks of this training are on this machine."""
+        """Return whether a rank may still write its part. Thread-safe. `local`: all ranks are on this machine."""
         other = (key[0], key[1], rank)
         if any(key == other for key in list(self._writers.values())):
             return True
         if other in self._departed:
             return False
-        # Its writer may be of its own, as ours.
+        # It may have its own writer, as this trainer may.
         return not local or any(is_listened_to(address) for address in own_addresses(*other))
 
     def _answer_draining(self) -> None:
@@ -215,7 +215,7 @@ class Server:
         except (KeyError, TypeError, ValueError, IndexError, OSError) as error:
             raise ClosedError("it does not speak our language") from error
         finally:
-            close_all(descriptors)  # those that nobody has taken off the list
+            close_all(descriptors)  # those that no handler has taken
 
     def _hello(self, trainer: Trainer, message: Message, _: list[int]) -> None:
         if message["version"] != VERSION or trainer.writer:
@@ -240,7 +240,7 @@ class Server:
         self._departed.discard(key)
         self._worlds[key[:2]] = message["world"]
         for other in [other for other in self._kept if other[:2] == key[:2] and other[2] >= message["world"]]:
-            del self._kept[other]  # of a rank that no longer is: nobody will ask for it
+            del self._kept[other]  # the rank does not exist any more
         trainer.writer.start()
 
     def _slot(self, trainer: Trainer, message: Message, descriptors: list[int]) -> None:
@@ -259,7 +259,7 @@ class Server:
         threading.Thread(target=make_pages, name="pages", daemon=True).start()
 
     def _save(self, trainer: Trainer, message: Message, descriptors: list[int]) -> None:
-        assert trainer.writer and trainer.key  # noqa: S101 - _handle() saw to it
+        assert trainer.writer and trainer.key  # noqa: S101 - checked by _handle()
         manifest, rows = read_content(descriptors.pop(0)), read_content(descriptors.pop(0))
         name, number = Name.parse(message["name"]), message["slot"]
         if name is None:
@@ -288,13 +288,13 @@ class Server:
         self._tell(trainer, {"op": "cached", "size": None})
 
     def _drain(self, trainer: Trainer, message: Message, _: list[int]) -> None:
-        for other in list(self._trainers):  # what a dead one said last must count
+        for other in list(self._trainers):  # messages of trainers that have exited count
             if other is not trainer:
                 self._pump(other)
         of = message["of"]
         trainer.draining.append((of[0], of[1], of[2]) if of else None)
 
-    _HANDLERS = {  # noqa: RUF012 - a table, never changed
+    _HANDLERS = {  # noqa: RUF012 - constant
         "hello": _hello,
         "slot": _slot,
         "save": _save,
@@ -303,7 +303,7 @@ class Server:
         "drain": _drain,
     }
 
-    # Answers; from any thread
+    # Responses; thread-safe
 
     def _tell_result(self, trainer: Trainer, result: SaveResult) -> None:
         told = {"name": str(result.name), "error": result.error and result.error[:LONGEST_TEXT]}
@@ -313,5 +313,5 @@ class Server:
         self._tell(trainer, {"op": "note", "text": text[:LONGEST_TEXT]})
 
     def _tell(self, trainer: Trainer, message: Message, descriptors: tuple[int, ...] | list[int] = ()) -> None:
-        with contextlib.suppress(ClosedError):  # it is dead; the main thread will notice
+        with contextlib.suppress(ClosedError):  # it has exited; the main thread will notice
             send(trainer.connection, message, descriptors)

@@ -1,7 +1,7 @@
-"""Memory that trainer and writer share: anonymous, so that nothing is left of it when both are dead.
+"""Shared memory of trainer and writer. It is anonymous, so that it is freed when both have exited.
 
-A memfd has no name; where the kernel has none, an unlinked temporary file stands in. Its pages are made once and used
-again for every save: the first touch of a fresh page costs fourteen times the copy into one that is there.
+It is a memfd, or an unlinked temporary file if memfds are not available. Its pages are allocated once and reused for
+every save: the first touch of a fresh page costs fourteen times as much as the copy into an existing one.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from functools import cache
 from . import memory_limit
 
 _PREFAULT = 4 << 20
-"""Bytes made at once: whoever waits for the address space meanwhile, such as a malloc(), waits for so many only."""
+"""Bytes prefaulted per call, which limits how long another user of the address space, such as malloc(), waits."""
 _ALLOCATE = 64 << 20
-"""Bytes taken at once: another process may take as many at the same time, and they are not seen in each other's sum."""
-_MADV_POPULATE_WRITE = 23  # Linux 5.14; Python knows no name for it yet
+"""Bytes allocated per call: another process may allocate as many concurrently without being noticed."""
+_MADV_POPULATE_WRITE = 23  # Linux 5.14; not in Python's mmap module yet
 _UNSUPPORTED = (errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP)
 
 
 def anonymous_file(name: str, size: int = 0) -> int:
-    """The descriptor of a file in memory that no other process can find. Raises OSError."""
+    """Return the descriptor of a new anonymous file in memory. Raises OSError."""
     try:
         descriptor = os.memfd_create(name, os.MFD_CLOEXEC)
     except OSError as error:
@@ -38,7 +38,7 @@ def anonymous_file(name: str, size: int = 0) -> int:
 
 
 def content_file(name: str, content: bytes) -> int:
-    """An anonymous file that holds `content`, to be handed to another process."""
+    """Return the descriptor of a new anonymous file that holds `content`, to pass to another process."""
     descriptor = anonymous_file(name)
     view, at = memoryview(content), 0
     try:
@@ -51,14 +51,14 @@ def content_file(name: str, content: bytes) -> int:
 
 
 def read_content(descriptor: int) -> bytes:
-    """What content_file() put there; closes the descriptor."""
+    """Return the content of a content_file(), and close the descriptor."""
     with open(descriptor, "rb", buffering=0) as file:
         file.seek(0)
         return file.read()
 
 
 class Slot:
-    """One piece of shared memory, mapped when it is first looked at. It goes when the last reference does."""
+    """A block of shared memory, mapped on first access and freed with the last reference."""
 
     def __init__(self, descriptor: int) -> None:
         self.descriptor = descriptor
@@ -67,7 +67,7 @@ class Slot:
 
     @classmethod
     def make(cls, size: int) -> Slot:
-        """Of at least `size` bytes; memory is taken when it is allocated or written to."""
+        """Create a slot of at least `size` bytes; memory is allocated by allocate() or on first write."""
         page = mmap.PAGESIZE
         return cls(anonymous_file("cloudgpu-slot", max(1, -(-size // page)) * page))
 
@@ -75,7 +75,7 @@ class Slot:
         self.close()
 
     def close(self) -> None:
-        """Views that are still in use keep the memory."""
+        """Close the descriptor; the memory stays until views in use are released."""
         descriptor, self.descriptor = self.descriptor, -1
         if descriptor >= 0:
             os.close(descriptor)
@@ -83,11 +83,11 @@ class Slot:
 
     @property
     def view(self) -> memoryview:
-        """The memory, writable."""
+        """Writable view of the memory."""
         return memoryview(self._mapped())
 
     def private_view(self, size: int) -> memoryview:
-        """Its first `size` bytes as they are; what is written into the view stays there, and nobody else sees it."""
+        """Return a copy-on-write view of the first `size` bytes; changes are private."""
         if not size:
             return memoryview(bytearray())
         mapped = mmap.mmap(self.descriptor, size, access=mmap.ACCESS_COPY)
@@ -95,18 +95,19 @@ class Slot:
         return memoryview(mapped)
 
     def leave_to_parent(self) -> None:
-        """In a forked child: close it, and never unmap it. The child does not have the mapping (see _mapped()): where
-        it was, memory of the child's own may be by now.
+        """Close the slot in a forked child without unmapping it. The child has no such mapping (see _mapped()), and
+        other memory of the child may be at its address by now.
         """
         if self._map is not None:
             ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._map))
         self.close()
 
     def allocate(self) -> None:
-        """Have memory for all of it. Raises OSError if there is too little: some process would be killed for it.
+        """Allocate all of the memory. Raises OSError if there is too little, since use of it would cause an OOM kill.
 
-        Several slots may be at it at once. Those of this process count what the others still have to take; what other
-        processes take is seen piece by piece. What it has got when it fails is kept until give_back().
+        Thread-safe: slots of this process that are allocated concurrently reserve memory against each other.
+        Allocations of other processes are noticed between pieces. If it fails, the allocated part is kept until
+        give_back().
         """
         try:
             for at in range(0, self.size, _ALLOCATE):
@@ -117,7 +118,7 @@ class Slot:
                 _CLAIMING.discard(self)
 
     def _claim(self) -> None:
-        """Raises OSError if there is not enough for this slot and for those which were there before."""
+        """Raise OSError unless there is memory for this slot and the others that this process is allocating."""
         with _CLAIMS:
             missing, left = self.missing, memory_limit.available()
             others = sum(slot.missing for slot in _CLAIMING if slot is not self)
@@ -127,28 +128,28 @@ class Slot:
             _CLAIMING.add(self)
 
     def give_back(self) -> None:
-        """Take no memory any more, whoever else has it; what is in it is gone. Nobody may write to it meanwhile."""
+        """Free the memory and discard its content, also for other processes, none of which may be writing to it."""
         os.ftruncate(self.descriptor, 0)
         os.ftruncate(self.descriptor, self.size)
 
     @property
     def missing(self) -> int:
-        """Bytes of memory that it does not take yet."""
+        """Bytes of memory that are not allocated yet."""
         return max(0, self.size - self.allocated)
 
     @property
     def allocated(self) -> int:
-        """Bytes of memory that it takes now."""
+        """Bytes of memory that are allocated."""
         return os.fstat(self.descriptor).st_blocks * 512
 
     def prefault(self) -> None:
-        """Map all pages into this process; a kernel that cannot does so page by page, when they are written to."""
+        """Map all pages into this process; on kernels without support, they are mapped on first write."""
         mapped = self._mapped()
         anchor = ctypes.c_char.from_buffer(mapped)
         start = ctypes.addressof(anchor)
         for at in range(0, self.size, _PREFAULT):
             length = min(_PREFAULT, self.size - at)
-            # Not mmap.madvise(), which holds Python's lock meanwhile.
+            # mmap.madvise() would hold the GIL.
             if _libc().madvise(ctypes.c_void_p(start + at), ctypes.c_size_t(length), _MADV_POPULATE_WRITE):
                 code = ctypes.get_errno()
                 if code in _UNSUPPORTED:
@@ -158,7 +159,7 @@ class Slot:
     def _mapped(self) -> mmap.mmap:
         if self._map is None:
             self._map = mmap.mmap(self.descriptor, self.size)
-            # A forked worker of the trainer has no business here, and would keep the memory.
+            # A forked child does not need the mapping, and would keep the memory.
             self._map.madvise(mmap.MADV_DONTFORK)
         return self._map
 

@@ -1,25 +1,25 @@
-"""The checkpoint writer: a process of its own that hashes and writes what trainers stage in shared memory.
+"""The checkpoint writer: a separate process that hashes and writes what trainers stage in shared memory.
 
     python -m cloudgpu.runtime.checkpoint.writer --socket PATH [--grace SECONDS] [--parent PID]     one per node
-    python -m cloudgpu.runtime.checkpoint.writer --fd NUMBER [--listen NUMBER]       a trainer's own
+    python -m cloudgpu.runtime.checkpoint.writer --fd NUMBER [--listen NUMBER]       started by a trainer
 
-Standard library, obstore and xxhash only: it starts in a tenth of a second and takes 30 MB. One thread per rank writes;
-the main thread only listens, so that a store that hangs delays nobody's question.
+Standard library, obstore and xxhash only: it starts in a tenth of a second and takes 30 MB. One thread per rank writes.
+The main thread only handles messages, so that a store that hangs does not delay responses.
 
-The agent's writer serves every rank of the node, and keeps for each the newest part that it wrote, so that a process
-that is started again restores from memory.
+The agent's writer serves every rank of the node, and keeps the newest part that each has written, so that a restarted
+process can restore from memory.
 
-  start     before the program, with CLOUDGPU_WRITER=PATH in the program's environment. PATH is made at once, mode 0600,
-            in a folder of the agent's; a stale one is replaced. Should the writer die, start it again in the same way:
-            trainers connect again and submit again what was staged.
-  ask       writer_protocol.wait_until_durable(PATH, timeout_s): is all that was staged, also by processes that are dead
-            by now, durable or failed for good? Standard library only.
-  end       SIGTERM: it writes what is staged, ends when no trainer is connected any more, after --grace seconds at the
-            latest, removes PATH and exits with 0; with 1 if something was left unwritten. When its parent dies it does
-            the same, without limit of time; --parent tells who that is, should it die while the writer starts.
+  start     before the program, with CLOUDGPU_WRITER=PATH in the program's environment. PATH is created at once, mode
+            0600, in a folder of the agent; a stale one is replaced. If the writer dies, start it again in the same way:
+            trainers reconnect, and submit again what was staged.
+  query     protocol.wait_until_durable(PATH, timeout_s): wait until everything staged, also by processes that have
+            exited, is durable or has failed. Standard library only.
+  end       SIGTERM: it writes what is staged, and exits when no trainer is connected, at the latest after --grace
+            seconds. It removes PATH, and exits with 0, or with 1 if something was left unwritten. When its parent
+            process (--parent) exits, it does the same, without a time limit.
 
-A trainer's own writer ends when the trainer is dead or has closed its client, and what was staged is committed or has
-failed for good. Signals that are sent to everything at once (Ctrl-C, SIGTERM by a scheduler) do not end it before.
+A trainer's own writer exits when the trainer has exited or closed its client, and what was staged is committed or has
+failed. It ignores signals that are sent to all processes (Ctrl-C, SIGTERM by a scheduler).
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ from .server import Server
 
 GRACE_S = 30.0
 _NICE = 10
-"""Training goes first wherever both want the same core: what it loses by a save is about halved. Before a machine is
-taken away training stops, and nothing is in the writer's way."""
+"""Gives training priority for CPU cores, which about halves what a save costs it. Before a machine is preempted,
+training stops, so that the writer is not slowed down."""
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -62,14 +62,14 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _die(mistake: threading.ExceptHookArgs) -> None:
-    """A thread of ours has failed: trainers notice that the writer is dead, and give its work to another."""
+    """Exit when a thread has failed: trainers then start another writer, which takes over the work."""
     sys.__excepthook__(mistake.exc_type, mistake.exc_value or mistake.exc_type(), mistake.exc_traceback)
     sys.stderr.flush()
     os._exit(os.EX_SOFTWARE)
 
 
 def _serve_one(descriptor: int, listening: int | None) -> int:
-    """The process at the other end of an inherited connection."""
+    """Serve the process at the other end of an inherited connection."""
     for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1):
         signal.signal(number, signal.SIG_IGN)
     server = Server(lasting=False)
@@ -87,7 +87,7 @@ def _serve_node(path: Path, grace_s: float, parent: int) -> int:
     try:
         server.listen(listen(str(new)))
         ours = new.stat().st_ino
-        new.replace(path)  # whoever sees it can connect
+        new.replace(path)  # created by rename, so that a process that sees the path can connect
     except OSError as error:
         print(f"cloudgpu: the checkpoint writer cannot listen at {path}: {error.strerror or error}", file=sys.stderr)
         return os.EX_CANTCREAT
@@ -103,6 +103,6 @@ def _serve_node(path: Path, grace_s: float, parent: int) -> int:
         print(f"cloudgpu: the end of process {parent} will not be noticed: {error.strerror}", file=sys.stderr)
     everything = server.run()
     with contextlib.suppress(OSError):
-        if path.stat().st_ino == ours:  # not a successor's, whose agent was started again before we had written all
+        if path.stat().st_ino == ours:  # not if a restarted agent's writer has replaced it
             path.unlink()
     return 0 if everything else 1

@@ -1,1 +1,1 @@
-"""The stand-ins of the suite of provisioners: a module for each target."""
+"""Stand-ins for the provisioners' contract tests, a module for each target."""

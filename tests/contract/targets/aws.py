@@ -1,4 +1,4 @@
-"""The row `aws`: instances of EC2."""
+"""Stand-in for the target `aws`: EC2 instances."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class AwsStandin(Standin):
         return self
 
     def client(self, service: str) -> Any:
-        """Return one of boto3's clients."""
+        """Return a boto3 client of the stand-in."""
         return self.session.client(service, endpoint_url=self.aws.url)  # type: ignore[call-overload]
 
     def another(self, clock: FastClock | None = None) -> Provisioner:

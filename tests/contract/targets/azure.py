@@ -1,4 +1,4 @@
-"""The row `azure`: virtual machines of Azure."""
+"""Stand-in for the target `azure`: virtual machines."""
 
 from __future__ import annotations
 

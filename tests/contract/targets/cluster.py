@@ -1,4 +1,4 @@
-"""The row `cluster`: orders in the folder of a cluster, whose machines are there already."""
+"""Stand-in for the target `cluster`: orders in the folder of a cluster whose machines already run."""
 
 from __future__ import annotations
 

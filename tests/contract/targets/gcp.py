@@ -1,4 +1,4 @@
-"""The row `gcp`: instances of Compute Engine."""
+"""Stand-in for the target `gcp`: Compute Engine instances."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from .standin import Refusals, Standin
 BUCKET = "jobs-of-tests"
 MADE = ("instances", "disks", "firewalls")
 KEPT = "cloudgpu-closed-"
-"""Beginning of the names of rules that all launches share, and that stay."""
+"""Name prefix of firewall rules that all launches share and that are not deleted."""
 
 
 class GcpStandin(Standin):

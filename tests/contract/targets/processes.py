@@ -1,5 +1,4 @@
-"""The rows `local` and `shed`: agents that are processes of this computer. `shed` is the package of
-docs/adding-a-target.md."""
+"""Stand-ins for the targets `local` and `shed` (docs/adding-a-target.md): agents as processes on this computer."""
 
 from __future__ import annotations
 
@@ -45,7 +44,7 @@ class LocalStandin(Standin):
         super().reset(patch)
 
     def clear(self) -> None:
-        """End all agents, and their programs."""
+        """Kill all agents and their programs, and delete their folders."""
         for token in self.tokens:
             for pid in self.agents(token):
                 with contextlib.suppress(ProcessLookupError):
@@ -80,7 +79,7 @@ class LocalStandin(Standin):
         return [pid for token in self.tokens for pid in marked(f"{token}/")]
 
     def crash(self, machine: str) -> None:
-        until((self.root / machine / "started").exists)  # one that has not begun is begun again
+        until((self.root / machine / "started").exists)  # an agent that has not started yet would be started again
         for pid in marked(machine):
             if MODULE in psutil.Process(pid).cmdline():
                 os.kill(pid, signal.SIGKILL)

@@ -1,7 +1,7 @@
-"""Define what the suite of provisioners needs of a target's stand-in. A subclass is a row of test_provisioners.TARGETS.
+"""Interface of the stand-ins for the provisioners' contract tests. Each subclass is a row of test_provisioners.TARGETS.
 
-A method or an attribute that a subclass leaves as it is here is one that its target cannot do: the clauses that need it
-are not run there.
+A method or attribute that a subclass does not override is a feature that its target lacks: tests that need it are not
+run for this target.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _numbers = itertools.count(1)
 
 
 class Standin:
-    """A context manager, for a whole module of tests; reset() before each."""
+    """Context manager for a whole module of tests; reset() is called before each test."""
 
     target: ClassVar[str]
     region: ClassVar[str]
@@ -52,28 +52,27 @@ class Standin:
     runs: ClassVar[str] = "running"
     """Phase of a node once its machine runs; `pending` where the node waits for its agent."""
     taken: ClassVar[str] = ""
-    """Part of what is said of a machine that the provider has taken back."""
+    """Part of the detail of a node whose machine was preempted."""
     revives: ClassVar[bool] = False
-    """A launch after its end begins anew; otherwise what was ended stays so."""
+    """True if a launch with the token of a terminated one starts new machines; otherwise it stays terminated."""
 
     once: ClassVar[bool] = True
-    """The provider starts a node's machine once only; otherwise a second one that no listing has shown is ended when it
-    is seen."""
+    """True if the provider guarantees one machine per node; otherwise a duplicate is ended once a listing shows it."""
 
     control: Control
-    """Its calls and faults."""
+    """Control of the stand-in's calls and faults."""
     start: ClassVar[str] = ""
     """Action of the call that starts a machine; "": there are no calls."""
     refusals: ClassVar[Refusals] = {}
-    """Answers to that call, by the class that each is."""
+    """Error responses to that call, by the error class that each must have."""
     calls_of_launch: ClassVar[int] = 0
-    """Limit of calls for one launch of one node among several; 0: they are not counted."""
+    """Maximum number of calls for a launch of one node; 0: not counted."""
     calls_of_look: ClassVar[int] = 0
-    """Calls for a look at all launches of a process; 0: each launch is looked at."""
+    """Maximum number of calls to observe all launches of a process; 0: each launch is observed separately."""
     zones: ClassVar[tuple[str, ...]] = ()
-    """Zones of the region as offers spell them, if a launch without a zone goes on to the next one within itself."""
+    """Zones of the region, as in offers, if a launch without a zone tries one after the other."""
     endpoint: ClassVar[tuple[str, str]] = ("", "")
-    """Variable that names another endpoint, and one that would be sent credentials in the open."""
+    """Variable that overrides the endpoint, and a value without encryption."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -83,18 +82,18 @@ class Standin:
 
     @classmethod
     def can(cls, *names: str) -> bool:
-        """Return whether the target has what the base class leaves out."""
+        """Return whether the subclass overrides all of these members."""
         return all(getattr(cls, name) != getattr(Standin, name) for name in names)
 
     def __enter__(self) -> Self:
-        """Start it, and fill in `environ`."""
+        """Start the stand-in and fill in `environ`."""
         return self
 
     def __exit__(self, *_: object) -> None:
         self.stack.close()
 
     def reset(self, patch: pytest.MonkeyPatch) -> None:
-        """Set the environment; nothing is there, and nothing goes wrong."""
+        """Set the environment, and remove all resources and faults."""
         for name in [name for name in os.environ if name.startswith(("AWS_", "AZURE_", "GOOGLE_", "CLOUDGPU_GCP_"))]:
             patch.delenv(name)
         for name, value in self.environ.items():
@@ -102,19 +101,19 @@ class Standin:
         if self.start:
             self.control.reset()
 
-    # -- the provisioner, and what it is asked
+    # -- provisioners and requests
 
     def another(self, clock: FastClock | None = None) -> Provisioner:
-        """Return a provisioner that has seen nothing yet, as that of another process."""
+        """Return a new provisioner without any cached state, like that of another process."""
         raise NotImplementedError
 
     def of_settings(self) -> Provisioner:
-        """Return one that reads its credentials from the environment."""
+        """Return a provisioner that reads its credentials from the environment."""
         return self.another()
 
     @functools.cached_property
     def watcher(self) -> Provisioner:
-        """A provisioner for all tests, which never launches: making its clients takes long."""
+        """Provisioner shared by all tests, as its clients are slow to create; never launches."""
         return self.another(self._clock)
 
     def node(self, name: str, rank: int) -> NodeRequest:
@@ -124,7 +123,7 @@ class Standin:
         return NodeRequest(name, role, index, rank, self.machine_type, self.accelerator, count)
 
     def request(self, *names: str, **changes: Any) -> LaunchRequest:
-        """Return a request with a token of its own."""
+        """Return a request with a new token. names: of the nodes; changes: fields that differ from the defaults."""
         names = names or ("worker-0.1",)
         job_id = f"digits-{next(_numbers)}"
         values: dict[str, Any] = {
@@ -146,60 +145,60 @@ class Standin:
         return LaunchRequest(**{**values, **changes})
 
     def unanswered(self, asked: LaunchRequest) -> Allocation:
-        """Return a launch as the supervisor knows it while it has no answer."""
+        """Return the allocation that the supervisor has for a launch without an answer."""
         known = (self.target, asked.job_id, asked.attempt, asked.token, dict[str, str]())
         return Allocation(*known, region=asked.region, owner=asked.owner.name)
 
     def pass_look(self) -> None:
-        """Let a listing be so old that it is not shared any more."""
+        """Advance the watcher's clock beyond the TTL of cached polls."""
         self._clock.sleep(4.0)
 
-    # -- what is there
+    # -- resources
 
     def alive(self) -> int:
-        """Return how many machines run, or bill."""
+        """Return the number of machines that run or are billed."""
         raise NotImplementedError
 
     def started(self) -> int:
-        """Return how many machines were ever started since reset()."""
+        """Return the number of machines started since reset()."""
         raise NotImplementedError
 
     def left(self) -> object:
-        """Return our resources that exist; falsy if there are none."""
+        """Return cloudgpu's existing resources; falsy if there are none."""
         raise NotImplementedError
 
     def tags(self) -> Mapping[str, Mapping[str, str]]:
-        """Return the tags of each of our resources, by its name."""
+        """Return the tags of each of cloudgpu's resources, by its name."""
         raise NotImplementedError
 
-    # -- what is to go wrong
+    # -- faults and limits
 
     def limit(self, places: int, market: str = "on-demand", zone: str = "") -> None:
-        """Set how many machines there is capacity for in a zone, or where a request without changes goes."""
+        """Set the capacity of a zone, or of the one that request() names by default, in machines."""
         raise NotImplementedError
 
     def limit_quota(self, nodes: int) -> None:
-        """Set the quota of on-demand machines."""
+        """Set the quotas to a number of machines."""
         raise NotImplementedError
 
     def hide(self) -> None:
-        """Let listings not show what is new."""
+        """Make listings stale: they do not show new resources."""
         raise NotImplementedError
 
     def show(self) -> None:
-        """Let listings show everything."""
+        """Make listings consistent again."""
         raise NotImplementedError
 
     def end_slowly(self) -> None:
-        """Let machines take a fraction of a second to end."""
+        """Make machines take a fraction of a second to end."""
         raise NotImplementedError
 
     def crash(self, machine: str) -> None:
-        """End a machine behind the provisioner's back."""
+        """End a machine without the provisioner."""
         raise NotImplementedError
 
     def preempt(self, machine: str) -> None:
-        """Let the provider take a Spot machine back."""
+        """Preempt a Spot machine."""
         raise NotImplementedError
 
     def stranger(self, patch: pytest.MonkeyPatch) -> Provisioner:
@@ -207,16 +206,16 @@ class Standin:
         raise NotImplementedError
 
     def break_credentials(self, patch: pytest.MonkeyPatch) -> None:
-        """Let the credentials of the environment be refused."""
+        """Make the credentials in the environment invalid."""
         raise NotImplementedError
 
     def reserve(self, places: int) -> None:
-        """Make a reservation of this number of machines."""
+        """Create a reservation of a number of machines."""
         raise NotImplementedError
 
 
 def until(condition: Callable[[], object], seconds: float = PATIENCE_S) -> None:
-    """Wait for something that happens in a moment."""
+    """Poll a condition until it holds. Raises AssertionError on timeout."""
     end = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < end, "it did not happen"
@@ -224,14 +223,14 @@ def until(condition: Callable[[], object], seconds: float = PATIENCE_S) -> None:
 
 
 def refused(provisioner: Provisioner, asked: LaunchRequest) -> ProvisionError:
-    """Return the error of a launch that is refused at once."""
+    """Return the error that a launch raises."""
     with pytest.raises(ProvisionError) as caught:
         provisioner.launch(asked)
     return caught.value
 
 
 def look(standin: Standin, allocation: Allocation, *phases: str) -> list[NodeState]:
-    """Return the nodes' states once these are their phases; one stands for all."""
+    """Wait until the nodes have these phases, and return their states. A single phase applies to all nodes."""
     wanted = phases * len(allocation.machines) if len(phases) == 1 else phases
     seen = list[NodeState]()
 

@@ -1,4 +1,4 @@
-"""The rows `vertex` and `vertex grpc`: custom jobs of Vertex AI, over both of its wires."""
+"""Stand-ins for the target `vertex`: custom jobs of Vertex AI, over REST and gRPC."""
 
 from __future__ import annotations
 

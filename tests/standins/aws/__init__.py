@@ -1,13 +1,13 @@
-"""AWS on the loopback: moto, and round it what moto lacks. See tests/standins/README.md.
+"""AWS on loopback: moto, with extensions for what it lacks. See tests/standins/README.md.
 
 with Aws(boot=True) as aws:                     # one in a process at a time
     boto3.client("ec2", …)                      # under aws.environ
     aws.control.set_capacity("g4dn.xlarge", "us-east-1a", "spot", 0)
     aws.control.fail("RunInstances", LOSE)
 
-with Aws(certificate=make_certificate(folder)) as aws: …      # over TLS: buckets that refuse all else can be used
+with Aws(certificate=make_certificate(folder)) as aws: …      # over TLS, for buckets that require it
 
-python -m cloudgpu.tests.standins.aws --boot    # as a process of its own; prints its URL
+python -m cloudgpu.tests.standins.aws --boot    # as a separate process; prints its URL
 """
 
 from __future__ import annotations
@@ -25,9 +25,10 @@ __all__ = ["Aws", "AwsControl"]
 
 
 class Aws:
-    """A context manager; `boot`: launched machines run their user data; `certificate`: with its key, for TLS.
+    """AWS stand-in, a context manager. `boot`: launched machines run their user data; `certificate`: PEM with its key,
+    for TLS.
 
-    `url` is the control's, without TLS; what comes there as a call to AWS is told to have come without it.
+    `url` is for the control and has no TLS; AWS calls to it count as calls without TLS.
     """
 
     def __init__(self, *, boot: bool = False, port: int = 0, certificate: Path | None = None) -> None:
@@ -51,7 +52,7 @@ class Aws:
 
     @property
     def environ(self) -> dict[str, str]:
-        """What points any client of AWS's to the stand-in."""
+        """Return the environment that points AWS clients to the stand-in."""
         return {**environ_of(self._account.url), **trusting(self._account.certificate)}
 
     def __enter__(self) -> Self:

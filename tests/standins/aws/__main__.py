@@ -1,4 +1,4 @@
-"""The stand-in as a process of its own: prints its URL, ends at a signal."""
+"""The stand-in as a separate process: prints its URL, ends at a signal."""
 
 from __future__ import annotations
 

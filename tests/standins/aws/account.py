@@ -1,4 +1,4 @@
-"""The one account of the stand-in: what is set by tests, what moto does not keep, and the machines that run."""
+"""The stand-in's only account: settings of tests, state that moto does not keep, and running machines."""
 
 from __future__ import annotations
 
@@ -28,19 +28,20 @@ GONE = ("terminated", "shutting-down")
 
 
 class Account:
-    """`boot`: whether launched machines run their user data. Methods named in VERBS are what a Control may call."""
+    """Account state. `boot`: whether launched machines run their user data. A Control can call the methods named in
+    VERBS."""
 
     def __init__(self, *, boot: bool, url: str = "") -> None:
         self.boot, self.url = boot, url
         self.certificate: Path | None = None
-        """What is at `url` shows it; None: no TLS."""
+        """Certificate of the server at `url`; None: no TLS."""
         self.ledger = Ledger()
         self.lock = threading.RLock()
-        """moto is not made for threads: one call at a time, but for those of S3."""
+        """Serializes calls, except those of S3, since moto is not thread-safe."""
         self.internally: Callable[[Call], Answer]
-        """What AWS's services ask of each other: set by who performs calls."""
+        """Performs a call between AWS services; set by App."""
         self.tend: Callable[[str], None] = lambda _region: None
-        """Auto Scaling looks at its groups in a region: likewise."""
+        """Reconciles a region's Auto Scaling groups; set by App."""
         self.over = threading.Event()
         self._folder = tempfile.TemporaryDirectory(prefix="cloudgpu-aws-")
         self._forget()
@@ -52,36 +53,36 @@ class Account:
         self.reservations = Reservations()
         self.machines: dict[str, Ec2Machine] = {}
         self.launched: dict[str, float] = {}
-        """instance -> when; monotonic."""
+        """Instance id -> monotonic time of its launch."""
         self.gone: dict[str, float] = {}
-        """Likewise, its end."""
+        """Instance id -> monotonic time of its end."""
         self.groups: dict[str, dict[str, Any]] = {}
         """Placement groups by region/name."""
         self.templates: dict[tuple[str, str, int], dict[str, str]] = {}
-        """Launch templates by region, id and version: parameters of RunInstances."""
+        """Launch template data by region, id and version, as parameters of RunInstances."""
         self.activities: dict[tuple[str, str], list[dict[str, str]]] = {}
-        """Of Auto Scaling groups, by region and name; the newest first."""
+        """Activities of Auto Scaling groups by region and name, newest first."""
         self.prices: dict[tuple[str, str], Decimal] = {}
-        """(machine type, zone or region) -> US dollars an hour."""
+        """(machine type, zone or region) -> US dollars per hour."""
         self.enforcing = False
         self.others: dict[str, str] = {}
-        """Access key -> the account it belongs to, of keys of other accounts than the one that has machines."""
+        """Access key -> account, for keys of accounts other than the one with machines."""
         self.revoked: set[str] = set()
-        """Access keys that have expired."""
+        """Expired access keys."""
         self.doomed: list[Doom] = []
-        """Instances to come that end while they start."""
+        """Failures at launch for coming instances."""
         self.lag_s = self.profile_lag_s = self.stopping_s = 0.0
         self._timers: list[threading.Timer] = []
         self._seeded: set[str] = set()
 
     def close(self) -> None:
-        """All machines end."""
+        """End all machines."""
         self.over.set()
         self.reset()
         self._folder.cleanup()
 
     def seed(self, region: str) -> None:
-        """Before anything is asked of a region."""
+        """Add the images to a region on its first use."""
         if region and region not in self._seeded:
             self._seeded.add(region)
             moto_side.seed(region)
@@ -152,7 +153,7 @@ class Account:
         self.revoked.add(key)
 
     def interrupt(self, instance_id: str, seconds: float) -> None:
-        """A Spot notice; the instance is terminated when the time is over."""
+        """Send a Spot interruption notice; the instance is terminated after `seconds`."""
         with self.lock:
             instance = self.instance(instance_id)
             request = spot.request_of(instance)
@@ -172,13 +173,13 @@ class Account:
         self.machines[instance_id].imds.announce("events/maintenance/scheduled", [event])
 
     def reboot(self, instance_id: str) -> None:
-        """As a host that fails: everything on it is gone at once; it boots again with its disk."""
+        """Simulate a host failure: all processes end at once, and the machine boots again with its disk."""
         machine = self.machines[instance_id]
         machine.cut_power()
         machine.power_on()
 
     def hurry(self) -> None:
-        """What is to be done later is done now, in the order in which it was begun."""
+        """Run all delayed actions now, in the order in which they were scheduled."""
         with self.lock:
             timers, self._timers = self._timers, []
             for timer in timers:
@@ -187,21 +188,21 @@ class Account:
                     timer.function()
 
     def forget_ended(self) -> None:
-        """What happens about an hour after an instance's end: EC2 does not know it any more."""
+        """Forget terminated instances, as EC2 does after about an hour."""
         with self.lock:
             for region in moto_side.ec2_regions():
                 moto_side.forget_instances(region, {one.id for one in self._all() if one.state == "terminated"})
 
     def crash(self, instance_id: str) -> None:
-        """The hardware fails: it is gone without a notice."""
+        """Simulate a hardware failure: the instance ends without notice."""
         self.end(instance_id, "Server.InternalError", "Server.InternalError: Internal error")
 
     def instances(self) -> list[dict[str, Any]]:
-        """All that were launched, with what tests ask."""
+        """Return the state of all instances ever launched."""
         with self.lock:
             return [self._told(instance) for instance in self._all()]
 
-    # -- what the handlers of the API ask
+    # -- used by the API's handlers
 
     def instance(self, instance_id: str) -> Any:
         for instance in self._all():
@@ -210,15 +211,15 @@ class Account:
         raise ValueError(f"there is no instance {instance_id}")
 
     def running(self, region: str) -> list[Any]:
-        """Instances that hold a place and count against quotas."""
+        """Return the instances that use capacity and quotas."""
         return [instance for instance in self._all() if instance.region_name == region and instance.state not in GONE]
 
     def is_young(self, instance_id: str) -> bool:
-        """Not yet known everywhere."""
+        """Return whether the instance is too new to be visible everywhere (eventual consistency)."""
         return time.monotonic() - self.launched.get(instance_id, float("-inf")) < self.lag_s
 
     def start(self, instance: Any) -> None:
-        """A new instance begins."""
+        """Start a new instance: boot it, or let it fail if a Doom applies."""
         self.launched[instance.id] = time.monotonic()
         doom = next((one for one in self.doomed if one.times and one.zone in ("", instance.availability_zone)), None)
         if doom is not None:
@@ -234,7 +235,7 @@ class Account:
         machine.power_on()
 
     def end(self, instance_id: str, code: str, message: str, spot_status: str = spot.BY_USER) -> None:
-        """Terminate it and say why. It is shutting-down for a while, where that was asked for."""
+        """Terminate an instance for this reason. It stays shutting-down for `stopping_s` seconds."""
         with self.lock:
             instance = self.instance(instance_id)
             if instance.state not in GONE:
@@ -242,7 +243,7 @@ class Account:
             self.ended(instance, code, message, spot_status)
 
     def ended(self, instance: Any, code: str, message: str, spot_status: str = spot.BY_USER) -> None:
-        """moto has terminated it: the rest of what then happens."""
+        """Apply the effects of a termination that moto has performed."""
         self.gone.setdefault(instance.id, time.monotonic())
         instance.state_reason.code, instance.state_reason.message = code, message
         request = spot.request_of(instance)
@@ -258,7 +259,7 @@ class Account:
             machine.dispose()
 
     def later(self, seconds: float, what: Callable[[], None]) -> None:
-        """Unless everything is forgotten before."""
+        """Run a function after a delay, unless the account is reset before."""
         timer = threading.Timer(seconds, what)
         timer.daemon = True
         self._timers.append(timer)
@@ -299,7 +300,7 @@ class Account:
                 self.end(instance_id, "Server.SpotInstanceTermination", message, spot.NO_CAPACITY)
 
     def _network(self) -> dict[str, str]:
-        """What machines have in place of AWS's own names, and of the certificates that their image trusts."""
+        """Return the environment that replaces AWS's endpoints and the image's trusted certificates."""
         return {"AWS_ENDPOINT_URL": self.url, **trusting(self.certificate)}
 
     def _ended_itself(self, instance_id: str, ending: Ending) -> None:
@@ -321,13 +322,13 @@ class Account:
 
 
 class Ec2Machine(Machine):
-    """With the instance's metadata service."""
+    """An EC2 instance's machine, with its metadata service."""
 
     def __init__(
         self, instance: Any, root: Path, network: Mapping[str, str], ended: Callable[[str, Ending], None]
     ) -> None:
         self.imds = InstanceMetadata(instance)
-        # What stands for 169.254.169.254.
+        # Replaces 169.254.169.254.
         environ = {"AWS_EC2_METADATA_SERVICE_ENDPOINT": self.imds.url, **network}
         user_data = instance.user_data.decode() if instance.user_data else ""
         super().__init__(root, user_data, environ, lambda ending: ended(instance.id, ending))
@@ -340,7 +341,7 @@ class Ec2Machine(Machine):
 
 @dataclasses.dataclass(frozen=True)
 class Told:
-    """An instance, as Control.instances() shows it."""
+    """State of an instance, as returned by Control.instances()."""
 
     instance_id: str
     machine_type: str
@@ -349,23 +350,23 @@ class Told:
     market: str
     state: str
     reason: str
-    """StateReason's code."""
+    """Code of its StateReason."""
     tags: dict[str, str]
     console: str
-    """What the machine has printed; empty where machines do not boot."""
+    """Console output; empty where machines do not boot."""
     trouble: list[str]
-    """What would have gone wrong on a real machine: user data or a unit file that is not understood, a command of user
-    data that failed."""
+    """Problems that would also occur on a real machine: an invalid user data or unit file, or a failed command of user
+    data."""
     keys: list[str]
-    """Access keys that its metadata service gave out."""
+    """Access keys that its metadata service issued."""
     root: str
-    """The folder that is its disk."""
+    """Folder of its disk."""
     imds: str
     """URL of its metadata service."""
     launched: float
-    """Steady time of the stand-in's computer."""
+    """Monotonic time of its launch, by the stand-in's clock."""
     gone: float | None
-    """Likewise: when it was ended, or ended itself."""
+    """Monotonic time of its end; None: it has not ended."""
 
     @property
     def running(self) -> bool:
@@ -374,11 +375,11 @@ class Told:
 
 @dataclasses.dataclass
 class Doom:
-    """Instances that are `pending` for a while, and then terminated. Source: EC2 user guide, "Instance terminates
+    """Failure at launch: instances stay `pending`, then are terminated. Source: EC2 user guide, "Instance terminates
     immediately"."""
 
     code: str
-    """Of their StateReason."""
+    """Code of the StateReason."""
     message: str
     zone: str
     """AZ name; "": any."""

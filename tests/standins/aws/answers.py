@@ -1,4 +1,4 @@
-"""Answers in AWS's own forms."""
+"""Responses in AWS's formats."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ EC2_XML = "http://ec2.amazonaws.com/doc/2016-11-15/"
 
 @dataclass(frozen=True)
 class Answer:
-    """Of HTTP."""
+    """HTTP response."""
 
     status: int
     body: bytes
     headers: Mapping[str, str] = field(default_factory=dict)
 
     def edited(self, edit: Callable[[str], str]) -> Answer:
-        """The same with another text."""
+        """Return a copy with an edited body."""
         return replace(self, body=edit(self.body.decode()).encode())
 
 
 class RefusedError(Exception):
-    """The call is answered with an error of AWS's."""
+    """An AWS error response to the call."""
 
     def __init__(self, code: str, message: str, status: int = 400) -> None:
         super().__init__(message)
@@ -35,7 +35,7 @@ class RefusedError(Exception):
 
 
 def refuse(call: Call, code: str, message: str, status: int = 400, headers: Mapping[str, str] | None = None) -> Answer:
-    """An error, in the form that the service's clients read."""
+    """Return an error response in the service's format."""
     code_, message_, request = escape(code), escape(message), uuid.uuid4()
     if call.service == "ec2":
         told = f"<Code>{code_}</Code><Message>{message_}</Message>"
@@ -51,7 +51,7 @@ def refuse(call: Call, code: str, message: str, status: int = 400, headers: Mapp
 
 
 def refuse_with(call: Call, fault: Fault) -> Answer:
-    """What a rule wants answered."""
+    """Return the response of an error or html fault."""
     if fault.kind == "html":
         page = b"<!DOCTYPE html><html><head><title>Service Unavailable</title></head><body>Try later</body></html>"
         return Answer(fault.status, page, {"Content-Type": "text/html"})
@@ -59,12 +59,12 @@ def refuse_with(call: Call, fault: Fault) -> Answer:
 
 
 def json_answer(value: object, status: int = 200, headers: Mapping[str, str] | None = None) -> Answer:
-    """For the services that speak JSON."""
+    """Return a response of a JSON service."""
     form = {"Content-Type": "application/x-amz-json-1.1", **(headers or {})}
     return Answer(status, json.dumps(value).encode(), form)
 
 
 def ec2_answer(action: str, content: str) -> Answer:
-    """A good answer of EC2's around this XML."""
+    """Return a successful EC2 response with this XML content."""
     head = f'<{action}Response xmlns="{EC2_XML}"><requestId>{uuid.uuid4()}</requestId>'
     return Answer(200, f"{head}{content}</{action}Response>".encode(), {"Content-Type": "text/xml;charset=UTF-8"})

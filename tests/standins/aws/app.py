@@ -1,4 +1,4 @@
-"""The stand-in as a WSGI application round moto: records each call, lets rules harm it, adds what moto lacks."""
+"""WSGI application around moto: records each call, injects faults, adds missing features."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _API = {"ec2": "2016-11-15"}
 
 
 class App:
-    """Of one account."""
+    """Application of one account."""
 
     def __init__(self, account: Account, moto: Callable[..., Any]) -> None:
         self._account, self._moto = account, moto
@@ -32,7 +32,7 @@ class App:
         path = environ.get("PATH_INFO", "/")
         answer = self._control(environ, path.removeprefix(CONTROL)) if path.startswith(CONTROL) else self._call(environ)
         headers = dict(answer.headers)
-        if environ["REQUEST_METHOD"] != "HEAD":  # whose answer tells the length of what it does not hold
+        if environ["REQUEST_METHOD"] != "HEAD":  # a HEAD response keeps the length of the omitted body
             headers["Content-Length"] = str(len(answer.body))
         start_response(f"{answer.status} Stand-in", list(headers.items()))
         return [answer.body]
@@ -60,7 +60,7 @@ class App:
         return answer
 
     def _internally(self, call: Call) -> Answer:
-        """A call of one of AWS's own services. Who holds the account's lock may make it."""
+        """Perform a call between AWS services. The caller may hold the account's lock."""
         call.zone = ec2.zone_of(call)
         environ = _environ(call)
 
@@ -96,7 +96,7 @@ class App:
                 headers = {} if token is None else {"X-Amz-Security-Token": token}
                 with self._account.lock:
                     permissions.check(self._account, call, headers)
-            if call.service == "s3":  # bodies may be long, and machines stall
+            if call.service == "s3":  # without the lock: bodies may be long and machines may stall
                 return forward()
             with self._account.lock:
                 self._account.seed(call.region)
@@ -109,7 +109,7 @@ class App:
 
 
 def _forward(moto: Callable[..., Any], environ: dict[str, Any], call: Call) -> Answer:
-    """moto's answer; what it has not implemented is told as such, loudly, not as a server's error to be retried."""
+    """Return moto's response. Actions that moto lacks get status 501, which clients do not retry."""
     begun: list[Any] = []
     try:
         chunks = moto(environ, lambda status, headers, _error=None: begun.extend((status, headers)))
@@ -135,7 +135,7 @@ def _unimplemented(call: Call, why: str) -> Answer:
 
 
 def _environ(call: Call) -> dict[str, Any]:
-    """Of a request that no client has made."""
+    """Return a WSGI environment for an internal call."""
     scope = f"{call.caller}/20260101/{call.region}/{call.service}/aws4_request"
     return {
         "REQUEST_METHOD": "POST",

@@ -1,4 +1,4 @@
-"""Conditions of buckets' policies, which moto takes as if they always held: whether a call came over TLS.
+"""Condition aws:SecureTransport of bucket policies, since moto treats every condition as true.
 
 Source: IAM user guide, "AWS global condition context keys", aws:SecureTransport.
 """
@@ -11,14 +11,14 @@ from typing import Any
 
 
 def obey() -> None:
-    """From now on moto's buckets look at them."""
+    """Make moto's buckets evaluate the condition."""
     from moto.s3.models import FakeBucket
 
     FakeBucket.get_permission = _permission  # type: ignore[assignment,method-assign]
 
 
 def _permission(bucket: Any, action: str, resource: str) -> Any:
-    """By the statements whose conditions hold for the call that is being answered."""
+    """Evaluate the statements whose conditions hold for the current request."""
     from moto.iam.access_control import IAMPolicy, PermissionResult
 
     policy = json.loads(bucket.policy or '{"Statement": []}')
@@ -29,7 +29,7 @@ def _permission(bucket: Any, action: str, resource: str) -> Any:
 
 
 def _holds(condition: Mapping[str, Mapping[str, Any]]) -> bool:
-    """Raises NotImplementedError for any but aws:SecureTransport."""
+    """Return whether a condition holds. Raises NotImplementedError for any but aws:SecureTransport."""
     from flask import request
 
     for operator, keys in condition.items():

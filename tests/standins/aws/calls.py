@@ -1,6 +1,6 @@
-"""What a request to AWS asks for: service and region from the signature, action and parameters from body, path, query.
+"""Parser of AWS requests: service and region from the signature, action and parameters from body, path and query.
 
-EC2, IAM and STS speak the query protocol (a form), SSM, Service Quotas and Pricing JSON with X-Amz-Target, S3 REST.
+EC2, IAM and STS use the query protocol (a form); SSM, Service Quotas and Pricing JSON with X-Amz-Target; S3 REST.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from urllib.parse import parse_qsl
 from ..faults import Call
 
 _SCOPE = re.compile(r"Credential=(?P<key>[^/,]+)/\d{8}/(?P<region>[^/]+)/(?P<service>[^/]+)/aws4_request")
-_MOST_BODY = 4 << 20  # a form or a JSON document; S3's bodies are not read here
+_MOST_BODY = 4 << 20  # bytes of a form or a JSON document; S3's bodies are not read here
 
 _OBJECT = {"GET": "GetObject", "HEAD": "HeadObject", "PUT": "PutObject", "DELETE": "DeleteObject", "POST": "PostObject"}
 _BUCKET = {"GET": "ListObjects", "HEAD": "HeadBucket", "PUT": "CreateBucket", "DELETE": "DeleteBucket"}
-# What a query parameter makes of a request to S3; the first that is there counts.
+# Actions of S3 that a query parameter selects; the first parameter that is present wins.
 _SUBRESOURCES = (
     ("partNumber", {"PUT": "UploadPart"}),
     ("uploadId", {"POST": "CompleteMultipartUpload", "DELETE": "AbortMultipartUpload", "GET": "ListParts"}),
@@ -31,7 +31,7 @@ _SUBRESOURCES = (
 
 
 def read_call(environ: dict[str, Any]) -> Call:
-    """The call that a WSGI request is; its body can still be read afterwards."""
+    """Parse a WSGI request; its body can still be read afterwards."""
     scope = _SCOPE.search(environ.get("HTTP_AUTHORIZATION", ""))
     service, region, caller = (scope["service"], scope["region"], scope["key"]) if scope else ("", "", "")
     if service == "s3" or not scope:
@@ -49,7 +49,7 @@ def read_call(environ: dict[str, Any]) -> Call:
 
 
 def read_body(environ: dict[str, Any]) -> bytes:
-    """The request's body, put back for whoever reads it next."""
+    """Read the request's body and put it back for the next reader."""
     length = int(environ.get("CONTENT_LENGTH") or 0)
     if length > _MOST_BODY:
         raise ValueError(f"a form of {length} bytes")
@@ -59,7 +59,7 @@ def read_body(environ: dict[str, Any]) -> bytes:
 
 
 def flatten(value: Any, name: str = "") -> Iterable[tuple[str, str]]:
-    """A JSON document as the flat parameters that a form would have: `Filters.1.Field`."""
+    """Flatten a JSON document to a form's parameter names: `Filters.1.Field`."""
     if isinstance(value, Mapping):
         pairs: Iterable[tuple[str, Any]] = value.items()
     elif isinstance(value, list):
@@ -72,7 +72,7 @@ def flatten(value: Any, name: str = "") -> Iterable[tuple[str, str]]:
 
 
 def numbered(params: Mapping[str, str], prefix: str) -> list[str]:
-    """`InstanceId.1`, `InstanceId.2`, … in their order."""
+    """Return the values of `InstanceId.1`, `InstanceId.2`, … in order."""
     found = [(int(name[len(prefix) + 1 :]), value) for name, value in params.items() if _is_nth(name, prefix)]
     return [value for _, value in sorted(found)]
 
@@ -82,13 +82,13 @@ def _is_nth(name: str, prefix: str) -> bool:
 
 
 def filters(params: Mapping[str, str]) -> list[tuple[str, list[str]]]:
-    """Names and values of `Filter.<n>`."""
+    """Return names and values of `Filter.<n>`."""
     names = {key: value for key, value in params.items() if re.fullmatch(r"Filter\.\d+\.Name", key)}
     return [(name, numbered(params, key.replace(".Name", ".Value"))) for key, name in names.items()]
 
 
 def tags_for(params: Mapping[str, str], resource: str) -> dict[str, str]:
-    """TagSpecification.<n> for this type of resource."""
+    """Return the tags of TagSpecification.<n> for this resource type."""
     tags: dict[str, str] = {}
     for name, value in params.items():
         spec = re.fullmatch(r"(TagSpecification\.\d+)\.ResourceType", name)

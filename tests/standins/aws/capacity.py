@@ -1,4 +1,4 @@
-"""What there is to be had: places by machine type, zone and market; vCPU quotas by family, market and region.
+"""Capacity by machine type, zone and market; vCPU quotas by family, market and region.
 
 Codes, statuses and messages: real traces of InsufficientInstanceCapacity with HTTP 500 (see README.md), and the EC2
 user guide's "Troubleshoot instance launch issues"; the short messages for Spot are not verified.
@@ -13,8 +13,8 @@ from typing import Any
 from . import moto_side
 from .answers import RefusedError
 
-# Service Quotas' codes for "Running On-Demand … instances" and "All … Spot Instance Requests": letters of the types'
-# families, code on-demand, code Spot. Values are in vCPUs.
+# Service Quotas' codes for "Running On-Demand … instances" and "All … Spot Instance Requests": instance family letters,
+# code for on-demand, code for Spot. Values are in vCPUs.
 FAMILIES: tuple[tuple[tuple[str, ...], str, str], ...] = (
     (("a", "c", "d", "h", "i", "m", "r", "t", "z"), "L-1216C47A", "L-34B43A08"),
     (("g", "vt"), "L-DB2E81BA", "L-3819A6DF"),
@@ -29,7 +29,7 @@ DEFAULT_QUOTA = 10_000.0
 
 
 def quota_code(machine_type: str, market: str) -> str:
-    """Of the pool that a type's vCPUs are counted in."""
+    """Return the code of the quota that a type's vCPUs count against, or ""."""
     family = machine_type.partition(".")[0]
     named = [(prefix, row) for row in FAMILIES for prefix in row[0] if family.startswith(prefix)]
     if not named:
@@ -39,14 +39,14 @@ def quota_code(machine_type: str, market: str) -> str:
 
 
 class Capacity:
-    """Places and quotas. Both count what runs: a machine that ends gives its place back."""
+    """Capacity and quotas, both counted over running machines."""
 
     def __init__(self) -> None:
         self._places: dict[tuple[str, str, str], int] = {}
         self._quotas: dict[tuple[str, str], float] = {}
 
     def set_places(self, machine_type: str, zone: str, market: str, places: int | None) -> None:
-        """At most so many machines at once; None: any number."""
+        """Limit the number of concurrent machines; None: unlimited."""
         key = (machine_type, zone, market)
         if places is None:
             self._places.pop(key, None)
@@ -62,7 +62,7 @@ class Capacity:
     def admit(
         self, machine_type: str, *, region: str, zone: str, market: str, least: int, most: int, there: Iterable[Any]
     ) -> int:
-        """How many machines may be launched, given those that are there. Raises RefusedError."""
+        """Return how many machines may be launched beside the existing ones. Raises RefusedError."""
         counts, vcpus = _count(there)
         self._check_offered(region, machine_type, zone)
         self._check_quota(region, machine_type, market, least, vcpus)
@@ -104,12 +104,12 @@ class Capacity:
 
 
 def vcpus_of(machine_type: str) -> int:
-    """0 for a type that is not known: its launch is refused for that."""
+    """Return a type's vCPUs; 0 for an unknown type, whose launch is refused elsewhere."""
     return int(moto_side.machine_types().get(machine_type, {}).get("VCpuInfo", {}).get("DefaultVCpus", 0))
 
 
 def market_of(instance: Any) -> str:
-    """Of one of moto's instances."""
+    """Return the market of a moto instance."""
     return "spot" if instance.lifecycle == "spot" else "on-demand"
 
 

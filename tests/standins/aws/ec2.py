@@ -1,4 +1,5 @@
-"""EC2 where moto falls short of it. Each function is one action; `forward` hands the call, or another, to moto.
+"""EC2 actions that moto lacks or implements incompletely. Each function is one action; `forward` passes a call on to
+moto.
 
 Sources: the table in tests/standins/README.md; codes and messages as in the EC2 API reference.
 """
@@ -23,7 +24,7 @@ _STATE = re.compile(r"(<instanceId>(i-[0-9a-f]+)</instanceId>.*?<instanceState>)
 
 
 def zone_of(call: Call) -> str:
-    """Where RunInstances shall launch; empty if nothing or nonsense is said."""
+    """Return the zone of a RunInstances call; "" if its subnet is unknown."""
     params = call.params
     if zone := params.get("Placement.AvailabilityZone", ""):
         return zone
@@ -35,7 +36,8 @@ def zone_of(call: Call) -> str:
 
 
 def run_instances(account: Account, call: Call, forward: Forward) -> Answer:
-    """Capacity, quotas, client tokens, Spot requests, placement groups; then the machines boot."""
+    """Check capacity, quotas, client tokens, placement groups and profiles; launch, create Spot requests, and boot the
+    machines."""
     params = call.params
     if params.get("DryRun") == "true":
         return forward()
@@ -59,7 +61,7 @@ def run_instances(account: Account, call: Call, forward: Forward) -> Answer:
             most=most,
             there=account.running(call.region),
         )
-    # Written anew only where moto would not do what is asked for: a signature then no longer fits.
+    # Rewrite the request only where moto requires it, since that invalidates the signature.
     wanted = _first_card_only({**params, "MinCount": str(count), "MaxCount": str(count)})
     answer = forward(None if wanted == {**params, "MaxCount": str(count)} else wanted)
     if answer.status != 200:
@@ -73,7 +75,8 @@ def run_instances(account: Account, call: Call, forward: Forward) -> Answer:
 
 
 def terminate_instances(account: Account, call: Call, forward: Forward) -> Answer:
-    """Then the power goes. One that has ended already ends again, which moto takes for an error of its interfaces."""
+    """Terminate instances and cut their power. Repeating it is fine, although moto fails on ended instances'
+    interfaces."""
     _check_known(account, call)
     asked = numbered(call.params, "InstanceId")
     over = [i.id for i in moto_side.ec2(call.region).all_instances() if i.id in asked and i.state == "terminated"]
@@ -88,7 +91,8 @@ def terminate_instances(account: Account, call: Call, forward: Forward) -> Answe
 
 
 def _terminate_rest(call: Call, forward: Forward, rest: list[str]) -> Answer:
-    """Those of several that have not ended. A signature no longer fits: under enforced policies end one at a time."""
+    """Terminate the instances that have not ended. The rewritten request has an invalid signature, so callers under
+    enforced policies terminate one instance per call."""
     if not rest:
         return ec2_answer(call.action, "<instancesSet/>")
     params = {name: value for name, value in call.params.items() if not name.startswith("InstanceId.")}
@@ -96,7 +100,7 @@ def _terminate_rest(call: Call, forward: Forward, rest: list[str]) -> Answer:
 
 
 def describe_instances(account: Account, call: Call, forward: Forward) -> Answer:
-    """Without what is not yet known everywhere, and with the filters that moto lacks."""
+    """Describe instances, except those not visible yet, with the filters that moto lacks."""
     _check_known(account, call)
     reservations = moto_side.ec2(call.region).reservations
     kept = dict(reservations)
@@ -127,13 +131,13 @@ def reboot_instances(account: Account, call: Call, forward: Forward) -> Answer:
 
 
 def known_only(account: Account, call: Call, forward: Forward) -> Answer:
-    """Any action on instances by id."""
+    """Handle any action on instances by id."""
     _check_known(account, call)
     return forward()
 
 
 def get_console_output(account: Account, call: Call, forward: Forward) -> Answer:
-    """What the machine printed."""
+    """Return the machine's console output."""
     instance_id = call.params.get("InstanceId", "")
     _check_exists(account, call, [instance_id])
     machine = account.machines.get(instance_id)
@@ -145,7 +149,8 @@ def get_console_output(account: Account, call: Call, forward: Forward) -> Answer
 
 
 def delete_security_group(account: Account, call: Call, forward: Forward) -> Answer:
-    """Not while an instance uses it, shutting-down ones included, nor an interface by itself, nor another's rule."""
+    """Delete a security group. Refuse while an instance uses it (even shutting-down) or an unattached interface
+    does."""
     group = call.params.get("GroupId", "")
     loose = [eni for eni in moto_side.ec2(call.region).enis.values() if not eni.attachment_id]
     if any(group in [used.id for used in eni.group_set] for eni in loose):
@@ -163,7 +168,7 @@ def delete_security_group(account: Account, call: Call, forward: Forward) -> Ans
 
 
 def cancel_spot_instance_requests(account: Account, call: Call, forward: Forward) -> Answer:
-    """The request stays, cancelled; its instance goes on."""
+    """Cancel Spot requests; they remain, as cancelled, and their instances continue."""
     requests = moto_side.ec2(call.region).spot_instance_requests
     asked = numbered(call.params, "SpotInstanceRequestId")
     items = ""
@@ -217,7 +222,7 @@ def _check_placement_group(account: Account, call: Call) -> None:
 
 
 def _check_profile(account: Account, params: Mapping[str, str]) -> None:
-    """EC2 learns of a new profile, or of its role, later than IAM."""
+    """Check the instance profile. EC2 sees a new profile or its role later than IAM (eventual consistency)."""
     profile = moto_side.profile(_profile_name(params)) if _profile_name(params) else None
     if profile is None:
         return
@@ -239,13 +244,13 @@ def _no_profile(params: Mapping[str, str]) -> RefusedError:
 
 
 def _profile_unknown(answer: Answer, params: Mapping[str, str]) -> Answer:
-    """moto passes IAM's NoSuchEntity on."""
+    """Replace IAM's NoSuchEntity, which moto passes on, by EC2's error."""
     if b"<Code>NoSuchEntity" in answer.body:
         raise _no_profile(params)
     return answer
 
 
-# -- what moto leaves out of an instance
+# -- instance properties that moto omits
 
 
 def _settle(account: Account, call: Call, instance_id: str, market: str, answer: Answer) -> Answer:
@@ -275,7 +280,8 @@ def _settle(account: Account, call: Call, instance_id: str, market: str, answer:
 
 
 def _first_card_only(params: Mapping[str, str]) -> dict[str, str]:
-    """moto tells interfaces apart by their device index alone: those of further cards would overwrite others."""
+    """Drop interfaces of further network cards: moto identifies interfaces by device index only, so they would
+    overwrite others."""
     further = {
         key.removesuffix("NetworkCardIndex")
         for key, value in params.items()
@@ -290,7 +296,7 @@ def _current_state(account: Account, found: re.Match[str]) -> str:
 
 
 def _own_filters(params: Mapping[str, str]) -> tuple[list[str], list[str], dict[str, str]]:
-    """Values of `client-token` and `instance-lifecycle`, and the parameters without these two."""
+    """Return the values of `client-token` and `instance-lifecycle`, and the parameters without these two filters."""
     own: dict[str, list[str]] = {"client-token": [], "instance-lifecycle": []}
     dropped: set[str] = set()
     for key, name in params.items():

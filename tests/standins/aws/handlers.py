@@ -1,4 +1,4 @@
-"""What a function is that answers one action in moto's stead, or round it."""
+"""Type of a handler that implements one action, alone or on top of moto."""
 
 from __future__ import annotations
 
@@ -9,5 +9,5 @@ from .account import Account
 from .answers import Answer
 
 Forward = Callable[..., Answer]
-"""Hands the call, or with an argument another with these parameters, to moto."""
+"""Passes the call to moto, with other parameters if an argument is given."""
 Handler = Callable[[Account, Call, Forward], Answer]

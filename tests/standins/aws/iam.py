@@ -1,4 +1,4 @@
-"""IAM where moto falls short of it. Source: IAM API reference, RemoveRoleFromInstanceProfile."""
+"""IAM actions that moto implements incompletely. Source: IAM API reference, RemoveRoleFromInstanceProfile."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from .handlers import Forward, Handler
 
 
 def remove_role_from_instance_profile(account: Account, call: Call, forward: Forward) -> Answer:
-    """moto breaks where the profile does not have the role."""
+    """Return NoSuchEntity if the profile does not have the role, where moto crashes."""
     name, role = call.params.get("InstanceProfileName", ""), call.params.get("RoleName", "")
     profile = moto_side.profile(name)
     if profile is not None and role not in [one.name for one in profile.roles]:

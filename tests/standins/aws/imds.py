@@ -1,7 +1,7 @@
-"""The metadata service of one instance: what AwsMetadata answers, and beside it who the instance is, user data, role.
+"""Metadata service of one instance: AwsMetadata plus instance properties, user data and the role's credentials.
 
-Categories after the EC2 user guide's "Instance metadata categories"; the credentials are the role's own, from moto's
-STS, so that with enforced policies the machine can do what its role allows and nothing else.
+Categories follow the EC2 user guide's "Instance metadata categories". The credentials come from moto's STS, so with
+enforced policies the machine has exactly the permissions of its role.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ _LASTS_S = 6 * 3_600
 
 
 class InstanceMetadata(AwsMetadata):
-    """Of one of moto's instances."""
+    """Metadata service of a moto instance."""
 
     def __init__(self, instance: Any) -> None:
         super().__init__()
         self._instance = instance
         self._credentials = ""
         self.keys: list[str] = []
-        """Access keys it gave out."""
+        """Access keys that it issued."""
         zone = instance.availability_zone
         self.values = {
             "ami-id": instance.image_id,

@@ -1,4 +1,4 @@
-"""Jobs on the AWS stand-in: see cloud_jobs.py."""
+"""Jobs on the AWS stand-in; see cloud_jobs.py."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ TYPE = "g4dn.xlarge"
 
 
 class AwsJobs(CloudJobs[Told, Remains]):
-    """On one account, in one bucket."""
+    """Jobs in one account and one bucket."""
 
     cloud = "aws"
 
@@ -34,11 +34,11 @@ class AwsJobs(CloudJobs[Told, Remains]):
         super().__init__(folder, Remains(control.url), f"s3://{BUCKET}/jobs")
         self.control = control
         self.session = boto3.session.Session(KEY, "secret", region_name="us-east-1")
-        """The submitter's; while the environment says where the stand-in is, its clients go there."""
+        """The submitter's session; its clients use the endpoint from the environment."""
         self.session.client("s3", endpoint_url=control.url).create_bucket(Bucket=BUCKET)
         zones = self.session.client("ec2", endpoint_url=control.url).describe_availability_zones()["AvailabilityZones"]
         self.zones = {zone["ZoneId"]: zone["ZoneName"] for zone in zones}
-        """AZ id, as in plans -> the account's name of it."""
+        """AZ id, as in plans -> the account's zone name."""
 
     def instances(self, job: Job, **where: Any) -> list[Told]:
         return [one for one in self.control.instances(**where) if one.tags.get("cloudgpu-job") == job.id]
@@ -49,7 +49,8 @@ class AwsJobs(CloudJobs[Told, Remains]):
 
 @contextlib.contextmanager
 def aws_jobs(folder: Path, agents: Path, *, boot: bool = True) -> Iterator[AwsJobs]:
-    """`agents`: where agent files are kept from test to test. Nothing is left running afterwards."""
+    """Run jobs on a stand-in; all processes are ended on exit. `agents`: folder where agent files are kept from test to
+    test."""
     with aws_process(boot=boot) as control:
         jobs = AwsJobs(control, folder)
         with settled(jobs, agents, aws_environ(control.url)):

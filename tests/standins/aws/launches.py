@@ -1,4 +1,4 @@
-"""What is launched in tests of the provisioner, and the session that it is launched with."""
+"""A launch request for tests of the provisioner, and its boto3 session."""
 
 from __future__ import annotations
 
@@ -36,5 +36,5 @@ def of_job(number: int) -> LaunchRequest:
 
 @functools.cache
 def session() -> boto3.Session:
-    """One for all: reading the SDK's models takes half a second each time."""
+    """Return a session shared by all tests, since reading the SDK's models takes half a second."""
     return boto3.Session(aws_access_key_id=KEY, aws_secret_access_key="secret", region_name="us-east-1")

@@ -1,6 +1,6 @@
-"""moto in this process: its settings, the backends of the one account, and the images that are there.
+"""moto in this process: its settings, the backends of the only account, and its images.
 
-moto keeps its state in module globals: one stand-in per process at a time.
+moto keeps its state in module globals, so a process can have only one stand-in at a time.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from typing import Any
 
 ACCOUNT = "123456789012"
 
-# The vendors' public parameters that name the newest image, and what these images are. The names are those of AWS's
-# "DLAMI release notes" and of Canonical's "Find Ubuntu images with SSM"; ids are made up, one for each region.
+# The vendors' public parameters that name the newest images, and properties of these images. The names are from AWS's
+# "DLAMI release notes" and Canonical's "Find Ubuntu images with SSM"; ids are invented, one per region.
 _DEEP_LEARNING = "/aws/service/deeplearning/ami/{architecture}/{name}/latest/ami-id"
 _UBUNTU = "/aws/service/canonical/ubuntu/server/{version}/stable/current/{architecture}/hvm/ebs-gp3/ami-id"
 _NEURON = "/aws/service/neuron/dlami/base/ubuntu-{version}/latest/image_id"
@@ -41,7 +41,7 @@ IMAGES: dict[str, tuple[str, str]] = {  # parameter -> architecture, root device
 
 
 def application() -> Callable[..., Any]:
-    """moto as a WSGI application, as strict as it can be made."""
+    """Return moto as a WSGI application with its strictest settings."""
     os.environ.setdefault("MOTO_EC2_LOAD_DEFAULT_AMIS", "false")  # read when a region is first used; 0.4 s each
     from moto import settings
     from moto.moto_server.werkzeug_app import DomainDispatcherApplication, create_backend_app
@@ -55,7 +55,7 @@ def application() -> Callable[..., Any]:
 
 
 def _groups_only_keep_their_size() -> None:
-    """moto's groups make machines that are nothing like their template's: scaling.py makes them."""
+    """Keep moto's groups from launching machines, which would ignore their template: scaling.py launches them."""
     from moto.autoscaling.models import AutoScalingBackend, FakeAutoScalingGroup
 
     def keep(group: Any, size: int | None) -> None:
@@ -66,7 +66,8 @@ def _groups_only_keep_their_size() -> None:
 
 
 def _copies_share_their_content() -> None:
-    """moto writes each copy of an object to the disk: those of the agent of a thousand jobs would be gigabytes."""
+    """Make copies of an object share its content: moto writes each to disk, gigabytes for the agents of a thousand
+    jobs."""
     from moto.s3.models import FakeKey, S3Backend
 
     write = S3Backend.copy_object
@@ -78,14 +79,14 @@ def _copies_share_their_content() -> None:
         made = backend.get_bucket(bucket).keys[key]
         made._etag, made.contentsize = src_key.etag.strip('"'), src_key.contentsize
         made._value_buffer, made.lock = src_key._value_buffer, src_key.lock
-        for one in (src_key, made):  # which would close what both read
+        for one in (src_key, made):  # disposing of either would close the shared buffer
             one.dispose = lambda garbage=False: None  # type: ignore[method-assign]
 
     S3Backend.copy_object = copy_object  # type: ignore[assignment,method-assign]
 
 
 def _lookups_do_not_scan() -> None:
-    """moto reads all tags of the region for those of one resource, and a folder for the names of its services."""
+    """Replace slow lookups: moto scans all tags of a region for one resource, and a folder for its services' names."""
     from moto import backends
     from moto.ec2.models.core import TaggedEC2Resource
     from moto.ec2.utils import EC2_PREFIX_TO_RESOURCE, get_prefix
@@ -104,7 +105,7 @@ def _lookups_do_not_scan() -> None:
 
 
 def reset() -> None:
-    """Forget everything, enforcement of policies too."""
+    """Reset all state, including enforcement of policies."""
     from moto.moto_api._internal.models import moto_api_backend
 
     enforce_policies(on=False)
@@ -112,9 +113,9 @@ def reset() -> None:
 
 
 def enforce_policies(*, on: bool) -> None:
-    """Whether signatures are verified and IAM policies obeyed; without, any key may do anything.
+    """Verify signatures and enforce IAM policies, or accept any key for anything.
 
-    moto verifies signatures, and judges S3's calls; all others are judged by permissions.py, which knows resources.
+    moto verifies signatures and authorizes S3 calls; permissions.py authorizes all others, with their resources.
     """
     from moto import settings
     from moto.core.authorization import ActionAuthenticatorMixin
@@ -126,14 +127,14 @@ def enforce_policies(*, on: bool) -> None:
 
 
 def ec2(region: str) -> Any:
-    """EC2's backend."""
+    """Return EC2's backend."""
     from moto.ec2.models import ec2_backends
 
     return ec2_backends[ACCOUNT][region]
 
 
 def forget_instances(region: str, instance_ids: set[str]) -> None:
-    """As if they had never been."""
+    """Remove instances from moto's state."""
     backend = ec2(region)
     for identity, reservation in list(backend.reservations.items()):
         reservation.instances = [one for one in reservation.instances if one.id not in instance_ids]
@@ -144,14 +145,14 @@ def forget_instances(region: str, instance_ids: set[str]) -> None:
 
 
 def scaling(region: str) -> Any:
-    """Auto Scaling's backend."""
+    """Return Auto Scaling's backend."""
     from moto.autoscaling.models import autoscaling_backends
 
     return autoscaling_backends[ACCOUNT][region]
 
 
 def ec2_regions() -> Iterator[str]:
-    """Regions in which anything was asked of EC2."""
+    """Yield the regions in which EC2 was used."""
     from moto.ec2.models import ec2_backends
 
     yield from list(ec2_backends[ACCOUNT])
@@ -159,7 +160,7 @@ def ec2_regions() -> Iterator[str]:
 
 @contextlib.contextmanager
 def unjudged(*, was: bool) -> Iterator[None]:
-    """No signature is verified meanwhile; `was`: whether they are otherwise."""
+    """Disable verification of signatures for the block; `was`: whether it is enabled otherwise."""
     enforce_policies(on=False)
     try:
         yield
@@ -168,7 +169,7 @@ def unjudged(*, was: bool) -> Iterator[None]:
 
 
 def role_path(name: str) -> str:
-    """Of a role; `/` if there is none of that name."""
+    """Return a role's path; `/` if it does not exist."""
     from moto.iam.models import iam_backends
 
     found = iam_backends[ACCOUNT]["aws"].roles.values()
@@ -176,7 +177,7 @@ def role_path(name: str) -> str:
 
 
 def role_boundary(name: str) -> str:
-    """ARN of a role's permissions boundary; "" without."""
+    """Return the ARN of a role's permissions boundary; "": none."""
     from moto.iam.models import iam_backends
 
     found = (role for role in iam_backends[ACCOUNT]["aws"].roles.values() if role.name == name)
@@ -184,7 +185,7 @@ def role_boundary(name: str) -> str:
 
 
 def profile(name: str) -> Any:
-    """An instance profile, or None."""
+    """Return an instance profile by name or ARN, or None."""
     from moto.iam.models import iam_backends
 
     found = iam_backends[ACCOUNT]["aws"].instance_profiles.values()
@@ -192,14 +193,14 @@ def profile(name: str) -> Any:
 
 
 def credentials(role_arn: str, session: str, seconds: int) -> Any:
-    """Temporary credentials of a role, as the metadata service gives them out."""
+    """Return temporary credentials of a role, as the metadata service issues them."""
     from moto.sts.models import sts_backends
 
     return sts_backends[ACCOUNT]["aws"].assume_role("us-east-1", session, role_arn, "", seconds, "")
 
 
 def scaling_group(region: str, name: str) -> tuple[str, dict[str, str]]:
-    """ARN and tags of an Auto Scaling group; of one that is not there, an ARN that no statement is about."""
+    """Return ARN and tags of an Auto Scaling group; if it does not exist, an ARN that no statement matches."""
     from moto.autoscaling.models import autoscaling_backends
 
     found = autoscaling_backends[ACCOUNT][region].autoscaling_groups.get(name)
@@ -207,7 +208,7 @@ def scaling_group(region: str, name: str) -> tuple[str, dict[str, str]]:
 
 
 def scaling_group_of(region: str, instance: str) -> str:
-    """Name of the Auto Scaling group that an instance is in; "": none."""
+    """Return the name of an instance's Auto Scaling group; "": none."""
     groups = scaling(region).autoscaling_groups
     return next(
         (name for name, one in groups.items() if instance in [state.instance.id for state in one.instance_states]), ""
@@ -215,14 +216,14 @@ def scaling_group_of(region: str, instance: str) -> str:
 
 
 def machine_types() -> dict[str, dict[str, Any]]:
-    """DescribeInstanceTypes, by name."""
+    """Return the entries of DescribeInstanceTypes by name."""
     from moto.ec2.models.instance_types import INSTANCE_TYPES
 
     return dict(INSTANCE_TYPES)
 
 
 def zones_offering(region: str, machine_type: str) -> list[str]:
-    """Zones where the type is sold."""
+    """Return the zones that offer the type."""
     from moto.ec2.models.instance_types import INSTANCE_TYPE_OFFERINGS
 
     offers = INSTANCE_TYPE_OFFERINGS["availability-zone"].get(region, [])
@@ -230,13 +231,13 @@ def zones_offering(region: str, machine_type: str) -> list[str]:
 
 
 def zone_id(zone: str) -> str:
-    """`use1-az1` of `us-east-1a`, as this account has it."""
+    """Return the id of a zone, such as `use1-az1` for `us-east-1a`, in this account."""
     zones = ec2(zone[:-1]).describe_availability_zones()
     return next(str(one.zone_id) for one in zones if one.name == zone)
 
 
 def seed(region: str) -> None:
-    """Put the images and the parameters that name them into a region."""
+    """Add the images, and the parameters that name them, to a region."""
     from moto.core.utils import utcnow
     from moto.ec2.models.amis import Ami
     from moto.ssm import models

@@ -1,12 +1,12 @@
-"""IAM's decision about a call: the caller's policies by action, resource and condition, and what a call implies.
+"""IAM authorization of calls: policies by action, resource and condition, and the implied permissions of a call.
 
-moto decides by the action's name alone, for what moto itself answers; for S3, bucket and key as well, and that is left
-to moto. Here every other call is judged, with the resources it is about, the tags it sends and those that are there:
-iam:PassRole for an instance profile, ec2:CreateTags for what is tagged while it is made, and so on.
+moto checks only the action's name, and only for calls that it handles itself; for S3 it also checks bucket and key, so
+S3 is left to moto. This module authorizes all other calls with their resources, request tags and resource tags:
+iam:PassRole for an instance profile, ec2:CreateTags for tags on creation, and so on.
 
 Sources: Service Authorization Reference (actions, resources and condition keys of EC2, IAM, SSM); EC2 user guide,
-"Grant permission to tag resources during creation"; IAM user guide, "Policy evaluation logic". What is not here:
-service control policies, what a permissions boundary cuts off, policies of resources, operators but StringEquals and
+"Grant permission to tag resources during creation"; IAM user guide, "Policy evaluation logic". Not implemented: service
+control policies, the effect of a permissions boundary, resource policies, operators other than StringEquals and
 StringLike.
 """
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 _RUN_ON = ("image", "subnet", "security-group")
 _RUN_MADE = ("instance", "volume", "network-interface")
-_PARAMETER_OF = {  # the parameter that names what an action is about -> the resource's type
+_PARAMETER_OF = {  # parameter that names the resource of an action -> type of the resource
     "InstanceId": "instance",
     "VolumeId": "volume",
     "GroupId": "security-group",
@@ -44,7 +44,7 @@ _MADE_BY = {
 
 
 class _Ask(NamedTuple):
-    """May the caller do this to that?"""
+    """A required permission: action, resource and condition context."""
 
     action: str
     resource: str = "*"
@@ -52,7 +52,7 @@ class _Ask(NamedTuple):
 
 
 def check(account: Account, call: Call, headers: Mapping[str, str]) -> None:
-    """Raise RefusedError, as AWS words it, for a call that the caller's policies do not allow."""
+    """Raise RefusedError, with AWS's message, for a call that the caller's policies do not allow."""
     if call.service in ("s3", "sts"):
         return
     statements = [one for policy in _policies(call, headers) for one in _statements(policy)]
@@ -113,7 +113,8 @@ def _denied(call: Call, ask: _Ask) -> RefusedError:
     return RefusedError(codes.get(call.service, "AccessDeniedException"), text, 400 if call.service == "ssm" else 403)
 
 
-# --- what a call asks for ---------------------------------------------------------------------------------------------
+# --- permissions that a call requires
+# ----------------------------------------------------------------------------------
 
 
 def _asks(account: Account, call: Call) -> Iterator[_Ask]:
@@ -164,8 +165,8 @@ def _run_instances(call: Call, name: str) -> Iterator[_Ask]:
 
 
 def _scaling_group(account: Account, call: Call, name: str) -> Iterator[_Ask]:
-    """With its tags; and what it takes to start a machine of its template (Auto Scaling user guide, "Control Amazon EC2
-    launch template usage in Auto Scaling groups")."""
+    """Yield the permissions for the group with its tags, and for launching from its template (Auto Scaling user guide,
+    "Control Amazon EC2 launch template usage in Auto Scaling groups")."""
     params = call.params
     keys = {
         key.removesuffix(".Key"): value for key, value in params.items() if re.fullmatch(r"Tags\.member\.\d+\.Key", key)
@@ -181,7 +182,7 @@ def _scaling_group(account: Account, call: Call, name: str) -> Iterator[_Ask]:
 
 
 def _made(call: Call, name: str, kind: str) -> Iterator[_Ask]:
-    """Something new, perhaps with tags."""
+    """Yield the permissions for creating a resource, and for its tags."""
     tags = tags_for(call.params, kind)
     context = {f"aws:RequestTag/{key}": value for key, value in tags.items()}
     yield _Ask(name, _arn(call, kind, "new"), context)
@@ -190,7 +191,7 @@ def _made(call: Call, name: str, kind: str) -> Iterator[_Ask]:
 
 
 def _about(account: Account, call: Call, name: str) -> Iterator[_Ask]:
-    """Something that is there. What is not there has no tags, nor has what is not known everywhere yet: trace
+    """Yield the permission for existing resources. Unknown and not yet visible ones have no tags: trace
     aws/karpenter-provider-aws#2100."""
     asked = False
     for parameter, kind in _PARAMETER_OF.items():

@@ -1,4 +1,4 @@
-"""Placement groups, which moto lacks. Fields after botocore's service model, error codes after the API reference."""
+"""Placement groups, which moto lacks. Fields follow botocore's service model, error codes the API reference."""
 
 from __future__ import annotations
 

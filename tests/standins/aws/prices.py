@@ -1,7 +1,7 @@
-"""Spot price history, Service Quotas and the Price List, which moto lacks or makes up.
+"""Spot price history, Service Quotas and the Price List, which moto lacks or invents.
 
-Shapes are those of botocore's service models, values those of the tests. A price that no test has set is made up from
-the type's vCPUs and GPUs: plausible, and never a real one.
+Shapes follow botocore's service models; values are set by tests. A price that no test has set is computed from the
+type's vCPUs and GPUs: plausible, but not a real one.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from .handlers import Forward, Handler
 
 
 def on_demand_price(account: Account, machine_type: str, region: str) -> Decimal:
-    """US dollars an hour."""
+    """Return the price in US dollars per hour."""
     if (machine_type, region) in account.prices:
         return account.prices[machine_type, region]
     info = moto_side.machine_types()[machine_type]
@@ -30,14 +30,14 @@ def on_demand_price(account: Account, machine_type: str, region: str) -> Decimal
 
 
 def spot_price(account: Account, machine_type: str, zone: str) -> Decimal:
-    """US dollars an hour."""
+    """Return the price in US dollars per hour."""
     if (machine_type, zone) in account.prices:
         return account.prices[machine_type, zone]
     return (on_demand_price(account, machine_type, zone[:-1]) / 3).quantize(Decimal("0.000001"))
 
 
 def describe_spot_price_history(account: Account, call: Call, forward: Forward) -> Answer:
-    """One price for each type and zone: the one that was set, else a third of what is made up for on-demand."""
+    """Return one price for each type and zone: the one that was set, or a third of the on-demand price."""
     types = numbered(call.params, "InstanceType")
     stamp = time.strftime("%Y-%m-%dT%H:%M:%S.000Z", time.gmtime(time.time() - 3_600))
     items = "".join(
@@ -76,7 +76,7 @@ def _quota(account: Account, call: Call, code: str) -> dict[str, Any]:
 
 
 def get_products(account: Account, call: Call, forward: Forward) -> Answer:
-    """On-demand Linux prices of one type, in all regions where it is sold; filters are obeyed."""
+    """Return the on-demand Linux prices of one type in all regions that offer it, filtered."""
     wanted = {
         value: call.params[key.replace(".Field", ".Value")]
         for key, value in call.params.items()

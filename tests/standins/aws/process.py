@@ -1,4 +1,4 @@
-"""The stand-in in a process of its own, ended with the test that started it; what there is of ours in the account."""
+"""The stand-in as a separate process that ends with its test, and a finder of leftover resources."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from ..program import started
 from .control import AwsControl
 
 LOOKER = "AKIACLOUDGPUSLOOKERS"
-"""Its calls are told from the submitter's by this key."""
+"""Access key of Remains, which distinguishes its calls from the submitter's."""
 
 
 @contextlib.contextmanager
 def aws_process(*, boot: bool = True) -> Iterator[AwsControl]:
-    """Its control. The stand-in ends when this process does, however that comes."""
+    """Run the stand-in; yield its control. The stand-in ends when this process does, even if that is killed."""
     with started("cloudgpu.tests.standins.aws", boot=boot) as url:
         yield AwsControl(url)
 
 
 class Remains:
-    """Looks for everything of ours that is there, in a region: as a user would, through the API."""
+    """Finder of leftover resources in a region, through the API as a user would."""
 
     def __init__(self, url: str, region: str = "us-east-1") -> None:
         import boto3
@@ -33,11 +33,11 @@ class Remains:
         self._known: frozenset[str] = frozenset()
 
     def leave_out(self) -> None:
-        """What is there now, such as a stack's."""
+        """Ignore the existing resources, such as a stack's, from now on."""
         self._known = frozenset(name for names in self._find().values() for name in names)
 
     def find(self) -> dict[str, list[str]]:
-        """Ids by kind; kinds of which nothing is there are left out."""
+        """Return ids by kind, without empty kinds."""
         there = {kind: [name for name in names if name not in self._known] for kind, names in self._find().items()}
         return {kind: names for kind, names in there.items() if names}
 

@@ -1,6 +1,6 @@
-"""Capacity reservations and Capacity Blocks: made by tests, described and launched into by the product.
+"""Capacity reservations and Capacity Blocks, which tests create and the product describes and launches into.
 
-Fields after botocore's service model (CapacityReservation); error codes after the EC2 API reference, not verified
+Fields follow botocore's service model (CapacityReservation). Error codes follow the EC2 API reference, not verified
 against the service: InvalidCapacityReservationId.NotFound, ReservationCapacityExceeded.
 """
 
@@ -21,7 +21,7 @@ _TARGET = "CapacityReservationSpecification.CapacityReservationTarget.CapacityRe
 
 @dataclass
 class Reservation:
-    """One of the account's own; `end` makes it a Capacity Block."""
+    """One reservation of the account; `end` makes it a Capacity Block."""
 
     identity: str
     machine_type: str
@@ -43,7 +43,7 @@ class Reservation:
 
 
 class Reservations:
-    """Of the account."""
+    """The account's reservations."""
 
     def __init__(self) -> None:
         self._known: dict[str, Reservation] = {}
@@ -59,7 +59,7 @@ class Reservations:
         self._known[identity].end = end
 
     def target(self, call: Call, there: list[Any]) -> Reservation | None:
-        """The one that RunInstances names, if it can be launched into. Raises RefusedError."""
+        """Return the reservation that RunInstances names, checked for this launch. Raises RefusedError."""
         identity = call.params.get(_TARGET)
         if identity is None:
             return None

@@ -1,14 +1,14 @@
-"""Auto Scaling: groups that get machines as EC2 has them, lose them, and replace them. moto keeps what a group is.
+"""Auto Scaling: groups that launch, lose and replace EC2 machines. moto only stores a group's configuration.
 
-Sources: Auto Scaling API reference and user guide ("Scaling activities", "Troubleshoot Amazon EC2 Auto Scaling"); words
-of activities and of refusals: traces (kubernetes/autoscaler#1263 and #3241, cortex#1258, parallelcluster#1944,
+Sources: Auto Scaling API reference and user guide ("Scaling activities", "Troubleshoot Amazon EC2 Auto Scaling");
+messages of activities and errors: traces (kubernetes/autoscaler#1263 and #3241, cortex#1258, parallelcluster#1944,
 terraform#1105 and #1689).
 
-A machine is started by RunInstances with the template's data, as any other: places, quotas and Spot hold for it, it
-boots, and its tags are the template's and the group's. A group looks at once when it is changed and when a machine of
-it has ended, and again after RETRY_S where it got none; real groups take longer. A refresh is done when it is answered:
-the machines go one after the other, and the group's new ones come in their place. SkipMatching is taken for false,
-MinHealthyPercentage is kept anyway, and lifecycle hooks hold nothing up.
+A machine is started by RunInstances with the template's data, so capacity, quotas and Spot apply; it boots, with the
+tags of the template and the group. A group is reconciled immediately when it changes or when one of its machines ends,
+and after RETRY_S if a launch failed; real groups are slower. A refresh completes within its call: the machines are
+replaced one by one. SkipMatching counts as false, MinHealthyPercentage is always satisfied, and lifecycle hooks do not
+delay anything.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from .handlers import Forward, Handler
 
 RETRY_S = 1.0
 KEPT = 50
-"""Activities of a group."""
+"""Number of activities kept for a group."""
 _HERE = 'xmlns="http://autoscaling.amazonaws.com/doc/2011-01-01/"'
 _CALLER = "AKIACLOUDGPUSSCALING"
 _DELETING = "Delete in progress"
@@ -42,7 +42,7 @@ _BAD_TEMPLATE = "You must use a valid fully-formed launch template. "
 
 
 def create_launch_template(account: Account, call: Call, forward: Forward) -> Answer:
-    """Its data is kept as it came: RunInstances takes the same parameters."""
+    """Create a launch template and keep its data, in the form of RunInstances' parameters."""
     answer = forward()
     if answer.status == 200:
         template = _told(answer, "launchTemplateId")
@@ -70,7 +70,7 @@ def _told(answer: Answer, name: str) -> str:
 
 
 def data_of_group(account: Account, group: Any) -> dict[str, str]:
-    """What the group's machines are made from. Raises RefusedError."""
+    """Return the data from which the group's machines are launched. Raises RefusedError."""
     template, version = group.ec2_launch_template, group.launch_template_version
     numbers = {"$Latest": template.latest_version_number, "$Default": template.default_version_number}
     data = account.templates.get((group.region, template.id, int(numbers.get(version, version))))
@@ -84,7 +84,7 @@ def data_of_group(account: Account, group: Any) -> dict[str, str]:
 
 
 def create_group(account: Account, call: Call, forward: Forward) -> Answer:
-    """Refused where there is one of this name, where the template is gone, or its security group."""
+    """Create a group. Refuse if the name exists, or if the template or its security group does not."""
     groups, name = moto_side.scaling(call.region).autoscaling_groups, call.params.get("AutoScalingGroupName", "")
     if name in groups:
         text = f"AutoScalingGroup by this name already exists - A group with the name {name} already exists"
@@ -97,7 +97,7 @@ def create_group(account: Account, call: Call, forward: Forward) -> Answer:
 
 
 def changed(account: Account, call: Call, forward: Forward) -> Answer:
-    """Whatever was said of a group's size: then it looks."""
+    """Pass on a change of a group's size and reconcile."""
     answer = forward()
     if answer.status == 200:
         tend(account, call.region)
@@ -105,7 +105,7 @@ def changed(account: Account, call: Call, forward: Forward) -> Answer:
 
 
 def delete_group(account: Account, call: Call, forward: Forward) -> Answer:
-    """With ForceDelete its machines are ended, and it is gone when they are."""
+    """Delete a group. With ForceDelete its machines are ended first."""
     group = _group(call)
     if call.params.get("ForceDelete") != "true" and _members(group):
         text = "You cannot delete an AutoScalingGroup while there are instances still in the group."
@@ -158,7 +158,7 @@ def _group(call: Call) -> Any:
 
 
 def _check_template(account: Account, call: Call) -> None:
-    """As Auto Scaling does, by a launch that is tried without effect."""
+    """Check the template as Auto Scaling does, with a dry-run launch."""
     named = [value for name, value in call.params.items() if name.endswith("LaunchTemplateId")]
     backend = moto_side.ec2(call.region)
     for template in named:
@@ -182,11 +182,11 @@ def _is_going(group: Any) -> bool:
     return getattr(group, "status", None) == _DELETING
 
 
-# -- what a group does by itself
+# -- reconciliation
 
 
 def tend(account: Account, region: str) -> None:
-    """Every group of a region gets the machines that it lacks, and gives up those that are too many."""
+    """Launch missing machines and end surplus ones in every group of a region."""
     with account.lock:
         scaling = moto_side.scaling(region)
         for name, group in list(scaling.autoscaling_groups.items()):
@@ -216,7 +216,7 @@ def _end(account: Account, group: Any, instance: str) -> None:
 
 
 def _start(account: Account, group: Any) -> bool:
-    """One machine, in the zone with the fewest of them, or else in another; whether there was any to be had."""
+    """Launch one machine, preferring the zone with the fewest; return whether it succeeded."""
     from moto.autoscaling.models import InstanceState
 
     for subnet, zone in _places(group):
@@ -238,7 +238,7 @@ def _start(account: Account, group: Any) -> bool:
 
 
 def _places(group: Any) -> Iterator[tuple[str, str]]:
-    """Subnets with their zones."""
+    """Return subnets with their zones, the one with the fewest members first."""
     there = [state.instance.availability_zone for state in _members(group)]
     names = (group.vpc_zone_identifier or "").split(",")
     found = moto_side.ec2(group.region).describe_subnets(subnet_ids=[name for name in names if name] or None)
@@ -247,7 +247,7 @@ def _places(group: Any) -> Iterator[tuple[str, str]]:
 
 
 def _run(account: Account, group: Any, subnet: str) -> str:
-    """The instance. Raises RefusedError."""
+    """Launch an instance; return its id. Raises RefusedError."""
     data = data_of_group(account, group)
     interfaces = {name.rpartition(".")[0] for name in data if re.fullmatch(r"NetworkInterface\.\d+\.DeviceIndex", name)}
     params = {**data, **{f"{one}.SubnetId": subnet for one in interfaces or ()}, "MinCount": "1", "MaxCount": "1"}
@@ -263,7 +263,7 @@ def _run(account: Account, group: Any, subnet: str) -> str:
 
 
 def _market(group: Any) -> str:
-    """Of the next machine: the first so many of a mixed group are bought on demand."""
+    """Return the market of the next machine: in a mixed group on-demand up to the base capacity, then Spot."""
     if not group.mixed_instances_policy:
         return ""
     distribution = group.mixed_instances_policy["InstancesDistribution"]

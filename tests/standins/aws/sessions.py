@@ -1,4 +1,4 @@
-"""boto3 sessions that share what all need and takes tenths of a second to read: botocore's models of services."""
+"""boto3 sessions that share botocore's service models, which take tenths of a second to load."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ LOADER = create_loader()
 
 
 def session() -> boto3.session.Session:
-    """With the credentials and the region of the environment."""
+    """Return a session with the environment's credentials and region."""
     made = botocore.session.get_session()
     made.register_component("data_loader", LOADER)
     return boto3.session.Session(botocore_session=made)

@@ -1,7 +1,7 @@
-"""What RunInstances with MarketType=spot leaves behind beside the instance: a Spot request, with its states.
+"""Spot requests, which RunInstances with MarketType=spot creates beside the instance.
 
-After the EC2 user guide's "Spot request status" and "Spot Instance interruptions": a one-time request is active and
-fulfilled while its instance runs, marked-for-termination between notice and end, then closed.
+They follow the EC2 user guide's "Spot request status" and "Spot Instance interruptions": a one-time request is active
+and fulfilled while its instance runs, marked-for-termination between notice and end, then closed.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ _MESSAGES = {
 
 
 def open_request(instance: Any, region: str, tags: Mapping[str, str], max_price: str) -> Any:
-    """A request that this instance has fulfilled, in moto's own table: so it can be described, and cancelled."""
+    """Add a fulfilled request to moto's table, so that it can be described and cancelled; return it."""
     from moto.ec2.models.spot_requests import LaunchSpecification, SpotInstanceRequest
     from moto.ec2.utils import random_spot_request_id
 
     class Request(SpotInstanceRequest):
-        """One that did not launch its instance itself."""
+        """Spot request that did not launch its instance itself."""
 
         def __init__(self) -> None:
             self.ec2_backend, self.id, self.instance = instance.ec2_backend, random_spot_request_id(), instance
@@ -61,6 +61,6 @@ def open_request(instance: Any, region: str, tags: Mapping[str, str], max_price:
 
 
 def request_of(instance: Any) -> Any:
-    """The instance's request, or None."""
+    """Return the instance's request, or None."""
     identity = getattr(instance, "spot_instance_request_id", None)
     return instance.ec2_backend.spot_instance_requests.get(identity) if identity else None

@@ -1,4 +1,4 @@
-"""An infra stack in the stand-in's account, without Pulumi: what `cloudgpu infra up` makes that launches use."""
+"""An infra stack in the stand-in's account without Pulumi: the resources of `cloudgpu infra up` that launches use."""
 
 from __future__ import annotations
 
@@ -15,9 +15,10 @@ _PATH = "/cloudgpu/cloudgpu-tester/"
 
 
 def stand(session: Any, region: str, jobs: str, zones: tuple[str, ...] = ("use1-az1", "use1-az2")) -> Infrastructure:
-    """A VPC with public subnets in these zones, and an instance profile; known in this state directory.
+    """Create a VPC with public subnets in these zones and an instance profile; save the outputs in this state
+    directory.
 
-    `session`: boto3's, or what else has clients. `jobs`: URL below which its machines may use everything.
+    `session`: boto3's, or another source of clients. `jobs`: URL below which its machines have full access.
     """
     ec2, iam = session.client("ec2"), session.client("iam")
     vpc = ec2.create_vpc(CidrBlock="10.0.0.0/16")["Vpc"]["VpcId"]

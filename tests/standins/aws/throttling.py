@@ -1,7 +1,7 @@
-"""Token buckets of the account, as AWS keeps them: one for each action and region. No line, and no patience.
+"""Token buckets of the account, as in AWS: one for each action and region. Excess calls are refused immediately.
 
 Sources: EC2 developer guide, "Request throttling for the Amazon EC2 API": bucket sizes and refill rates. IAM publishes
-none: the buckets of its calls are made up, and of the account.
+none: its buckets are invented, and per account.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from fnmatch import fnmatchcase
 from ..faults import Call
 from .answers import RefusedError
 
-_RATES = (  # service, action, tokens at once, tokens a second
+_RATES = (  # service, action, burst size in tokens, tokens per second
     ("ec2", "RunInstances", 5.0, 2.0),
     ("ec2", "TerminateInstances", 100.0, 5.0),
     ("ec2", "Describe*", 100.0, 20.0),
@@ -23,12 +23,12 @@ _RATES = (  # service, action, tokens at once, tokens a second
 
 
 class Throttling:
-    """Off at first."""
+    """Token buckets; disabled at first."""
 
     def __init__(self) -> None:
         self.on = False
         self._buckets: dict[tuple[str, str, str], tuple[float, float]] = {}
-        """By service, region and action: tokens, and when there were as many."""
+        """(service, region, action) -> tokens, and the monotonic time of that count."""
 
     def check(self, call: Call) -> None:
         """Take a token. Raises RefusedError."""

@@ -1,7 +1,7 @@
-"""ClientToken of RunInstances. After the EC2 developer guide's "Ensuring idempotency in Amazon EC2 API requests".
+"""ClientToken of RunInstances, after the EC2 developer guide's "Ensuring idempotency in Amazon EC2 API requests".
 
-The same token with the same parameters, in the same zone, gives the same answer, but for the instances' state, also
-after their end; with other parameters IdempotentParameterMismatch. In another zone or region it is another token.
+The same token with the same parameters in the same zone returns the same response with the instances' current state,
+even after their end; with other parameters IdempotentParameterMismatch. Tokens are separate per zone and region.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from .answers import Answer, RefusedError
 
 
 class Tokens:
-    """Answers by (key, region, zone, token)."""
+    """Responses by (key, region, zone, token)."""
 
     def __init__(self) -> None:
         self._known: dict[tuple[str, str, str, str], tuple[str, Answer]] = {}
 
     def find(self, caller: str, region: str, zone: str, params: Mapping[str, str]) -> Answer | None:
-        """What was answered before. Raises RefusedError."""
+        """Return the earlier response, or None. Raises RefusedError."""
         token = params.get("ClientToken", "")
         if len(token) > 64 or not token.isascii():
             raise RefusedError("InvalidParameterValue", "Client token is longer than 64 ASCII characters")
@@ -35,7 +35,7 @@ class Tokens:
         return known[1]
 
     def keep(self, caller: str, region: str, zone: str, params: Mapping[str, str], answer: Answer) -> None:
-        """Remember a good answer."""
+        """Store a successful response."""
         if token := params.get("ClientToken", ""):
             self._known[caller, region, zone, token] = (_digest(params), answer)
 

@@ -1,10 +1,10 @@
-"""Azure on the loopback: Resource Manager and Microsoft Entra ID over TLS. See tests/standins/README.md.
+"""Azure on loopback: Resource Manager and Microsoft Entra ID over TLS. See tests/standins/README.md.
 
 with Azure(boot=True) as azure:
     ComputeManagementClient(credential, SUBSCRIPTION, base_url=azure.arm)   # the rest: azure.environ(folder)
     azure.control.fail("virtualMachines.write", LOSE)
 
-python -m cloudgpu.tests.standins.azure --boot    # as a process of its own; prints the URL of its control
+python -m cloudgpu.tests.standins.azure --boot    # as a separate process; prints the URL of its control
 """
 
 from __future__ import annotations
@@ -23,10 +23,11 @@ __all__ = ["LOOKER", "SUBMITTER", "SUBSCRIPTION", "TENANT", "Azure", "AzureContr
 
 
 class Azure:
-    """A context manager; `boot`: launched machines run their custom data. `url` is the control's, without TLS."""
+    """Context manager that runs the stand-in; `boot`: machines run their custom data. `url` is for the control, without
+    TLS."""
 
     def __init__(self, *, boot: bool = False, port: int = 0, certificate: Path | None = None) -> None:
-        """`certificate`: with its key; without one it makes its own."""
+        """`certificate`: PEM with its key; None: create one."""
         from .app import AzureApp
         from .world import World
 
@@ -40,7 +41,7 @@ class Azure:
         self.control = AzureControl(self.url)
 
     def environ(self, folder: Path, name: str = SUBMITTER) -> dict[str, str]:
-        """What points any client of Azure's to the stand-in."""
+        """Return the environment that points Azure's clients to the stand-in."""
         return environ_of(self.url, folder, name)
 
     def __enter__(self) -> Self:

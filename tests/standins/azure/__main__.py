@@ -1,4 +1,4 @@
-"""The stand-in as a process of its own: prints the URL of its control, ends at a signal."""
+"""The stand-in as a separate process: prints the URL of its control, ends at a signal."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Who may do what: machines only what they were assigned roles for; submitters everything, unless a test says what.
+"""Authorization: machines need role assignments; submitters have full access unless a test restricts them.
 
-The action that a request needs follows from its path and method, as Azure Resource Manager has it; what it links to
-another resource needs an action on that one, too ("Azure permissions"; which, is said in _LINKED).
+A request's action follows from its path and method, as in Azure Resource Manager. A reference to another resource
+requires an action on that one, too ("Azure permissions"; see _LINKED).
 """
 
 from __future__ import annotations
@@ -28,11 +28,12 @@ _LINKED = {
     "microsoft.compute/capacityreservationgroups": "deploy/action",
     "microsoft.compute/proximityplacementgroups": "write",
 }
-"""Of disks, reservations and proximity placement groups not verified."""
+"""Required action by type of the linked resource. Those of disks, reservations and proximity placement groups are not
+verified."""
 
 
 class Access:
-    """What tests let who do."""
+    """Permissions granted by tests."""
 
     def __init__(self, world: World) -> None:
         self._world = world
@@ -40,7 +41,7 @@ class Access:
         self._used: set[tuple[str, str]] = set()
 
     def enforce(self, allowed: dict[str, list[str]] | None) -> None:
-        """Name -> globs of actions; None: everybody but machines may do everything again."""
+        """Restrict names to globs of actions; None: everyone except machines has full access again."""
         self._allowed = allowed
         self._used.clear()
 
@@ -48,7 +49,7 @@ class Access:
         return sorted(self._used)
 
     def check(self, ask: Ask) -> None:
-        """Raises RefusedError."""
+        """Raise RefusedError unless the caller has the required permissions."""
         needs = [(_action(ask), _scope(ask)), *_linked(ask)]
         if _free(ask):
             return
@@ -66,7 +67,7 @@ class Access:
 
 
 def _free(ask: Ask) -> bool:
-    """Where an operation stands may look who began it."""
+    """Return whether the request needs no permission: it polls an operation."""
     return "/locations/operation" in ask.target.kind.lower()
 
 
@@ -93,7 +94,7 @@ def _scope(ask: Ask) -> str:
 
 
 def _linked(ask: Ask) -> Iterator[tuple[str, str]]:
-    """Action and resource of what the body names: of a subnet, not of the network that it is part of."""
+    """Yield action and resource of each reference in the body: for a subnet, not for its network."""
     if ask.request.method != "PUT":
         return
     for ref in dict.fromkeys(refs(_readable(ask))):
@@ -126,5 +127,5 @@ def _denied(caller: Principal, action: str, scope: str, *, linked: bool) -> Refu
 
 
 def names(found: Sequence[tuple[str, str]]) -> set[str]:
-    """Actions only."""
+    """Return the actions only."""
     return {action for _, action in found}

@@ -1,4 +1,5 @@
-"""Resource Manager and Microsoft Entra ID as one WSGI application: who calls, what a rule does to it, who answers."""
+"""WSGI application of Resource Manager and Microsoft Entra ID: identifies the caller, injects faults, calls
+handlers."""
 
 from __future__ import annotations
 
@@ -26,7 +27,7 @@ from .world import World, principals
 
 
 class AzureApp:
-    """Of one subscription."""
+    """Application of one subscription."""
 
     def __init__(self, world: World) -> None:
         self._world = world
@@ -59,7 +60,7 @@ class AzureApp:
         return [told.body]
 
     def reset(self) -> None:
-        """As at the start."""
+        """Restore the initial state."""
         self.ledger.clear()
         self._access.enforce(None)
         self._retail.fill()
@@ -67,14 +68,14 @@ class AzureApp:
             self._world.stop_timers()
             machines = [vm.machine for vm in self._world.vms if vm.machine is not None]
             for vm in self._world.vms:
-                vm.power = ""  # what its end brings about is nobody's business any more
+                vm.power = ""  # keeps its end from having further effects
             self._world.fill()
         for machine in machines:
             machine.dispose()
             shutil.rmtree(machine.root, ignore_errors=True)
 
     def close(self) -> None:
-        """Everything ends."""
+        """Stop everything."""
         self._world.over.set()
         self.reset()
         self._world.close()
@@ -83,7 +84,7 @@ class AzureApp:
 
     def _serve(self, environ: dict[str, Any]) -> Response:
         body = read_body(environ)
-        environ["wsgi.input"], environ["CONTENT_LENGTH"] = io.BytesIO(body), str(len(body))  # it may be read again
+        environ["wsgi.input"], environ["CONTENT_LENGTH"] = io.BytesIO(body), str(len(body))  # may be read again
         query = {
             name.lower(): value for name, value in parse_qsl(environ.get("QUERY_STRING", ""), keep_blank_values=True)
         }
@@ -139,7 +140,7 @@ class AzureApp:
             return error("StandinBroken", 501, traceback.format_exc())
 
     def _login(self, request: Request) -> Response:
-        """Microsoft Entra ID."""
+        """Handle a request to Microsoft Entra ID."""
         tenant, _, rest = request.path.lstrip("/").partition("/")
         if rest == "discovery/instance":
             return answer(
@@ -164,14 +165,14 @@ class AzureApp:
             )
 
     def _prices(self, request: Request) -> Response:
-        """What nobody has to log in for."""
+        """Handle a request to the price list, which needs no login."""
         try:
             return answer(self._retail.page(request.query))
         except RefusedError as refused:
             return error(refused.code, refused.status, refused.message)
 
     def _console(self, request: Request) -> Response:
-        """A machine's, where its boot diagnostics lie."""
+        """Return a machine's console output from its boot diagnostics."""
         with self._world.lock:
             wanted = request.path.split("/")[2]
             vm = next((one for one in self._world.vms if one.properties["vmId"] == wanted), None)
@@ -185,7 +186,7 @@ class AzureApp:
 
 
 def _checked(request: Request, target: Target, who: Principal | None) -> Principal:
-    """Whose request it is. Raises RefusedError for what no provider looks at."""
+    """Return the caller. Raises RefusedError for requests that Resource Manager refuses before any provider."""
     if who is None:
         text = "The access token is missing, invalid, or for another audience."
         raise RefusedError("InvalidAuthenticationToken", 401, text)
@@ -201,7 +202,7 @@ _ACTIONS = {"PUT": "write", "PATCH": "update", "GET": "read", "HEAD": "read", "D
 
 
 def _call(request: Request, target: Target, who: Principal | None) -> Call:
-    """`virtualMachines.write`, `virtualMachines.list`, `virtualMachines.powerOff`, `resourceGroups.delete` …"""
+    """Return the recorded call: `virtualMachines.write`, `.list`, `.powerOff`, `resourceGroups.delete` …"""
     kind, verb = target.kind.rpartition("/")[2] or "resourceGroups", target.verb
     if not target.namespace:
         kind = (
@@ -227,7 +228,7 @@ def _call(request: Request, target: Target, who: Principal | None) -> Call:
 
 
 def _of_body(request: Request) -> dict[str, str]:
-    """What rules look at; nothing of a body that cannot be read."""
+    """Return the fields of the body that rules use; empty for an invalid body."""
     try:
         body = request.json()
         properties = body.get("properties") or {}
@@ -242,14 +243,14 @@ def _of_body(request: Request) -> dict[str, str]:
 
 
 def _refuse_login(fault: Fault) -> Response:
-    """As _refuse_with(), in the form of OAuth 2.0 (RFC 6749, 5.2)."""
+    """Return the response of an error or html fault in the format of OAuth 2.0 (RFC 6749, 5.2)."""
     if fault.kind == "html":
         return _refuse_with(fault)
     return answer({"error": fault.code, "error_description": fault.message}, fault.status)
 
 
 def _refuse_with(fault: Fault) -> Response:
-    """What a rule wants answered."""
+    """Return the response of an error or html fault."""
     if fault.kind == "html":
         page = HTML_PAGE.format(status=fault.status).encode()
         return Response(fault.status, page, {"Content-Type": "text/html; charset=UTF-8"})

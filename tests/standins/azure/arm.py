@@ -1,6 +1,6 @@
-"""Azure Resource Manager's requests and answers, and how a path says what is asked for.
+"""Azure Resource Manager's requests and responses, and parsing of paths.
 
-After the "Resource Provider Contract" (github.com/Azure/azure-resource-manager-rpc): ids are the same in any case;
+It follows the "Resource Provider Contract" (github.com/Azure/azure-resource-manager-rpc): ids are case-insensitive;
 errors are `{"error": {"code": …, "message": …}}`.
 """
 
@@ -14,7 +14,7 @@ from urllib.parse import unquote
 
 
 class RefusedError(Exception):
-    """The service says no."""
+    """The service refuses the request."""
 
     def __init__(self, code: str, status: int, message: str, *, target: str = "") -> None:
         super().__init__(message)
@@ -23,17 +23,17 @@ class RefusedError(Exception):
 
 @dataclass(frozen=True)
 class Request:
-    """One request, as it came."""
+    """One HTTP request."""
 
     method: str
     path: str
     """Decoded, without the query."""
     query: Mapping[str, str]
-    """By lower-case name."""
+    """Query parameters by lower-case name."""
     body: bytes
 
     def json(self) -> dict[str, Any]:
-        """The body; an empty one is {}. Raises RefusedError."""
+        """Parse the body; an empty one is {}. Raises RefusedError."""
         try:
             found = json.loads(self.body or b"{}")
         except ValueError as error:
@@ -46,7 +46,7 @@ class Request:
 
 @dataclass
 class Response:
-    """What is answered. Content-Length is added by the app."""
+    """HTTP response. The app adds Content-Length."""
 
     status: int
     body: bytes = b""
@@ -65,26 +65,26 @@ def error(code: str, status: int, message: str, target: str = "") -> Response:
 
 @dataclass(frozen=True)
 class Target:
-    """What a path names: `types` and `names` in turn, from the last `/providers/` on; one type more than names: a
-    collection, or something that is done with a resource."""
+    """Parsed path: alternating `types` and `names` after the last `/providers/`. One type more than names: a
+    collection, or an action on a resource."""
 
     subscription: str = ""
     group: str = ""
     scope: str = ""
-    """Of an extension (a role assignment): the path before its `/providers/`."""
+    """Scope; for an extension resource (a role assignment) the path before its `/providers/`."""
     namespace: str = ""
     types: Sequence[str] = ()
     names: Sequence[str] = ()
 
     @property
     def kind(self) -> str:
-        """`Microsoft.Compute/virtualMachines`, also of what is done with one."""
+        """Return `Microsoft.Compute/virtualMachines`, also for an action on one."""
         whole = self.types if len(self.types) == len(self.names) else self.types[:-1] or self.types
         return "/".join([self.namespace, *whole])
 
     @property
     def path(self) -> str:
-        """Of the resource, or of the one that something is done with."""
+        """Return the path of the resource, for an action of its resource."""
         parts = [self.scope, "providers", self.namespace] if self.namespace else [self.scope]
         for kind, name in zip(self.types, self.names, strict=False):
             parts += [kind, name]
@@ -92,12 +92,12 @@ class Target:
 
     @property
     def verb(self) -> str:
-        """The last type, where it has no name."""
+        """Return the last type if it has no name: the collection or action."""
         return self.types[-1] if len(self.types) > len(self.names) else ""
 
 
 def parse(path: str) -> Target:
-    """What it names. Raises RefusedError."""
+    """Parse a path. Raises RefusedError."""
     words = [unquote(word) for word in path.strip("/").split("/")]
     lower = [word.lower() for word in words]
     if lower[0] != "subscriptions" or len(words) < 2:
@@ -114,7 +114,7 @@ def parse(path: str) -> Target:
 
 
 def key(path: str) -> str:
-    """By which a resource is kept."""
+    """Return the key under which a resource is stored."""
     return path.rstrip("/").lower()
 
 

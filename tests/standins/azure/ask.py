@@ -1,4 +1,4 @@
-"""One request to Azure Resource Manager, read: what its handlers get, and what they share."""
+"""A parsed request to Azure Resource Manager, the argument of its handlers, and shared checks."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ class Ask:
         return self.target.path
 
     def found(self) -> dict[str, Any]:
-        """The resource that is asked for. Raises RefusedError."""
+        """Return the requested resource. Raises RefusedError."""
         known = resolve(self.world, self.path)
         if known is None:
             raise not_found(self.path)
         return known
 
     def begin(self, work: Work, failed: Callable[[], None] = lambda: None) -> dict[str, str]:
-        """Headers of the answer to what is carried out afterwards."""
+        """Start an operation; return the response's headers."""
         name = self.world.operations.begin(work, failed)
         namespace = self.target.namespace or "Microsoft.Resources"
         region = "eastus"
@@ -54,7 +54,7 @@ def accepted(headers: dict[str, str]) -> Response:
 
 
 def begun(resource: dict[str, Any], status: int, headers: dict[str, str]) -> Response:
-    """The answer to a PUT that goes on."""
+    """Return the response to a PUT that continues asynchronously."""
     told = answer(resource, status)
     told.headers |= {name: value for name, value in headers.items() if name != "Location"}
     return told
@@ -72,7 +72,7 @@ def not_found(path: str) -> RefusedError:
 
 
 def group_of(world: World, ask: Ask, *, writes: bool = True) -> dict[str, Any]:
-    """The resource group in which something is asked for. Raises RefusedError."""
+    """Return the request's resource group. Raises RefusedError."""
     path = f"/subscriptions/{ask.target.subscription}/resourceGroups/{ask.target.group}"
     found = world.find(path)
     if found is None:
@@ -85,7 +85,7 @@ def group_of(world: World, ask: Ask, *, writes: bool = True) -> dict[str, Any]:
 
 
 def check_location(body: dict[str, Any], kind: str) -> str:
-    """The region's name. Raises RefusedError."""
+    """Check the location; return the region's name. Raises RefusedError."""
     region = catalog.region_name(str(body.get("location", "")))
     if region not in catalog.regions():
         text = (
@@ -97,7 +97,7 @@ def check_location(body: dict[str, Any], kind: str) -> str:
 
 
 def check_tags(body: dict[str, Any]) -> None:
-    """ "Use tags to organize your Azure resources": limits and characters. Raises RefusedError."""
+    """Check tags against "Use tags to organize your Azure resources": limits and characters. Raises RefusedError."""
     tags = body.get("tags") or {}
     if len(tags) > 50:
         raise RefusedError("InvalidTags", 400, f"The tag count {len(tags)} exceeds the limit of 50.")
@@ -110,7 +110,7 @@ def check_tags(body: dict[str, Any]) -> None:
 
 
 def check_references(world: World, body: dict[str, Any], path: str) -> None:
-    """All that it names is there, and is not being deleted. Raises RefusedError."""
+    """Check that all referenced resources exist. Raises RefusedError."""
     for ref in refs(body):
         if not ref.startswith("/subscriptions/"):
             raise RefusedError("LinkedInvalidPropertyId", 400, f"Property id '{ref}' at path '' is invalid.")
@@ -123,7 +123,7 @@ def check_references(world: World, body: dict[str, Any], path: str) -> None:
 
 
 def resolve(world: World, path: str) -> dict[str, Any] | None:
-    """A resource, or a part of one that has an id: a subnet, a security rule."""
+    """Return a resource, or a part of one with an id, such as a subnet or security rule; None: it does not exist."""
     found = world.find(path)
     if found is not None:
         return found

@@ -1,8 +1,8 @@
-"""What there is to be had: places by size, region, zone and market; quotas by family.
+"""Capacity by size, region, zone and market; quotas by family.
 
-Texts as users quote them: AllocationFailed and ZonalAllocationFailed ("Troubleshoot allocation failures"),
-SkuNotAvailable ("Resolve errors for SKU not available"), quotas ("Resolve errors for resource quotas"). Which kind of
-"no capacity" is told, at once or by the operation, is a test's choice.
+Texts are as quoted by users: AllocationFailed and ZonalAllocationFailed ("Troubleshoot allocation failures"),
+SkuNotAvailable ("Resolve errors for SKU not available"), quotas ("Resolve errors for resource quotas"). Tests choose
+the kind of capacity error, and whether it comes immediately or from the operation.
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ _LOCAL = {LOW_PRIORITY: "Total Regional Low-priority vCPUs", REGIONAL: "Total Re
 
 @dataclass(frozen=True)
 class Shape:
-    """What a machine takes up."""
+    """Resource needs of a machine."""
 
     size: catalog.Size
     region: str
     zone: str
-    """"": wherever there is room in the region."""
+    """"": any zone of the region."""
     spot: bool
     reservation: str = ""
-    """Id of the capacity reservation that it is to be in."""
+    """Id of its capacity reservation."""
     reserved: bool = False
-    """It has a place in it."""
+    """True if it uses a place in the reservation."""
 
     @property
     def market(self) -> str:
@@ -47,21 +47,22 @@ class Shape:
 
 @dataclass
 class Places:
-    """How many machines at once, and what is told to who comes too late."""
+    """Maximum number of concurrent machines, and the kind of error beyond it."""
 
     places: int
     how: HOW = "allocation"
 
 
 class Capacity:
-    """Places and quotas. Both count what is there."""
+    """Capacity and quotas, both counted over existing machines."""
 
     def __init__(self) -> None:
         self._places: dict[tuple[str, str, str, str], Places] = {}
         self._limits: dict[tuple[str, str], int] = {}
 
     def set_places(self, place: tuple[str, str, str, str], places: int | None, how: HOW) -> None:
-        """`place`: size, region, zone ("": the whole region) and market; None: any number."""
+        """Limit the concurrent machines of a `place`: size, region, zone ("": the whole region) and market; None:
+        unlimited."""
         key = (place[0].lower(), *place[1:])
         if places is None:
             self._places.pop(key, None)
@@ -75,7 +76,7 @@ class Capacity:
         return self._limits.get((region, family.lower()), DEFAULT_LIMIT)
 
     def check_at_once(self, shape: Shape, there: Iterable[Shape]) -> None:
-        """Raises RefusedError: quotas, and sizes that are told to be not available."""
+        """Check quotas, and capacity limits of the kind `sku`. Raises RefusedError."""
         taken = list(there)
         if not shape.reserved:
             self._check_quotas(shape, taken)
@@ -84,7 +85,7 @@ class Capacity:
             raise not_available(shape)
 
     def admit(self, shape: Shape, there: Iterable[Shape]) -> str:
-        """The zone in which it is, or "". Raises FailedError."""
+        """Check capacity; return the machine's zone or "". Raises FailedError."""
         full = self._full(shape, list(there))
         if full is None:
             return shape.zone
@@ -103,7 +104,7 @@ class Capacity:
         raise FailedError(f"{zone}AllocationFailed", text)
 
     def usages(self, region: str, there: Iterable[Shape]) -> list[dict[str, Any]]:
-        """As usages of Microsoft.Compute in a region."""
+        """Return a region's usages of Microsoft.Compute."""
         taken = [one for one in there if one.region == region]
         families = sorted({one.family for one in catalog.sizes().values()})
         return [

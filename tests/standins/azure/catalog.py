@@ -1,7 +1,7 @@
-"""What Azure has: regions with their zones, sizes of machines, families of quotas, images.
+"""Catalogue of Azure: regions with zones, machine sizes, quota families, images.
 
-Which size is sold in which region is read from the package's own tables (jobspecs/tables): a wrong place there is not
-found out here. A region has zones 1, 2 and 3, or none ("Azure regions with availability zone support").
+Regions of sizes come from the package's own tables (jobspecs/tables), so tests do not detect errors there. A region has
+zones 1, 2 and 3, or none ("Azure regions with availability zone support").
 """
 
 from __future__ import annotations
@@ -17,14 +17,15 @@ _TABLES = Path(__file__).parents[3] / "jobspecs/tables"
 _HERE = Path(__file__).parent
 ZONES = ("1", "2", "3")
 _WITHOUT_ZONES = frozenset({"westus", "northcentralus", "southindia", "ukwest", "australiacentral", "japanwest"})
-"""Of those in which sizes with GPUs are sold; japanwest has zones since 2025, which the tables do not rely on."""
+"""Regions without zones, among those with GPU sizes; japanwest has zones since 2025, but the tables do not rely on
+that."""
 INFINIBAND = frozenset({"r"})
-"""Letters of a size's features: r is for RDMA ("Azure VM sizes naming conventions")."""
+"""Letters of a size's features that mean RDMA ("Azure VM sizes naming conventions")."""
 
 
 @dataclass(frozen=True)
 class Size:
-    """One size of machine."""
+    """One machine size."""
 
     name: str
     vcpus: int
@@ -32,11 +33,11 @@ class Size:
     gpus: Fraction
     offering: str
     family: str
-    """Of its quota, as usages and SKUs name it."""
+    """Quota family, as in usages and SKUs."""
     regions: frozenset[str]
     spot: bool
     reservable: bool
-    """It can be in a capacity reservation."""
+    """True if it can be in a capacity reservation."""
 
 
 @dataclass(frozen=True)
@@ -58,13 +59,13 @@ def _rows(path: Path) -> Iterator[dict[str, str]]:
 
 @functools.cache
 def _families() -> Mapping[str, str]:
-    """Offering -> family."""
+    """Return offering -> family."""
     return {row["offering"]: row["family"] for row in _rows(_HERE / "families.csv")}
 
 
 @functools.cache
 def sizes() -> Mapping[str, Size]:
-    """By lower-case name. Those that are sold nowhere, by the tables, are not there."""
+    """Return the sizes by lower-case name, without those that no region offers."""
     places: dict[str, set[str]] = {}
     for row in _rows(_TABLES / "places_azure.csv"):
         places.setdefault(row["offering"], set()).add(row["region"])
@@ -108,7 +109,7 @@ def zones(region: str) -> tuple[str, ...]:
 
 
 def region_name(location: str) -> str:
-    """`East US` is `eastus`."""
+    """Return the name of a region: `eastus` for `East US`."""
     return location.replace(" ", "").lower()
 
 
@@ -121,6 +122,6 @@ def images() -> tuple[Image, ...]:
 
 
 def find_image(publisher: str, offer: str, sku: str) -> Image | None:
-    """The newest of it, in any case."""
+    """Return the newest image, case-insensitively, or None."""
     wanted = (publisher.lower(), offer.lower(), sku.lower())
     return next((one for one in images() if (one.publisher, one.offer, one.sku) == wanted), None)

@@ -1,7 +1,7 @@
-"""Resource groups, their tags, and lists of what is in them.
+"""Resource groups, their tags, and lists of their resources.
 
-After the REST reference of Microsoft.Resources and "Resource group and resource deletion": a group that is being
-deleted takes nothing new; lists know a new group late (`set_times(lag=…)`), a GET at once.
+They follow the REST reference of Microsoft.Resources and "Resource group and resource deletion": a group that is being
+deleted accepts no new resources; lists show a new group late (`set_times(lag=…)`), a GET at once.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def head(ask: Ask) -> Response:
 
 
 def patch(ask: Ask) -> Response:
-    """Its tags: they replace all tags."""
+    """Replace all tags."""
     found, body = _there(ask), ask.body
     check_body("resource.resources.ResourceGroupPatchable", body)
     check_tags(body)
@@ -78,7 +78,7 @@ def patch(ask: Ask) -> Response:
 
 
 def delete(ask: Ask) -> Response:
-    """With all that is in it: machines at once, the group when all else is gone."""
+    """Delete a group with its resources: machines stop at once, the group goes last."""
     world, path = ask.world, _path(ask)
     found = _there(ask)
     until = time.monotonic() + world.group_s
@@ -102,14 +102,14 @@ def delete(ask: Ask) -> Response:
         world.deleting.discard(key(path))
 
     headers = ask.begin(work, failed)
-    # Of a group, the SDK is shown the way by Location alone: 202 until it is gone, then 200.
+    # For a group the SDK polls Location only: 202 until it is gone, then 200.
     del headers["Azure-AsyncOperation"]
     return accepted(headers)
 
 
 def put_tags(ask: Ask) -> Response:
-    """`Microsoft.Resources/tags/default` of a group or a resource: the operations Merge, Replace, Delete. 202 where it
-    takes its time."""
+    """Handle `Microsoft.Resources/tags/default` of a group or resource: Merge, Replace or Delete. 202 if it is
+    asynchronous."""
     found = ask.world.find(ask.target.scope)
     if found is None:
         raise RefusedError("ResourceNotFound", 404, f"The resource {ask.target.scope} was not found.")
@@ -140,7 +140,7 @@ def groups(ask: Ask) -> Response:
 
 
 def resources(ask: Ask) -> Response:
-    """Of a group or the subscription: what all of them have in common."""
+    """List the resources of a group or the subscription, with their common fields."""
     world = ask.world
     within = world.within(_there(ask)["id"] if ask.target.group else f"/subscriptions/{ask.target.subscription}")
     chosen = [one for one in within if "location" in one and one["type"] != KIND and _seen(world, one)]
@@ -192,7 +192,8 @@ def _seen(world: World, one: dict[str, Any]) -> bool:
 
 
 def _filtered(ask: Ask, found: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:
-    """`$filter` of tagName, tagValue, resourceType, name and location, joined by `and`. Raises RefusedError."""
+    """Yield the resources that match `$filter` of tagName, tagValue, resourceType, name and location, joined by `and`.
+    Raises RefusedError."""
     text = ask.request.query.get("$filter", "")
     asked = {one["name"].lower(): one["value"].replace("''", "'") for one in _FILTER.finditer(text)}
     rest = _FILTER.sub("", text).replace(" and ", "").strip()

@@ -1,8 +1,8 @@
-"""The metadata service of one machine: what AzureMetadata answers, and beside it what the machine is, and tokens.
+"""Metadata service of one machine: AzureMetadata plus instance properties and tokens.
 
-After "Azure Instance Metadata Service for virtual machines" and "Use managed identities on a VM to acquire access
+It follows "Azure Instance Metadata Service for virtual machines" and "Use managed identities on a VM to acquire access
 token": 400 without `Metadata: true` or api-version, 403 through a proxy (X-Forwarded-For); without an identity a token
-is refused with 400 invalid_request, "Identity not found".
+request gets 400 invalid_request, "Identity not found".
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ _JSON = {"Content-Type": "application/json; charset=utf-8"}
 
 
 class InstanceMetadata(AzureMetadata):
-    """`describe` gives what `compute` and `network` are; `identities` the machine's, with the id of a user-assigned
-    one; `token` a new access token; `acknowledged` is told of events that are let begin."""
+    """`describe` returns `compute` and `network`; `identities` the machine's identities, each with the id of a
+    user-assigned one or ""; `token` a new access token; `acknowledged` is called for acknowledged events."""
 
     def __init__(
         self,
@@ -37,7 +37,7 @@ class InstanceMetadata(AzureMetadata):
         self._describe, self._identities, self._token = describe, identities, token
         self._acknowledged = acknowledged
         self.token_status = 200
-        """What the question for a token is answered with."""
+        """HTTP status of the response to a token request."""
 
     def answer(self, request: Request) -> Answer:
         wanted = request.headers.get("Metadata") == "true" and "api-version" in request.query
@@ -98,7 +98,7 @@ class InstanceMetadata(AzureMetadata):
         return Answer(body=json.dumps(told), headers=_JSON)
 
     def _chosen(self, query: Mapping[str, str]) -> Principal | None:
-        """The one that is asked for; else the machine's own, else its only one."""
+        """Return the requested identity, by default the system-assigned one, or the only one."""
         held = list(self._identities())
         for path, one in held:
             asked = (query.get("client_id"), query.get("object_id"), query.get("principal_id"))

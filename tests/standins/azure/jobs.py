@@ -1,4 +1,4 @@
-"""Jobs on the Azure stand-in: see cloud_jobs.py. Their job dirs are in Azurite."""
+"""Jobs on the Azure stand-in; see cloud_jobs.py. Their job dirs are in Azurite."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ CONTAINER = "jobs-of-tests"
 
 
 class AzureJobs(CloudJobs[Told, Remains]):
-    """In one subscription, in one container."""
+    """Jobs in one subscription and one container."""
 
     cloud = "azure"
 
@@ -35,7 +35,7 @@ class AzureJobs(CloudJobs[Told, Remains]):
         self.control = control
 
     def instances(self, job: Job, **where: Any) -> list[Told]:
-        """Those that got a place."""
+        """Return the job's machines that were allocated."""
         found = [one for one in self.control.instances(**where) if one.tags.get(tags.JOB) == job.id]
         return [one for one in found if one.status not in ("creating", "failed") and one.ran]
 
@@ -46,7 +46,8 @@ class AzureJobs(CloudJobs[Told, Remains]):
 
 @contextlib.contextmanager
 def azure_jobs(folder: Path, agents: Path, *, boot: bool = True) -> Iterator[AzureJobs]:
-    """`agents`: where agent files are kept from test to test. Nothing is left running afterwards."""
+    """Run jobs on a stand-in; all processes are ended on exit. `agents`: folder where agent files are kept from test to
+    test."""
     with azure_with_blobs(folder, boot=boot) as (control, environ):
         jobs = AzureJobs(control, folder)
         with settled(jobs, agents, environ):
@@ -55,8 +56,8 @@ def azure_jobs(folder: Path, agents: Path, *, boot: bool = True) -> Iterator[Azu
 
 @contextlib.contextmanager
 def azure_with_blobs(folder: Path, *, boot: bool = True) -> Iterator[tuple[AzureControl, Mapping[str, str]]]:
-    """The stand-in's control, Azurite beside it, and what points clients to both. They have one certificate, for there
-    is one variable for it."""
+    """Run the stand-in and Azurite; yield its control and the environment that points clients to both. They share a
+    certificate, since only one variable names it."""
     with azurite.shared(CONTAINER) as blobs, azure_process(boot=boot, certificate=blobs.certificate) as control:
         control.add_storage(ACCOUNT)
         yield control, azure_environ(control.url, folder / "az") | blobs.environ()

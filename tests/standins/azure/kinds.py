@@ -1,6 +1,6 @@
-"""Kinds of resources that need no code of their own: by which model a body is checked, and how they are made.
+"""Kinds of resources that need no code: the model of their body, and how they are created.
 
-`later`: made and deleted by a long-running operation, as the SDK's methods (begin_…) say.
+`later`: created and deleted by a long-running operation, as the SDK's methods (begin_…) are.
 """
 
 from __future__ import annotations
@@ -11,17 +11,18 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Kind:
-    """`in_use`: code and status of the answer to a DELETE while something refers to it; none: it may go."""
+    """A kind of resource. `in_use`: code and status of the response to a DELETE while it is referenced; None:
+    allowed."""
 
     name: str
     model: str
     later: bool
     in_use: tuple[str, int] | None = None
     parts: Mapping[str, str] | None = None
-    """List within the properties whose items have ids -> what their type ends with."""
+    """List within the properties whose items have ids -> suffix of the items' type."""
     located: bool = True
     made: int = 201
-    """Status of the answer to the PUT that makes it; 200 where the SDK's method knows no other."""
+    """Status of the PUT that creates it; 200 where the SDK's method accepts no other."""
 
 
 _ALL = (

@@ -1,4 +1,4 @@
-"""What is only looked at: sizes, usages, images, resource providers, operations."""
+"""Read-only requests: sizes, usages, images, resource providers, operations."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .world import World
 
 
 def skus(ask: Ask) -> Response:
-    """Sizes of machines, one entry for each region, by `$filter=location eq '…'`."""
+    """List machine sizes, one entry per region, with `$filter=location eq '…'`."""
     text = ask.request.query.get("$filter", "")
     wanted = text.removeprefix("location eq '").removesuffix("'") if text else ""
     if text and text != f"location eq '{wanted}'":
@@ -33,14 +33,14 @@ def usages(ask: Ask) -> Response:
 
 
 def network_usages(ask: Ask) -> Response:
-    """Those that a launch may run against."""
+    """Return the network usages relevant to a launch."""
     addresses = sum(1 for _ in ask.world.of_kind("Microsoft.Network/publicIPAddresses"))
     told = {"value": "StandardSkuPublicIpAddresses", "localizedValue": "Public IP Addresses - Standard"}
     return answer({"value": [{"unit": "Count", "currentValue": addresses, "limit": 1_000, "name": told}]})
 
 
 def images(ask: Ask) -> Response:
-    """Versions of a platform image, or one of them."""
+    """Return the versions of a platform image, or one of them."""
     _, publisher, _, offer, sku, *version = ask.target.names
     image = catalog.find_image(publisher, offer, sku)
     if image is None or (version and version[0] not in ("latest", image.version)):
@@ -61,7 +61,7 @@ def images(ask: Ask) -> Response:
 
 
 def provider(ask: Ask) -> Response:
-    """Whether a resource provider may be used; `register` lets it."""
+    """Return a resource provider's registration state; `register` registers it."""
     name = ask.target.namespace
     if ask.target.verb == "register":
         ask.world.registered.add(name.lower())
@@ -76,7 +76,7 @@ def subscription(ask: Ask) -> Response:
 
 
 def locations(ask: Ask) -> Response:
-    """Regions, and a group of regions, which is listed beside them."""
+    """List the regions, and a logical region beside them."""
     found = [{"name": region, "metadata": {"regionType": "Physical"}} for region in sorted(catalog.regions())]
     logical = {"name": "unitedstates", "metadata": {"regionType": "Logical"}}
     path = f"/subscriptions/{ask.target.subscription}/locations"
@@ -84,7 +84,7 @@ def locations(ask: Ask) -> Response:
 
 
 def operation(ask: Ask) -> Response:
-    """As `Azure-AsyncOperation` tells it: 200, whatever came of it."""
+    """Return an operation as `Azure-AsyncOperation` does: 200, whatever its result."""
     found = ask.world.operations.known.get(ask.target.names[1])
     if found is None:
         raise RefusedError("NotFound", 404, f"Operation {ask.target.names[1]} was not found.")
@@ -95,7 +95,7 @@ def operation(ask: Ask) -> Response:
 
 
 def operation_result(ask: Ask) -> Response:
-    """As `Location` tells it: 202 until it is done."""
+    """Return an operation's result as `Location` does: 202 until it is done."""
     name = ask.target.names[1]
     found = ask.world.operations.known.get(name)
     if found is None:

@@ -1,4 +1,4 @@
-"""A virtual machine that runs: its metadata service, its power, what tests see of it."""
+"""A running virtual machine: its metadata service, its power state, and its representation for tests."""
 
 from __future__ import annotations
 
@@ -20,28 +20,29 @@ if TYPE_CHECKING:
 
 @dataclass
 class Vm:
-    """One machine, also after its end."""
+    """One machine, kept after its end."""
 
     id: str
     resource: dict[str, Any]
     shape: Shape
     custom_data: str
     launched: float
-    """Steady time of the stand-in's computer."""
+    """Monotonic time of its launch, by the stand-in's clock."""
     power: str = "creating"
-    """As in `PowerState/…`: `running`, `starting`, `stopped`, `deallocated`; `failed`: it never ran; "": deleted."""
+    """Power state as in `PowerState/…`: `running`, `starting`, `stopped`, `deallocated`; or `creating`; `failed`; "":
+    deleted."""
     machine: AzureMachine | None = None
     gone: float | None = None
-    """Likewise: when it stopped to run for the last time."""
+    """Monotonic time when it last stopped running; None: it runs."""
     reason: str = ""
-    """What ended it: `delete`, `evicted`, `deallocate`, `powerOff`, `guest`, or an error's code."""
+    """Cause of its end: `delete`, `evicted`, `deallocate`, `powerOff`, `guest`, or an error's code."""
     boot_diagnostics: bool = False
     ran: bool = False
-    """It got a place."""
+    """True once it was allocated."""
     was_external: bool = False
-    """Whether it had a public address when it was launched."""
+    """True if it had a public address when it was launched."""
     opened: list[str] = field(default_factory=list)
-    """Rules that let the internet in, likewise."""
+    """Security rules that admitted the internet when it was launched, with a public address."""
 
     @property
     def name(self) -> str:
@@ -53,7 +54,7 @@ class Vm:
 
     @property
     def is_placed(self) -> bool:
-        """It takes up a place."""
+        """True if it uses capacity."""
         return self.power in ("running", "starting", "creating", "stopped")
 
     @property
@@ -63,14 +64,14 @@ class Vm:
 
 
 class AzureMachine(Machine):
-    """With the machine's metadata service."""
+    """A virtual machine with its metadata service."""
 
     def __init__(self, world: World, vm: Vm, root: Path, ended: Callable[[Ending], None]) -> None:
         self._world, self._vm = world, vm
         self.metadata = InstanceMetadata(vm.name, self._describe, self._identities, self._token, self._acknowledged)
         self.begun: dict[str, Callable[[], None]] = {}
-        """Event id -> what happens once the machine lets it."""
-        # What stands for 169.254.169.254, management.azure.com and the machine's own trusted certificates.
+        """Event id -> action when the machine acknowledges it."""
+        # Replaces 169.254.169.254, management.azure.com and the machine's trusted certificates.
         environ = {
             "CLOUDGPU_AZURE_METADATA": self.metadata.url,
             "AZURE_POD_IDENTITY_AUTHORITY_HOST": self.metadata.url,
@@ -152,7 +153,7 @@ class AzureMachine(Machine):
 
 @dataclass(frozen=True)
 class Told:
-    """A machine, as AzureControl.instances() shows it."""
+    """State of a machine, as returned by AzureControl.instances()."""
 
     name: str
     id: str
@@ -160,36 +161,36 @@ class Told:
     size: str
     region: str
     zone: str
-    """Where none was asked for, ""."""
+    """"": no zone was requested."""
     market: str
     status: str
-    """As in `PowerState/…`, `creating`, `failed`; "" once it was deleted. A stopped one bills."""
+    """Power state as in `PowerState/…`, or `creating`, `failed`; "": it was deleted. A stopped machine is billed."""
     provisioning: str
     reason: str
-    """What ended it: `delete`, `evicted`, `deallocate`, `powerOff`, `guest`, or an error's code."""
+    """Cause of its end: `delete`, `evicted`, `deallocate`, `powerOff`, `guest`, or an error's code."""
     tags: dict[str, str]
     identities: list[str]
-    """Ids of user-assigned ones; `system`."""
+    """Ids of user-assigned identities; `system`."""
     external: bool
-    """Whether it has an address that the internet reaches."""
+    """True if it had a public address when it was launched."""
     open: list[str]
-    """Names of security rules that let the internet in, while it has such an address."""
+    """Names of security rules that admit the internet, if it has such an address."""
     console: str
-    """What the machine has printed; empty where machines do not boot."""
+    """Console output; empty where machines do not boot."""
     ran: bool
-    """It got a place."""
+    """True once it was allocated."""
     trouble: list[str]
-    """What would have gone wrong on a real machine."""
+    """Problems that would also occur on a real machine."""
     root: str
-    """The folder that is its disk."""
+    """Folder of its disk."""
     metadata: str
     """URL of its metadata service."""
     events: list[str]
-    """Ids of Scheduled Events that it let begin."""
+    """Ids of Scheduled Events that it acknowledged."""
     launched: float
-    """Steady time of the stand-in's computer."""
+    """Monotonic time of its launch, by the stand-in's clock."""
     gone: float | None
-    """Likewise: when it stopped to run."""
+    """Monotonic time when it stopped running; None: it runs."""
 
     @property
     def running(self) -> bool:

@@ -1,7 +1,7 @@
-"""Bodies of services whose SDK is not installed, in the form of the older SDKs' models, for schema.py.
+"""Models of services whose SDK is not installed, in the older SDKs' format, for schema.py.
 
-After the REST references of Microsoft.Storage (2024-01-01) and Microsoft.Logic (2019-05-01): what cloudgpu sends, and
-no more; another field is an error, as one that the service does not know. `!`: it must be there; `=`: read-only.
+They follow the REST references of Microsoft.Storage (2024-01-01) and Microsoft.Logic (2019-05-01), restricted to the
+fields that cloudgpu sends; any other field is an error, as if unknown to the service. `!`: required; `=`: read-only.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ _MODELS: Mapping[str, Mapping[str, Mapping[str, str]]] = {
 
 @functools.cache
 def model(package: str, name: str) -> Any:
-    """A class as the SDK would have it. Raises KeyError for one that is not told here."""
+    """Return a class like the SDK's. Raises KeyError if it is not defined here."""
     if name in _ENUMS[package]:
         return enum.Enum(name, {value: value for value in _ENUMS[package][name]}, type=str)
     fields = _MODELS[package][name].items()

@@ -1,4 +1,4 @@
-"""The one subscription of the stand-in, and who may call in it."""
+"""The stand-in's only subscription, and its applications."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ TENANT = "7e4a4700-0000-4000-8000-000000000002"
 ARM = "https://management.azure.com"
 STORAGE = "https://storage.azure.com"
 SUBMITTER = "submitter"
-"""Who tests submit as: machines' calls are known by another name."""
+"""Application of the submitter in tests; machines use other names."""
 LOOKER = "looker"
-"""Who looks for what is left."""
+"""Application of Remains."""
 
 
 def identity(*parts: str) -> str:
-    """An id as Azure gives to resources and principals, always the same for the same."""
+    """Return an id like those of Azure's resources and principals, derived deterministically from the parts."""
     return str(uuid.uuid5(uuid.NAMESPACE_URL, "/".join(parts).lower()))
 
 
 def client_id(name: str) -> str:
-    """Of an application that has a secret."""
+    """Return the client id of an application with a secret."""
     return identity("application", name)
 
 

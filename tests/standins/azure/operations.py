@@ -1,8 +1,8 @@
-"""Long-running operations: what was asked for and is carried out afterwards.
+"""Long-running operations.
 
-After "Track asynchronous Azure operations": PUT is answered with 201 or 200, the resource as it begins, and
-`Azure-AsyncOperation`; POST and DELETE with 202, `Azure-AsyncOperation` and `Location`. What fails later stands in the
-operation, which is itself answered with 200.
+They follow "Track asynchronous Azure operations": a PUT returns 201 or 200, the resource's initial state, and
+`Azure-AsyncOperation`; POST and DELETE return 202, `Azure-AsyncOperation` and `Location`. A later error is in the
+operation, which is itself returned with 200.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class FailedError(Exception):
-    """What was asked for could not be done: the operation ends with this error."""
+    """The request could not be carried out; its operation ends with this error."""
 
     def __init__(self, code: str, message: str) -> None:
         super().__init__(message)
@@ -27,7 +27,8 @@ class FailedError(Exception):
 
 
 Work = Callable[[], float | None]
-"""It may raise FailedError; returns after how many seconds it is to be called again, or None: it is done."""
+"""Step of an operation. It may raise FailedError; it returns the seconds until it is to be called again, or None when
+done."""
 
 
 def now() -> str:
@@ -36,13 +37,13 @@ def now() -> str:
 
 @dataclass
 class Operations:
-    """Of one subscription. All methods are called with the world's lock held."""
+    """Operations of a subscription. All methods require the world's lock."""
 
     world: World
     known: dict[str, dict[str, Any]] = field(default_factory=dict)
 
     def begin(self, work: Work, failed: Callable[[], None] = lambda: None) -> str:
-        """Its id. `failed` is called where it ends with an error."""
+        """Start an operation; return its id. `failed` is called if it ends with an error."""
         name = str(uuid.uuid4())
         made = self.known[name] = {"name": name, "startTime": now(), "status": "InProgress"}
         self.world.after(self.world.delay_s, lambda: self._work(made, work, failed))

@@ -1,4 +1,4 @@
-"""The roles that docs/azure-permissions.md tells users to give."""
+"""The roles that docs/azure-permissions.md documents."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ PAGE = (Path(cloudgpu.__file__).parent / "docs" / "azure-permissions.md").read_t
 
 
 def roles() -> dict[str, list[str]]:
-    """Name -> actions, as the page has them."""
+    """Return name -> actions from the page."""
     found = [json.loads(block) for block in re.findall(r"```json\n(.*?)```", PAGE, re.DOTALL)]
     assert all(set(role) == {"Name", "Description", "AssignableScopes", "Actions"} for role in found)
     assert all(role["Actions"] == sorted(set(role["Actions"])) for role in found)

@@ -1,4 +1,4 @@
-"""The stand-in in a process of its own, ended with the test that started it; what is of ours in the subscription."""
+"""The stand-in as a separate process that ends with its test, and a finder of leftover resources."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from .names import LOOKER, SUBSCRIPTION, TENANT, client_id, secret
 
 _READ_S = 180.0
 _TESTERS = frozenset({"storage"})
-"""Resource groups that tests make."""
+"""Resource groups created by tests."""
 
 
 @contextlib.contextmanager
 def azure_process(*, boot: bool = True, certificate: Path | None = None) -> Iterator[AzureControl]:
-    """Its control. The stand-in ends when this process does, however that comes."""
+    """Run the stand-in; yield its control. The stand-in ends when this process does, even if that is killed."""
     arguments = [] if certificate is None else ["--certificate", str(certificate)]
     with started("cloudgpu.tests.standins.azure", boot=boot, arguments=arguments) as url:
         yield AzureControl(url)
 
 
 class Remains:
-    """Looks for everything that is there: as a user would, through the API, as an application of its own."""
+    """Finder of leftover resources, through the API as a user would, with a separate application."""
 
     def __init__(self, url: str) -> None:
         from azure.identity import ClientSecretCredential
@@ -51,11 +51,11 @@ class Remains:
         self._staying: frozenset[str] = frozenset()
 
     def leave_out(self) -> None:
-        """What is there now, and stays: a stack's."""
+        """Ignore the existing resources, such as a stack's, from now on."""
         self._staying = frozenset(path for _, path, _ in self._all())
 
     def find(self) -> dict[str, list[str]]:
-        """Names by kind; kinds of which nothing is there are left out. A stopped machine is there: it bills."""
+        """Return names by kind, without empty kinds. A stopped machine is included, since it is billed."""
         found: dict[str, list[str]] = {}
         for kind, path, name in self._all():
             if path not in self._staying:
@@ -63,7 +63,7 @@ class Remains:
         return found
 
     def _all(self) -> Iterator[tuple[str, str, str]]:
-        """Kind, id and name."""
+        """Yield kind, id and name of each resource."""
         for group in self._resources.resource_groups.list():
             if group.name not in _TESTERS:
                 yield "groups", str(group.id), str(group.name)
@@ -74,5 +74,5 @@ class Remains:
             yield "roleAssignments", str(role.id), str(role.id)
 
     def delete(self, group: str, machine: str) -> None:
-        """What somebody else may do."""
+        """Delete a machine, as another user may do."""
         self._compute.virtual_machines.begin_delete(group, machine).result(_READ_S)

@@ -1,8 +1,8 @@
-"""Capacity reservations: which one a machine is in, and what they show of themselves.
+"""Capacity reservations: assignment of machines, and instance views.
 
-After "On-demand capacity reservation", "Overallocate capacity reservation" and the REST reference: a machine names a
-group, in which the service finds the reservation of its size and zone; who comes when that is full gets an ordinary
-place. The words of refusals are not verified.
+They follow "On-demand capacity reservation", "Overallocate capacity reservation" and the REST reference: a machine
+names a group, in which the service finds the reservation of its size and zone; when that is full, the machine uses
+ordinary capacity. Error messages are not verified.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ def get(ask: Ask) -> Response:
 
 
 def listed(ask: Ask) -> Response:
-    """Of a group; what they are used for is not in a list."""
+    """List a group's reservations, without their usage."""
     return answer({"value": list(_of_group(ask.world, ask.found()["id"]))})
 
 
 def find(world: World, group: str, size: str, zone: str) -> str:
-    """Id of the reservation that a machine of this group gets into. Raises RefusedError if there is none."""
+    """Return the id of the group's reservation for this size and zone. Raises RefusedError if there is none."""
     for one in _of_group(world, group):
         if one["sku"]["name"].lower() == size.lower() and "".join(one.get("zones") or ()) == zone:
             return str(one["id"])
@@ -43,7 +43,7 @@ def find(world: World, group: str, size: str, zone: str) -> str:
 
 
 def has_room(world: World, shape: Shape, there: list[Shape]) -> bool:
-    """Whether the reservation that it names has a place left for it."""
+    """Return whether the machine's reservation has a free place."""
     found = world.find(shape.reservation)
     used = sum(key(one.reservation) == key(shape.reservation) for one in there)
     return found is not None and used < int(found["sku"]["capacity"])

@@ -1,4 +1,4 @@
-"""Resources that need no code of their own (kinds.py), and what of networks and identities does."""
+"""Generic resources (kinds.py), and the special rules of networks and identities."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from .world import World
 
 
 def check_body(model: str, body: dict[str, Any]) -> None:
-    """Raises RefusedError where it is not as the SDK's model says."""
+    """Check a body against the SDK's model. Raises RefusedError."""
     if wrong := faults(model, body):
         raise RefusedError("InvalidRequestContent", 400, f"The request content was invalid: {'; '.join(wrong)}")
 
 
 def put(ask: Ask, kind: Kind) -> Response:
-    """Make it, or replace it."""
+    """Create or replace a resource."""
     world, body = ask.world, ask.body
     group = group_of(world, ask)
     check_body(kind.model, body)
@@ -68,7 +68,7 @@ def get(ask: Ask) -> Response:
 
 
 def patch(ask: Ask) -> Response:
-    """Tags only: they replace all tags."""
+    """Replace all tags; other changes are not implemented."""
     found, body = ask.found(), ask.body
     if set(body) - {"tags"}:
         return error("StandinNotImplemented", 501, f"PATCH of {', '.join(sorted(set(body) - {'tags'}))}")
@@ -78,7 +78,7 @@ def patch(ask: Ask) -> Response:
 
 
 def delete(ask: Ask, kind: Kind) -> Response:
-    """204 where it is not there."""
+    """Delete a resource; 204 if it does not exist."""
     world, found = ask.world, resolve(ask.world, ask.path)
     if found is None:
         return Response(204)
@@ -109,7 +109,7 @@ def delete(ask: Ask, kind: Kind) -> Response:
 
 
 def shown(resource: dict[str, Any]) -> dict[str, Any]:
-    """As answers show it."""
+    """Return the resource as in responses."""
     return resource
 
 
@@ -117,7 +117,7 @@ def listed(world: World, found: Iterable[dict[str, Any]]) -> Response:
     return answer({"value": [shown(one) for one in found]})
 
 
-# -- what is particular
+# -- special rules
 
 
 def _moved(ask: Ask, old: dict[str, Any], body: dict[str, Any]) -> RefusedError:
@@ -164,7 +164,7 @@ def _part(path: str, kind: Kind, word: str, one: dict[str, Any]) -> dict[str, An
 
 
 def _put_part(world: World, path: str, made: dict[str, Any] | None) -> None:
-    """A subnet is a part of its network."""
+    """Add, replace or remove a subnet, which is part of its network."""
     above = path.rpartition("/")[0].rpartition("/")[0]
     owner = world.find(above)
     if owner is None:
@@ -174,7 +174,7 @@ def _put_part(world: World, path: str, made: dict[str, Any] | None) -> None:
 
 
 def _address(world: World, properties: dict[str, Any], old: dict[str, Any] | None) -> None:
-    """An address of its own for each configuration, kept as long as it is there."""
+    """Assign a private address to each configuration, keeping earlier ones."""
     known = {one["name"]: one for one in (old or {}).get("properties", {}).get("ipConfigurations", [])}
     for one in properties["ipConfigurations"]:
         before = known.get(one["name"], {}).get("properties", {}).get("privateIPAddress")
@@ -185,7 +185,7 @@ def _address(world: World, properties: dict[str, Any], old: dict[str, Any] | Non
 
 
 def _principal(ask: Ask) -> dict[str, str]:
-    """Of an identity: new for each that is made, even with the same name."""
+    """Return an identity's principal: a new one for each identity created, even with the same name."""
     known = ask.world.identities.get(key(ask.path))
     if known is None:
         seed = f"{ask.path}/{uuid.uuid4()}"
@@ -220,7 +220,7 @@ def _check_public_address(body: dict[str, Any], properties: dict[str, Any]) -> N
 
 
 def _check_interface(world: World, body: dict[str, Any], properties: dict[str, Any]) -> None:
-    """It is where its subnet is, and its public address is nobody else's."""
+    """Check that the interface is in its subnet's region. Raises RefusedError."""
     configurations = properties.get("ipConfigurations") or []
     if not configurations:
         raise RefusedError("NetworkInterfaceMustHaveAtLeastOneIpConfiguration", 400, "There is no ipConfiguration.")
@@ -238,7 +238,8 @@ def _check_interface(world: World, body: dict[str, Any], properties: dict[str, A
 
 
 def _check_rules(properties: dict[str, Any]) -> None:
-    """Priorities are unique for each direction, from 100 to 4096; of each pair of fields one is there."""
+    """Check that priorities are unique per direction, from 100 to 4096, and that no required field is missing. Raises
+    RefusedError."""
     taken: set[tuple[str, int]] = set()
     for rule in properties.get("securityRules") or []:
         told = rule.get("properties") or {}

@@ -1,9 +1,9 @@
-"""The Retail Prices API (prices.azure.com): what everything costs everybody; nobody logs in.
+"""The Retail Prices API (prices.azure.com): the public price list, which requires no login.
 
-Shapes are those of Microsoft's documentation, "Azure Retail Prices overview": entries, filters by `and` and `eq`, pages
-with a link to the next, whose host is prices.azure.com. Amounts on demand are those of the package's own table; of
-Spot there are none, so a fifth is taken. What the real list sells beside, under the same size: Windows, "Low Priority"
-of Batch, Cloud Services, DevTest, reservations, and meters of another region that nobody is charged by.
+Shapes follow Microsoft's documentation, "Azure Retail Prices overview": entries, filters by `and` and `eq`, pages with
+a link to the next, whose host is prices.azure.com. On-demand amounts are those of the package's own table; Spot amounts
+are not in it, so a fifth is used. The list also has the real one's other products for the same size: Windows, Batch's
+"Low Priority", Cloud Services, DevTest, reservations, and non-primary meters, which are not billed.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from .arm import RefusedError
 
 PATH = "/api/retail/prices"
 PAGE = 100
-"""Entries. The real API's pages hold 1,000."""
+"""Number of entries per page; the real API's pages have 1,000."""
 _TABLE = Path(__file__).parents[3] / "jobspecs/tables/prices_azure.csv"
 _TERM = re.compile(r"(\w+) eq '([^']*)'")
 _FIELDS = {
@@ -35,33 +35,33 @@ Entry = dict[str, Any]
 
 
 class RetailPrices:
-    """The list, and what a test makes of it. Any thread may use it."""
+    """Thread-safe price list with the tests' changes."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self.fill()
 
     def fill(self) -> None:
-        """As at the start."""
+        """Restore the initial state."""
         self._added: list[Entry] = []
         self._set: dict[tuple[str, str, str], str] = {}
 
     def verbs(self) -> dict[str, Callable[..., None]]:
-        """Of the control."""
+        """Return the control verbs."""
         return {"prices/set": self.set, "prices/add": self.add}
 
     def set(self, size: str, region: str, market: str, usd: str) -> None:
-        """The price of a size, `on-demand` or `spot`."""
+        """Set the price of a size, `on-demand` or `spot`."""
         with self._lock:
             self._set[size, region, market] = usd
 
     def add(self, size: str, region: str, usd: str, changes: Mapping[str, Any]) -> None:
-        """One entry more, like the one for Linux on demand but for `changes`."""
+        """Add an entry that copies the one for Linux on demand, except `changes`."""
         with self._lock:
             self._added.append(_entry(size, region, usd) | dict(changes))
 
     def page(self, query: Mapping[str, str]) -> dict[str, Any]:
-        """The answer to a request; names in `query` are in lower case. Raises RefusedError."""
+        """Return the response to a request; names in `query` are in lower case. Raises RefusedError."""
         if unknown := set(query) - {"api-version", "$filter", "$skip", "currencycode", "meterregion"}:
             raise RefusedError("BadRequest", 400, f"Invalid query parameter {min(unknown)}")
         wanted = _terms(query.get("$filter", ""))
@@ -128,7 +128,7 @@ def _entry(size: str, region: str, usd: str, kind: str = "") -> Entry:
 
 
 def _terms(text: str) -> list[tuple[str, str]]:
-    """Field and value of each part of a filter. Raises RefusedError."""
+    """Parse a filter into fields and values. Raises RefusedError."""
     parts = [_TERM.fullmatch(part.strip()) for part in text.split(" and ")] if text else []
     found = [part.groups() for part in parts if part is not None and part[1] in _FIELDS]
     if len(found) != len(parts):

@@ -1,9 +1,9 @@
-"""Role assignments: who may do what.
+"""Role assignments and role definitions.
 
-After the REST reference of Microsoft.Authorization, "Azure built-in roles" and "Troubleshoot Azure RBAC": a new
-principal is not known for a while to who does not say what type it is; no role can be given twice at one scope; what
-an assignment says cannot be changed. Conditions are looked at for their form only: what they say is for the
-storage service to obey.
+They follow the REST reference of Microsoft.Authorization, "Azure built-in roles" and "Troubleshoot Azure RBAC": a new
+principal is unknown for some time to callers that do not give its type; a role can be assigned to a principal only once
+per scope; an assignment's principal and scope cannot be changed. Only the form of conditions is checked: the storage
+service would enforce them.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _TYPES = ("User", "Group", "ServicePrincipal", "ForeignGroup", "Device")
 
 @dataclass(frozen=True)
 class Role:
-    """A role's definition. `where`: data actions, of blobs."""
+    """Definition of a role; data actions are those of blobs."""
 
     name: str
     actions: tuple[str, ...]
@@ -153,7 +153,8 @@ def delete(ask: Ask) -> Response:
 
 
 def listed(ask: Ask) -> Response:
-    """At a scope, above it and below it; `$filter=atScope()` leaves out what is below, `principalId eq '…'` others."""
+    """List assignments at, above and below a scope; `$filter=atScope()` omits those below, `principalId eq '…'` selects
+    one principal's."""
     world, scope = ask.world, key(ask.target.scope)
     text = ask.request.query.get("$filter", "")
     wanted = re.fullmatch(r"(?:atScope\(\))?(?: and )?(?:(?:principalId eq|assignedTo\()\s*'(?P<id>[-\w]+)'\)?)?", text)
@@ -169,7 +170,7 @@ def listed(ask: Ask) -> Response:
 
 
 def definitions(ask: Ask) -> Response:
-    """Built-in roles and those that were made, by `$filter=roleName eq '…'`."""
+    """List built-in roles, with `$filter=roleName eq '…'`."""
     text = ask.request.query.get("$filter", "")
     wanted = re.fullmatch(r"(?:roleName eq '(?P<name>[^']*)')?", text)
     if wanted is None:
@@ -179,7 +180,7 @@ def definitions(ask: Ask) -> Response:
 
 
 def put_definition(ask: Ask) -> Response:
-    """A role of somebody's own: its name is nobody else's."""
+    """Create a custom role, whose name must be unique."""
     world, body, path = ask.world, ask.body, ask.path
     check_body("authorization.RoleDefinition", body)
     told = body["properties"]
@@ -202,7 +203,7 @@ def put_definition(ask: Ask) -> Response:
 
 
 def delete_definition(ask: Ask) -> Response:
-    """Not one that somebody has."""
+    """Delete a custom role, unless it is assigned."""
     found = ask.world.find(ask.path)
     if found is None:
         return Response(204)
@@ -223,7 +224,7 @@ def definition(ask: Ask) -> Response:
     return answer(_definition(last(ask.path), role))
 
 
-# -- who may do what
+# -- authorization
 
 
 def assignments(world: World) -> Iterator[dict[str, Any]]:
@@ -242,7 +243,7 @@ def role_of(world: World, path: str) -> Role | None:
 
 
 def may(world: World, principal: Principal, action: str, path: str) -> bool:
-    """Whether it was assigned a role for that, at this scope or above."""
+    """Return whether the principal has a role for the action, at this scope or above."""
     return any(
         _allows(role.actions, action) and not _allows(role.not_actions, action)
         for role in _held(world, principal, path)
@@ -250,12 +251,12 @@ def may(world: World, principal: Principal, action: str, path: str) -> bool:
 
 
 def may_write_blobs(world: World, principal: Principal) -> bool:
-    """Anywhere."""
+    """Return whether the principal may write blobs anywhere."""
     return any(_allows(role.data_actions, f"{_BLOBS}/blobs/write") for role in _held(world, principal, ""))
 
 
 def _held(world: World, principal: Principal, path: str) -> Iterator[Role]:
-    """Roles at a scope; "" is any."""
+    """Yield the principal's roles at a scope; "": any scope."""
     for one in assignments(world):
         told = one["properties"]
         if told["principalId"] != principal.object_id or (path and not _holds(key(told["scope"]), key(path))):
@@ -269,7 +270,7 @@ def _held(world: World, principal: Principal, path: str) -> Iterator[Role]:
 
 
 def _repeated(old: dict[str, Any], told: dict[str, Any]) -> Response:
-    """Role and condition may be said anew, who has it not."""
+    """Update an assignment's role and condition; refuse a different principal."""
     before = old["properties"]
     if str(before["principalId"]).lower() != str(told["principalId"]).lower():
         text = "Tenant ID, application ID, principal ID, and scope are not allowed to be updated."
@@ -279,7 +280,7 @@ def _repeated(old: dict[str, Any], told: dict[str, Any]) -> Response:
 
 
 def _check_scope(world: World, scope: str) -> None:
-    """It is there: a container, too, of an account that is."""
+    """Check that the scope exists; for a container, that its account does. Raises RefusedError."""
     account = re.match(r"(.*/Microsoft\.Storage/storageAccounts/[^/]+)", scope, re.IGNORECASE)
     wanted = account[1] if account else scope
     if wanted.count("/") > 2 and resolve(world, wanted) is None:
@@ -306,7 +307,7 @@ def _check_principal(world: World, told: dict[str, Any]) -> None:
 
 
 def _check_condition(told: dict[str, Any]) -> None:
-    """Form only: version 2.0, parentheses and quotes that end, an action that it is of."""
+    """Check a condition's form only: version 2.0, balanced parentheses and quotes, an action. Raises RefusedError."""
     condition = told.get("condition")
     if condition is None and told.get("conditionVersion") is None:
         return

@@ -1,4 +1,4 @@
-"""Which handler answers a request: by method, kind and what is done with it."""
+"""Dispatch of requests to handlers by method, kind and verb."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Handler = Callable[[Ask], Response]
 _VM = "microsoft.compute/virtualmachines"
 _SET = scalesets.KIND.lower()
 _IMAGE_NAMES = 5
-"""Location, publisher, artifact type, offer, SKU."""
+"""Number of names in an image's path: location, publisher, artifact type, offer, SKU."""
 _TABLE: Mapping[tuple[str, str, str], Handler] = {
     # method, kind in lower case, verb
     ("PUT", _VM, ""): vms.put,
@@ -66,7 +66,7 @@ def find(method: str, target: Target) -> Handler | None:
 
 
 def _of_provider(method: str, kind: str, target: Target) -> Handler | None:
-    """What is in no table, for it is said in other words each time."""
+    """Return the handler of a request that needs more than a table lookup."""
     if (method, list(target.types)) == ("POST", ["register"]):
         return lookups.provider
     if method != "GET":
@@ -96,7 +96,7 @@ def _generic(method: str, kind: Kind, verb: str) -> Handler | None:
 
 
 def _listed(kind: Kind, ask: Ask) -> Response:
-    """Of a group, of the subscription, or the parts of one."""
+    """List a kind's resources in a group or the subscription, or the parts of a resource."""
     world = ask.world
     if ask.target.group:
         group_of(world, ask, writes=False)
@@ -108,7 +108,7 @@ def _listed(kind: Kind, ask: Ask) -> Response:
 
 
 def _of_resources(method: str, target: Target) -> Handler | None:
-    """What no provider's name stands before: resource groups, the subscription."""
+    """Return the handler of a path without a provider: resource groups, the subscription."""
     rest = [word.lower() for word in target.types]
     if target.group:
         if rest == ["resources"]:

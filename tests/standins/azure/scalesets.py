@@ -1,9 +1,9 @@
-"""Flexible scale sets: virtual machines that Azure makes of a model, keeps in number, heals and upgrades.
+"""Flexible scale sets: virtual machines that Azure creates from a model, keeps at a number, repairs and upgrades.
 
-After the REST reference of Virtual Machine Scale Sets, "Orchestration modes", "Spot Priority Mix", "Automatic instance
-repairs", "Rolling upgrades with MaxSurge". Its machines are virtual machines like others (vms.py): somebody may delete
-one, and the set is smaller by it. An upgrade is part of the operation that changes the model here; Azure's goes on
-after it.
+They follow the REST reference of Virtual Machine Scale Sets, "Orchestration modes", "Spot Priority Mix", "Automatic
+instance repairs" and "Rolling upgrades with MaxSurge". The machines are ordinary virtual machines (vms.py): when a user
+deletes one, the set's capacity shrinks. An upgrade completes within the operation that changes the model; Azure's
+continues after it.
 """
 
 from __future__ import annotations
@@ -36,26 +36,26 @@ _OLDEST_NETWORK_API = "2020-11-01"
 
 @dataclass
 class ScaleSet:
-    """What is not shown of one."""
+    """A scale set's internal state."""
 
     path: str
     caller: Any
     body: dict[str, Any]
-    """As it was asked for last."""
+    """Body of the last request."""
     wanted: int
-    """So many machines; those that were deleted on purpose are not counted."""
+    """Desired number of machines, without those deleted on purpose."""
     version: int = 1
-    """Of the model."""
+    """Version of the model."""
     made_of: dict[str, int] = field(default_factory=dict)
-    """Machine's id in lower case -> version of the model that it was made of."""
+    """Machine's id in lower case -> version of the model that it was created from."""
     ill: set[str] = field(default_factory=set)
-    """Ids in lower case of machines that do not answer the health extension."""
+    """Ids in lower case of machines that fail the health extension."""
     made: float = field(default_factory=time.monotonic)
-    """Steady time of the first request."""
+    """Monotonic time of the first request."""
     asked: float = 0.0
-    """Steady time of the last request."""
+    """Monotonic time of the last request."""
     error: FailedError | None = None
-    """Why it could not be made as it was wanted last."""
+    """Error of the last reconciliation."""
 
 
 # -- methods of the API
@@ -97,7 +97,8 @@ def get(ask: Ask) -> Response:
 
 
 def instance_view(ask: Ask) -> Response:
-    """What has failed last stands in it; the form of its code is that of a machine's, recalled and not verified."""
+    """Return the instance view with the last error; the format of its code is a machine's, from memory and not
+    verified."""
     state, error = ask.found()["properties"]["provisioningState"], _set(ask).error
     told = {"code": f"ProvisioningState/{state.lower()}", "level": "Info", "displayStatus": f"Provisioning {state}"}
     if error is not None:
@@ -106,7 +107,7 @@ def instance_view(ask: Ask) -> Response:
 
 
 def listed(ask: Ask) -> Response:
-    """Of a group, or the machines of one."""
+    """List the scale sets of a group, or the machines of one."""
     world = ask.world
     if ask.target.verb.lower() == "virtualmachines":
         ask.found()
@@ -116,7 +117,7 @@ def listed(ask: Ask) -> Response:
 
 
 def patch(ask: Ask) -> Response:
-    """Tags and capacity."""
+    """Change tags and capacity."""
     found, body, known = ask.found(), ask.body, _set(ask)
     check_body("compute.VirtualMachineScaleSetUpdate", body)
     if set(body) - {"tags", "sku"}:
@@ -128,7 +129,7 @@ def patch(ask: Ask) -> Response:
 
 
 def delete(ask: Ask) -> Response:
-    """With all its machines, and what belongs to them."""
+    """Delete a set with its machines and their resources."""
     world, path = ask.world, ask.path
     if world.find(path) is None:
         return Response(204)
@@ -150,7 +151,7 @@ def delete(ask: Ask) -> Response:
 
 
 def delete_machines(ask: Ask) -> Response:
-    """Those that are named: the set is smaller by them."""
+    """Delete the named machines. The set's capacity shrinks."""
     ask.found()
     body, known, world = ask.body, _set(ask), ask.world
     check_body("compute.VirtualMachineScaleSetVMInstanceRequiredIDs", body)
@@ -168,12 +169,12 @@ def delete_machines(ask: Ask) -> Response:
     return accepted(ask.begin(work))
 
 
-# -- what happens by itself, or as tests want it
+# -- events, automatic or triggered by tests
 
 
 def lost(world: World, vm: Vm) -> None:
-    """A machine is gone: a Spot machine that was taken is got again, where the set says so; of others there is one
-    less."""
+    """Handle a lost machine: an evicted Spot machine is replaced if the set's policy says so; for others the capacity
+    shrinks."""
     path = str((vm.properties.get("virtualMachineScaleSet") or {}).get("id", ""))
     known = _known(world, path)
     if known is None or key(path) in world.deleting or vm.reason == _OURS:
@@ -186,7 +187,7 @@ def lost(world: World, vm: Vm) -> None:
 
 
 def sicken(world: World, vm: Vm) -> None:
-    """It does not answer its health extension any more: another takes its place, where the set says so."""
+    """Make a machine fail its health extension; it is replaced if the set's policy says so."""
     path = str((vm.properties.get("virtualMachineScaleSet") or {}).get("id", ""))
     known = _known(world, path)
     if known is None:
@@ -197,7 +198,7 @@ def sicken(world: World, vm: Vm) -> None:
 
 
 def members(world: World, known: ScaleSet) -> list[Vm]:
-    """Its machines that are there, the oldest first."""
+    """Return the set's existing machines, oldest first."""
     return [
         vm
         for vm in world.vms
@@ -205,14 +206,14 @@ def members(world: World, known: ScaleSet) -> list[Vm]:
     ]
 
 
-# -- life
+# -- reconciliation
 
 _OURS = "scale-in"
-"""Why a machine was deleted: the set itself did it."""
+"""Reason of a machine's deletion by the set itself."""
 
 
 def _reconcile(world: World, known: ScaleSet) -> float | None:
-    """One step towards what is wanted; again after so many seconds, or None: it is so."""
+    """Make one step towards the desired state; return seconds until the next, or None when it is reached."""
     if key(known.path) in world.deleting:
         return None
     if time.monotonic() < known.asked + world.sets_s:
@@ -250,7 +251,7 @@ def _step(world: World, known: ScaleSet) -> float | None:
 
 
 def _to_remove(known: ScaleSet, old: list[Vm], new: list[Vm], too_many: int) -> list[Vm]:
-    """Of the old model first; of a mix of markets, those above the base of regular ones."""
+    """Return the surplus machines: those of old models first, then in a mix those above the regular base."""
     mix = known.body["properties"].get("priorityMixPolicy")
     ordered = [*old, *(sorted(new, key=lambda vm: not vm.shape.spot) if mix else new)]
     return ordered[:too_many]
@@ -262,7 +263,7 @@ def _make(world: World, known: ScaleSet, batch: int, new: int) -> None:
 
 
 def _batch(known: ScaleSet) -> int:
-    """Of an upgrade: machines at once."""
+    """Return an upgrade's batch size."""
     policy = known.body["properties"]["upgradePolicy"]["rollingUpgradePolicy"]
     return max(1, known.wanted * int(policy["maxBatchInstancePercent"]) // 100)
 
@@ -292,7 +293,7 @@ def _remove(world: World, vm: Vm) -> None:
 
 
 def _make_machine(world: World, known: ScaleSet) -> None:
-    """With its interface and address: bodies as anybody would send them, and looked at as theirs."""
+    """Create a machine with its interface and address, by ordinary request bodies that are checked like a user's."""
     body, group = known.body, known.path.partition("/providers/")[0]
     profile, number = body["properties"]["virtualMachineProfile"], uuid.uuid4().hex[:8]
     name = f"{last(known.path)}_{number}"
@@ -362,13 +363,13 @@ def _addressed(world: World, known: ScaleSet, group: str, one: Mapping[str, Any]
 
 
 def _put(world: World, known: ScaleSet, path: str, body: Mapping[str, Any]) -> None:
-    """A resource that is there at once."""
+    """Create a resource that is ready immediately."""
     put_resource(_ask(world, known, path, body), KINDS[parse(path).kind.lower()])
     world.resources[key(path)]["properties"]["provisioningState"] = "Succeeded"
 
 
 def _market(world: World, known: ScaleSet, profile: Mapping[str, Any]) -> dict[str, Any]:
-    """Of a mix, the base is regular."""
+    """Return the market's properties: in a mix, regular up to the base count, then Spot."""
     base = int((known.body["properties"].get("priorityMixPolicy") or {}).get("baseRegularPriorityCount", 0))
     regular = [vm for vm in members(world, known) if not vm.shape.spot]
     if profile.get("priority") != "Spot" or len(regular) < base:
@@ -377,7 +378,7 @@ def _market(world: World, known: ScaleSet, profile: Mapping[str, Any]) -> dict[s
 
 
 def _zones(world: World, known: ScaleSet) -> dict[str, Any]:
-    """The zone with the fewest of them."""
+    """Return the zone with the fewest machines."""
     zones = known.body.get("zones") or []
     if not zones:
         return {}
@@ -418,7 +419,8 @@ def _check(body: dict[str, Any]) -> None:
 
 
 def _check_health(told: Mapping[str, Any], profile: Mapping[str, Any]) -> None:
-    """Repairs and rolling upgrades go by the health extension, in the absence of a load balancer's probe."""
+    """Check the health extension, which repairs and rolling upgrades require without a load balancer's probe. Raises
+    RefusedError."""
     extensions = (profile.get("extensionProfile") or {}).get("extensions") or []
     kinds = {(one.get("properties") or {}).get("type") for one in extensions}
     needs = {
@@ -449,7 +451,7 @@ def _check_change(before: Mapping[str, Any], body: Mapping[str, Any]) -> None:
 
 
 def _model(body: Mapping[str, Any]) -> Any:
-    """What machines are made of."""
+    """Return the part of the body from which machines are created."""
     return body["sku"]["name"], body["properties"]["virtualMachineProfile"], body.get("identity")
 
 
@@ -473,7 +475,7 @@ def _shown(world: World, known: ScaleSet) -> dict[str, Any]:
 
 
 def _shown_properties(body: Mapping[str, Any]) -> dict[str, Any]:
-    """Without what is secret."""
+    """Return the properties without secrets."""
     told: dict[str, Any] = json.loads(json.dumps(body["properties"]))
     told["virtualMachineProfile"]["osProfile"].pop("customData", None)
     return {**told, "uniqueId": str(uuid.uuid4())}

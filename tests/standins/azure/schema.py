@@ -1,8 +1,8 @@
-"""Whether a body is one of Azure Resource Manager's: by the models of the installed SDK, whose names are the wire's.
+"""Validation of bodies against the models of the installed SDK for Azure Resource Manager.
 
-What the models know is checked: names, types, closed sets of values, what only the service may set, what must be there.
-Sets of values that the service may add to are open in the models; here they are closed, but for the sizes of machines,
-of which the models know old ones only (the catalogue knows the others).
+Checked are names, types, enumerations, read-only and required fields. The models have open enumerations where the
+service may add values; here they are closed, except machine sizes, since the models know only old ones (the catalogue
+has the others).
 """
 
 from __future__ import annotations
@@ -32,19 +32,19 @@ _PLAIN: Mapping[str, type | tuple[type, ...]] = {
 
 
 def faults(model: str, body: object) -> list[str]:
-    """What is wrong with it; `model`: `compute.VirtualMachine`, a class of azure.mgmt.<package>.models."""
+    """Return the errors in a body; `model`: `compute.VirtualMachine`, a class of azure.mgmt.<package>.models."""
     package, _, name = model.rpartition(".")
     return list(_of_model(_class(package, name), body, ""))
 
 
 def fields(model: str) -> Mapping[str, tuple[Any, bool, bool]]:
-    """Name on the wire -> (type, read-only, required); `model` as of faults()."""
+    """Return name on the wire -> (type, read-only, required); `model` as in faults()."""
     package, _, name = model.rpartition(".")
     return _fields(_class(package, name))
 
 
 def shape(told: Any) -> tuple[str, Any]:
-    """Of a field's type: `object` and its fields, `list` or `map` and the type of what is in it, `plain` and None."""
+    """Return a field type's shape: `object` and its fields, `list` or `map` and the element type, `plain` and None."""
     if isinstance(told, tuple):
         return _shape_of_name(*told)
     origin = typing.get_origin(told)
@@ -95,12 +95,12 @@ def _of_model(model: Any, body: object, at: str) -> Iterator[str]:
 
 @functools.cache
 def _fields(model: Any) -> Mapping[str, tuple[Any, bool, bool]]:
-    """Name on the wire -> (type, read-only, required)."""
+    """Return name on the wire -> (type, read-only, required)."""
     return dict(_of_map(model) if hasattr(model, "_attribute_map") else _of_rest_fields(model))
 
 
 def _of_rest_fields(model: Any) -> Iterator[tuple[str, tuple[Any, bool, bool]]]:
-    """Models made from TypeSpec."""
+    """Yield the fields of a model generated from TypeSpec."""
     for owner in reversed(model.__mro__):
         if not owner.__module__.startswith("azure.mgmt."):
             continue
@@ -116,14 +116,14 @@ def _of_rest_fields(model: Any) -> Iterator[tuple[str, tuple[Any, bool, bool]]]:
 
 
 class _Nested:
-    """What an older model says of an object within: it has no class of its own."""
+    """Nested object of an older model, which has no separate class."""
 
     _attribute_map: Mapping[str, Mapping[str, str]]
     _validation: Mapping[str, Mapping[str, Any]]
 
 
 def _of_map(model: Any) -> Iterator[tuple[str, tuple[Any, bool, bool]]]:
-    """Models of the older generator: `properties.x` stands for a field of an object within."""
+    """Yield the fields of a model of the older generator, where `properties.x` is a field of a nested object."""
     inner: dict[str, dict[str, dict[str, Any]]] = {}
     for name, told in model._attribute_map.items():
         key, rule = str(told["key"]).replace("\\.", "\0"), model._validation.get(name, {})
@@ -177,7 +177,7 @@ def _of_class(told: type, value: object, at: str) -> Iterator[str]:
 
 
 def _of_name(model: Any, told: Any, value: object, at: str) -> Iterator[str]:
-    """A type as the older models write it: `[SubResource]`, `{str}`, `str`, a class's name."""
+    """Check a type in the older models' notation: `[SubResource]`, `{str}`, `str`, a class's name."""
     if not isinstance(told, str):
         yield from _of_model(told, value, at)
     elif told.startswith("["):

@@ -1,4 +1,4 @@
-"""An infra stack's things, as `cloudgpu infra up` leaves them in the subscription and in the state directory."""
+"""Resources of an infra stack, as `cloudgpu infra up` leaves them in the subscription and the state directory."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ SWITCH_OFF = "Microsoft.Compute/virtualMachines/deallocate/action"
 
 
 def stand(azure: AzureControl, region: str, job_dir: str) -> Infrastructure:
-    """A subnet without a way out, an identity that may switch machines off, and the role by which machines of launches
-    leave. The calls that make them are forgotten."""
+    """Create a subnet without outbound access, an identity that may deallocate machines, and the role with which
+    launched machines remove themselves from their scale set. The calls for this are removed from the record."""
     cloud, stack = Cloud(), f"infra-azure-{region}"
     group = f"/subscriptions/{SUBSCRIPTION}/resourceGroups/standing-{region}"
     network = f"{group}/providers/Microsoft.Network/virtualNetworks/cloudgpu"
@@ -48,7 +48,7 @@ def stand(azure: AzureControl, region: str, job_dir: str) -> Infrastructure:
 
 
 def put_network(cloud: Cloud, network: str, region: str, **subnet: Any) -> None:
-    """Resource id of the network; its one subnet has these properties, too."""
+    """Create a network at this resource id; `subnet`: further properties of its only subnet."""
     inside = {"addressPrefix": "10.0.0.0/18", "defaultOutboundAccess": False, **subnet}
     properties = {
         "addressSpace": {"addressPrefixes": ["10.0.0.0/16"]},
@@ -58,7 +58,7 @@ def put_network(cloud: Cloud, network: str, region: str, **subnet: Any) -> None:
 
 
 def _define(cloud: Cloud, uuid: str, name: str, actions: tuple[str, ...]) -> str:
-    """Resource id of a role of one's own."""
+    """Create a custom role; return its resource id."""
     scope = f"/subscriptions/{SUBSCRIPTION}"
     path = f"{scope}/providers/Microsoft.Authorization/roleDefinitions/{uuid}"
     told = {"roleName": name, "assignableScopes": [scope], "permissions": [{"actions": list(actions)}]}
@@ -67,7 +67,7 @@ def _define(cloud: Cloud, uuid: str, name: str, actions: tuple[str, ...]) -> str
 
 
 def _give(cloud: Cloud, role: str, principal: str) -> None:
-    """In the whole subscription."""
+    """Assign a role in the whole subscription."""
     scope = f"/subscriptions/{SUBSCRIPTION}"
     path = f"{scope}/providers/Microsoft.Authorization/roleAssignments/{assignment_name(principal, scope, role)}"
     told = {"roleDefinitionId": role, "principalId": principal, "principalType": "ServicePrincipal"}

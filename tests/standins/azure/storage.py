@@ -1,6 +1,7 @@
-"""Storage accounts as Resource Manager knows them, and Logic Apps: what is in a container is Azurite's business.
+"""Storage accounts in Resource Manager, and Logic Apps. Blobs are stored by Azurite.
 
-After the REST references of Microsoft.Storage and Microsoft.Logic. A deleted account takes its containers with it.
+They follow the REST references of Microsoft.Storage and Microsoft.Logic. A deleted account's containers are deleted
+too.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ WORKFLOW = Kind("Microsoft.Logic/workflows", "logic.Workflow", False)
 
 
 def put_account(ask: Ask) -> Response:
-    """Its name is nobody else's in all of Azure: here, in the subscription."""
+    """Create an account. Its name is globally unique in Azure; here it is checked within the subscription."""
     name = last(ask.path)
     if not re.fullmatch(r"[a-z0-9]{3,24}", name):
         text = f"{name} is not a valid storage account name: 3 to 24 lower-case letters and digits."
@@ -40,7 +41,7 @@ def put_account(ask: Ask) -> Response:
 
 
 def put_container(ask: Ask) -> Response:
-    """A container may be public only where its account lets it."""
+    """Create a container, which may be public only if its account allows that."""
     account = _account(ask)
     public = (ask.body.get("properties") or {}).get("publicAccess", "None") != "None"
     if public and account["properties"].get("allowBlobPublicAccess") is False:
@@ -58,7 +59,7 @@ def put_policy(ask: Ask) -> Response:
 
 
 def put_workflow(ask: Ask) -> Response:
-    """With its own identity, where it is to have one."""
+    """Create a workflow, with a system-assigned identity if requested."""
     old = ask.world.find(ask.path)
     told = put(ask, WORKFLOW)
     made = ask.world.find(ask.path)

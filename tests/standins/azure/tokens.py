@@ -1,8 +1,8 @@
-"""Microsoft Entra ID, as far as clients ask: the tenant's metadata, tokens for an application's secret, and the tokens
-that machines get from their metadata service.
+"""Microsoft Entra ID: the tenant's metadata, tokens for an application's secret, and tokens from machines' metadata
+service.
 
-After "OAuth 2.0 client credentials flow on the Microsoft identity platform" and "Access token claims reference". Tokens
-are signed as real ones are; who a token is of is looked up, not read from it.
+It follows "OAuth 2.0 client credentials flow on the Microsoft identity platform" and "Access token claims reference".
+Tokens are signed as real ones are, but their identity is looked up, not read from the claims.
 """
 
 from __future__ import annotations
@@ -22,29 +22,29 @@ TOKEN_S = 3_599.0
 
 @dataclass(frozen=True)
 class Principal:
-    """Who a token is of."""
+    """Identity of a token."""
 
     name: str
     object_id: str
     client_id: str
     machine: bool = False
-    """Whether it is a machine's identity, which may do only what it was assigned roles for."""
+    """True for a machine's identity, which needs role assignments."""
 
 
 def application(name: str) -> Principal:
-    """One with a secret."""
+    """Return the principal of an application with a secret."""
     return Principal(name, identity("principal", name), client_id(name))
 
 
 class Tokens:
-    """All that were given out."""
+    """All issued tokens."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._given: dict[str, tuple[Principal, str, float]] = {}
 
     def issue(self, principal: Principal, audience: str, lasts_s: float = TOKEN_S) -> str:
-        """A new access token."""
+        """Return a new access token."""
         import jwt
 
         now = int(time.time())
@@ -67,7 +67,7 @@ class Tokens:
         return token
 
     def who(self, token: str, audience: str) -> Principal | None:
-        """Whose it is; None: it is not valid, or not for this."""
+        """Return the identity of a token; None: it is invalid or has another audience."""
         with self._lock:
             found = self._given.get(token)
         if found is None or found[2] < time.time() or found[1].rstrip("/") != audience:
@@ -75,12 +75,12 @@ class Tokens:
         return found[0]
 
     def revoke(self, name: str) -> None:
-        """All of somebody's end."""
+        """Invalidate all tokens of a name."""
         with self._lock:
             self._given = {token: held for token, held in self._given.items() if held[0].name != name}
 
     def exchange(self, form: Mapping[str, str], known: Mapping[str, str]) -> dict[str, Any]:
-        """A token for a secret; `known`: client id -> name. Raises ValueError with OAuth's error code."""
+        """Return a token for a client secret; `known`: client id -> name. Raises ValueError with OAuth's error code."""
         if form.get("grant_type") != "client_credentials":
             raise ValueError("unsupported_grant_type")
         name = known.get(form.get("client_id", ""))
@@ -94,7 +94,7 @@ class Tokens:
 
 
 def openid_configuration(authority: str) -> dict[str, Any]:
-    """What the tenant's metadata say; `authority`: `https://localhost:1/<tenant>`."""
+    """Return the tenant's metadata; `authority`: `https://localhost:1/<tenant>`."""
     return {
         "token_endpoint": f"{authority}/oauth2/v2.0/token",
         "authorization_endpoint": f"{authority}/oauth2/v2.0/authorize",
@@ -110,7 +110,7 @@ def openid_configuration(authority: str) -> dict[str, Any]:
 
 @functools.cache
 def _key() -> str:
-    """One of a process: making one takes long."""
+    """Return the process's signing key, created once since that is slow."""
     from cryptography.hazmat.primitives import serialization as s
     from cryptography.hazmat.primitives.asymmetric import rsa
 

@@ -1,4 +1,4 @@
-"""What tests do with Azure beside its API, and see of it."""
+"""Control verbs of Azure."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .world import Later, World
 
 
 class Verbs:
-    """Each method is a verb of the control; it holds the world's lock."""
+    """Each public method is a control verb; it runs with the world's lock held."""
 
     def __init__(self, world: World) -> None:
         self._world = world
@@ -31,10 +31,10 @@ class Verbs:
 
         return call
 
-    # -- what there is
+    # -- setup
 
     def environ(self, name: str) -> Mapping[str, str]:
-        """What points clients here, as this application."""
+        """Return the environment that points clients to the stand-in, as this application."""
         return {
             "AZURE_TENANT_ID": names.TENANT,
             "AZURE_CLIENT_ID": names.client_id(name),
@@ -124,7 +124,7 @@ class Verbs:
     def revoke(self, name: str) -> None:
         self._world.tokens.revoke(name)
 
-    # -- what happens
+    # -- events
 
     def evict(self, name: str, seconds: float) -> None:
         vms.evict(self._world, self._world.vm(name), seconds)
@@ -141,7 +141,7 @@ class Verbs:
     def reboot(self, name: str) -> None:
         vms.reboot(self._world, self._world.vm(name))
 
-    # -- what is to be seen
+    # -- state
 
     def instances(self) -> list[dict[str, Any]]:
         return [dataclasses.asdict(told(vm)) for vm in self._world.vms]

@@ -1,7 +1,7 @@
-"""What the service refuses of a new machine at once, beyond what its model says.
+"""Immediate validation of a new machine beyond its model.
 
-After the REST reference of Virtual Machines, "FAQ: Linux", "Azure Spot Virtual Machines" and "Troubleshooting"; texts
-as users quote them where they do, else not verified.
+It follows the REST reference of Virtual Machines, "FAQ: Linux", "Azure Spot Virtual Machines" and "Troubleshooting";
+texts are as quoted by users where that is known, otherwise not verified.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def invalid(target: str, message: str, code: str = "InvalidParameter") -> Refuse
 
 
 def shape_of(world: World, body: dict[str, Any], region: str) -> Shape:
-    """What it takes up. Raises RefusedError."""
+    """Return the machine's shape. Raises RefusedError."""
     properties = body["properties"]
     size = _size(world, str((properties.get("hardwareProfile") or {}).get("vmSize", "")), region)
     zone = _zone(world, body, size, region)
@@ -92,7 +92,7 @@ def shape_of(world: World, body: dict[str, Any], region: str) -> Shape:
 
 
 def check(world: World, body: dict[str, Any], path: str, region: str) -> str:
-    """All but size, zone and market; the custom data. Raises RefusedError."""
+    """Check everything except size, zone and market; return the custom data. Raises RefusedError."""
     properties = body["properties"]
     _check_storage(properties, region)
     _check_interfaces(world, properties, path, region)
@@ -111,13 +111,13 @@ def _size(world: World, name: str, region: str) -> catalog.Size:
 
 
 def restrictions(world: World, size: catalog.Size, region: str) -> list[dict[str, Any]]:
-    """As SKUs tell them, for this subscription."""
+    """Return a SKU's restrictions for this subscription."""
     told: list[dict[str, Any]] = world.sku_changes.get((size.name.lower(), region), {}).get("restrictions", [])
     return told
 
 
 def zones_of(world: World, size: catalog.Size, region: str) -> list[str]:
-    """Where the SKU is in that region."""
+    """Return the zones of a SKU in a region."""
     told: list[str] = world.sku_changes.get((size.name.lower(), region), {}).get("zones", list(catalog.zones(region)))
     return told
 
@@ -205,7 +205,7 @@ def _check_interfaces(world: World, properties: dict[str, Any], path: str, regio
 
 
 def _check_system(system: dict[str, Any] | None) -> str:
-    """The custom data, in base64."""
+    """Check the OS profile; return the custom data in base64. Raises RefusedError."""
     if not system:
         raise invalid("osProfile", "Required parameter 'osProfile' is missing (null).")
     name, user = str(system.get("computerName", "")), str(system.get("adminUsername", ""))

@@ -1,7 +1,8 @@
-"""Virtual machines: how they are made, ended, evicted, and what each leaves.
+"""Virtual machines: creation, deletion, eviction, and the resources that each leaves.
 
-After the REST reference, "States and billing status of Azure Virtual Machines", "Delete a VM and attached resources",
-"Azure Spot Virtual Machines" and "Scheduled Events". A machine that is off from within is still allocated and billed.
+They follow the REST reference, "States and billing status of Azure Virtual Machines", "Delete a VM and attached
+resources", "Azure Spot Virtual Machines" and "Scheduled Events". A machine that its guest has shut down is still
+allocated and billed.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ _FIXED = ("osProfile", "storageProfile", "networkProfile", "priority", "proximit
 
 
 def put(ask: Ask) -> Response:
-    """Make it; of one that is there, change its tags; of one that failed, try again."""
+    """Create a machine; change the tags of an existing one; retry one that failed."""
     world, body, path = ask.world, ask.body, ask.path
     group_of(world, ask)
     check_body("compute.VirtualMachine", body)
@@ -68,7 +69,7 @@ def get(ask: Ask) -> Response:
 
 
 def check_shown(ask: Ask, kind: str, made: float) -> None:
-    """Refuse to show what was made (steady time) a moment ago: caches lag."""
+    """Raise RefusedError for a resource created (monotonic time) within `cache_s`, since caches lag."""
     if time.monotonic() - made < ask.world.cache_s:
         raise RefusedError("ResourceNotFound", 404, f"The Resource '{kind}/{last(ask.path)}' was not found.")
 
@@ -85,7 +86,7 @@ def listed(ask: Ask) -> Response:
 
 
 def patch(ask: Ask) -> Response:
-    """Tags only: they replace all tags."""
+    """Replace all tags; other changes are not implemented."""
     found, body = ask.found(), ask.body
     if set(body) - {"tags"}:
         raise RefusedError("StandinNotImplemented", 501, f"PATCH of {', '.join(sorted(set(body) - {'tags'}))}")
@@ -95,7 +96,7 @@ def patch(ask: Ask) -> Response:
 
 
 def delete(ask: Ask) -> Response:
-    """With what has deleteOption Delete. 204 where it is not there."""
+    """Delete a machine, with resources whose deleteOption is Delete; 204 if it does not exist."""
     world, path = ask.world, ask.path
     if world.find(path) is None:
         return Response(204)
@@ -116,7 +117,7 @@ def delete(ask: Ask) -> Response:
 
 
 def act(ask: Ask) -> Response:
-    """powerOff, deallocate, start, restart, redeploy."""
+    """Handle powerOff, deallocate, start, restart and redeploy."""
     world, verb = ask.world, ask.target.verb
     ask.found()
     _check_not_deleting(world, ask.path)
@@ -138,7 +139,7 @@ def act(ask: Ask) -> Response:
 
 
 def simulate_eviction(ask: Ask) -> Response:
-    """Within 30 minutes, it says; here after the seconds of a notice."""
+    """Evict the machine after 30 seconds; Azure documents up to 30 minutes."""
     ask.found()
     vm = ask.world.vm_at(ask.path)
     if not vm.shape.spot:
@@ -154,7 +155,7 @@ def instance_view(ask: Ask) -> Response:
 
 
 def boot_diagnostics(ask: Ask) -> Response:
-    """Where the machine's console is to be read, without a token, for a while."""
+    """Return the temporary URLs of the machine's console output, which need no token."""
     ask.found()
     vm = ask.world.vm_at(ask.path)
     if not vm.boot_diagnostics:
@@ -168,16 +169,17 @@ def boot_diagnostics(ask: Ask) -> Response:
     )
 
 
-# -- what happens by itself, or as tests want it
+# -- events, automatic or triggered by tests
 
 
 def evict(world: World, vm: Vm, seconds: float) -> None:
-    """It is told, and ends after so long, or as soon as it lets it."""
+    """Announce an eviction; it happens after `seconds`, or when the machine acknowledges it."""
     announce(world, vm, "Preempt", seconds, partial(_evicted, world, vm))
 
 
 def maintain(world: World, vm: Vm, kind: str, seconds: float) -> None:
-    """`Freeze`, `Reboot`, `Redeploy`, `Terminate`: it is told; after so long, or as soon as it lets it, it happens."""
+    """Announce `Freeze`, `Reboot`, `Redeploy` or `Terminate`; it happens after `seconds`, or when the machine
+    acknowledges it."""
     done = {
         "Freeze": lambda: None,
         "Reboot": partial(reboot, world, vm),
@@ -188,7 +190,7 @@ def maintain(world: World, vm: Vm, kind: str, seconds: float) -> None:
 
 
 def announce(world: World, vm: Vm, kind: str, seconds: float, happens: Any) -> None:
-    """A Scheduled Event of this machine; it is over once it has happened."""
+    """Publish a Scheduled Event of this machine, and remove it once it has happened."""
     if vm.machine is None:
         world.after(seconds, happens)
         return
@@ -208,14 +210,15 @@ def announce(world: World, vm: Vm, kind: str, seconds: float, happens: Any) -> N
 
 
 def crash(world: World, vm: Vm) -> None:
-    """Its host fails: everything on it is gone at once; it is started again elsewhere ("service healing")."""
+    """Simulate a host failure: all processes end at once; the machine is restarted on another host ("service
+    healing")."""
     if vm.machine is not None:
         vm.machine.cut_power()
     world.after(0.5, partial(reboot, world, vm))
 
 
 def fail(vm: Vm, code: str) -> None:
-    """It is to be started elsewhere, and nothing has room for it."""
+    """Fail a machine that was to be restarted on another host without capacity for it."""
     if vm.machine is not None:
         vm.machine.cut_power()
     vm.power, vm.reason, vm.gone = "failed", code, time.monotonic()
@@ -223,7 +226,7 @@ def fail(vm: Vm, code: str) -> None:
 
 
 def reboot(world: World, vm: Vm) -> None:
-    """Everything on it is gone at once; it boots again with its disk, as soon as tests want it."""
+    """Kill all processes; the machine boots again with its disk after `restart_s`."""
     if vm.power != "running":
         return
     if vm.machine is not None:
@@ -244,7 +247,7 @@ def _restarted(vm: Vm) -> None:
 
 
 def power_off(vm: Vm, reason: str) -> None:
-    """For ever."""
+    """Switch the machine off permanently."""
     if vm.gone is None:
         vm.gone = time.monotonic()
         vm.reason = reason
@@ -253,7 +256,7 @@ def power_off(vm: Vm, reason: str) -> None:
 
 
 def forget(world: World, path: str) -> None:
-    """A resource that is deleted; of a machine also what goes with it."""
+    """Delete a resource; for a machine also the resources with deleteOption Delete."""
     resource = world.find(path)
     if resource is None:
         return
@@ -281,12 +284,12 @@ def forget(world: World, path: str) -> None:
 
 
 def shapes(world: World, but: Vm | None = None) -> list[Shape]:
-    """What takes up places and quotas."""
+    """Return the shapes that use capacity and quotas."""
     return [vm.shape for vm in world.vms if vm.is_placed and vm is not but]
 
 
 def view(vm: Vm) -> dict[str, Any]:
-    """An instance view."""
+    """Return an instance view."""
     state = {
         "Creating": "creating",
         "Failed": f"failed/{vm.reason}".rstrip("/"),
@@ -309,11 +312,11 @@ def view(vm: Vm) -> dict[str, Any]:
     return {"statuses": statuses, "hyperVGeneration": "V2"}
 
 
-# -- life
+# -- life cycle
 
 
 def _update(ask: Ask, old: dict[str, Any], body: dict[str, Any]) -> Response:
-    """What is said again must be the same."""
+    """Handle a PUT of an existing machine, which may change only its tags."""
     before = ask.world.hidden[key(ask.path)]["asked"]
     for name in _FIXED:
         if body["properties"].get(name) != before["properties"].get(name):
@@ -336,7 +339,7 @@ def _update(ask: Ask, old: dict[str, Any], body: dict[str, Any]) -> Response:
 
 
 def _provision(world: World, vm: Vm) -> None:
-    """It gets its place and boots. What fails leaves the machine, as one that failed."""
+    """Allocate and boot the machine. On failure it remains, as failed."""
     if vm.power != "creating" or key(vm.id) in world.deleting:
         text = f"The operation has been preempted by a more recent operation on '{vm.name}'."
         raise FailedError("OperationPreempted", text)
@@ -416,7 +419,7 @@ def _check_not_deleting(world: World, path: str) -> None:
 
 
 def _check_disk(world: World, ask: Ask, body: dict[str, Any]) -> None:
-    """Its disk's name is free. Raises RefusedError."""
+    """Check that the disk's name is free. Raises RefusedError."""
     name = body["properties"]["storageProfile"]["osDisk"].get("name")
     path = f"{ask.path.partition('/providers/')[0]}/providers/Microsoft.Compute/disks/{name}"
     if name and world.find(path) is not None:
@@ -427,7 +430,7 @@ def _check_disk(world: World, ask: Ask, body: dict[str, Any]) -> None:
 
 
 def _resource(ask: Ask, body: dict[str, Any], region: str) -> dict[str, Any]:
-    """As it is shown from the beginning: without what is secret."""
+    """Return the machine's initial resource, without secrets."""
     asked = body["properties"]
     system = {name: value for name, value in asked["osProfile"].items() if name not in ("customData", "adminPassword")}
     storage = {**asked["storageProfile"]}
@@ -451,7 +454,7 @@ def _resource(ask: Ask, body: dict[str, Any], region: str) -> dict[str, Any]:
 
 
 def _identify(world: World, resource: dict[str, Any], path: str) -> None:
-    """What its identities are, as the service adds it."""
+    """Add the properties of its identities, as the service does."""
     told = resource.get("identity")
     if not told:
         return
@@ -506,7 +509,7 @@ def _shown(world: World, resource: dict[str, Any], with_view: bool) -> dict[str,
 
 
 def interfaces(world: World, vm: Vm) -> list[dict[str, Any]]:
-    """The configurations of its network interfaces."""
+    """Return the configurations of its network interfaces."""
     found = [world.find(str(one["id"])) for one in vm.properties["networkProfile"]["networkInterfaces"]]
     return [
         {"networkSecurityGroup": nic["properties"].get("networkSecurityGroup"), **one["properties"]}
@@ -517,7 +520,7 @@ def interfaces(world: World, vm: Vm) -> list[dict[str, Any]]:
 
 
 def has_route(world: World, vm: Vm) -> bool:
-    """Whether it reaches anything: new networks give no address to go out with by themselves."""
+    """Return whether it has outbound access; new networks have none by default."""
     for one in interfaces(world, vm):
         subnet = resolve(world, str(one["subnet"]["id"])) or {}
         told = subnet.get("properties", {})
@@ -532,8 +535,7 @@ def has_route(world: World, vm: Vm) -> bool:
 
 
 def open_rules(world: World, vm: Vm) -> list[str]:
-    """Names of security rules, of its interfaces and their subnets, that let in who is anywhere; `none`: there are no
-    rules at all, which with a public address of the Standard SKU lets nobody in."""
+    """Return the names of security rules of its interfaces and their subnets that admit the whole internet."""
     found: list[str] = []
     for one in interfaces(world, vm):
         subnet = resolve(world, str(one["subnet"]["id"])) or {}

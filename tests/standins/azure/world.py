@@ -1,4 +1,4 @@
-"""The state of one subscription: resources as the API shows them, operations, machines, what tests set."""
+"""State of one subscription: resources, operations, machines, and settings of tests."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from .tokens import Principal, Tokens
 
 @dataclass
 class Later:
-    """An operation that a test wants to fail: `where` is part of the resource's id."""
+    """Failure of future operations, set by a test; `where` is part of the resource's id."""
 
     kind: str
     verb: str
@@ -30,17 +30,17 @@ class Later:
 
 
 class World:
-    """Everything but `lock` and `tokens` is touched with the lock held. `boot`: machines really run."""
+    """State, accessed only with `lock` held, except `lock` and `tokens`. `boot`: machines really run."""
 
     def __init__(self, *, boot: bool) -> None:
         self.boot = boot
         self.url = ""
-        """Of Azure Resource Manager; set before anything is served."""
+        """URL of Azure Resource Manager; set before requests are served."""
         self.certificate = Path()
         self.lock = threading.RLock()
         self.over = threading.Event()
         self.lost: Callable[[Vm], None] = lambda _vm: None
-        """Is told of each machine that was deleted."""
+        """Called for each deleted machine."""
         self.tokens = Tokens()
         self._folder = tempfile.TemporaryDirectory(prefix="cloudgpu-azure-")
         self._timers: list[threading.Timer] = []
@@ -48,50 +48,50 @@ class World:
         self.fill()
 
     def fill(self) -> None:
-        """As at the start."""
+        """Set the initial state."""
         self.resources: dict[str, dict[str, Any]] = {}
-        """Id in lower case -> resource, resource groups and role assignments among them."""
+        """Id in lower case -> resource, including resource groups and role assignments."""
         self.seen_from: dict[str, float] = {}
-        """Id in lower case -> steady time from which lists show it."""
+        """Id in lower case -> monotonic time from which lists show it."""
         self.hidden: dict[str, dict[str, Any]] = {}
-        """Id in lower case -> what was said of it that is never shown (customData)."""
+        """Id in lower case -> data that is never returned (customData)."""
         self.deleting: set[str] = set()
         """Ids in lower case of resources that are being deleted."""
         self.operations = Operations(self)
         self.capacity = Capacity()
         self.vms: list[Vm] = []
-        """All that ever were."""
+        """All machines ever created."""
         self.delay_s, self.group_s, self.lag_s, self.role_lag_s, self.retry_s = 0.02, 0.0, 0.0, 0.0, 0
         self.restart_s, self.sets_s, self.tags_s = 0.0, 0.0, 0.0
         self.cache_s = 0.0
-        """Until a new machine or scale set is shown to a GET: Azure Resource Manager's caches lag."""
+        """Seconds until a GET shows a new machine or scale set: Azure Resource Manager's caches lag."""
         self.later: list[Later] = []
         self.machine_environ: dict[str, str] = {}
-        """What machines have in their environment beside what stands for the network."""
+        """Variables of machines beside those that replace the network."""
         self.registered = {"microsoft.compute", "microsoft.network", "microsoft.managedidentity", "microsoft.storage"}
-        """Resource providers that may be used, in lower case."""
+        """Registered resource providers, in lower case."""
         self.identities: dict[str, Principal] = {}
-        """Id in lower case of a user-assigned identity, or of a machine that has one of its own."""
+        """Id in lower case of a user-assigned identity, or of a resource with a system-assigned one -> principal."""
         self.sku_changes: dict[tuple[str, str], dict[str, Any]] = {}
-        """(size in lower case, region) -> what lists of SKUs tell instead."""
+        """(size in lower case, region) -> overrides in lists of SKUs."""
         self.sku_copies: list[tuple[str, str]] = []
-        """(new size, size that it is like) of lists of SKUs, wherever the known one is sold."""
+        """(new size, size that it copies) in lists of SKUs, in all regions of the known one."""
 
     @property
     def folder(self) -> Path:
-        """For disks of machines: it is deleted at the end."""
+        """Folder for machines' disks; it is deleted at the end."""
         return Path(self._folder.name)
 
     def close(self) -> None:
         self._folder.cleanup()
 
     def number(self) -> int:
-        """No two are the same."""
+        """Return a unique number."""
         self._count += 1
         return self._count
 
     def role_lag_until(self) -> float:
-        """From when on roles can be assigned to a principal that is made now (steady time)."""
+        """Return the monotonic time from which roles can be assigned to a principal created now."""
         return time.monotonic() + self.role_lag_s
 
     # -- resources
@@ -103,12 +103,12 @@ class World:
         return (one for one in list(self.resources.values()) if str(one["type"]).lower() == kind.lower())
 
     def within(self, path: str) -> Iterator[dict[str, Any]]:
-        """What is below a path."""
+        """Return the resources below a path."""
         start = key(path) + "/"
         return (one for known, one in list(self.resources.items()) if known.startswith(start))
 
     def users(self, path: str) -> list[str]:
-        """Ids of what refers to a resource, or to a part of it."""
+        """Return the ids of resources that refer to a resource or to a part of it."""
         wanted = key(path)
         return [
             str(one["id"])
@@ -117,7 +117,7 @@ class World:
         ]
 
     def remove(self, path: str) -> None:
-        """It is not there any more, nor what is below it."""
+        """Remove a resource and everything below it."""
         wanted = key(path)
         for known in [one for one in self.resources if one == wanted or one.startswith(wanted + "/")]:
             del self.resources[known]
@@ -127,7 +127,7 @@ class World:
             self.identities.pop(known, None)
 
     def check_later(self, kind: str, verb: str, path: str) -> None:
-        """Raises FailedError where a test wants this to fail."""
+        """Raise FailedError if a test wants this operation to fail."""
         for rule in self.later:
             if rule.times and rule.kind.lower() == kind.lower() and rule.verb == verb and rule.where in path:
                 rule.times -= 1
@@ -136,20 +136,20 @@ class World:
     # -- machines
 
     def vm(self, name: str) -> Vm:
-        """The newest of this name. Raises ValueError."""
+        """Return the newest machine of this name. Raises ValueError."""
         for vm in reversed(self.vms):
             if vm.name == name:
                 return vm
         raise ValueError(f"there is no machine {name}; known: {', '.join(vm.name for vm in self.vms)}")
 
     def vm_at(self, path: str) -> Vm:
-        """The newest with this id."""
+        """Return the newest machine with this id."""
         return next(vm for vm in reversed(self.vms) if key(vm.id) == key(path))
 
     # -- time
 
     def after(self, seconds: float, what: Callable[[], None]) -> None:
-        """Do something later, with the lock held; not at all after a reset."""
+        """Run a function after a delay, with the lock held, unless the world is reset before."""
         timers = self._timers
 
         def act() -> None:
@@ -169,7 +169,7 @@ class World:
 
 
 def refs(value: Any) -> Iterator[str]:
-    """Ids that a resource's properties name, its own and its parts' excepted."""
+    """Yield the ids that a resource's properties refer to, except its own and its parts'."""
     if isinstance(value, Mapping):
         own = str(value.get("id", ""))
         within = [one for name, one in value.items() if name != "id"]
@@ -190,5 +190,5 @@ def _refers(ref: str, wanted: str) -> bool:
 
 
 def principals() -> Mapping[str, str]:
-    """Client id -> name, of applications that have a secret."""
+    """Return client id -> name of applications with a secret."""
     return {names.client_id(name): name for name in (names.SUBMITTER, names.LOOKER)}

@@ -1,11 +1,11 @@
-"""Blob Storage: Microsoft's own emulator, Azurite, over TLS, with tokens as from Microsoft Entra ID.
+"""Blob Storage: Microsoft's emulator Azurite, over TLS, with tokens as from Microsoft Entra ID.
 
     with Azurite(folder) as blobs:
         blobs.environ(token)          # for obstore and Azure's SDKs
         blobs.make_container("jobs")
 
-`npm ci` in this folder installs it (`make env` does, where there is npm); tests that need it skip, and say so, where it
-is not. Azurite reads of a token only its audience, issuer and times: whoever has one may do everything.
+`npm ci` in this folder installs it (`make env` does so where npm exists); without it, tests that need it are skipped
+with a reason. Azurite checks only a token's audience, issuer and times: any token has full access.
 """
 
 from __future__ import annotations
@@ -44,13 +44,13 @@ _OPTIONS = ("--inMemoryPersistence", "--skipApiVersionCheck", "--disableTelemetr
 
 
 def needed() -> None:
-    """Skips the test where Azurite is not installed."""
+    """Skip the test if Azurite is not installed."""
     if not _MAIN.is_file() or shutil.which("node") is None:
         pytest.skip(f"NOT CHECKED: Azurite is not installed: `npm ci` in {_FOLDER.name}/, with Node.js")
 
 
 def a_token() -> str:
-    """Of nobody in particular, as far as Azurite looks at it."""
+    """Return a token that Azurite accepts."""
     now = int(time.time())
     claims = {"aud": "https://storage.azure.com", "iss": "https://sts.windows.net/a-tenant/"}
     told = claims | {"iat": now - 60, "nbf": now - 60, "exp": now + 86_400}
@@ -60,7 +60,7 @@ def a_token() -> str:
 
 @contextlib.contextmanager
 def shared(container: str) -> Iterator[Azurite]:
-    """The Azurite that the tests of this process share, with an empty container: each start takes seconds."""
+    """Provide an empty container in this process's shared Azurite, since each start takes seconds."""
     blobs = _shared()
     blobs.make_container(container)
     try:
@@ -79,7 +79,7 @@ def _shared() -> Azurite:
 
 
 class Azurite:
-    """One, in a process of its own. Its certificate is made in `folder`, unless it is given one with its key."""
+    """Azurite in a separate process. Its certificate is created in `folder` unless one with its key is given."""
 
     def __init__(self, folder: Path, certificate: Path | None = None, account: str = ACCOUNT) -> None:
         needed()
@@ -91,11 +91,11 @@ class Azurite:
 
     @property
     def url(self) -> str:
-        """The account's, as AZURE_STORAGE_ENDPOINT has it."""
+        """The account's URL, as in AZURE_STORAGE_ENDPOINT."""
         return f"https://127.0.0.1:{self.port}/{self.account}"
 
     def environ(self, token: str | None = None) -> dict[str, str]:
-        """What clients need to reach it, and the right to do everything; "": no credentials."""
+        """Return the environment of clients with full access; `token` "": without credentials."""
         told = {
             "AZURE_STORAGE_ENDPOINT": self.url,
             "SSL_CERT_FILE": str(self.certificate),
@@ -111,7 +111,7 @@ class Azurite:
         self._ask("DELETE", f"{name}?restype=container")
 
     def blobs(self, container: str, prefix: str = "") -> dict[str, int]:
-        """Name -> bytes, the first 5,000."""
+        """Return name -> bytes, for at most 5,000 blobs."""
         tree = ElementTree.fromstring(self._ask("GET", f"{container}?restype=container&comp=list&prefix={prefix}"))
         found = {}
         for blob in tree.iter("Blob"):
@@ -143,7 +143,7 @@ class Azurite:
         return self._folder / "azurite.log"
 
     def _await(self) -> int:
-        """The port that it has chosen, once it listens there."""
+        """Wait until Azurite listens; return its port."""
         assert self._process is not None
         until = time.monotonic() + _START_S
         while (found := _LISTENS.search(self._log.read_text(errors="replace"))) is None:

@@ -1,10 +1,10 @@
-"""What stands before Azurite and lets things go wrong, by the rules of ../faults.py; the rest is Azurite's own word.
+"""Proxy in front of Azurite that injects faults by the rules of ../faults.py and otherwise passes requests through.
 
     with Azurite(folder) as blobs, Front(blobs) as front:
         front.fail("blob.put", LOSE, where={"name": "*/claim"})
 
 Actions: blob.put, blob.get, blob.head, blob.delete, block.put, blocks.commit, blobs.list; `name` is the blob's, or the
-prefix that is listed; the caller is the application or identity of the token.
+listed prefix; the caller is the token's application or identity.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _DROPPED: _Answer = (0, {}, b"")
 
 
 class Front:
-    """`url` is what AZURE_STORAGE_ENDPOINT is set to instead of Azurite's own."""
+    """Proxy; `url` replaces Azurite's in AZURE_STORAGE_ENDPOINT."""
 
     def __init__(self, blobs: Azurite) -> None:
         self._blobs = blobs
@@ -61,14 +61,14 @@ class Front:
         times: int | None = 1,
         skip: int = 0,
     ) -> None:
-        """A rule for calls to come."""
+        """Add a rule for later calls."""
         self._ledger.add(Rule(action, fault, where or {}, times, skip))
 
     def heal(self) -> None:
         self._ledger.clear(calls=False)
 
     def calls(self, action: str = "", name: str = "") -> list[Call]:
-        """Those of this action, of blobs whose name contains this."""
+        """Return the calls of this action ("": any) on blobs whose name contains `name`."""
         known = [Call(**call) for call in self._ledger.calls()]
         return [call for call in known if action in ("", call.action) and name in call.value("name")]
 
@@ -111,7 +111,7 @@ class Front:
 
 
 def _caller(authorization: str) -> str:
-    """By the token's claims, which Azurite has checked, or will."""
+    """Return the token's application id without verification, which is left to Azurite."""
     claims = authorization.removeprefix("Bearer ").split(".")[1:2]
     try:
         return str(json.loads(urlsafe_b64decode(claims[0] + "==")).get("appid", ""))

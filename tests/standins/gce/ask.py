@@ -1,4 +1,4 @@
-"""One request to Compute Engine, read: what its methods get."""
+"""A parsed request to Compute Engine, the argument of its methods."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _LINK = re.compile(r"(?:https?://[^/]+/compute/[^/]+/|/)?(?P<path>.+)")
 
 @dataclass(frozen=True)
 class Ask:
-    """`params` are those of the path, decoded: `project`, `zone`, `instance` …"""
+    """One request; `params` are the decoded path parameters: `project`, `zone`, `instance` …"""
 
     world: World
     method: str
@@ -36,12 +36,12 @@ class Ask:
 
 
 def last(link: str) -> str:
-    """The name at the end of a full or partial URL."""
+    """Return the name at the end of a full or partial URL."""
     return link.rpartition("/")[2]
 
 
 def path_of(link: str) -> str:
-    """`projects/p/…` of a full URL; of a partial one, what is said."""
+    """Return `projects/p/…` of a full URL; a partial one is returned as it is."""
     found = _LINK.fullmatch(link)
     return found["path"] if found else link
 

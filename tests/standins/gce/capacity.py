@@ -1,7 +1,7 @@
-"""What there is to be had: places by machine type, zone and market; quotas by metric; reservations.
+"""Capacity by machine type, zone and market; quotas by metric; reservations.
 
-The error of a zone that is full is as in a real operation of 2026 (kubernetes/k8s.io#9834); those of quotas as users
-quote them (QUOTA_EXCEEDED with quotaInfo); those of a reservation that is used up are not verified.
+The error of an exhausted zone is taken from a real operation of 2026 (kubernetes/k8s.io#9834); quota errors are as
+quoted by users (QUOTA_EXCEEDED with quotaInfo); errors of a used-up reservation are not verified.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from .operations import FailedError
 DEFAULT_LIMIT = 10_000.0
 GLOBAL = "global"
 _UNTOLD = frozenset(f"PREEMPTIBLE_NVIDIA_{model}_GPUS" for model in ("H100_MEGA", "H200", "B200", "RTX_PRO_6000"))
-"""Metrics that regions do not tell of (no values of Quota.metric): the Cloud Quotas API does."""
+"""Metrics that regions do not report (no values of Quota.metric); the Cloud Quotas API does."""
 _HELP = {
     "help": {
         "links": [
@@ -36,7 +36,7 @@ _HELP = {
 
 @dataclass(frozen=True)
 class Shape:
-    """What an instance takes up."""
+    """Resource needs of an instance."""
 
     machine_type: str
     zone: str
@@ -58,16 +58,16 @@ def _metrics() -> Mapping[str, Mapping[str, str]]:
 
 
 class Capacity:
-    """Places and quotas. Both count what is there: an instance that ends gives its place back."""
+    """Capacity and quotas, both counted over existing instances."""
 
     def __init__(self) -> None:
         self.refusals: dict[str, FailedError] = {}
-        """Zone -> with what the next instance there fails."""
+        """Zone -> error with which the next instance there fails."""
         self._places: dict[tuple[str, str, str], int] = {}
         self._limits: dict[tuple[str, str, str], float] = {}
 
     def set_places(self, machine_type: str, zone: str, market: str, places: int | None) -> None:
-        """At most so many machines at once; None: any number."""
+        """Limit the number of concurrent machines; None: unlimited."""
         key = (machine_type, zone, market)
         if places is None:
             self._places.pop(key, None)
@@ -75,14 +75,14 @@ class Capacity:
             self._places[key] = places
 
     def set_limit(self, region: str, metric: str, limit: float, family: str = "") -> None:
-        """`region` may be `global`; `family` is the dimension gpu_family."""
+        """Set a quota. `region` may be `global`; `family` is the dimension gpu_family."""
         self._limits[region, metric, family] = limit
 
     def limit(self, region: str, metric: str, family: str = "") -> float:
         return self._limits.get((region, metric, family), DEFAULT_LIMIT)
 
     def admit(self, shape: Shape, there: Iterable[Shape]) -> None:
-        """Whether it may start, given those that are there. Raises FailedError."""
+        """Check capacity and quotas for a new instance beside the existing ones. Raises FailedError."""
         if shape.zone in self.refusals:
             raise self.refusals.pop(shape.zone)
         taken = list(there)
@@ -93,7 +93,7 @@ class Capacity:
         raise _exhausted(shape, others)
 
     def usage(self, region: str, there: Iterable[Shape]) -> list[dict[str, Any]]:
-        """A region's quotas as regions.get shows them, or the project's for `global`."""
+        """Return a region's quotas as in regions.get, or the project's for `global`."""
         used: dict[str, float] = defaultdict(float)
         named = {metric for place, metric, family in self._limits if place == region and not family}
         for shape in there:
@@ -127,7 +127,7 @@ class Capacity:
 
 
 def _counted(shape: Shape) -> Iterator[tuple[str, str, str, float]]:
-    """Region, metric, GPU family and amount of each quota that it counts against."""
+    """Yield region, metric, GPU family and amount of each quota that the shape counts against."""
     cheap = shape.market in ("spot", "flex-start")
     if shape.machine_type.startswith("n1-"):
         yield shape.region, "PREEMPTIBLE_CPUS" if cheap else "CPUS", "", float(shape.vcpus)
@@ -144,7 +144,7 @@ def _counted(shape: Shape) -> Iterator[tuple[str, str, str, float]]:
 
 
 def _zones_of(shape: Shape) -> list[str]:
-    """Of its region, where such a machine is sold."""
+    """Return the zones of its region that offer such a machine."""
     zones = catalog.machine_types()[shape.machine_type].zones
     if shape.accelerator in catalog.attachable() and not catalog.machine_types()[shape.machine_type].accelerator:
         zones &= catalog.attachable()[shape.accelerator]

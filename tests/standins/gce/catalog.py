@@ -1,7 +1,7 @@
-"""What Compute Engine has: regions, zones, machine types, accelerators, images.
+"""Catalogue of Compute Engine: regions, zones, machine types, accelerators, images.
 
-Which type is sold in which zone is read from the package's own tables (jobspecs/tables): a wrong place there is not
-found out here. Images are those of images.csv, each family's newest being its only one.
+Zones of machine types come from the package's own tables (jobspecs/tables), so tests do not detect errors there. Images
+are those of images.csv, one per family.
 """
 
 from __future__ import annotations
@@ -18,21 +18,21 @@ from typing import Any
 HOST = "https://www.googleapis.com/compute/v1"
 _TABLES = Path(__file__).parents[3] / "jobspecs/tables"
 _LOCAL_SSDS = {"a2-ultragpu-": 1, "a3-highgpu-": 2, "a3-megagpu-": 2, "a3-ultragpu-8g": 4, "a4-highgpu-": 4}
-"""Partitions of 375 GiB for each GPU ("Accelerator-optimized machine family")."""
+"""Partitions of 375 GiB per GPU ("Accelerator-optimized machine family")."""
 _CREATED = "2024-01-01T00:00:00.000-08:00"
 
 
 @dataclass(frozen=True)
 class MachineType:
-    """One type, and what is bundled with it."""
+    """One machine type with its bundled accelerators."""
 
     name: str
     vcpus: int
     memory_gb: float
     architecture: str
-    """`X86_64` or `ARM64`, as the API spells them."""
+    """`X86_64` or `ARM64`, as in the API."""
     accelerator: str
-    """Bundled; "" where one is attached, or none."""
+    """Bundled accelerator; "": none, or attached separately."""
     count: int
     zones: frozenset[str]
 
@@ -58,7 +58,7 @@ class Image:
 
 
 def identity(*parts: str) -> str:
-    """A number as Compute Engine gives to resources, always the same for the same."""
+    """Return a numeric resource id as Compute Engine's, derived deterministically from the parts."""
     return str(int(hashlib.sha256("/".join(parts).encode()).hexdigest()[:15], 16) + 10**17)
 
 
@@ -73,7 +73,7 @@ def _rows(path: Path) -> Iterator[dict[str, str]]:
 
 @functools.cache
 def _places() -> Mapping[str, frozenset[str]]:
-    """Offering -> zones. Where the table names a region only, it is sold in all of the region's."""
+    """Return offering -> zones. If the table names only a region, all of the region's zones offer it."""
     rows = list(_rows(_TABLES / "places_gcp.csv"))
     known: dict[str, set[str]] = {}
     for row in rows:
@@ -87,7 +87,7 @@ def _places() -> Mapping[str, frozenset[str]]:
 
 @functools.cache
 def machine_types() -> Mapping[str, MachineType]:
-    """By name."""
+    """Return the machine types by name."""
     found: dict[str, MachineType] = {}
     for row in _rows(_TABLES / "machine_types_gcp.csv"):
         if row["status"] == "retired" or row["machine_type"] in found:
@@ -108,13 +108,13 @@ def machine_types() -> Mapping[str, MachineType]:
 
 @functools.cache
 def attachable() -> Mapping[str, frozenset[str]]:
-    """Accelerator that is attached to N1 -> zones."""
+    """Return accelerator -> zones, for accelerators that are attached to N1."""
     return {offering.partition("+")[2]: zones for offering, zones in _places().items() if offering.startswith("n1+")}
 
 
 @functools.cache
 def accelerators() -> Mapping[str, frozenset[str]]:
-    """Accelerator -> zones."""
+    """Return accelerator -> zones."""
     found = {name: set(zones) for name, zones in attachable().items()}
     for one in machine_types().values():
         if one.accelerator:

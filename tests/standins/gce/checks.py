@@ -1,7 +1,7 @@
-"""What Compute Engine refuses of a new instance before it makes an operation of it.
+"""Validation of a new instance before an operation is created.
 
-Messages: those of machine types, accelerators, live migration, names that are taken and reservations as users quote
-them; the others are not verified.
+Messages about machine types, accelerators, live migration, existing names and reservations are as quoted by users; the
+others are not verified.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ _LABEL_VALUE = re.compile(r"[-_a-z0-9]{0,63}")
 _VALUE_BYTES, _ALL_BYTES = 262_144, 524_288
 _RESERVATION = "compute.googleapis.com/reservation-name"
 _NO_PERSISTENT_DISK = ("a4", "a4x", "g4")
-"""Series that take Hyperdisk only (Compute Engine, "Accelerator-optimized machine family")."""
+"""Series that support only Hyperdisk (Compute Engine, "Accelerator-optimized machine family")."""
 _MARKETS = {"": "on-demand", "STANDARD": "on-demand", "SPOT": "spot", "FLEX_START": "flex-start"}
 
 
 def checked(ask: Ask) -> tuple[Shape, str]:
-    """What an instance will take up, and the name of the reservation it is to use. Raises RefusedError."""
+    """Return an instance's shape, and the name of the reservation to use. Raises RefusedError."""
     body, zone = ask.body, ask.params["zone"]
     if not _NAME.fullmatch(str(body.get("name", ""))):
         raise invalid("resource.name", body.get("name", ""), f"Must be a match of regex '(?:{_NAME.pattern})'")

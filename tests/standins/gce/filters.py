@@ -1,8 +1,8 @@
-"""Compute Engine's `filter` of lists.
+"""Compute Engine's `filter` parameter of lists.
 
-After the API reference (the parameter `filter`): comparisons of a field with `=`, `!=`, `<`, `<=`, `>`, `>=` and `:`
-(has), joined by AND, OR, NOT, parentheses, or nothing, which is AND; and the older `field eq regex`, `field ne regex`,
-where a regular expression (RE2) must match all of the value. `labels.x:*` asks whether there is such a label.
+It follows the API reference (the parameter `filter`): comparisons of a field with `=`, `!=`, `<`, `<=`, `>`, `>=` and
+`:` (has), joined by AND, OR, NOT and parentheses, where juxtaposition is AND; and the older `field eq regex`, `field ne
+regex`, where a regular expression (RE2) must match the whole value. `labels.x:*` tests whether the label exists.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ _COMPARE: dict[str, Callable[[str, str], bool]] = {
 
 
 class FilterError(ValueError):
-    """Compute Engine would not understand it."""
+    """Invalid filter expression."""
 
 
 def compiled(text: str) -> _Test:
-    """Whether a resource fits. Raises FilterError."""
+    """Compile a filter to a predicate of resources. Raises FilterError."""
     if not text.strip():
         return lambda _resource: True
     parser = _Parser(_tokens(text))
@@ -46,7 +46,7 @@ def compiled(text: str) -> _Test:
 
 
 def _tokens(text: str) -> list[tuple[str, str]]:
-    """(kind, text), kind being sign, quoted or word."""
+    """Split into (kind, text), where kind is sign, quoted or word."""
     found, at = [], 0
     while at < len(text.rstrip()):
         match = _TOKEN.match(text, at)
@@ -126,7 +126,7 @@ def _comparison(field: str, operator: str, said: str) -> _Test:
 
 
 def _values(value: Any, path: list[str]) -> list[str]:
-    """What is at a field, as text; of a repeated one, all."""
+    """Return the values of a field as text, one for each element of a repeated field."""
     if isinstance(value, list):
         return [found for one in value for found in _values(one, path)]
     if not path:
@@ -137,7 +137,7 @@ def _values(value: Any, path: list[str]) -> list[str]:
 
 
 def _number(text: str) -> tuple[int, float | str]:
-    """Numbers come before texts."""
+    """Return a sort key that orders numbers before texts."""
     try:
         return (0, float(text))
     except ValueError:

@@ -1,13 +1,13 @@
-"""Managed instance groups of a region, and the templates that they make machines of.
+"""Regional managed instance groups, and instance templates.
 
-After the API reference of regionInstanceGroupManagers and the pages "About repairing VMs in a MIG" and "Automatically
-apply VM configuration updates in a MIG". A group is looked after again and again: what vanished or stopped is made anew
-under its name in its zone, what is of an older template is replaced under a new name by as many at once as may be
-unavailable, and the rest is the difference to the target size. An instance that cannot be made is tried in the next
-zone after a pause (target shapes ANY and ANY_SINGLE_ZONE); what went wrong last is in `listErrors`.
+They follow the API reference of regionInstanceGroupManagers and the pages "About repairing VMs in a MIG" and
+"Automatically apply VM configuration updates in a MIG". A group is reconciled periodically: missing or stopped
+instances are recreated with the same name and zone; instances of an older template are replaced under new names, at
+most maxUnavailable at once; then instances are added or removed to reach the target size. After a failed creation the
+next zone is tried after a pause (target shapes ANY and ANY_SINGLE_ZONE); the last errors are in `listErrors`.
 
-Known to differ: EVEN and BALANCED spread no better than ANY; of maxSurge only 0 is known; nothing is stateful, and no
-health is checked; whether a template that only machines under replacement use may be deleted is not verified.
+Known differences: EVEN and BALANCED spread like ANY; only maxSurge 0 is supported; nothing is stateful, and there are
+no health checks; whether a template that only machines under replacement use may be deleted is not verified.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ GROUPS, TEMPLATES = "regionInstanceGroupManagers", "instanceTemplates"
 AGENT = "cloudservices.gserviceaccount.com"
 _EVERY_S = 0.05
 _AGAIN_S = 0.3
-"""After a machine that could not be made; the pauses of a real group are longer."""
+"""Seconds of pause after a failed creation; a real group's are longer."""
 _AT_MOST = 1_000
 _LETTERS = string.ascii_lowercase + string.digits
 
@@ -42,22 +42,22 @@ class Member:
 
     zone: str
     template: str
-    """Path, without what makes it unique."""
+    """Path of the template, without uniqueId."""
     making: str = ""
-    """Name of the operation that made it last."""
+    """Name of the operation that last created it."""
 
 
 @dataclass
 class Group:
-    """What the API does not show of one."""
+    """A group's internal state."""
 
     resource: dict[str, Any]
     members: dict[str, Member] = field(default_factory=dict)
     errors: list[dict[str, Any]] = field(default_factory=list)
     turn: int = 0
-    """Of the zones: where the next machine is tried."""
+    """Index of the zone to try next."""
     not_before: float = 0.0
-    """Steady time at which it tries to make machines again."""
+    """Monotonic time before which it creates no machines."""
     is_ending: bool = False
 
     @property
@@ -105,7 +105,7 @@ def list_(ask: Ask) -> dict[str, Any]:
 
 
 def aggregated_list(ask: Ask) -> dict[str, Any]:
-    """Those of all regions, on one page."""
+    """List the groups of all regions, on one page."""
     fits, items = compiled(ask.query.get("filter", "")), dict[str, Any]()
     for (scope, _), one in ask.world.groups.items():
         if fits(one.resource):
@@ -114,7 +114,7 @@ def aggregated_list(ask: Ask) -> dict[str, Any]:
 
 
 def set_named_ports(ask: Ask) -> dict[str, Any]:
-    """Of the group's machines, by a method of the other half of it; no machine is touched."""
+    """Set the group's named ports, by a method of its instanceGroups resource; machines are not changed."""
     found = ask.world.groups.get((ask.scope, ask.params["instanceGroup"]))
     if found is None:
         raise not_found(f"projects/{ask.world.project.id}/{ask.scope}/instanceGroups/{ask.params['instanceGroup']}")
@@ -124,7 +124,7 @@ def set_named_ports(ask: Ask) -> dict[str, Any]:
 
 
 def patch(ask: Ask) -> dict[str, Any]:
-    """Merged at the top only: which the fields that are patched here are replaced by."""
+    """Merge the body at the top level, which suffices for the fields that are patched here."""
     group = _group(ask)
     changed = {**group.resource, **ask.body}
     _check(ask, changed)
@@ -139,7 +139,7 @@ def resize(ask: Ask) -> dict[str, Any]:
 
 
 def delete_instances(ask: Ask) -> dict[str, Any]:
-    """They go, and the group is so much smaller."""
+    """Delete these instances and reduce the target size."""
     group = _group(ask)
     names = [last(link) for link in ask.body.get("instances", [])]
     unknown = [name for name in names if name not in group.members]
@@ -153,7 +153,7 @@ def delete_instances(ask: Ask) -> dict[str, Any]:
 
 
 def delete(ask: Ask) -> dict[str, Any]:
-    """With all of its instances."""
+    """Delete a group with all its instances."""
     world, group = ask.world, _group(ask)
     group.is_ending, group.resource["targetSize"] = True, 0
     key = (ask.scope, group.resource["name"])
@@ -180,7 +180,8 @@ def list_errors(ask: Ask) -> dict[str, Any]:
 
 
 def insert_template(ask: Ask) -> dict[str, Any]:
-    """It is checked for its form only, as Compute Engine does: what cannot be had is found out by machines of it."""
+    """Create a template. Only its form is checked, as in Compute Engine; other errors appear when instances are
+    created."""
     world, body = ask.world, dict(ask.body)
     name = str(body.get("name", ""))
     if ("global", name) in world.collection(TEMPLATES):
@@ -213,7 +214,7 @@ def delete_template(ask: Ask) -> dict[str, Any]:
     return _operation(ask, "delete", found)
 
 
-# -- how a group is looked after
+# -- reconciliation
 
 
 def _look_after(world: World, group: Group) -> None:
@@ -232,13 +233,13 @@ def _look_after(world: World, group: Group) -> None:
 
 
 def _repair(world: World, group: Group) -> None:
-    """What is not there, or does not run, and was not ended by the group."""
+    """Recreate instances that are missing or stopped without the group's doing."""
     repairs = group.resource.get("instanceLifecyclePolicy", {}).get("defaultActionOnFailure", "REPAIR") == "REPAIR"
     for name, member in list(group.members.items()):
         resource = world.collection("instances").get((f"zones/{member.zone}", name))
         if resource is None:
             if _note_failure(world, group, name, member) and not any(vm.name == name for vm in world.vms):
-                del group.members[name]  # another one is tried, somewhere else
+                del group.members[name]  # a new one is tried in another zone
             elif repairs and time.monotonic() >= group.not_before:
                 _make(world, group, name, member.zone)
         elif resource["status"] == "TERMINATED" and repairs:
@@ -246,7 +247,7 @@ def _repair(world: World, group: Group) -> None:
 
 
 def _note_failure(world: World, group: Group, name: str, member: Member) -> bool:
-    """Whether what is not there could not be made."""
+    """Record the error if the missing instance could not be created; return whether that is the case."""
     errors = world.operations.known.get((f"zones/{member.zone}", member.making), {}).get("error", {}).get("errors", [])
     if not errors:
         return False
@@ -256,7 +257,7 @@ def _note_failure(world: World, group: Group, name: str, member: Member) -> bool
 
 
 def _replace(world: World, group: Group) -> None:
-    """Machines of another template than the group's, by as many at once as may be unavailable."""
+    """Replace instances of other templates, at most maxUnavailable at once."""
     policy = group.resource.get("updatePolicy", {})
     if policy.get("type", "PROACTIVE") != "PROACTIVE":
         return
@@ -286,7 +287,7 @@ def _make(world: World, group: Group, name: str, zone: str) -> None:
 
 
 def _instance(world: World, group: Group, name: str, zone: str, properties: Mapping[str, Any]) -> dict[str, Any]:
-    """An instance of a template: names become URLs of the zone."""
+    """Return an instance's body from template properties, with names as URLs of the zone."""
     at = f"projects/{world.project.id}/zones/{zone}"
     body = {**properties, "name": name, "machineType": f"{at}/machineTypes/{properties['machineType']}"}
     body["disks"] = [_disk(one, at) for one in properties.get("disks", [])]
@@ -324,7 +325,7 @@ def _end(world: World, name: str, member: Member) -> None:
 
 
 def _next_zone(group: Group) -> str:
-    """ANY_SINGLE_ZONE: that of the others, where there are any."""
+    """Return the zone for the next instance; ANY_SINGLE_ZONE: the zone of the existing ones, if any."""
     if group.resource.get("distributionPolicy", {}).get("targetShape") == "ANY_SINGLE_ZONE":
         there = [one.zone for one in group.members.values()]
         if there:
@@ -334,7 +335,7 @@ def _next_zone(group: Group) -> str:
 
 
 def _failed(group: Group, instance: str, code: str, message: str) -> None:
-    """`instance`: its URL."""
+    """Record a failure; `instance`: its URL."""
     action = {"instance": instance, "action": "CREATING"}
     told = {"error": {"code": code, "message": message}, "instanceActionDetails": action, "timestamp": now()}
     group.errors.append(told)
@@ -364,7 +365,7 @@ def _check(ask: Ask, body: Mapping[str, Any]) -> None:
 
 
 def _check_ports(body: Mapping[str, Any]) -> None:
-    """Source: API reference of NamedPort."""
+    """Check named ports. Source: API reference of NamedPort."""
     for number, one in enumerate(body.get("namedPorts", [])):
         if not re.fullmatch(r"[a-z]([-a-z0-9]{0,61}[a-z0-9])?", str(one.get("name", ""))):
             raise invalid(f"resource.namedPorts[{number}].name", one.get("name"), "It must match RFC 1035.")
@@ -373,7 +374,7 @@ def _check_ports(body: Mapping[str, Any]) -> None:
 
 
 def _check_update(body: Mapping[str, Any], zones: int) -> None:
-    """Source: API reference of updatePolicy, and of targetShape."""
+    """Check the update policy. Source: API reference of updatePolicy and of targetShape."""
     policy = body.get("updatePolicy", {})
     limits = {name: policy.get(name, {}).get("fixed", zones) for name in ("maxSurge", "maxUnavailable")}
     for name, value in limits.items():
@@ -426,7 +427,7 @@ def _template(world: World, name: str) -> str:
 
 
 def _template_path(link: str) -> str:
-    """Without host and without `?uniqueId=…`."""
+    """Return the path without host and `?uniqueId=…`."""
     return path_of(link).partition("?")[0]
 
 

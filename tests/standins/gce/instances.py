@@ -1,7 +1,7 @@
-"""Instances: how they are made, deleted, stopped, taken back, maintained, and what each leaves among operations.
+"""Instances: creation, deletion, stop, preemption, maintenance, and the resulting operations.
 
-After the pages "Instance life cycle", "Spot VMs", "Host events" and "Limit the run time of a VM"; the names of system
-events as the audit logs have them, but for the one of a run that is over, which is not verified.
+It follows the pages "Instance life cycle", "Spot VMs", "Host events" and "Limit the run time of a VM". Names of system
+events are those of the audit logs, except the end of a limited run, which is not verified.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from .operations import FailedError, now, stamp
 from .world import World
 
 ACPI_S = 120.0
-"""For services to end, where nothing else is said (gracefully, at most)."""
+"""Seconds for a graceful shutdown, unless specified otherwise."""
 SPOT_S = 30.0
 QUEUE_S = 7_200.0
-"""How long a flex-start request waits for capacity where it does not say."""
+"""Seconds that a flex-start request waits for capacity by default."""
 _LOOK_S = 0.2
 
 PREEMPTED = "compute.instances.preempted"
@@ -40,7 +40,7 @@ RUN_OVER = "compute.instances.scheduledTermination"
 
 
 def insert(ask: Ask) -> dict[str, Any]:
-    """It is provisioned in the background: what it takes up is only then looked at."""
+    """Create an instance. Capacity and quotas are checked in the background operation."""
     world, name = ask.world, str(ask.body.get("name", ""))
     shape, reservation = checked(ask)
     if (ask.scope, name) in world.collection("instances"):
@@ -54,9 +54,9 @@ def insert(ask: Ask) -> dict[str, Any]:
 
 
 def delete(ask: Ask) -> dict[str, Any]:
-    """It is STOPPING for a while; the disks that go with it go with it."""
+    """Delete an instance; it is STOPPING for `stopping_s` seconds. Disks with autoDelete are deleted too."""
     world, resource = ask.world, _there(ask)
-    if resource["status"] == "PENDING":  # it still waits for capacity
+    if resource["status"] == "PENDING":  # still waiting for capacity
         del world.collection("instances")[ask.scope, resource["name"]]
         return _operation(ask, "delete", resource)
     vm = _vm(ask)
@@ -76,7 +76,7 @@ def delete(ask: Ask) -> dict[str, Any]:
 
 
 def stop(ask: Ask) -> dict[str, Any]:
-    """The power button; its disks stay, and are paid for."""
+    """Press the power button; its disks remain and are billed."""
     vm = _vm(ask)
 
     def work() -> float | None:
@@ -103,13 +103,13 @@ def start(ask: Ask) -> dict[str, Any]:
 
 
 def reset(ask: Ask) -> dict[str, Any]:
-    """As a reset button; it boots again with its disk."""
+    """Press the reset button: it boots again with its disk."""
     vm = _vm(ask)
     return _operation(ask, "reset", vm.resource, lambda: reboot(vm))
 
 
 def simulate_maintenance_event(ask: Ask) -> dict[str, Any]:
-    """Announced, and carried out after a minute at most (here at once)."""
+    """Announce maintenance and carry it out: here immediately, in reality within a minute."""
     vm = _vm(ask)
     return _operation(ask, "simulateMaintenanceEvent", vm.resource, lambda: maintain(ask.world, vm, 0.0))
 
@@ -123,7 +123,7 @@ def set_labels(ask: Ask) -> dict[str, Any]:
 
 
 def get_serial_port_output(ask: Ask) -> dict[str, Any]:
-    """What the machine printed."""
+    """Return the machine's console output."""
     vm = _vm(ask)
     text, begin = vm.machine.console if vm.machine else "", int(ask.query.get("start", "0"))
     link = f"{vm.resource['selfLink']}/serialPort"
@@ -136,19 +136,19 @@ def get_serial_port_output(ask: Ask) -> dict[str, Any]:
     }
 
 
-# -- what happens by itself, or as tests want it
+# -- system events, or triggered by tests
 
 
 def preempt(world: World, vm: Vm, seconds: float) -> None:
-    """Compute Engine takes a Spot machine back: it is told, and after so long its power is cut."""
+    """Preempt a Spot machine: send the notice, and cut the power after `seconds`."""
     if vm.machine is not None:
         vm.machine.metadata.preempt()
     _press(world, vm, PREEMPTED, seconds)
 
 
 def maintain(world: World, vm: Vm, lead_s: float, repair_s: float = 0.5, shutdown_s: float = 60.0) -> None:
-    """Its host will be maintained in so many seconds: announced until then, then it is shut down and, where it says so,
-    started again `repair_s` later."""
+    """Announce host maintenance in `lead_s` seconds, then shut the machine down and, with automatic restart, start it
+    again `repair_s` seconds later."""
     vm.resource["resourceStatus"]["upcomingMaintenance"] = _window(lead_s)
     if vm.machine is not None:
         vm.machine.metadata.announce_maintenance(lead_s)
@@ -164,7 +164,7 @@ def maintain(world: World, vm: Vm, lead_s: float, repair_s: float = 0.5, shutdow
 
 
 def crash(world: World, vm: Vm, repair_s: float = 0.5) -> None:
-    """The host fails: the power is gone at once; it is started again where it says so."""
+    """Simulate a host failure: cut the power; with automatic restart it starts again later."""
     vm.cause, vm.repair_s = HOST_ERROR, repair_s
     if vm.machine is not None:
         vm.machine.cut_power()
@@ -172,28 +172,29 @@ def crash(world: World, vm: Vm, repair_s: float = 0.5) -> None:
 
 
 def end_run(world: World, vm: Vm) -> None:
-    """The time that it was given is over."""
+    """End the run as if maxRunDuration had passed."""
     if vm.status == "RUNNING":
         _press(world, vm, RUN_OVER, ACPI_S)
 
 
 def reboot(vm: Vm) -> None:
-    """Everything on it is gone at once; it boots again with its disk."""
+    """Kill all processes at once; the machine boots again with its disk."""
     if vm.machine is not None:
         vm.machine.cut_power()
         vm.machine.power_on()
 
 
 def shapes(world: World) -> list[Shape]:
-    """What instances that run take up."""
+    """Return the shapes of running instances."""
     return [vm.shape for vm in world.vms if vm.status not in GONE]
 
 
-# -- life
+# -- life cycle
 
 
 def _provision(world: World, vm: Vm, until: float) -> float | None:
-    """Raises FailedError: then there is no such instance any more."""
+    """Provision an instance; return seconds until the next try, or None. Raises FailedError after removing the
+    instance."""
     if world.collection("instances").get((vm.scope, vm.name)) is not vm.resource:
         raise FailedError("OPERATION_CANCELED_BY_USER", 409, "The instance was deleted while it waited for capacity.")
     try:
@@ -230,7 +231,7 @@ def _runs(world: World, vm: Vm) -> None:
 
 
 def _press(world: World, vm: Vm, cause: str, seconds: float) -> None:
-    """The power button; what follows is in _went_off()."""
+    """Press the power button; _went_off() handles the rest."""
     vm.cause = cause
     vm.resource["status"] = "STOPPING"
     if vm.machine is not None and vm.machine.is_on:
@@ -240,7 +241,7 @@ def _press(world: World, vm: Vm, cause: str, seconds: float) -> None:
 
 
 def _ended_itself(world: World, vm: Vm, ending: Ending) -> None:
-    """Its machine is off, or wants to boot again."""
+    """Handle a machine that is off, or reboots."""
     with world.lock:
         if vm.machine is None or vm.gone is not None:
             return
@@ -252,7 +253,7 @@ def _ended_itself(world: World, vm: Vm, ending: Ending) -> None:
 
 
 def _went_off(world: World, vm: Vm) -> None:
-    """Its power is off: what Compute Engine then does depends on why."""
+    """Handle a power-off according to its cause."""
     if not vm.status or vm.status == "TERMINATED":
         return
     cause = vm.cause
@@ -286,7 +287,7 @@ def _stopped(vm: Vm, reason: str) -> None:
 
 
 def _power_off(vm: Vm) -> None:
-    """For ever."""
+    """Switch the machine off permanently."""
     if vm.gone is None:
         vm.gone = time.monotonic()
     if vm.machine is not None:
@@ -310,7 +311,7 @@ def _remove(world: World, vm: Vm) -> None:
 
 
 def _resource(ask: Ask, shape: Shape) -> dict[str, Any]:
-    """As it is shown from the beginning."""
+    """Return the instance's initial resource."""
     body = {key: value for key, value in ask.body.items() if key != "params"}
     interfaces = [_interface(ask.world, one, shape, number) for number, one in enumerate(body["networkInterfaces"])]
     disks = [_disk(ask.world, one, shape, str(body["name"]), number) for number, one in enumerate(body["disks"])]
@@ -391,7 +392,7 @@ def _use_reservation(world: World, vm: Vm) -> None:
 
 
 def _has_route(world: World, vm: Vm) -> bool:
-    """Whether it reaches Google's APIs: by an address of its own, or by its subnetwork's Private Google Access."""
+    """Return whether it can reach Google's APIs, by an external address or its subnetwork's Private Google Access."""
     first = vm.resource["networkInterfaces"][0]
     subnet = world.collection("subnetworks").get((f"regions/{vm.shape.region}", last(first["subnetwork"])), {})
     return bool(first.get("accessConfigs")) or bool(subnet.get("privateIpGoogleAccess"))
@@ -405,7 +406,7 @@ def _there(ask: Ask) -> dict[str, Any]:
 
 
 def _vm(ask: Ask) -> Vm:
-    """The instance that is asked for, once it is there."""
+    """Return the requested instance. Raises RefusedError if it is not provisioned yet."""
     resource = _there(ask)
     if resource["status"] in ("PROVISIONING", "PENDING"):
         path = f"projects/{ask.world.project.id}/{ask.scope}/instances/{resource['name']}"

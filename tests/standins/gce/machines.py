@@ -1,4 +1,4 @@
-"""An instance that runs: its machine with its metadata server, its life from start to end, what tests see of it."""
+"""A running instance: its machine with a metadata server, its state, and its representation for tests."""
 
 from __future__ import annotations
 
@@ -22,22 +22,22 @@ GONE = ("TERMINATED", "STOPPED", "STOPPING", "")
 
 @dataclass
 class Vm:
-    """One instance, also after its end."""
+    """One instance, kept after its end."""
 
     resource: dict[str, Any]
     shape: Shape
     launched: float
-    """Steady time of the stand-in's computer."""
+    """Monotonic time of its launch, by the stand-in's clock."""
     reservation: str = ""
     machine: GceMachine | None = None
     gone: float | None = None
-    """Likewise: when it stopped to run for the last time."""
+    """Monotonic time when it last stopped running; None: it runs."""
     reason: str = ""
-    """The event that ended it: an operation's type."""
+    """Event that ended it: an operation's type."""
     cause: str = ""
-    """Why it is being shut down: the event that will have happened then."""
+    """Event that causes the current shutdown."""
     repair_s: float = 0.5
-    """How long its host is away."""
+    """Seconds that its host is unavailable."""
 
     @property
     def name(self) -> str:
@@ -45,7 +45,7 @@ class Vm:
 
     @property
     def status(self) -> str:
-        """ "": it was deleted."""
+        """Status of the resource; "": it was deleted."""
         return str(self.resource["status"])
 
     @property
@@ -59,7 +59,7 @@ class Vm:
 
 
 class GceMachine(Machine):
-    """With the instance's metadata server."""
+    """An instance's machine, with its metadata server."""
 
     def __init__(self, world: World, vm: Vm, root: Path, ended: Callable[[Ending], None]) -> None:
         self._world, self._vm = world, vm
@@ -67,7 +67,7 @@ class GceMachine(Machine):
         account = (str(accounts[0]["email"]), tuple(accounts[0].get("scopes", ()))) if accounts else None
         self._account = account
         self.metadata = InstanceMetadata(self._describe, self._token, account)
-        # What stands for 169.254.169.254 and metadata.google.internal.
+        # Replaces 169.254.169.254 and metadata.google.internal.
         environ = {"GCE_METADATA_HOST": self.metadata.host, "GCE_METADATA_IP": self.metadata.host}
         super().__init__(root, StartupScript(lambda: self._attributes().get("startup-script")), environ, ended)
         self.metadata.__enter__()
@@ -77,7 +77,7 @@ class GceMachine(Machine):
         self.metadata.__exit__(None, None, None)
 
     def acpi(self, limit_s: float) -> None:
-        """The power button: services are asked to end, and the power goes after so long at the latest."""
+        """Press the power button: services are stopped, and the power is cut after at most `limit_s` seconds."""
 
         def press() -> None:
             going = threading.Thread(target=self.shut_down, daemon=True)
@@ -126,7 +126,7 @@ class GceMachine(Machine):
 
 @dataclass(frozen=True)
 class Told:
-    """An instance, as GceControl.instances() shows it."""
+    """State of an instance, as returned by GceControl.instances()."""
 
     name: str
     identity: str
@@ -137,25 +137,25 @@ class Told:
     region: str
     market: str
     status: str
-    """"" once it was deleted."""
+    """"": it was deleted."""
     reason: str
-    """The event that ended it, as an operation's type: `delete`, `compute.instances.preempted`."""
+    """Event that ended it, as an operation's type: `delete`, `compute.instances.preempted`."""
     labels: dict[str, str]
     external: bool
-    """Whether it has an address that the internet reaches."""
+    """True if it has an external address."""
     scheduling: dict[str, Any]
     console: str
-    """What the machine has printed; empty where machines do not boot."""
+    """Console output; empty where machines do not boot."""
     trouble: list[str]
-    """What would have gone wrong on a real machine: a startup script that failed, a unit file not understood."""
+    """Problems that would also occur on a real machine: a failed startup script, an invalid unit file."""
     root: str
-    """The folder that is its disk."""
+    """Folder of its disk."""
     metadata: str
     """URL of its metadata server."""
     launched: float
-    """Steady time of the stand-in's computer."""
+    """Monotonic time of its launch, by the stand-in's clock."""
     gone: float | None
-    """Likewise: when it stopped to run."""
+    """Monotonic time when it stopped running; None: it runs."""
 
     @property
     def running(self) -> bool:

@@ -1,8 +1,8 @@
-"""Operations: what was asked for and is carried out afterwards, and what Compute Engine did by itself.
+"""Operations: asynchronous requests and system events.
 
-After the API reference (ZoneOperations, GlobalOperations, RegionOperations) and traces of real operations: a call that
-changes something is answered with an operation that runs; its errors stand in the finished operation. A request id that
-was sent before is answered with the operation of then, whatever came of it.
+They follow the API reference (ZoneOperations, GlobalOperations, RegionOperations) and traces of real operations: a
+mutating call returns a running operation, and its errors are in the finished operation. A repeated request id returns
+the earlier operation, whatever its result.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _MESSAGES = {400: "BAD REQUEST", 403: "FORBIDDEN", 404: "NOT FOUND", 409: "CONFL
 
 
 class FailedError(Exception):
-    """What was asked for could not be done: the operation ends with this error."""
+    """The request could not be carried out; its operation ends with this error."""
 
     def __init__(self, code: str, status: int, message: str, details: Sequence[dict[str, Any]] = ()) -> None:
         super().__init__(message)
@@ -34,7 +34,7 @@ class FailedError(Exception):
 
 
 def now() -> str:
-    """As Compute Engine writes times: with milliseconds, in Pacific time."""
+    """Return the current time in Compute Engine's format: milliseconds, Pacific time."""
     return stamp(time.time())
 
 
@@ -44,16 +44,17 @@ def stamp(epoch: float) -> str:
 
 @dataclass
 class Operations:
-    """Of one project. All methods are called with the world's lock held."""
+    """Operations of a project. All methods require the world's lock."""
 
     world: World
     known: dict[tuple[str, str], dict[str, Any]] = field(default_factory=dict)
-    """(scope, name) -> operation, in the order in which they were begun."""
+    """(scope, name) -> operation, in order of creation."""
     _asked: dict[tuple[str, str], str] = field(default_factory=dict)
     """(scope, request id) -> name"""
 
     def repeated(self, scope: str, request_id: str) -> dict[str, Any] | None:
-        """The operation of an earlier call with this request id. Raises RefusedError: it is no UUID."""
+        """Return the operation of an earlier call with this request id, or None. Raises RefusedError for an invalid
+        UUID."""
         if not request_id:
             return None
         try:
@@ -78,8 +79,8 @@ class Operations:
         work: Callable[[], float | None] = lambda: None,
         delay_s: float | None = None,
     ) -> dict[str, Any]:
-        """A copy of the operation as it begins. `work` is done after a while: it may raise FailedError, and returns
-        after how many seconds it is to be called again, or None: it is done."""
+        """Start an operation; return a copy of its initial state. `work` runs after a delay. It may raise FailedError;
+        it returns the seconds until it is to be called again, or None when done."""
         made = self._make(kind, scope, target, target_id, user)
         made |= {"status": "RUNNING", "progress": 0}
         if request_id:
@@ -90,7 +91,7 @@ class Operations:
         return begun
 
     def happened(self, kind: str, scope: str, target: str, target_id: str, message: str) -> None:
-        """A system event."""
+        """Record a system event."""
         made = self._make(kind, scope, target, target_id, "system")
         made |= {"status": "DONE", "progress": 100, "endTime": now(), "statusMessage": message}
 

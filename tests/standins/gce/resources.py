@@ -1,4 +1,5 @@
-"""Everything but instances: lists of any collection, firewalls, images, networks, operations, quotas, reservations."""
+"""All resources except instances: lists of any collection, firewalls, images, networks, operations, quotas,
+reservations."""
 
 from __future__ import annotations
 
@@ -23,7 +24,7 @@ _MOST = 500
 
 
 def get(ask: Ask) -> Resource:
-    """Of any collection."""
+    """Return a resource of any collection."""
     name = ask.params[_SINGULAR[ask.collection]]
     for scope, resource in _all(ask, [ask.scope], young=True):
         if scope == ask.scope and resource["name"] == name:
@@ -32,7 +33,7 @@ def get(ask: Ask) -> Resource:
 
 
 def list_(ask: Ask) -> Resource:
-    """One page of a scope."""
+    """Return one page of a scope's list."""
     found = [resource for _, resource in _all(ask, [ask.scope])]
     page, token = _page(ask, found)
     made = {
@@ -45,7 +46,7 @@ def list_(ask: Ask) -> Resource:
 
 
 def aggregated_list(ask: Ask) -> Resource:
-    """One page over all scopes: those without anything have a warning in its place, on the first page."""
+    """Return one page over all scopes. The first page has a warning for each empty scope."""
     scopes = _scopes(ask)
     away = ask.world.cut_off.intersection(scopes)
     pairs = _all(ask, [scope for scope in scopes if scope not in away])
@@ -87,7 +88,7 @@ def _page(ask: Ask, found: Iterable[Resource]) -> tuple[list[Resource], str]:
 
 
 def _all(ask: Ask, scopes: Iterable[str], *, young: bool = False) -> list[tuple[str, Resource]]:
-    """(scope, resource) of a collection; `young`: also instances that lists do not show yet."""
+    """Return (scope, resource) of a collection; `young`: include instances that lists do not show yet."""
     world, collection, wanted = ask.world, ask.collection, set(scopes)
     if collection in _MADE:
         return [(scope, one) for scope in wanted for one in _MADE[collection](ask, scope)]
@@ -123,7 +124,7 @@ def _prefix(scope: str) -> str:
     return f"{scope}/"
 
 
-# -- what is made when it is asked for
+# -- resources computed on request
 
 
 def _zones(ask: Ask, _scope: str) -> list[Resource]:
@@ -166,7 +167,7 @@ def _accelerators(ask: Ask, scope: str) -> list[Resource]:
 
 
 def _described(ask: Ask, kind: str, zone: str, known: list[Resource]) -> list[Resource]:
-    """As tests say otherwise."""
+    """Apply the tests' overrides."""
     found = {one["name"]: one for one in known}
     for (of, name), (zones, fields) in ask.world.described.items():
         if of == kind and zone in zones:
@@ -183,7 +184,7 @@ def _images(ask: Ask, _scope: str) -> list[Resource]:
 
 
 def get_from_family(ask: Ask) -> Resource:
-    """The newest image of a family."""
+    """Return the newest image of a family."""
     found = [one for one in _images(ask, "global") if one["family"] == ask.params["family"]]
     if not found:
         raise not_found(f"projects/{ask.params['project']}/global/images/family/{ask.params['family']}")
@@ -191,7 +192,7 @@ def get_from_family(ask: Ask) -> Resource:
 
 
 def get_project(ask: Ask) -> Resource:
-    """With the quotas that hold everywhere."""
+    """Return the project with its global quotas."""
     project = ask.world.project
     return {
         "kind": "compute#project",
@@ -207,18 +208,18 @@ def get_project(ask: Ask) -> Resource:
 
 
 def wait(ask: Ask) -> Resource:
-    """Until it is done, or two minutes are over."""
+    """Wait until the operation is done, for at most `wait_s` seconds."""
     until = time.monotonic() + ask.world.wait_s
     while (operation := get(ask))["status"] != "DONE" and (left := until - time.monotonic()) > 0:
         ask.world.changed.wait(left)
     return operation
 
 
-# -- what can be made and deleted
+# -- creation and deletion
 
 
 def insert(ask: Ask) -> Resource:
-    """It is there at once, and its operation is done soon."""
+    """Create a resource immediately; its operation is done soon."""
     world, body = ask.world, dict(ask.body)
     name, scope = str(body.get("name", "")), ask.scope
     if (scope, name) in world.collection(ask.collection):
@@ -231,7 +232,7 @@ def insert(ask: Ask) -> Resource:
 
 
 def delete(ask: Ask) -> Resource:
-    """Not while something uses it."""
+    """Delete a resource. Raises RefusedError while it is in use."""
     found = get(ask)
     _check_unused(ask, found)
     key = (ask.scope, found["name"])
@@ -243,10 +244,10 @@ def delete(ask: Ask) -> Resource:
 
 
 def patch(ask: Ask) -> Resource:
-    """What the body says is so, field by field at the top."""
+    """Replace the top-level fields of the body."""
     found = ask.world.collection(ask.collection).get((ask.scope, ask.params[_SINGULAR[ask.collection]]))
     if found is None:
-        return get(ask)  # which says that there is none
+        return get(ask)  # raises the not-found error
     found |= ask.body
     return _operation(ask, "patch", found)
 
@@ -302,7 +303,7 @@ def _check_unused(ask: Ask, found: Resource) -> None:
 
 
 def _attached(ask: Ask, found: Resource) -> list[str]:
-    """What is in a network or on a subnetwork."""
+    """Return the resources in a network, or the instances on a subnetwork."""
     if ask.collection == "networks":
         kinds = ("subnetworks", "firewalls", "routers")
         inside = [one for kind in kinds for one in ask.world.collection(kind).values()]
@@ -358,4 +359,4 @@ _COMPLETED: dict[str, Callable[[World, Resource], Resource]] = {
     "routers": _router,
     "subnetworks": _subnetwork,
 }
-"""What Compute Engine adds to a new one."""
+"""Function by collection that adds Compute Engine's defaults to a new resource."""

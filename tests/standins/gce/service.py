@@ -1,7 +1,6 @@
-"""Compute Engine's API: a request's method and body by the discovery document, the handler that knows it, the answer.
+"""Compute Engine's API: matches requests to the discovery document, calls handlers, validates responses.
 
-A body that the document does not allow is refused; an answer that it does not allow is the stand-in's own fault, and is
-told as such.
+A body that the document does not allow is rejected; an invalid response is a bug of the stand-in and reported as one.
 """
 
 from __future__ import annotations
@@ -87,7 +86,7 @@ HANDLERS: dict[str, Callable[[Ask], dict[str, Any]]] = {
 
 
 class ComputeEngine(Service):
-    """Of one project."""
+    """Compute Engine of one project."""
 
     name = "compute"
 
@@ -143,7 +142,7 @@ class ComputeEngine(Service):
             self._world.stop_timers()
             machines = [vm.machine for vm in self._world.vms if vm.machine is not None]
             for vm in self._world.vms:
-                vm.gone = vm.gone or time.monotonic()  # what its end brings about is nobody's business any more
+                vm.gone = vm.gone or time.monotonic()  # keeps its end from having further effects
             self._world.fill()
         for machine in machines:
             machine.dispose()
@@ -170,7 +169,7 @@ _DOMAINS = {"rateLimitExceeded": "usageLimits", "userRateLimitExceeded": "usageL
 
 
 def _asked_for(request: Request, match: Match) -> dict[str, Any]:
-    """What of the answer: partial responses. Raises RefusedError."""
+    """Return the mask of a partial response. Raises RefusedError."""
     try:
         mask = parse(request.query.get("fields", ""))
         check(mask, "compute", match.method.response)
@@ -180,8 +179,8 @@ def _asked_for(request: Request, match: Match) -> dict[str, Any]:
 
 
 def _of_body(request: Request) -> dict[str, str]:
-    """What rules and permissions look at in a new instance, template or firewall; nothing of a body that cannot be
-    read."""
+    """Return the fields of a new instance, template or firewall that rules and permissions use; empty for an invalid
+    body."""
     try:
         name = str(request.json().get("name", ""))
         body = request.json().get("properties", request.json())
@@ -204,7 +203,7 @@ def _of_body(request: Request) -> dict[str, str]:
 
 
 def _resource_name(match: Match, params: Mapping[str, str]) -> str:
-    """`projects/p/zones/z/instances/i`; without the last part where the method is of a whole collection."""
+    """Return `projects/p/zones/z/instances/i`, without the last part for a method of a whole collection."""
     method, collection = match.method.id, match.method.id.partition(".")[0]
     parts = [f"projects/{params.get('project', '')}"]
     if collection == "projects":

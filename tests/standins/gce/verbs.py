@@ -1,4 +1,4 @@
-"""What tests do with Compute Engine beside its API, and see of it."""
+"""Control verbs of Compute Engine."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .world import World
 
 
 class Verbs:
-    """Each method is a verb of the control; it holds the world's lock."""
+    """Each public method is a control verb; it runs with the world's lock held."""
 
     def __init__(self, world: World) -> None:
         self._world = world
@@ -29,7 +29,7 @@ class Verbs:
 
         return call
 
-    # -- what there is
+    # -- setup
 
     def set_capacity(self, machine_type: str, zone: str, market: str, places: int | None) -> None:
         self._world.capacity.set_places(machine_type, zone, market, places)
@@ -97,7 +97,7 @@ class Verbs:
             body["deploymentType"] = "DENSE"
         self._world.put("reservations", "reservation", f"zones/{zone}", body)
 
-    # -- what happens
+    # -- events
 
     def preempt(self, name: str, seconds: float) -> None:
         instances.preempt(self._world, self._world.vm(name), seconds)
@@ -117,7 +117,7 @@ class Verbs:
     def hurry(self) -> None:
         self._world.hurry()
 
-    # -- what is to be seen
+    # -- state
 
     def instances(self) -> list[dict[str, Any]]:
         return [dataclasses.asdict(told(vm)) for vm in self._world.vms]

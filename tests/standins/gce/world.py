@@ -1,4 +1,4 @@
-"""The state of Compute Engine in one project: resources as the API shows them, operations, machines, what tests set."""
+"""State of Compute Engine in one project: resources, operations, machines, and settings of tests."""
 
 from __future__ import annotations
 
@@ -19,34 +19,34 @@ ADDRESSES = "10.128.{}.{}"
 
 
 class World:
-    """Everything but `lock` and `changed` is touched with the lock held."""
+    """State, which is accessed only with `lock` held, except `lock` and `changed` themselves."""
 
     def __init__(self, project: Project) -> None:
         self.project = project
         self.lock = threading.RLock()
         self.changed = threading.Condition(self.lock)
         self._count = 0
-        """Of what was ever made: no two have the same id."""
+        """Number of resources created, for unique ids."""
         self.fill()
 
     def fill(self) -> None:
-        """As at the start."""
+        """Set the initial state."""
         self.resources: dict[str, dict[tuple[str, str], dict[str, Any]]] = {}
         """Collection -> (scope, name) -> resource, where a scope is `global`, `zones/…` or `regions/…`."""
         self.operations = Operations(self)
         self.capacity = Capacity()
         self.vms: list[Vm] = []
-        """All that ever ran."""
+        """All instances that ever ran."""
         self.delay_s, self.stopping_s, self.lag_s, self.wait_s = 0.02, 0.0, 0.0, 120.0
         self.described: dict[tuple[str, str], tuple[list[str], dict[str, Any] | None]] = {}
-        """(`machineTypes` or `acceleratorTypes`, name) -> zones where it is otherwise than in the catalogue, and how;
-        None: it is not there."""
+        """(`machineTypes` or `acceleratorTypes`, name) -> zones, and fields that override the catalogue there; None:
+        hidden."""
         self.cut_off: set[str] = set()
-        """Scopes that lists of all scopes cannot reach, `zones/us-central1-a`."""
+        """Scopes that aggregated lists cannot reach, such as `zones/us-central1-a`."""
         self.images: list[catalog.Image] = []
-        """Made by tests, beside those of the catalogue."""
+        """Images added by tests."""
         self.pending_disks: dict[str, dict[str, Any]] = {}
-        """URL -> what is asked for, of disks of instances that are being made."""
+        """URL -> parameters of disks whose instance is being created."""
         self.groups: dict[tuple[str, str], Group] = {}
         """(scope, name) -> managed instance group."""
         self._timers: list[threading.Timer] = []
@@ -58,14 +58,14 @@ class World:
         return self.resources.setdefault(name, {})
 
     def base(self, scope: str = "") -> str:
-        """URL of the project, or of a scope in it."""
+        """Return the URL of the project, or of a scope in it."""
         return f"{catalog.HOST}/projects/{self.project.id}" + (f"/{scope}" if scope else "")
 
     def link(self, collection: str, scope: str, name: str) -> str:
         return f"{self.base(scope)}/{collection}/{name}"
 
     def put(self, collection: str, kind: str, scope: str, body: dict[str, Any]) -> dict[str, Any]:
-        """Add a resource, with what Compute Engine adds to each."""
+        """Add a resource, with the fields that Compute Engine adds to each."""
         self._count += 1
         name = str(body["name"])
         made = {
@@ -81,7 +81,7 @@ class World:
         return made
 
     def add_network(self, name: str, *, regions: tuple[str, ...] | None = None, private_access: bool = False) -> None:
-        """With a subnetwork of the same name in each region."""
+        """Add a network with a subnetwork of the same name in each region."""
         network = self.put("networks", "network", "global", {"name": name, "autoCreateSubnetworks": regions is None})
         network["subnetworks"] = []
         for number, region in enumerate(catalog.regions() if regions is None else regions):
@@ -97,14 +97,14 @@ class World:
             network["subnetworks"].append(made["selfLink"])
 
     def address(self) -> str:
-        """A new one, of a network that is not there."""
+        """Return a new address; it belongs to no existing network."""
         self._count += 1
         return ADDRESSES.format(self._count // 250, self._count % 250 + 2)
 
     # -- machines
 
     def vm(self, name: str) -> Vm:
-        """The newest of this name. Raises ValueError."""
+        """Return the newest instance of this name. Raises ValueError."""
         for vm in reversed(self.vms):
             if vm.name == name:
                 return vm
@@ -113,7 +113,7 @@ class World:
     # -- time
 
     def after(self, seconds: float, what: Callable[[], None]) -> None:
-        """Do something later, with the lock held; not at all after a reset."""
+        """Run a function after a delay, with the lock held, unless the world is reset before."""
         timers = self._timers
 
         def act() -> None:
@@ -128,7 +128,7 @@ class World:
         timer.start()
 
     def hurry(self) -> None:
-        """What is to be done later is done now, in the order in which it was begun."""
+        """Run all delayed actions now, in the order in which they were scheduled."""
         for timer in list(self._timers):
             timer.cancel()
             timer.function()

@@ -1,10 +1,10 @@
-"""Google Cloud on the loopback: one HTTP server for all its APIs. See tests/standins/README.md.
+"""Google Cloud on loopback: one HTTP server for all its APIs. See tests/standins/README.md.
 
 with Gcp(boot=True) as gcp:
     compute_v1.InstancesClient(client_options={"api_endpoint": gcp.url}, …)   # credentials: gcp.environ(folder)
     gcp.control.fail("instances.insert", LOSE)
 
-python -m cloudgpu.tests.standins.gcp --boot    # as a process of its own; prints its URL
+python -m cloudgpu.tests.standins.gcp --boot    # as a separate process; prints its URL
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ __all__ = ["LOOKER", "MACHINE", "NUMBER", "PROJECT", "SUBMITTER", "Gcp", "GcpCon
 
 
 class Gcp:
-    """A context manager; `boot`: launched machines run their startup script, custom jobs their containers."""
+    """Context manager that runs the stand-in; `boot`: machines run their startup script, custom jobs their
+    containers."""
 
     def __init__(self, *, boot: bool = False, port: int = 0) -> None:
         from .app import GcpApp
@@ -34,7 +35,7 @@ class Gcp:
         self.control = GcpControl(self.url)
 
     def environ(self, folder: Path, email: str = SUBMITTER) -> dict[str, str]:
-        """What points any client of Google's to the stand-in."""
+        """Return the environment that points Google's clients to the stand-in."""
         return environ_of(self.url, folder, email)
 
     def __enter__(self) -> Self:

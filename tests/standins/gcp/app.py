@@ -1,4 +1,4 @@
-"""All Google APIs of the stand-in as one WSGI application: who calls, what a rule does to it, which service answers."""
+"""WSGI application of all Google APIs: identifies the caller, injects faults, dispatches to the services."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from .service import ANY_SCOPE, RefusedError, Request, Response, Service, error_
 from .tokens import Identity, OAuth
 
 SERVICES: tuple[str, ...] = (
-    # module:class, made with the project; the first whose call() knows a request answers it
+    # module:class, called with the project; the first service whose call() returns a Call handles the request
     "..gce.service:ComputeEngine",
     "..vertex.service:Vertex",
     "..gcp_catalog.billing:Billing",
@@ -31,12 +31,12 @@ SERVICES: tuple[str, ...] = (
     "..gcs.json_api:JsonApi",
     "..gcs.xml_api:XmlApi",
 )
-"""Cloud Storage must be the last: its paths begin with a bucket's name, which may be anything."""
+"""Cloud Storage must be last: its paths begin with a bucket's name, which is arbitrary."""
 _NOBODY = Identity("", frozenset({ANY_SCOPE}))
 
 
 class GcpApp:
-    """Of one project."""
+    """Application of one project."""
 
     def __init__(self, project: Project) -> None:
         self._project = project
@@ -63,7 +63,7 @@ class GcpApp:
         return [answer.body]
 
     def close(self) -> None:
-        """Everything ends."""
+        """Stop all services."""
         self._project.over.set()
         self._reset()
         for service in self.services:
@@ -93,7 +93,7 @@ class GcpApp:
         return answer
 
     def _read(self, environ: dict[str, Any]) -> tuple[Request, Identity | None]:
-        """The request, and whose it is; None: its token is not valid."""
+        """Return the request and the caller's identity; None: its token is invalid."""
         headers = {
             name.removeprefix("HTTP_").replace("_", "-").lower(): value
             for name, value in environ.items()
@@ -102,7 +102,7 @@ class GcpApp:
         kind, _, token = headers.get("authorization", "").partition(" ")
         who = self._project.tokens.who(token) if kind.lower() == "bearer" else (None if kind else _NOBODY)
         body = read_body(environ)
-        environ["wsgi.input"], environ["CONTENT_LENGTH"] = io.BytesIO(body), str(len(body))  # it may be read again
+        environ["wsgi.input"], environ["CONTENT_LENGTH"] = io.BytesIO(body), str(len(body))  # may be read again
         path, _, query = environ.get("RAW_URI", environ.get("PATH_INFO", "/")).partition("?")
         request = Request(
             environ["REQUEST_METHOD"],
@@ -130,8 +130,8 @@ class GcpApp:
             return error_one_platform("StandinBroken", 501, traceback.format_exc())
 
     def _refusal(self, service: Service, call: Call, who: Identity | None) -> Response | None:
-        """What authentication and IAM say against it."""
-        if isinstance(service, OAuth):  # where tokens are from
+        """Return the error response of authentication or IAM, or None."""
+        if isinstance(service, OAuth):  # it issues the tokens
             return None
         if who is None or (not who.email and not (service.admits_anybody(call) and self._policy is None)):
             return service.unauthenticated()
@@ -145,7 +145,7 @@ class GcpApp:
             return error_one_platform("StandinNotImplemented", 501, str(error))
         return None if missing is None else service.forbidden(missing.permission, missing.resource)
 
-    # -- verbs of the control
+    # -- control verbs
 
     def _own_verbs(self) -> dict[str, Callable[..., Any]]:
         return {
@@ -190,7 +190,7 @@ def _made(path: str, project: Project) -> Service:
 
 
 def _refuse_with(service: Service, fault: Fault) -> Response:
-    """What a rule wants answered."""
+    """Return the response of an error or html fault."""
     if fault.kind == "html":
         page = HTML_PAGE.format(status=fault.status).encode()
         return Response(fault.status, page, {"Content-Type": "text/html; charset=UTF-8"})
@@ -200,7 +200,7 @@ def _refuse_with(service: Service, fault: Fault) -> Response:
 
 
 def _allows(held: Collection[str], wanted: Collection[str]) -> bool:
-    """Whether a token of these scopes is enough: it is without any, with a wanted one, or with the one for all."""
+    """Return whether the token's scopes suffice: no scopes at all, a wanted one, or the all-purpose one."""
     return not held or not wanted or ANY_SCOPE in held or bool(set(held) & set(wanted))
 
 

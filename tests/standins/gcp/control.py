@@ -1,4 +1,4 @@
-"""A test's hold on the stand-in for Google Cloud, wherever it runs: the verbs of every stand-in, and Google's own."""
+"""Test client of the stand-in for Google Cloud: the common control verbs and Google's."""
 
 from __future__ import annotations
 
@@ -12,29 +12,31 @@ from .project import PROJECT, SUBMITTER
 
 
 class GcpControl(Control):
-    """Verbs of one service only are in that service's own control, made of this one's URL."""
+    """Control of the whole stand-in. Verbs of a single service are in that service's control, created with the same
+    URL."""
 
     def key_file(self, email: str, path: Path) -> Path:
-        """Write a key of a service account."""
+        """Write a service account's key file."""
         path.write_text(json.dumps(self.do("key", email=email)))
         return path
 
     def enforce(self, bindings: Mapping[str, Sequence[Mapping[str, Any]]] | None) -> None:
-        """From now on a call needs its permissions (permissions.csv): account -> [{"permissions": […], "where": glob}],
-        where `where` is of names of resources, and omitted for all. None: everybody may do everything again."""
+        """Enforce permissions (permissions.csv): account -> [{"permissions": […], "where": glob}], where `where`
+        matches resource names, default all. None: allow everything again."""
         self.do("enforce", bindings=bindings)
 
     def used(self) -> set[tuple[str, str]]:
-        """(account, permission) that calls have needed since enforce()."""
+        """Return the (account, permission) pairs that calls have used since enforce()."""
         return {(email, permission) for email, permission in self.do("used")}
 
     def revoke(self, email: str) -> None:
-        """Tokens that this account holds are not valid any more."""
+        """Invalidate the account's tokens."""
         self.do("revoke", email=email)
 
 
 def environ(url: str, folder: Path, email: str = SUBMITTER) -> dict[str, str]:
-    """What points any client of Google's to the stand-in at this URL, as this account. Its key is kept in `folder`."""
+    """Return the environment that points Google's clients to the stand-in at this URL, as this account. Its key is kept
+    in `folder`."""
     control = GcpControl(url)
     folder.mkdir(parents=True, exist_ok=True)
     own: dict[str, str] = control.do("environ")
@@ -43,10 +45,10 @@ def environ(url: str, folder: Path, email: str = SUBMITTER) -> dict[str, str]:
         "STORAGE_EMULATOR_HOST": url,
         "GOOGLE_CLOUD_PROJECT": PROJECT,
         "GOOGLE_APPLICATION_CREDENTIALS": str(control.key_file(email, folder / f"{email.partition('@')[0]}.json")),
-        # The tester's own settings must not reach the stand-in, nor this get mixed with them.
+        # Keeps the tester's own settings away from the stand-in.
         "CLOUDSDK_CONFIG": str(folder / "gcloud"),
         "NO_GCE_CHECK": "true",
-        # google-auth asks iamcredentials.googleapis.com by itself where an account's requests may go: not from here.
+        # Blocks google-auth's own calls to iamcredentials.googleapis.com, which ask where an account's requests may go.
         "https_proxy": "http://127.0.0.1:9",
         **own,
     }

@@ -1,7 +1,7 @@
-"""Google's discovery documents: which method a request is of, and whether a body is what its schema allows.
+"""Google's discovery documents: matching of requests to methods, and validation of bodies.
 
-The documents come with google-api-python-client. As the APIs do, and unlike JSON Schema by itself, a body may not hold
-an unknown field. What a document does not say (which fields are required, what goes with what) is the stand-in's part.
+The documents come with google-api-python-client. Unlike in plain JSON Schema, a body with an unknown field is invalid,
+as in the APIs. The stand-in checks what a document does not specify (required fields, valid combinations).
 """
 
 from __future__ import annotations
@@ -26,21 +26,21 @@ class Method:
     """One method of an API."""
 
     id: str
-    """Without the API's name: `instances.insert`."""
+    """Id without the API's name: `instances.insert`."""
     http: str
     pattern: re.Pattern[str]
     weight: int
-    """How much of the path is literal: of several that match, the most literal one is meant."""
+    """Length of the path's literal part; of several matching methods the one with the greatest wins."""
     scopes: tuple[str, ...]
     request: str
-    """The schema of its body; "": it has none."""
+    """Name of the request body's schema; "": no body."""
     response: str
     queries: frozenset[str]
 
 
 @dataclass(frozen=True)
 class Match:
-    """A request's method, and the parameters in its path, decoded."""
+    """A request's method, and its decoded path parameters."""
 
     method: Method
     params: Mapping[str, str]
@@ -58,7 +58,7 @@ class Discovery:
         self._validators: dict[str, Any] = {}
 
     def match(self, http: str, path: str) -> Match | None:
-        """Of a path that is still percent-encoded. None: the API has no such method."""
+        """Return the match of a percent-encoded path; None: the API has no such method."""
         for method in self._methods:
             if method.http == http and (found := method.pattern.fullmatch(path)):
                 return Match(method, {name: unquote(value) for name, value in found.groupdict().items()})
@@ -68,12 +68,12 @@ class Discovery:
         return self._methods
 
     def unknown_queries(self, method: Method, query: Mapping[str, str]) -> list[str]:
-        """Names in the query that the method does not have."""
+        """Return the query parameters that the method does not have."""
         known = method.queries | self._common | {"$alt", "alt", "$.xgafv", "$httpHeaders"}
         return [name for name in query if name not in known]
 
     def faults(self, schema: str, body: Any) -> list[str]:
-        """What is wrong with a body, field by field; empty: nothing."""
+        """Return the errors in a body, by field."""
         if schema not in self._validators:
             whole = {"$ref": f"#/$defs/{schema}", "$defs": self._definitions}
             self._validators[schema] = jsonschema.Draft202012Validator(whole)
@@ -99,18 +99,18 @@ class Discovery:
 
 @functools.cache
 def discovery(api: str, version: str) -> Discovery:
-    """By name, e.g. ("compute", "v1")."""
+    """Return an API's document, e.g. ("compute", "v1")."""
     name = f"{_FOLDER}/{api}.{version}.json"
     return Discovery(json.loads((files("googleapiclient") / name).read_text()))
 
 
 def _quote(path: str) -> str:
-    """As a pattern, but for the places of parameters."""
+    """Escape a path for a pattern, except its parameters."""
     return "".join(part if part.startswith("{") else re.escape(part) for part in re.split(r"(\{[^}]*\})", path))
 
 
 def _schema(value: Mapping[str, Any]) -> dict[str, Any]:
-    """A discovery schema as JSON Schema."""
+    """Convert a discovery schema to JSON Schema."""
     if "$ref" in value:
         return {"$ref": f"#/$defs/{value['$ref']}"}
     kind = value.get("type")
@@ -136,7 +136,7 @@ def _simple(value: Mapping[str, Any]) -> dict[str, Any]:
     if "enum" in value:
         made["enum"] = value["enum"]
     if value["type"] == "string" and value.get("format") in ("int64", "uint64"):
-        # JSON has no such numbers: they are sent as text, and taken as either.
+        # JSON has no such numbers: they are sent as text, and accepted as either.
         return {"anyOf": [{"type": "integer"}, {"type": "string", "pattern": f"^{_INTEGER}$"}]}
     if value["type"] == "string" and value.get("pattern") and "enum" not in value:
         made["pattern"] = f"^(?:{value['pattern']})$"

@@ -1,7 +1,7 @@
-"""Partial responses: the `fields` that a request asks for, as Google's APIs understand them.
+"""Partial responses: the `fields` parameter of Google's APIs.
 
-After "Partial responses" of the API client libraries' guides: names separated by commas, `a/b` is b within a, `a(b,c)`
-several of it, `*` any. A name that the answer's schema does not have is refused, as the APIs refuse it.
+It follows "Partial responses" in the guides of the API client libraries: names separated by commas; `a/b` is b in a;
+`a(b,c)` selects several fields of a; `*` matches any. A name that is not in the response's schema is rejected.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ from importlib.resources import files
 from typing import Any
 
 Mask = dict[str, "Mask"]
-"""name -> what is asked of it; {}: all."""
+"""name -> mask of its fields; {}: all."""
 _TOKEN = re.compile(r"[A-Za-z0-9_*]+|[(),/]")
 
 
 class FieldsError(ValueError):
-    """The request's `fields` are not understood; the message says which."""
+    """Invalid `fields` parameter."""
 
 
 def parse(text: str) -> Mask:
-    """{}: nothing is said, so all is asked for. Raises FieldsError."""
+    """Parse `fields`; {} selects everything. Raises FieldsError."""
     if not text:
         return {}
     tokens = _TOKEN.findall(text)
@@ -58,7 +58,7 @@ def _several(tokens: list[str]) -> tuple[Mask, list[str]]:
 
 
 def check(mask: Mask, api: str, schema: str) -> None:
-    """Raise FieldsError for a name that the schema (of googleapiclient's discovery document) does not have."""
+    """Raise FieldsError for a name that is not in the schema (of googleapiclient's discovery document)."""
     schemas = _schemas(api)
     _check(mask, {"$ref": schema}, schemas)
 
@@ -80,7 +80,7 @@ def _check(mask: Mask, schema: Mapping[str, Any], schemas: Mapping[str, Any]) ->
 
 
 def pruned(value: Any, mask: Mask) -> Any:
-    """What of the value was asked for."""
+    """Return the selected part of the value."""
     if not mask:
         return value
     if isinstance(value, list):

@@ -1,4 +1,4 @@
-"""Import what the stand-in needs sooner or later: for a process that stand-ins are forked from (../program.py)."""
+"""Imports of the stand-in, for the process from which stand-ins are forked (../program.py)."""
 
 import google.cloud.aiplatform_v1.types
 import google.protobuf.json_format  # noqa: F401

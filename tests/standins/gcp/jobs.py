@@ -1,4 +1,4 @@
-"""Jobs on the Google Cloud stand-in's Compute Engine: see cloud_jobs.py."""
+"""Jobs on Compute Engine of the Google Cloud stand-in; see cloud_jobs.py."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ BUCKET = "jobs-of-tests"
 
 
 class GcpJobs(CloudJobs[Told, Remains]):
-    """In one project, in one bucket."""
+    """Jobs in one project and one bucket."""
 
     cloud = "gcp"
 
@@ -43,13 +43,14 @@ class GcpJobs(CloudJobs[Told, Remains]):
 
 
 def tags_of(machine: Told) -> dict[str, str]:
-    """As they were before they became labels."""
+    """Return the tags that the labels encode."""
     return from_labels(machine.labels)
 
 
 @contextlib.contextmanager
 def gcp_jobs(folder: Path, agents: Path, *, boot: bool = True) -> Iterator[GcpJobs]:
-    """`agents`: where agent files are kept from test to test. Nothing is left running afterwards."""
+    """Run jobs on a stand-in; all processes are ended on exit. `agents`: folder where agent files are kept from test to
+    test."""
     with gcp_process(boot=boot) as control:
         jobs = GcpJobs(control.url, folder)
         with settled(jobs, agents, gcp_environ(control.url, folder / "keys")):

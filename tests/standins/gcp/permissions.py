@@ -1,7 +1,7 @@
-"""Which permissions a method needs, as a table (permissions.csv), and who has them: Google's IAM, as far as tests ask.
+"""Google's IAM: the permissions that each method requires (permissions.csv), and the accounts that have them.
 
-A row says: this method of this service needs this permission, on the resource that the parameter `on` names (default:
-`resource`), when a parameter has a value (`when`: `name=glob`). A method without permissions has a row with none.
+A row says: this method of this service requires this permission on the resource that the parameter `on` names (default:
+`resource`), if a parameter has a value (`when`: `name=glob`). A method without permissions has a row with an empty one.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from ..faults import Call
 
 @dataclass(frozen=True)
 class Need:
-    """One row."""
+    """One row of permissions.csv."""
 
     service: str
     method: str
@@ -31,7 +31,7 @@ class Need:
 
 @dataclass(frozen=True)
 class Missing:
-    """A permission that the caller does not have."""
+    """A permission that the caller lacks."""
 
     permission: str
     resource: str
@@ -39,7 +39,7 @@ class Missing:
 
 @functools.cache
 def table() -> Mapping[tuple[str, str], tuple[Need, ...]]:
-    """Rows by service and method."""
+    """Return the rows by service and method."""
     found: dict[tuple[str, str], list[Need]] = {}
     with Path(__file__).with_name("permissions.csv").open(newline="") as file:
         for row in csv.DictReader(file):
@@ -49,15 +49,16 @@ def table() -> Mapping[tuple[str, str], tuple[Need, ...]]:
 
 
 class Policy:
-    """Who may do what: member -> its bindings, each {"permissions": […], "where": glob of the resource's name}."""
+    """Permissions by member: its bindings, each {"permissions": […], "where": glob of the resource's name}."""
 
     def __init__(self, bindings: Mapping[str, Iterable[Mapping[str, Any]]]) -> None:
         self._bindings = {member: list(given) for member, given in bindings.items()}
         self.used: set[tuple[str, str]] = set()
-        """(member, permission) that were asked for."""
+        """(member, permission) pairs that calls required."""
 
     def missing(self, call: Call) -> Missing | None:
-        """What the caller lacks for a call. Raises LookupError where the table does not know the method."""
+        """Return the first permission that the caller lacks for a call. Raises LookupError for a method without a
+        row."""
         rows = table().get((call.service, call.action))
         if rows is None:
             raise LookupError(f"permissions.csv has no row for {call.service} {call.action}")

@@ -1,8 +1,8 @@
 """IAM's service accounts and roles, the project's policy, Cloud Scheduler's jobs and Workflows' workflows.
 
-They are kept, checked against the discovery documents, and shown again. Nothing is scheduled, and no policy decides
-about a call: what `enforce` says does. After the API references; a deleted role can be undeleted for a week and its id
-not be used otherwise; a policy is written only with the etag it was read with, and has version 3 where a binding has a
+Resources are stored, checked against the discovery documents, and returned. Schedules do not run, and policies do not
+affect calls: only `enforce` does. As in the API references, a deleted role can be undeleted for a week, during which
+its id cannot be reused; writing a policy requires the etag with which it was read, and version 3 if a binding has a
 condition.
 """
 
@@ -26,7 +26,7 @@ _ROLE_ID = re.compile(r"[A-Za-z0-9_.]{3,64}")
 
 
 class Policies:
-    """IAM policies by the resource they are of."""
+    """IAM policies by resource."""
 
     def __init__(self) -> None:
         self._known: dict[str, Resource] = {}
@@ -36,7 +36,7 @@ class Policies:
         return self._known.get(name, {"version": 1, "etag": "BwAAAAAAAAA=", "bindings": []})
 
     def put(self, name: str, policy: Mapping[str, Any]) -> Resource:
-        """Raises RefusedError."""
+        """Store a policy. Raises RefusedError."""
         if policy.get("etag", self.get(name)["etag"]) != self.get(name)["etag"]:
             text = "There were concurrent policy changes. Please retry the whole read-modify-write with backoff."
             raise RefusedError("ABORTED", 409, text)
@@ -57,7 +57,7 @@ class Policies:
 
 
 class Rest(Service):
-    """One API of resources: method's id -> what does it, of the path's parameters, the query and the body."""
+    """API of stored resources: method's id -> function of the path's parameters, the query and the body."""
 
     api: str
 
@@ -65,7 +65,7 @@ class Rest(Service):
         self.project = project
         self.lock = threading.RLock()
         self.kept: dict[str, Resource] = {}
-        """By full name."""
+        """Full name -> resource."""
         self.methods: Mapping[str, Callable[[Match, Mapping[str, str], Resource], Resource]] = {}
 
     def call(self, request: Request) -> Call | None:
@@ -261,7 +261,7 @@ class Scheduler(Rest):
 
 
 class Workflows(Rest):
-    """Workflows: their operations are done when they are answered."""
+    """Workflows; operations are done when they are returned."""
 
     name = api = "workflows"
 

@@ -1,4 +1,4 @@
-"""The stand-in in a process of its own, ended with the test that started it; what there is of ours in the project."""
+"""The stand-in as a separate process that ends with its test, and a finder of leftover resources."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from .control import GcpControl
 from .project import LOOKER, PROJECT
 
 KEPT = "cloudgpu-closed-"
-"""Firewall rules of a network, which stay."""
+"""Prefix of a network's permanent firewall rules."""
 _READ_S = 180.0
 
 
 @contextlib.contextmanager
 def gcp_process(*, boot: bool = True) -> Iterator[GcpControl]:
-    """Its control. The stand-in ends when this process does, however that comes."""
+    """Run the stand-in; yield its control. The stand-in ends when this process does, even if that is killed."""
     with started("cloudgpu.tests.standins.gcp", boot=boot) as url:
         yield GcpControl(url)
 
 
 class Remains:
-    """Looks for everything of Compute Engine that is there: as a user would, through the API, as an account of its own.
+    """Finder of leftover Compute Engine resources, through the API as a user would, with a separate account.
 
     `folder` is for that account's key.
     """
@@ -47,7 +47,7 @@ class Remains:
         self._templates = compute_v1.InstanceTemplatesClient(**told)
 
     def find(self) -> dict[str, list[str]]:
-        """Names by kind; kinds of which nothing is there are left out. A stopped instance is there: its disk bills."""
+        """Return names by kind, without empty kinds. A stopped instance is included, since its disk is billed."""
         found = {
             "instances": _names(self._instances, "instances"),
             "disks": _names(self._disks, "disks"),
@@ -63,7 +63,7 @@ class Remains:
         return {kind: names for kind, names in found.items() if names}
 
     def delete(self, zone: str, instance: str) -> None:
-        """What somebody else may do."""
+        """Delete an instance, as another user may do."""
         self._instances.delete_unary(project=PROJECT, zone=zone, instance=instance, timeout=_READ_S)
 
 

@@ -1,4 +1,4 @@
-"""The one project of the stand-in: what its services share."""
+"""The stand-in's only project: state that its services share."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ NUMBER = "123456789012"
 
 
 def account(name: str) -> str:
-    """The email of a service account of the project."""
+    """Return the email of a service account of the project."""
     return f"{name}@{PROJECT}.iam.gserviceaccount.com"
 
 
 SUBMITTER = account("submitter")
-"""Who tests submit as: machines' calls are known by another account."""
+"""Account of the submitter in tests; machines use a different one."""
 LOOKER = account("looker")
-"""Who looks for what is left."""
+"""Account of Remains."""
 MACHINE = account("cloudgpu-machine")
-"""The service account that machines have by default."""
+"""Default service account of machines."""
 
 
 class Project:
-    """Of all services of one stand-in. `boot`: machines and containers really run."""
+    """Project of all services of a stand-in. `boot`: machines and containers really run."""
 
     id = PROJECT
     number = NUMBER
@@ -35,19 +35,19 @@ class Project:
     def __init__(self, *, boot: bool) -> None:
         self.boot = boot
         self.url = ""
-        """Of the stand-in; set before anything is served."""
+        """URL of the stand-in; set before requests are served."""
         self.app: Any = None
-        """The WSGI application of all APIs, for services that are reached in other ways, too."""
+        """WSGI application of all APIs, for services with other endpoints."""
         self.tokens = Tokens()
         self.over = threading.Event()
-        """The stand-in ends."""
+        """Set when the stand-in ends."""
         self._folder = tempfile.TemporaryDirectory(prefix="cloudgpu-gcp-")
         self.accounts: set[str] = {SUBMITTER, LOOKER, MACHINE}
-        """Service accounts that there are."""
+        """Existing service accounts."""
 
     @property
     def folder(self) -> Path:
-        """For disks and the like: it is deleted at the end."""
+        """Folder for disks and similar data; it is deleted at the end."""
         return Path(self._folder.name)
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""What the stand-in for one Google API is to the app that serves them all: requests in, answers out."""
+"""Interface between one Google API of the stand-in and the app that serves them all."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ ANY_SCOPE = "https://www.googleapis.com/auth/cloud-platform"
 
 @dataclass(frozen=True)
 class Request:
-    """One request, as it came."""
+    """One HTTP request."""
 
     method: str
     path: str
-    """Still percent-encoded, without the query."""
+    """Percent-encoded, without the query."""
     query: dict[str, str]
-    """Of a parameter that is there several times, the last."""
+    """Query parameters; of a repeated one, the last value."""
     headers: Mapping[str, str]
-    """By lower-case name."""
+    """Headers by lower-case name."""
     body: bytes
     caller: str
-    """The account of the bearer token; "": there is none."""
+    """Account of the bearer token; "": no token."""
     port: int
-    """The caller's, of the connection."""
+    """The caller's port of the connection."""
 
     def json(self) -> Any:
-        """The body; an empty one is {}. Raises RefusedError in the words of Google's front end."""
+        """Parse the body; an empty one is {}. Raises RefusedError with the message of Google's front end."""
         try:
             return json.loads(self.body or b"{}")
         except ValueError as error:
@@ -41,7 +41,7 @@ class Request:
 
 @dataclass
 class Response:
-    """What is answered. Content-Length is added by the app."""
+    """HTTP response. The app adds Content-Length."""
 
     status: int
     body: bytes = b""
@@ -49,7 +49,7 @@ class Response:
 
 
 class RefusedError(Exception):
-    """The service says no; the app answers with the service's own `error()`."""
+    """The service refuses the call; the app responds with the service's `error()`."""
 
     def __init__(self, code: str, status: int, message: str) -> None:
         super().__init__(message)
@@ -57,19 +57,19 @@ class RefusedError(Exception):
 
 
 class Service(ABC):
-    """One API. It keeps its own state, behind a lock of its own: requests come from many threads."""
+    """One API. Its state must be guarded by a lock, since requests come from many threads."""
 
     name: str
-    """In Call.service, permissions.csv and the control's verbs."""
+    """Name in Call.service, permissions.csv and the control's verbs."""
 
     @abstractmethod
     def call(self, request: Request) -> Call | None:
-        """What this request asks for; None: it is no route of this service.
+        """Parse a request; return None if it is no route of this service. Never raises.
 
         `action` is the method's id in Google's discovery document without the API's name (`instances.insert`,
-        `projects.locations.customJobs.create`); `params` are the texts of path, query and, flat, of the body that
-        rules and permissions look at; `params["resource"]` is the full name of what it is about, for roles that are
-        bound to some resources only. Never raises.
+        `projects.locations.customJobs.create`); `params` are the values from path, query and (flattened) body that
+        rules and permissions use; `params["resource"]` is the full name of the resource, for roles bound to specific
+        resources.
         """
 
     def admits_anybody(self, call: Call) -> bool:
@@ -78,14 +78,14 @@ class Service(ABC):
 
     @abstractmethod
     def answer(self, request: Request, call: Call) -> Response:
-        """Do it. May raise RefusedError."""
+        """Handle the call. May raise RefusedError."""
 
     @abstractmethod
     def error(self, code: str, status: int, message: str) -> Response:
-        """An error in the service's own form; `code` is the reason (`rateLimitExceeded`) or the status's name."""
+        """Return an error in the service's format; `code` is the reason (`rateLimitExceeded`) or the status's name."""
 
     def unauthenticated(self) -> Response:
-        """There is no token, or not a valid one."""
+        """Return the response to a missing or invalid token."""
         text = (
             "Request had invalid authentication credentials. Expected OAuth 2 access token, login cookie or other "
             "valid authentication credential. See https://developers.google.com/identity/sign-in/web/devconsole-project."
@@ -93,30 +93,30 @@ class Service(ABC):
         return self.error("authError", 401, text)
 
     def out_of_scope(self) -> Response:
-        """The token's scopes do not cover it."""
+        """Return the response to a token with insufficient scopes."""
         return self.error("insufficientPermissions", 403, "Request had insufficient authentication scopes.")
 
     def forbidden(self, permission: str, resource: str) -> Response:
-        """The account has not got a permission."""
+        """Return the response to a missing permission."""
         return self.error("forbidden", 403, f"Required '{permission}' permission for '{resource}'")
 
     def scopes(self, call: Call) -> Collection[str]:
-        """The OAuth scopes of which a token needs one for this."""
+        """Return the OAuth scopes of which a token needs one for this call."""
         return (ANY_SCOPE,)
 
     def verbs(self) -> Mapping[str, Callable[..., Any]]:
-        """What tests may do with it: `control.do("<name>/<verb>", …)`; arguments and results are JSON."""
+        """Return the control verbs of the service: `control.do("<name>/<verb>", …)`; arguments and results are JSON."""
         return {}
 
     def environ(self) -> Mapping[str, str]:
-        """Variables beside those of control.environ() that point clients to it, e.g. to a port of its own."""
+        """Return variables, beside those of control.environ(), that point clients to it, e.g. to a separate port."""
         return {}
 
     def reset(self) -> None:  # noqa: B027 - there may be nothing to do
-        """As at the start: nothing is there, nothing runs."""
+        """Restore the initial state and stop everything."""
 
     def close(self) -> None:  # noqa: B027
-        """The stand-in ends; called after reset()."""
+        """Close the service; called after reset()."""
 
 
 def answer_json(value: Any, status: int = 200) -> Response:
@@ -139,7 +139,7 @@ _STATUS = {
 
 
 def error_legacy(code: str, status: int, message: str, domain: str = "global") -> Response:
-    """As Compute Engine and Cloud Storage's JSON API say it: the reason stands in `errors`."""
+    """Return an error as Compute Engine and Cloud Storage's JSON API do: the reason is in `errors`."""
     told = {"message": message, "domain": domain, "reason": code}
     error: dict[str, Any] = {"code": status, "message": message, "errors": [told]}
     if status in _STATUS:
@@ -148,7 +148,8 @@ def error_legacy(code: str, status: int, message: str, domain: str = "global") -
 
 
 def error_one_platform(code: str, status: int, message: str, domain: str = "googleapis.com") -> Response:
-    """As the newer APIs say it (google.rpc.Status); a code that is no status' name goes into an ErrorInfo's reason."""
+    """Return an error as newer APIs do (google.rpc.Status); a code that is no status's name becomes an ErrorInfo's
+    reason."""
     error: dict[str, Any] = {"code": status, "message": message}
     if code in _STATUS.values():
         error["status"] = code

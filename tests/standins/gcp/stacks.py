@@ -1,4 +1,4 @@
-"""An infra stack in the stand-in's project, as one that `cloudgpu infra up` has made is known here."""
+"""An infra stack in the stand-in's project, as created by `cloudgpu infra up`."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from .project import PROJECT, account
 REGION = "us-central1"
 NETWORK = f"cloudgpu-{REGION}"
 ROLE = account(NETWORK)
-"""Who its machines are."""
+"""Service account of its machines."""
 
 
 def stand(control: GceControl, job_dir: str, role: str = ROLE) -> Infrastructure:
-    """Make its network and the machines' account, and take note of it in the state directory."""
+    """Create the network and the machines' account, and save the outputs in the state directory."""
     control.add_network(NETWORK, regions=[REGION], private_access=True)
     control.add_account(role)
     subnet = f"https://www.googleapis.com/compute/v1/projects/{PROJECT}/regions/{REGION}/subnetworks/{NETWORK}"

@@ -1,6 +1,6 @@
-"""Service accounts of the stand-in: real RSA keys, `/token`, self-signed JWTs, and the tokens that machines get.
+"""Service accounts of the stand-in: RSA keys, `/token`, self-signed JWTs, and tokens of machines.
 
-After "Using OAuth 2.0 for Server to Server Applications" (developers.google.com/identity/protocols/oauth2) and
+They follow "Using OAuth 2.0 for Server to Server Applications" (developers.google.com/identity/protocols/oauth2) and
 AIP-4111 (self-signed JWTs).
 """
 
@@ -23,16 +23,16 @@ from .service import Request, Response, Service, answer_json
 GRANT = "urn:ietf:params:oauth:grant-type:jwt-bearer"
 TOKEN_S = 3_600
 _AUDIENCE = "https://oauth2.googleapis.com/token"
-"""What google-auth names, whatever token_uri the key file says."""
+"""Audience that google-auth uses, regardless of the key file's token_uri."""
 
 
 @dataclass(frozen=True)
 class Identity:
-    """Who a token is of, and what it may be used for."""
+    """Account and scopes of a token."""
 
     email: str
     scopes: frozenset[str]
-    """Empty: any."""
+    """OAuth scopes; empty: any."""
 
 
 class Tokens:
@@ -46,7 +46,7 @@ class Tokens:
         self._given_to: dict[str, int] = {}
 
     def key_file(self, email: str, project: str, token_uri: str) -> dict[str, str]:
-        """A key of this account, as `gcloud iam service-accounts keys create` writes it."""
+        """Return a key of this account, as `gcloud iam service-accounts keys create` writes it."""
         key = _private_key()
         identity = hashlib.sha256(email.encode()).hexdigest()[:40]
         with self._lock:
@@ -64,7 +64,7 @@ class Tokens:
         }
 
     def issue(self, email: str, scopes: frozenset[str] = frozenset(), lasts_s: float = TOKEN_S) -> str:
-        """A new access token."""
+        """Return a new access token."""
         token = f"ya29.{secrets.token_urlsafe(32)}"
         with self._lock:
             self._given[token] = (Identity(email, scopes), time.time() + lasts_s)
@@ -72,17 +72,18 @@ class Tokens:
         return token
 
     def revoke(self, email: str) -> None:
-        """All of an account's tokens end."""
+        """Invalidate all tokens of an account."""
         with self._lock:
             self._given = {token: held for token, held in self._given.items() if held[0].email != email}
 
     def given_to(self, email: str) -> int:
-        """How many access tokens it got."""
+        """Return the number of access tokens issued to an account."""
         with self._lock:
             return self._given_to.get(email, 0)
 
     def who(self, token: str) -> Identity | None:
-        """Of a bearer token: one that was issued here, or a JWT signed with a key from here. None: not valid."""
+        """Return the identity of a bearer token: one that was issued here, or a JWT signed with a key from here. None:
+        invalid."""
         with self._lock:
             held = self._given.get(token)
         if held is not None:
@@ -93,7 +94,7 @@ class Tokens:
         return Identity(str(claims["iss"]), frozenset(str(claims.get("scope") or "").split()))
 
     def exchange(self, form: Mapping[str, str], token_uri: str) -> dict[str, Any]:
-        """An access token for a signed assertion. Raises ValueError with OAuth's error code."""
+        """Return an access token for a signed assertion. Raises ValueError with OAuth's error code."""
         if form.get("grant_type") != GRANT:
             raise ValueError("unsupported_grant_type")
         claims = self._verified(form.get("assertion", ""))
@@ -106,7 +107,7 @@ class Tokens:
         return {"access_token": token, "expires_in": TOKEN_S - 1, "token_type": "Bearer"}
 
     def _verified(self, token: str) -> dict[str, Any] | None:
-        """The claims of a JWT whose signature, key, issuer and times are right."""
+        """Return the claims of a JWT with valid signature, key, issuer and times, or None."""
         from google.auth import exceptions, jwt
 
         try:
@@ -121,7 +122,8 @@ class Tokens:
 
 @functools.cache
 def _key_pair() -> tuple[str, bytes]:
-    """Private and public, as PEM. One for all accounts of a process, told apart by key id: making one takes long."""
+    """Return private and public key as PEM. All accounts share them, with different key ids, since generating a key is
+    slow."""
     from cryptography.hazmat.primitives import serialization as s
     from cryptography.hazmat.primitives.asymmetric import rsa
 

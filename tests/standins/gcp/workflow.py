@@ -1,16 +1,16 @@
-"""Google Cloud Workflows, as far as a workflow of ours needs it: its steps are carried out here, its calls over HTTP.
+"""Interpreter for the subset of Google Cloud Workflows that cloudgpu's workflow uses; its calls go over HTTP.
 
     run(source, send, environ={"GOOGLE_CLOUD_PROJECT_ID": "p"}, now=1_700_000_000.0) -> Ran(value, log)
 
-With `may_log` False its account lacks `logging.logEntries.create`, which sys.log needs.
+With `may_log` False its account lacks `logging.logEntries.create`, which sys.log requires.
 
-After Workflows' syntax reference and standard library: steps with assign, call, switch, for, try/except, next and
-return; subworkflows; expressions of names, members, indexes, `+`, `or`,
-comparisons, lists and calls. What is not there is an
-error. Variables that a `for` or an `except` sets first are its own.
+It follows Workflows' syntax reference and standard library: steps with assign, call, switch, for, try/except, next and
+return; subworkflows; expressions of names, members, indexes, `+`, `or`, comparisons, lists and calls. Anything else is
+an error. Variables that are first set in a `for` or `except` are local to it.
 
-Known to differ: values are Python's, of which more go together with `+`; there are no limits and no retries. That
-sys.log fails without its right is an assumption: that it takes one is documented, not what becomes of the step.
+Known differences: values are Python's, so `+` accepts more types; there are no limits and no retries. That sys.log
+fails without its permission is an assumption: the documentation names the permission, but not the effect of its
+absence.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from typing import Any
 import yaml
 
 Send = Callable[[str, str, Mapping[str, Any]], Any]
-"""(HTTP method, url, arguments of the call) -> the answer's body; raises what the call failed with."""
+"""(HTTP method, url, arguments of the call) -> the response's body; raises the call's error."""
 _EXPRESSION = re.compile(r"\$\{(.*)\}", re.DOTALL)
 _COMPARE: dict[type[ast.cmpop], Callable[[Any, Any], bool]] = {
     ast.Eq: operator.eq,
@@ -39,7 +39,7 @@ _COMPARE: dict[type[ast.cmpop], Callable[[Any, Any], bool]] = {
 
 @dataclass
 class Ran:
-    """What came of it."""
+    """Result and log of a run."""
 
     value: Any = None
     log: list[Any] = field(default_factory=list)
@@ -58,7 +58,7 @@ class _Return(Exception):  # noqa: N818
 
 
 def run(source: str, send: Send, *, environ: Mapping[str, str], now: float, may_log: bool = True) -> Ran:
-    """Raises what the workflow fails with."""
+    """Run a workflow. Raises the workflow's error."""
     ran = Ran()
     ran.value = _Workflow(yaml.safe_load(source), send, environ, now, ran.log if may_log else None).call("main", {})
     return ran
@@ -135,7 +135,7 @@ class _Workflow:
             self._step(step["try"], known)
         except (_Return, _Jump):
             raise
-        except Exception as error:  # noqa: BLE001 - whatever it is, the workflow is told
+        except Exception as error:  # noqa: BLE001 - the workflow handles any error
             inner = {**known, step["except"]["as"]: str(error)}
             self._steps(step["except"]["steps"], inner)
             known |= {name: value for name, value in inner.items() if name != step["except"]["as"]}
@@ -186,7 +186,7 @@ class _Workflow:
 
 
 def _get(value: Any, path: Any) -> Any:
-    """None: something of the path is not there."""
+    """Return the value at a path, or None if a part of it is missing."""
     for key in path if isinstance(path, list) else [path]:
         if not isinstance(value, Mapping) or key not in value:
             return None

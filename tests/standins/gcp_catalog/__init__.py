@@ -1,1 +1,1 @@
-"""What Google's read-only APIs beside Compute Engine tell: Cloud Billing's price list, Cloud Quotas."""
+"""Google's read-only APIs beside Compute Engine: Cloud Billing's price list, and Cloud Quotas."""

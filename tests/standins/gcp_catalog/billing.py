@@ -1,8 +1,8 @@
-"""Cloud Billing's catalogue of SKUs, as far as Compute Engine's prices go.
+"""Cloud Billing's catalogue of SKUs, restricted to Compute Engine's prices.
 
-Shapes are the discovery document's. Descriptions (skus.csv) are Google's own as public programs quote them, those of
-other ways to buy included; prices of us-central1 that are quoted alike in several of them are the true ones of 2026,
-the others made up. In every other region all is dearer by a tenth.
+Shapes follow the discovery document. Descriptions (skus.csv) are Google's, as quoted by public programs, including
+those of other purchase options. Prices of us-central1 that several of them quote alike are the real ones of 2026; the
+others are invented. All other regions cost 10% more.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from ..gcp.service import RefusedError, Request, Response, Service, answer_json,
 
 COMPUTE = "6F81-5844-456A"
 _PLACES = {"us-central1": "Americas", "us-east1": "South Carolina", "europe-west4": "Netherlands", "europe-west1": ""}
-"""region -> as descriptions call it; `Americas` is of several."""
+"""region -> its name in descriptions; `Americas` covers several regions"""
 _MOST = 5_000
 
 
 class Billing(Service):
-    """Prices are public: a token is needed, no permission."""
+    """Price list API. It requires a token but no permission."""
 
     name = "cloudbilling"
 
@@ -66,7 +66,7 @@ class Billing(Service):
         return answer_json(pruned({"skus": page, "nextPageToken": token}, mask))
 
     _page = 40
-    """So that lists have pages."""
+    """Maximum page size, small enough that listings have several pages."""
 
     def error(self, code: str, status: int, message: str) -> Response:
         return error_one_platform(code, status, message)
@@ -79,11 +79,11 @@ class Billing(Service):
         self._prices.clear()
 
     def _add(self, sku: dict[str, Any]) -> None:
-        """One entry more, as the API has it."""
+        """Add an entry in the API's format."""
         self._more.append(sku)
 
     def _price(self, description: str, usd: str) -> None:
-        """What an entry costs from now on."""
+        """Set an entry's price."""
         self._prices[description] = usd
 
     def _priced(self, sku: dict[str, Any]) -> dict[str, Any]:
@@ -94,7 +94,7 @@ class Billing(Service):
 def sku(
     description: str, regions: list[str], usd: str, unit: str = "h", usage_type: str = "OnDemand"
 ) -> dict[str, Any]:
-    """An entry for `add`."""
+    """Return an entry for `add`."""
     number = f"{zlib.crc32(' '.join([description, *regions]).encode()):08X}"
     return {
         "name": f"services/{COMPUTE}/skus/{number}",

@@ -1,9 +1,9 @@
-"""The Cloud Quotas API: one quota's limits, by region and GPU family.
+"""The Cloud Quotas API: limits of a quota by region and GPU family.
 
-Shapes are those of the API's reference (QuotaInfo, "Get quota info for a service-specific dimension"): an entry without
-dimensions holds wherever no other does; values are texts; a dimension without a limit of its own has empty details.
-google-api-python-client has no discovery document of this API. Which quotas there are is quotas.csv's: ids as in
-Google's documentation and samples, and as public programs quote them.
+Shapes follow the API's reference (QuotaInfo, "Get quota info for a service-specific dimension"): an entry without
+dimensions applies wherever no other does; values are texts; a dimension without a limit has empty details.
+google-api-python-client has no discovery document of this API. quotas.csv lists the quotas, with ids from Google's
+documentation and samples and from public programs.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _ROUTE = re.compile(r"/v1/projects/([^/]+)/locations/([^/]+)/services/([^/]+)/qu
 
 
 class CloudQuotas(Service):
-    """Of one project."""
+    """Cloud Quotas of one project."""
 
     name = "cloudquotas"
 
@@ -83,7 +83,7 @@ class CloudQuotas(Service):
             self._infos.clear()
 
     def _set(self, service: str, quota: str, infos: list[dict[str, Any]]) -> None:
-        """dimensionsInfos, as the API has them."""
+        """Set a quota's dimensionsInfos, in the API's format."""
         if (service, quota) not in _default():
             raise ValueError(f"quotas.csv has no {quota} of {service}")
         with self._lock:
@@ -92,7 +92,7 @@ class CloudQuotas(Service):
 
 @functools.cache
 def _default() -> Mapping[tuple[str, str], list[dict[str, Any]]]:
-    """(service, quota) -> dimensionsInfos."""
+    """Return (service, quota) -> dimensionsInfos."""
     with Path(__file__).with_name("quotas.csv").open(newline="") as file:
         return {(row["service"], row["quota"]): [_everywhere(row["value"])] for row in csv.DictReader(file)}
 

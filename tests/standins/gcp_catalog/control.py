@@ -1,4 +1,4 @@
-"""A test's hold on Cloud Billing's price list and Cloud Quotas."""
+"""Test client for Cloud Billing's price list and Cloud Quotas."""
 
 from __future__ import annotations
 
@@ -12,18 +12,19 @@ COMPUTE, VERTEX = "compute.googleapis.com", "aiplatform.googleapis.com"
 
 
 class CatalogControl(GceControl):
-    """Made of the stand-in's URL."""
+    """Control by the stand-in's URL."""
 
     def add_sku(self, description: str, region: str, usd: str, **more: str) -> None:
-        """One entry more of the price list: `unit`, `usage_type`."""
+        """Add an entry to the price list; `more`: `unit`, `usage_type`."""
         self.do("cloudbilling/add", sku=sku(description, [region], usd, **more))
 
     def set_price(self, description: str, usd: str) -> None:
-        """Of an entry, wherever it holds."""
+        """Set the price of an entry in all its regions."""
         self.do("cloudbilling/price", description=description, usd=usd)
 
     def set_cloud_quota(self, service: str, quota: str, *limits: tuple[Mapping[str, str], int | None]) -> None:
-        """(dimensions, limit; None: none is told) of a quota; no dimensions: holds in all regions without their own."""
+        """Set a quota's limits as (dimensions, limit); limit None: not reported; no dimensions: for regions without an
+        entry."""
         infos: list[dict[str, Any]] = [
             {
                 "dimensions": dict(dimensions),

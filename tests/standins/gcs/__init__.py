@@ -1,7 +1,7 @@
-"""Cloud Storage on the loopback: one store behind two APIs, XML as obstore speaks it and JSON as Google's own client.
+"""Cloud Storage on loopback: one store behind two APIs, XML as obstore uses it and JSON as Google's client does.
 
-`store.py` is what is kept and under which conditions it changes; `xml_api.py` and `json_api.py` are two services of
-tests/standins/gcp (one process, one port); `control.py` is a test's hold on it.
+`store.py` holds the objects and their preconditions; `xml_api.py` and `json_api.py` are two services of
+tests/standins/gcp (one process, one port); `control.py` is the test's client.
 """
 
 from .control import GcsControl

@@ -1,4 +1,4 @@
-"""A test's hold on the store."""
+"""Test client of the store, and the verbs that it calls."""
 
 from __future__ import annotations
 
@@ -10,32 +10,32 @@ from .store import NAME, Store
 
 
 class GcsControl(Control):
-    """Of Cloud Storage only; made of the URL of the whole stand-in."""
+    """Control of Cloud Storage only, by the URL of the whole stand-in."""
 
     def make_bucket(self, name: str, location: str = "US", *, public: bool = False) -> None:
-        """`public`: callers without a login, as clients of an emulator are, may do everything in it."""
+        """Create a bucket. `public`: callers without a login, such as clients of an emulator, have full access."""
         self.do(f"{NAME}/make_bucket", name=name, location=location, public=public)
 
     def objects(self, bucket: str) -> dict[str, int]:
-        """Name -> generation."""
+        """Return name -> generation of a bucket's objects."""
         found: dict[str, int] = self.do(f"{NAME}/objects", bucket=bucket)
         return found
 
     def uploads(self) -> int:
-        """How many are begun and neither complete nor aborted."""
+        """Return the number of unfinished uploads."""
         return int(self.do(f"{NAME}/uploads"))
 
     def limit_updates(self, seconds: float) -> None:
-        """An object that was changed less long ago cannot be changed: as Cloud Storage has it, by 1 second."""
+        """Refuse to change an object that was changed within `seconds`; Cloud Storage's limit is 1 second."""
         self.do(f"{NAME}/limit_updates", seconds=seconds)
 
     def blind(self, *accounts: str) -> None:
-        """They may not list: what is not there is forbidden to them."""
+        """Forbid these accounts to list, so that a missing object is reported as forbidden to them."""
         self.do(f"{NAME}/blind", accounts=accounts)
 
 
 def verbs(store: Store) -> Mapping[str, Callable[..., Any]]:
-    """What the control asks for."""
+    """Return the control's verbs for a store."""
 
     def objects(bucket: str) -> dict[str, int]:
         with store.lock:

@@ -1,7 +1,7 @@
 """The JSON API: objects as resources; simple, multipart and resumable uploads.
 
-After cloud.google.com/storage/docs/json_api: "Objects", "Resumable uploads", "HTTP status and error codes for JSON";
-names, parameters and methods as in Google's discovery document.
+It follows cloud.google.com/storage/docs/json_api: "Objects", "Resumable uploads", "HTTP status and error codes for
+JSON"; names, parameters and methods are those of Google's discovery document.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from .shared import StorageService, number, read_conditions, read_hashes, served
 from .store import Conditions, Thing, Upload, encoded
 
 QUANTUM = 256 << 10
-"""Every chunk of a resumable upload but the last is a multiple of this."""
+"""Bytes; every chunk of a resumable upload except the last must be a multiple of it."""
 PAGE = 1_000
 _ROUTE = re.compile(r"/(?P<kind>(?:resumable/)?upload/|download/)?storage/v1/b(?:/(?P<bucket>[^/]+)(?P<rest>/.*)?)?")
 _REASONS = {
@@ -36,11 +36,11 @@ _REASONS = {
     "InvalidArgument": "invalid",
     "InvalidObjectName": "invalid",
 }
-"""Code of the XML API -> reason here."""
+"""Code of the XML API -> reason in the JSON API."""
 
 
 class JsonApi(StorageService):
-    """`/storage/v1/…` and its two companions."""
+    """`/storage/v1/…`, and the same with /upload and /download."""
 
     def call(self, request: Request) -> Call | None:
         found = _ROUTE.fullmatch(request.path)
@@ -142,7 +142,7 @@ class JsonApi(StorageService):
             return answer_json(resource(self.store.patch(found, kept, body.get("contentType", found.content_type))))
 
     def _rewrite(self, request: Request, call: Call) -> Response:
-        """And `copy`, which is the same in one call."""
+        """Rewrite an object, or copy it, in one call."""
         bucket, name = call.params["source"].removeprefix("projects/_/buckets/").split("/objects/", 1)
         with self.store.lock:
             found = self.store.get(bucket, name, request.caller)
@@ -173,7 +173,7 @@ class JsonApi(StorageService):
     # -- uploads
 
     def _insert(self, request: Request, call: Call) -> Response:
-        """uploadType media, multipart, or resumable: then only a session begins."""
+        """Store an object by uploadType media or multipart, or begin a resumable session."""
         bucket, name, how = call.params["bucket"], call.params["name"], request.query.get("uploadType")
         kind, data = request.headers.get("content-type", ""), request.body
         told: dict[str, Any] = {}
@@ -203,7 +203,7 @@ class JsonApi(StorageService):
         return Response(200, b"", {"Location": where, "X-GUploader-UploadID": identity})
 
     def _resume(self, request: Request, call: Call) -> Response:
-        """A chunk of a session, or the question how much of it is there (`bytes */N`)."""
+        """Receive a chunk of a session, or report the received length (`bytes */N`)."""
         identity = request.query["upload_id"]
         if request.method == "DELETE":
             self.store.uploads.pop(identity, None)
@@ -231,7 +231,7 @@ class JsonApi(StorageService):
             return answer_json(resource(session.done))
 
     def _take(self, session: Upload, start: int, data: bytes, total: int | None) -> None:
-        """Bytes that are there already are passed over; a gap is refused."""
+        """Append a chunk, skipping bytes already received; refuse a gap."""
         if start > len(session.received):
             raise RefusedError("invalid", 400, f"Bytes from {len(session.received)} are expected, not from {start}.")
         is_last = total is not None and start + len(data) == total
@@ -252,7 +252,7 @@ class JsonApi(StorageService):
         return answer_json(self._told_bucket(name))
 
     def _patch_bucket(self, request: Request, call: Call) -> Response:
-        """None takes a field away."""
+        """Change a bucket; a null value removes the field."""
         body, name = _checked(_without_nulls(request.json()), "Bucket"), call.params["bucket"]
         self.store.bucket(name)
         known = self.store.settings.setdefault(name, {})
@@ -266,7 +266,7 @@ class JsonApi(StorageService):
         return Response(204)
 
     def _policy(self, request: Request, call: Call) -> Response:
-        """As older clients know it where there is a condition: without, and not to be written back so."""
+        """Return a bucket's policy; conditional bindings are omitted for clients of older policy versions."""
         self.store.bucket(call.params["bucket"])
         found = self.store.policies.get(call.params["bucket"])
         if int(request.query.get("optionsRequestedPolicyVersion", 1)) < 3:
@@ -298,7 +298,7 @@ class JsonApi(StorageService):
 
 
 def resource(thing: Thing) -> dict[str, Any]:
-    """As the API describes an object."""
+    """Return the API's representation of an object."""
     stamp = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(thing.created)) + f".{int(thing.created % 1 * 1000):03d}Z"
     told: dict[str, Any] = {
         "kind": "storage#object",
@@ -323,14 +323,14 @@ def resource(thing: Thing) -> dict[str, Any]:
 
 
 class _Route(NamedTuple):
-    """What a path below `/b` is about."""
+    """Action and resources of a path below `/b`."""
 
     action: str | None
-    """Method of the API; None: not known here."""
+    """Method of the API; None: unknown."""
     name: str = ""
-    """The object, "" for the bucket; of two, the source."""
+    """Object name, "" for the bucket; for a copy, the source."""
     target: tuple[str, str] | None = None
-    """Bucket and object to which it is copied."""
+    """Destination bucket and object of a copy."""
 
 
 def _route(method: str, bucket: str, rest: str) -> _Route:
@@ -352,7 +352,7 @@ def _route(method: str, bucket: str, rest: str) -> _Route:
 
 
 def _checked(body: dict[str, Any], schema: str) -> dict[str, Any]:
-    """Raises RefusedError for what the discovery document does not know."""
+    """Check a body against the discovery document. Raises RefusedError for unknown fields."""
     if faults := discovery("storage", "v1").faults(schema, body):
         raise RefusedError("invalid", 400, f"Invalid JSON payload received. {'; '.join(faults)}")
     return body
@@ -371,12 +371,12 @@ def _hashes(thing: Thing) -> dict[str, str]:
 
 
 def _told_hashes(told: dict[str, Any]) -> dict[str, str]:
-    """What an object's resource says of its content."""
+    """Return the content's hashes in an object's resource."""
     return {kind: told[key] for kind, key in (("md5", "md5Hash"), ("crc32c", "crc32c")) if told.get(key)}
 
 
 def _related(request: Request) -> tuple[dict[str, Any], str, bytes]:
-    """multipart/related: the resource, then the content with its type. Raises RefusedError."""
+    """Parse multipart/related: the resource, then content type and content. Raises RefusedError."""
     found = re.search(r'boundary="?([^";]+)"?', request.headers.get("content-type", ""))
     marks = [mark.start() for mark in re.finditer(re.escape(f"--{found[1]}".encode()), request.body)] if found else []
     if found is None or len(marks) < 3:
@@ -389,13 +389,13 @@ def _related(request: Request) -> tuple[dict[str, Any], str, bytes]:
 
 
 def _name_in_body(request: Request) -> str:
-    """Of an upload whose URL does not say it."""
+    """Return the object's name from the body, for an upload whose URL does not have it."""
     found = re.search(rb'"name":\s*("(?:[^"\\]|\\.)*")', request.body[:65_536])
     return str(json.loads(found[1])) if found else ""
 
 
 def _span(header: str | None, length: int) -> tuple[int | None, int | None]:
-    """Where a chunk begins, None: there is none; and the whole size, None: it is not known yet."""
+    """Return the chunk's offset (None: no chunk) and the total size (None: not known yet). Raises RefusedError."""
     if header is None:
         return 0, length
     found = re.fullmatch(r"bytes (?:(\d+)-(\d+)|\*)/(\d+|\*)", header)

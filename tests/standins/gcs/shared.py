@@ -1,4 +1,4 @@
-"""What the XML API and the JSON API have in common as services of the stand-in."""
+"""Shared parts of the XML and JSON APIs."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ _stores: weakref.WeakKeyDictionary[Project, Store] = weakref.WeakKeyDictionary()
 
 
 def store_of(project: Project) -> Store:
-    """The one store of a project, behind both of its services."""
+    """Return the project's store, which both of its services use."""
     return _stores.setdefault(project, Store())
 
 
 class StorageService(Service):
-    """Either API."""
+    """Base of both APIs."""
 
     name = NAME
 
@@ -34,7 +34,7 @@ class StorageService(Service):
         return (ANY_SCOPE, *(f"{_SCOPE}.{kind}" for kind in kinds))
 
     def made_call(self, request: Request, action: str, bucket: str, name: str = "", **params: str) -> Call:
-        """With the resource's name as IAM has it, and whether there is such an object already."""
+        """Return a Call with the resource's IAM name and whether the object exists."""
         resource = f"projects/_/buckets/{bucket}" + (f"/objects/{name}" if name else "")
         there = "true" if name and self.store.find(bucket, name) else "false"
         known = {"bucket": bucket, "name": name, "resource": resource, "exists": there}
@@ -42,7 +42,7 @@ class StorageService(Service):
         return Call(NAME, "", action, request.caller, {**request.query, **known, **params})
 
     def admits_anybody(self, call: Call) -> bool:
-        """To a public bucket, and to read that there is none."""
+        """Allow calls without a login to public buckets, and to buckets that do not exist (to report that)."""
         bucket = call.params["bucket"]
         return bucket in self.store.public or (bucket != "" and bucket not in self.store.buckets)
 
@@ -51,7 +51,7 @@ class StorageService(Service):
 
 
 def number(text: str | None) -> int | None:
-    """Of a header or a parameter that may be missing. Raises RefusedError."""
+    """Parse a number in an optional header or parameter. Raises RefusedError."""
     if text is None or text == "":
         return None
     if not text.isdecimal():
@@ -60,17 +60,17 @@ def number(text: str | None) -> int | None:
 
 
 def read_conditions(told: Mapping[str, str], generation: str, not_generation: str, metageneration: str) -> Conditions:
-    """By the names under which an API has them."""
+    """Read preconditions by an API's names for them."""
     return Conditions(number(told.get(generation)), number(told.get(not_generation)), number(told.get(metageneration)))
 
 
 def read_hashes(header: str) -> dict[str, str]:
-    """`x-goog-hash: crc32c=AAAAAA==,md5=…`."""
+    """Parse `x-goog-hash: crc32c=AAAAAA==,md5=…`."""
     return dict(part.strip().partition("=")[::2] for part in header.split(",") if "=" in part)
 
 
 def served(thing: Thing, span: str | None, headers: dict[str, str]) -> Response:
-    """The content, or the part of it that `Range` names. Raises RefusedError."""
+    """Return the content, or the part named by `Range`. Raises RefusedError."""
     size = len(thing.data)
     if not span:
         return Response(200, thing.data, headers | {"Content-Length": str(size)})

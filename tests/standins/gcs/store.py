@@ -1,7 +1,7 @@
-"""Buckets and objects with generations: what is kept, and under which conditions it changes. Of no API.
+"""Buckets and objects with generations and preconditions, independent of the APIs.
 
-After "Object versioning and generations", "Request preconditions", "Hashes and ETags", "Object naming" and "Quotas &
-limits" (one update of an object a second) of cloud.google.com/storage/docs.
+It follows "Object versioning and generations", "Request preconditions", "Hashes and ETags", "Object naming" and "Quotas
+& limits" (one update of an object per second) of cloud.google.com/storage/docs.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from ..gcp.platform import Policies
 from ..gcp.service import RefusedError
 
 NAME = "storage"
-"""Of both services, as rules, permissions and the control's verbs have it."""
+"""Name of both services in rules, permissions and control verbs."""
 MIN_PART = 5 << 20
-"""Of all parts of a multipart upload but the last."""
+"""Minimum size in bytes of the parts of a multipart upload, except the last."""
 MAX_NAME = 1_024
-"""Bytes of an object's name, in UTF-8."""
+"""Maximum length of an object's name in UTF-8 bytes."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class Thing:
     metadata: Mapping[str, str] = field(default_factory=dict)
     metageneration: int = 1
     parts: int = 0
-    """That it was put together of: then it has no MD5."""
+    """Number of parts that it was composed of; such an object has no MD5."""
 
     @property
     def md5(self) -> bytes | None:
@@ -49,12 +49,12 @@ class Thing:
 
     @property
     def crc32c(self) -> str:
-        """In base64, big-endian."""
+        """Checksum in base64, big-endian."""
         return encoded(google_crc32c.value(self.data).to_bytes(4, "big"))
 
     @property
     def etag(self) -> str:
-        """Of the XML API, without its quotes. That of the JSON API is of the generation."""
+        """ETag of the XML API, without quotes. The JSON API's is derived from the generation."""
         if self.md5 is not None:
             return self.md5.hex()
         return f"{hashlib.md5(str(self.generation).encode(), usedforsecurity=False).hexdigest()}-{self.parts}"
@@ -62,14 +62,14 @@ class Thing:
 
 @dataclass(frozen=True)
 class Conditions:
-    """What must hold of the object that is there; generation 0: there is none."""
+    """Preconditions on the existing object; generation 0: it must not exist."""
 
     generation: int | None = None
     not_generation: int | None = None
     metageneration: int | None = None
 
     def check(self, found: Thing | None) -> None:
-        """Raises RefusedError: 412, or 304 for a read."""
+        """Check the existing object. Raises RefusedError: 412, or 304 for a read."""
         there = found.generation if found else 0
         if self.generation is not None and there != self.generation:
             refuse_condition()
@@ -84,7 +84,7 @@ ALWAYS = Conditions()
 
 @dataclass
 class Upload:
-    """A multipart upload (XML), or a resumable one (JSON), that is not complete."""
+    """An unfinished multipart upload (XML) or resumable upload (JSON)."""
 
     bucket: str
     name: str
@@ -95,21 +95,21 @@ class Upload:
     parts: dict[int, bytes] = field(default_factory=dict)
     received: bytearray = field(default_factory=bytearray)
     done: Thing | None = None
-    """Of a resumable upload whose last answer may have been lost: it is given again."""
+    """Result of a completed resumable upload, returned again if the client lost the response."""
 
 
 @dataclass(frozen=True)
 class Page:
-    """One page of a listing, in the order of names' bytes."""
+    """One page of a listing, in byte order of names."""
 
     things: Sequence[Thing]
     folders: Sequence[str]
     after: str
-    """Where the next page begins; "": there is none."""
+    """Start of the next page; "": this is the last one."""
 
 
 class Store:
-    """All of a project's. Any thread may use it; every method is atomic."""
+    """Thread-safe store of a project's objects; every method is atomic."""
 
     def __init__(self, clock: Callable[[], float] = time.time) -> None:
         self._clock = clock
@@ -117,21 +117,21 @@ class Store:
         self.buckets: dict[str, dict[str, Thing]] = {}
         self.locations: dict[str, str] = {}
         self.settings: dict[str, dict[str, Any]] = {}
-        """By bucket, as its maker said them."""
+        """Bucket -> settings from its creator."""
         self.policies = Policies()
-        """Of buckets."""
+        """IAM policies of buckets."""
         self.uploads: dict[str, Upload] = {}
         self.update_limit_s = 0.0
-        """So long after a change of an object the next one is refused; 0: never."""
+        """Seconds after a change of an object during which another is refused; 0: no limit."""
         self.blind: set[str] = set()
-        """Accounts that may not list: to them what is not there is forbidden."""
+        """Accounts that may not list: a missing object is reported as forbidden to them."""
         self.public: set[str] = set()
-        """Buckets in which everybody may do everything, as `allUsers` of a bucket's policy."""
+        """Buckets with full access for everyone, like `allUsers` in a bucket's policy."""
         self._numbers = itertools.count(1)
         self._last = 0
 
     def clear(self) -> None:
-        """As at the start."""
+        """Restore the initial state."""
         with self.lock:
             for kept in (self.buckets, self.locations, self.settings, self.uploads, self.blind, self.public):
                 kept.clear()
@@ -139,7 +139,7 @@ class Store:
             self.update_limit_s = 0.0
 
     def make_bucket(self, name: str, location: str = "US", *, public: bool = False) -> None:
-        """Raises RefusedError."""
+        """Create a bucket. Raises RefusedError."""
         with self.lock:
             if name in self.buckets:
                 raise RefusedError("conflict", 409, "The requested bucket name is not available.")
@@ -148,7 +148,7 @@ class Store:
                 self.public.add(name)
 
     def delete_bucket(self, name: str) -> None:
-        """Only an empty one. Raises RefusedError."""
+        """Delete an empty bucket. Raises RefusedError."""
         with self.lock:
             if self.bucket(name):
                 raise RefusedError("conflict", 409, "The bucket you tried to delete is not empty.")
@@ -157,18 +157,18 @@ class Store:
             self.policies.forget(name)
 
     def bucket(self, name: str) -> dict[str, Thing]:
-        """Raises RefusedError."""
+        """Return a bucket's objects. Raises RefusedError."""
         if name not in self.buckets:
             raise RefusedError("NoSuchBucket", 404, "The specified bucket does not exist.")
         return self.buckets[name]
 
     def find(self, bucket: str, name: str) -> Thing | None:
-        """None also where there is no such bucket."""
+        """Return an object; None if it or its bucket does not exist."""
         with self.lock:
             return self.buckets.get(bucket, {}).get(name)
 
     def get(self, bucket: str, name: str, caller: str, conditions: Conditions = ALWAYS) -> Thing:
-        """Raises RefusedError."""
+        """Return an object. Raises RefusedError."""
         with self.lock:
             found = self.bucket(bucket).get(name)
             if found is None and caller in self.blind:
@@ -192,7 +192,7 @@ class Store:
         hashes: Mapping[str, str] | None = None,
         parts: int = 0,
     ) -> Thing:
-        """A new generation. `hashes`: what the writer says of the content, `md5` and `crc32c` -> base64."""
+        """Store a new generation. `hashes`: the writer's hashes of the content, `md5` and `crc32c` -> base64."""
         self.check_name(name)
         with self.lock:
             found = self.bucket(bucket).get(name)
@@ -206,7 +206,7 @@ class Store:
             return made
 
     def patch(self, thing: Thing, metadata: Mapping[str, str], content_type: str) -> Thing:
-        """The same generation with other metadata."""
+        """Change the metadata; the generation stays the same."""
         with self.lock:
             changed = replace(
                 thing, metadata=metadata, content_type=content_type, metageneration=thing.metageneration + 1
@@ -215,14 +215,14 @@ class Store:
             return changed
 
     def delete(self, bucket: str, name: str, caller: str, conditions: Conditions = ALWAYS) -> None:
-        """Raises RefusedError."""
+        """Delete an object. Raises RefusedError."""
         with self.lock:
             found = self.get(bucket, name, caller, conditions)
             self._limit(found)
             del self.buckets[bucket][name]
 
     def listed(self, bucket: str, prefix: str, delimiter: str, after: str, limit: int, *, first: str = "") -> Page:
-        """Names after `after` and from `first` on. A folder counts as one entry."""
+        """List names after `after`, from `first` on. A folder counts as one entry."""
         with self.lock:
             names = sorted(self.bucket(bucket), key=lambda name: name.encode())
             things: list[Thing] = []
@@ -247,7 +247,7 @@ class Store:
     # -- uploads
 
     def begin(self, upload: Upload) -> str:
-        """Its id."""
+        """Begin an upload; return its id."""
         self.check_name(upload.name)
         with self.lock:
             upload.conditions.check(self.bucket(upload.bucket).get(upload.name))
@@ -256,14 +256,14 @@ class Store:
             return identity
 
     def upload(self, identity: str) -> Upload:
-        """Raises RefusedError."""
+        """Return an unfinished upload. Raises RefusedError."""
         found = self.uploads.get(identity)
         if found is None:
             raise RefusedError("NoSuchUpload", 404, "The requested upload was not found.")
         return found
 
     def complete(self, identity: str, wanted: Sequence[tuple[int, str]]) -> Thing:
-        """Of (number, ETag without quotes), as the uploader lists them. Raises RefusedError."""
+        """Complete an upload from its list of (number, ETag without quotes). Raises RefusedError."""
         with self.lock:
             upload = self.upload(identity)
             numbers = [number for number, _ in wanted]
@@ -283,7 +283,7 @@ class Store:
     # -- helpers
 
     def check_name(self, name: str) -> None:
-        """Raises RefusedError."""
+        """Raise RefusedError for an invalid object name."""
         if not 0 < len(name.encode()) <= MAX_NAME or set(name) & set("\r\n") or name in (".", ".."):
             raise RefusedError("InvalidObjectName", 400, f"The object name {name[:80]!r} is not valid.")
 
@@ -297,18 +297,18 @@ class Store:
             )
 
     def _generation(self) -> int:
-        """Microseconds, ever greater."""
+        """Return a strictly increasing number of microseconds."""
         self._last = max(self._last + 1, int(self._clock() * 1e6))
         return self._last
 
 
 def refuse_condition() -> NoReturn:
-    """A precondition does not hold."""
+    """Raise the error of a failed precondition."""
     raise RefusedError("PreconditionFailed", 412, "At least one of the pre-conditions you specified did not hold.")
 
 
 def check_hashes(thing: Thing, hashes: Mapping[str, str]) -> None:
-    """Raises RefusedError if the content is not what its writer said."""
+    """Raise RefusedError if the content does not match the writer's hashes."""
     true = {"crc32c": thing.crc32c} | ({"md5": encoded(thing.md5)} if thing.md5 is not None else {})
     for kind, claimed in hashes.items():
         if kind in true and claimed != true[kind]:

@@ -1,7 +1,7 @@
-"""The XML API: objects as plain paths, multipart uploads, listings of version 2.
+"""The XML API: objects as plain paths, multipart uploads, version 2 listings.
 
-After cloud.google.com/storage/docs/xml-api: "Reference for HTTP headers and query parameters", "GET Bucket (List
-Objects)", "XML API multipart uploads", "HTTP status and error codes for XML". Error codes as that page has them.
+It follows cloud.google.com/storage/docs/xml-api: "Reference for HTTP headers and query parameters", "GET Bucket (List
+Objects)", "XML API multipart uploads", "HTTP status and error codes for XML", which defines the error codes.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from .store import Conditions, Thing, Upload, encoded
 PAGE = 1_000
 _NAMESPACE = "http://doc.s3.amazonaws.com/2006-03-01"
 _OTHERS = {"batch", "compute", "download", "resumable", "storage", "upload", "v1beta1", "v1alpha"}
-"""What other APIs' paths begin with: what is unknown there must be told as such, not as a missing bucket."""
+"""First path segments of other APIs: unknown paths there must not be reported as missing buckets."""
 _CODES = {
     "forbidden": "AccessDenied",
     "authError": "AuthenticationRequired",
@@ -32,18 +32,18 @@ _CODES = {
     "rateLimitExceeded": "SlowDown",
     "backendError": "InternalError",
 }
-"""Reason, as the JSON API has it, -> code here."""
+"""Reason in the JSON API -> code of the XML API."""
 _MESSAGES = {
     "AccessDenied": "Access denied.",
     "NoSuchKey": "The specified key does not exist.",
     "SlowDown": "Please reduce your request rate.",
     "AuthenticationRequired": "Authentication required.",
 }
-"""Where the message proper is fixed, and what is particular stands in Details."""
+"""Codes with a fixed message; the specific text is in Details."""
 
 
 class XmlApi(StorageService):
-    """Everything whose path is of no other service: it must be the last."""
+    """XML API, which takes every path of no other service, so it must be registered last."""
 
     def call(self, request: Request) -> Call | None:
         bucket, name = _names(request)
@@ -191,7 +191,7 @@ class XmlApi(StorageService):
         return Response(204)
 
     def _own(self, request: Request, bucket: str, name: str) -> Upload:
-        """The upload that a request names, of this object. Raises RefusedError."""
+        """Return the upload named by a request for this object. Raises RefusedError."""
         found = self.store.upload(request.query["uploadId"])
         if (found.bucket, found.name) != (bucket, name):
             _no_upload()
@@ -203,13 +203,13 @@ def _no_upload() -> NoReturn:
 
 
 def _names(request: Request) -> tuple[str, str]:
-    """Bucket and object; "": the bucket itself."""
+    """Return bucket and object; object "": the bucket itself."""
     bucket, _, name = request.path.lstrip("/").partition("/")
     return unquote(bucket), unquote(name)
 
 
 def _action(request: Request, name: str) -> str | None:
-    """As the JSON API and IAM call it; None: not known here."""
+    """Return the action's name in the JSON API and IAM; None: unknown."""
     has = request.query.keys()
     if not name:
         return {"GET": "objects.list", "HEAD": "buckets.get"}.get(request.method) if not has - _LISTING else None

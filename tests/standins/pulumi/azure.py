@@ -1,14 +1,17 @@
-"""azure-native, as far as cloudgpu's programs need it, on the Resource Manager that the environment points to.
+"""Stand-in for azure-native: the resources of cloudgpu's programs, on the Resource Manager that the environment points
+to.
 
     AZURE_TENANT_ID, AZURE_CLIENT_ID, AZURE_CLIENT_SECRET, AZURE_SUBSCRIPTION_ID, AZURE_AUTHORITY_HOST,
     CLOUDGPU_AZURE_ENDPOINT, REQUESTS_CA_BUNDLE                # Azure.environ() of tests/standins/azure has them
 
-A resource is a PUT, a GET and a DELETE of its id by Azure's own client, each waited for until it is done, as the
-provider does it. Names are Azure's; what Azure has in `properties` is one level up in Pulumi's: by the models of
-Azure's SDK one is made of the other. The provider's habits that are copied: calls that are not answered are repeated;
-what exists already is not created; of what fails after it was begun the state is kept; a network's subnets stay when
-the network itself is changed; lists of identities come back as maps, and are unknown in a preview (pulumi-azure-native,
-pkg/convert/previewOutputs.go). Not copied: names that it makes up, and defaults.
+A resource is managed by PUT, GET and DELETE of its id with Azure's client, each awaited until it is done, as the
+provider does it. Names are Azure's; fields in Azure's `properties` are one level up in Pulumi. The models of Azure's
+SDK drive the conversion in both directions.
+
+Copied behaviour of the provider: calls without a response are retried; an existing resource is not created again; the
+state of an operation that fails midway is kept; a network's subnets are preserved when the network is changed; lists of
+identities come back as maps, and are unknown in a preview (pulumi-azure-native, pkg/convert/previewOutputs.go). Not
+copied: auto-naming and defaults.
 """
 
 from __future__ import annotations
@@ -27,11 +30,11 @@ from .provider import CheckError, Kind, Made, PartialError, Props, Provider
 _POLL_S = 0.02
 _READ_S = 180.0
 _RETRIES = 3
-"""As Azure's library for Go, which the provider is written with: of calls that have no answer, or 5xx, or 429."""
+"""Retries of calls without a response, or with 5xx or 429, as in Azure's Go library, which the provider uses."""
 
 
 class Cloud:
-    """Azure's client, made when it is first needed."""
+    """Azure's management client, created on first use."""
 
     @property
     def subscription(self) -> str:
@@ -90,16 +93,16 @@ class Cloud:
 
 
 class Resource(Kind[Cloud]):
-    """One of Azure Resource Manager's."""
+    """A resource of Azure Resource Manager."""
 
     path: ClassVar[str]
-    """Of it, with the inputs that name it in braces."""
+    """The resource's path, with the identifying inputs in braces."""
     model: ClassVar[str]
-    """As schema.faults() has it."""
+    """Name of the SDK model, as in schema.faults()."""
     api: ClassVar[str]
-    """The version that the provider uses."""
+    """API version that the provider uses."""
     renames: ClassVar[Mapping[str, str]] = {}
-    """Pulumi's name -> Azure's, at the top, where it is another."""
+    """Pulumi's name -> Azure's, for top-level fields with different names."""
 
     def __init_subclass__(cls) -> None:
         known = schema.fields(cls.model)
@@ -111,9 +114,9 @@ class Resource(Kind[Cloud]):
         cls.replaces = {*cls.named, "location", *cls.fixed}
 
     named: ClassVar[frozenset[str]]
-    """Inputs that the path is made of."""
+    """Inputs that are part of the path."""
     fixed: ClassVar[frozenset[str]] = frozenset()
-    """Others of which a change means another resource."""
+    """Further inputs whose change requires a replacement."""
     deletes_first = True
     computed: ClassVar[frozenset[str]] = frozenset({"name"})
 
@@ -169,7 +172,8 @@ class Resource(Kind[Cloud]):
         return self._outputs(found, inputs)
 
     def _outputs(self, found: Props, known: Props) -> Props:
-        """All that Azure tells; of what is known already, only that: what it adds within is no change."""
+        """Return all of Azure's fields. For fields that are known already, additions by Azure are dropped, since they
+        are not changes."""
         back = {wire: told for told, wire in self.renames.items()}
         flat = _flat(schema.fields(self.model), found)
         told = {back.get(name, name): value for name, value in flat.items() if name != "id"}
@@ -290,11 +294,11 @@ class VirtualMachineScaleSet(Resource):
     path = f"{_GROUP}/providers/Microsoft.Compute/virtualMachineScaleSets/{{vmScaleSetName}}"
     model, api = "compute.VirtualMachineScaleSet", "2024-11-01"
     reshaped = frozenset({"identity"})
-    """In lists of inputs, in maps of outputs."""
+    """Fields that are lists in inputs and maps in outputs."""
 
 
 def get_client_config(cloud: Cloud, _arguments: Props) -> Props:
-    """Whose credentials these are, by the token."""
+    """Return the identity of the credentials, from the access token."""
     import jwt
 
     token = cloud.credential.get_token("https://management.azure.com/.default").token
@@ -332,7 +336,7 @@ def provider() -> Provider:
 
 
 def _nested(fields: Mapping[str, Any], flat: Mapping[str, Any]) -> Props:
-    """As Azure wants it. Raises CheckError for what its models do not know."""
+    """Convert flat fields to Azure's nested form. Raises CheckError for fields unknown to Azure's models."""
     made: Props = {}
     inner = schema.shape(fields["properties"][0])[1] if "properties" in fields else None
     for name, value in flat.items():
@@ -347,9 +351,10 @@ def _nested(fields: Mapping[str, Any], flat: Mapping[str, Any]) -> Props:
 
 
 def _flat(fields: Mapping[str, Any], body: Mapping[str, Any]) -> Props:
-    """As Pulumi shows it. What the models do not know is shown as it is."""
+    """Convert Azure's form to Pulumi's flat one; fields unknown to the models are kept as they are."""
     made: Props = {}
-    for name, value in sorted(body.items(), key=lambda one: one[0] == "properties"):  # of two of a name, theirs counts
+    # properties' fields win over top-level ones of the same name
+    for name, value in sorted(body.items(), key=lambda one: one[0] == "properties"):
         shape, inner = schema.shape(fields[name][0]) if name in fields else ("plain", None)
         if name == "properties" and inner and shape == "object":
             made |= _flat(inner, value)
@@ -364,7 +369,7 @@ def _deep(told: Any, value: Any, change: Callable[[Mapping[str, Any], Mapping[st
         return change(inner, value)
     if shape == "list" and isinstance(value, list):
         return [_deep(inner, one, change) for one in value]
-    if shape == "map" and isinstance(value, list):  # of identities: a list in Pulumi's inputs
+    if shape == "map" and isinstance(value, list):  # identities: a list in Pulumi's inputs
         return {str(one): {} for one in value}
     if shape == "map" and isinstance(value, Mapping):
         return {key: _deep(inner, one, change) for key, one in value.items()}
@@ -372,9 +377,9 @@ def _deep(told: Any, value: Any, change: Callable[[Mapping[str, Any], Mapping[st
 
 
 def _projected(known: Any, found: Any) -> Any:
-    """Of what is there, what is known already: what Azure adds of its own is no change."""
+    """Return the found value restricted to the known fields, since Azure's additions are not changes."""
     if isinstance(known, Mapping) and isinstance(found, Mapping):
-        # What it does not tell again (custom data) is taken to be as it was.
+        # A field that is not returned (custom data) is assumed to be unchanged.
         return {key: _projected(value, found[key]) if key in found else value for key, value in known.items()}
     if isinstance(known, list) and isinstance(found, list) and len(known) == len(found):
         return [_projected(one, other) for one, other in zip(known, found, strict=True)]

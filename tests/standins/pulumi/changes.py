@@ -1,4 +1,4 @@
-"""What differs between two sets of properties, by path: `tags.Name`, `networkInterfaces[0].deviceIndex`."""
+"""Differences between two sets of properties, by path: `tags.Name`, `networkInterfaces[0].deviceIndex`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _MISSING = object()
 
 
 def changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Change]:
-    """By path, the deepest that says it. None and "not there" are the same."""
+    """Return the changes by path, as deep as possible. None and a missing key are equal."""
     return dict(_walk("", old, new))
 
 
@@ -44,5 +44,5 @@ def _join(path: str, key: str) -> str:
 
 
 def top(path: str) -> str:
-    """The property that a path is in."""
+    """Return the top-level property of a path."""
     return re.split(r"[.\[]", path, maxsplit=1)[0]

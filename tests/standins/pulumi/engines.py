@@ -1,7 +1,7 @@
-"""The engines that Pulumi programs are run with in tests: the double, and the real one where `pulumi` is on PATH.
+"""Pulumi engines for tests: the double, and the real one where `pulumi` is on PATH.
 
-A test of stacks is two: `engine_kind` of tests/conftest.py says which, and skips the one with the real engine, loudly,
-where that is not there.
+A test of stacks runs with each: `engine_kind` of tests/conftest.py selects the engine, and skips the test with a
+visible reason where the real one is not installed.
 
     from cloudgpu.tests.standins.pulumi.engines import Engine, engine      # the fixture
 
@@ -11,8 +11,8 @@ where that is not there.
         stack = automation.create_or_select_stack("dev", "project", program=program)     # in engine.environ
         if engine.is_double: ...                                                         # what only a double can show
 
-Both use the same stand-ins for providers. os.environ has what the engine needs: a state, a home and a passphrase of
-the test's own; a process that a test starts inherits it.
+Both use the same provider stand-ins. os.environ has the engine's settings: a separate state, home and passphrase for
+the test, which its child processes inherit.
 """
 
 from __future__ import annotations
@@ -32,25 +32,26 @@ from .serving import attached
 
 @dataclass
 class Engine:
-    """What a test has of it."""
+    """An engine as seen by a test."""
 
     is_double: bool
     state: Path
-    """The folder of the backend."""
+    """Folder of the backend."""
     url: str
-    """Of the backend."""
+    """URL of the backend."""
     _stack: contextlib.ExitStack
     _patch: pytest.MonkeyPatch
 
     def attach(self, *providers: Provider) -> None:
-        """Serve them until the test ends. In one call: the engine is told of all at once."""
+        """Serve these providers until the test ends. All must be passed in one call, since the engine reads them at
+        once."""
         for name, value in self._stack.enter_context(attached(*providers)).items():
             self._patch.setenv(name, value)
 
 
 @pytest.fixture
 def engine(engine_kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Engine]:
-    """In a folder of the test's own, with its `pulumi` first on PATH."""
+    """Provide an engine with a separate state, and its `pulumi` first on PATH."""
     state = tmp_path / "pulumi-state"
     state.mkdir()
     put_on_path(engine_kind, tmp_path / "pulumi-bin", monkeypatch)
@@ -61,14 +62,14 @@ def engine(engine_kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 
 
 def put_on_path(kind: str, folder: Path, patch: pytest.MonkeyPatch) -> None:
-    """The engine of this kind is the `pulumi` that is found; a double is made in this folder."""
+    """Make this kind of engine the `pulumi` on PATH; the double is installed in this folder."""
     if kind == "double":
         double.install(folder)
         patch.setenv("PATH", f"{folder}{os.pathsep}{os.environ['PATH']}")
 
 
 def environ(folder: Path, state: Path) -> dict[str, str]:
-    """What keeps an engine to itself."""
+    """Return the variables that isolate an engine from the user's settings."""
     return {
         "PULUMI_HOME": str(folder / "pulumi-home"),
         "PULUMI_BACKEND_URL": f"file://{state}",

@@ -1,10 +1,10 @@
-"""A stand-in for pulumi_gcp's provider: what cloudgpu's stacks use of it, on the stand-in for Google Cloud.
+"""Stand-in for pulumi_gcp's provider: the resources of cloudgpu's stacks, on the stand-in for Google Cloud.
 
-The environment says where that is, and who calls: CLOUDGPU_GCP_ENDPOINT, GOOGLE_CLOUD_PROJECT, and a key file. Bodies
-are made as the Terraform provider for Google Cloud makes them (its `expand…` functions), which pulumi_gcp wraps; the
-services refuse what Google's discovery documents do not know. Habits that are copied: a policy of IAM is read, changed
-and written as a whole; a role that was deleted is undeleted; a bucket with `forceDestroy` is emptied first; `region`,
-`project` and the like are told again as outputs.
+The environment provides its address and the caller: CLOUDGPU_GCP_ENDPOINT, GOOGLE_CLOUD_PROJECT, and a key file. Bodies
+are built as in the `expand…` functions of the Terraform provider for Google Cloud, which pulumi_gcp wraps; the services
+reject fields that are not in Google's discovery documents. Copied behaviour: an IAM policy is read, changed and written
+as a whole; a deleted role is undeleted; a bucket with `forceDestroy` is emptied first; `region`, `project` and similar
+inputs are repeated as outputs.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _PATIENCE_S = 180.0
 
 
 class ApiError(Exception):
-    """What Google said."""
+    """Error response of a Google API."""
 
     def __init__(self, status: int, message: str) -> None:
         super().__init__(f"googleapi: Error {status}: {message}")
@@ -33,7 +33,7 @@ class ApiError(Exception):
 
 
 class Cloud:
-    """One project, reached over HTTP. Any thread may use it."""
+    """Thread-safe HTTP client for one project."""
 
     def __init__(self) -> None:
         self.endpoint = os.environ["CLOUDGPU_GCP_ENDPOINT"].rstrip("/")
@@ -45,14 +45,14 @@ class Cloud:
         self._region = settings.get("region") or ""
 
     def region(self, inputs: Props) -> str:
-        """Raises CheckError."""
+        """Return the resource's or the provider's region. Raises CheckError."""
         found = inputs.get("region") or self._region
         if not found:
             raise CheckError("region", "Cannot determine region: set in this resource, or set provider-level 'region'")
         return str(found)
 
     def call(self, method: str, path: str, body: Any = None, **query: Any) -> Any:
-        """Raises ApiError."""
+        """Call an API; return the response's JSON. Raises ApiError."""
         import google.auth
         from google.auth.transport.requests import AuthorizedSession
 
@@ -65,7 +65,7 @@ class Cloud:
         return answer.json() if answer.content else {}
 
     def find(self, path: str, **query: Any) -> Any:
-        """None: it is not there."""
+        """Return a resource, or None if it does not exist."""
         try:
             return self.call("GET", path, **query)
         except ApiError as error:
@@ -74,7 +74,7 @@ class Cloud:
             raise
 
     def drop(self, path: str) -> Any:
-        """What is gone already is dropped."""
+        """Delete a resource; a missing one is fine."""
         try:
             return self.call("DELETE", path)
         except ApiError as error:
@@ -88,7 +88,7 @@ class Cloud:
         return f"/compute/v1/projects/{self.project}/{scope}/{collection}" + (f"/{name}" if name else "")
 
     def ordered(self, method: str, path: str, body: Any = None, **query: Any) -> Any:
-        """Do it, and wait until it is done. Raises ApiError."""
+        """Start an operation and wait until it is done. Raises ApiError."""
         operation = self.call(method, path, body, requestId=str(uuid.uuid4()), **query)
         until = time.monotonic() + _PATIENCE_S
         where = "/" + operation["selfLink"].split("/", 3)[3]
@@ -102,7 +102,7 @@ class Cloud:
         return operation
 
     def dropped(self, path: str) -> None:
-        """Deleted, or gone already. Raises ApiError."""
+        """Delete a Compute Engine resource if it exists, and wait. Raises ApiError."""
         if self.find(path) is not None:
             self.ordered("DELETE", path)
 
@@ -120,12 +120,12 @@ def _message(answer: Any) -> str:
 
 
 class Compute(Kind[Cloud]):
-    """Of one collection, in `global` or of a region."""
+    """Resource of one Compute Engine collection, global or regional."""
 
     collection = ""
     regional = False
     fields: Mapping[str, str] = {}
-    """Input -> field of the API, where it is the same value."""
+    """Input -> field of the API with the same value."""
     computed = frozenset({"selfLink", "project"})
 
     def body(self, inputs: Props) -> Props:
@@ -152,7 +152,7 @@ class Compute(Kind[Cloud]):
         self.cloud.dropped(self.path(state))
 
     def shown(self, found: Props, state: Props) -> Props:
-        """The same names as the API's where they are the inputs'."""
+        """Return outputs: the API's fields under the inputs' names."""
         same = {
             name: _spelt(found[field], state[name])
             for name, field in self.fields.items()
@@ -163,7 +163,7 @@ class Compute(Kind[Cloud]):
 
 
 def _spelt(found: Any, state: Any) -> Any:
-    """A link as the program spells it: the provider suppresses what differs in spelling only (CompareSelfLink…)."""
+    """Return a link as the program spells it: the provider ignores differences in spelling (CompareSelfLink…)."""
     links = isinstance(found, str) and isinstance(state, str) and "projects/" in state
     return state if links and found.rpartition("projects/")[2] == state.rpartition("projects/")[2] else found
 
@@ -216,7 +216,7 @@ class Router(Compute):
 
 
 class RouterNat(Kind[Cloud]):
-    """A part of its router."""
+    """NAT configuration, which is part of a router."""
 
     type = "gcp:compute/routerNat:RouterNat"
     inputs = frozenset({"name", "router", "region", "natIpAllocateOption", "sourceSubnetworkIpRangesToNat"})
@@ -263,7 +263,7 @@ class ResourcePolicy(Compute):
 
 
 class InstanceTemplate(Compute):
-    """Nothing of it can be changed."""
+    """Immutable instance template."""
 
     type = "gcp:compute/instanceTemplate:InstanceTemplate"
     collection = "instanceTemplates"
@@ -313,7 +313,7 @@ class InstanceTemplate(Compute):
 
 
 def instance_properties(inputs: Props) -> Props:
-    """`instanceProperties` of the API for the inputs of an InstanceTemplate. Source: terraform-provider-google,
+    """Return the API's `instanceProperties` for the inputs of an InstanceTemplate. Source: terraform-provider-google,
     resource_compute_instance_template (expandDisks, expandScheduling, expandNetworkInterfaces …)."""
     interfaces = []
     for one in inputs.get("networkInterfaces", []):
@@ -407,7 +407,7 @@ class Group(Compute):
         return {**made, "distributionPolicy": {**shape, **({"zones": zones} if zones else {})}}
 
     def update(self, identity: str, old: Props, new: Props) -> Props:
-        """Ports and size by calls of their own, as the provider does; ports that are not given stay."""
+        """Patch the group; ports and size use separate calls, as in the provider. Omitted ports are left unchanged."""
         apart = {"targetSize", "namedPorts"}
         body = {name: value for name, value in self.body(new).items() if name not in ("name", *apart)}
         if any(old.get(name) != new.get(name) for name in self.inputs - apart):
@@ -499,7 +499,7 @@ class Bucket(Kind[Cloud]):
 
 
 class Member(Kind[Cloud]):
-    """One member of one role in a policy, under one condition."""
+    """One member of one role in an IAM policy, under one condition."""
 
     inputs = frozenset({"member", "role", "condition"})
     required = frozenset({"member", "role"})
@@ -533,7 +533,7 @@ class Member(Kind[Cloud]):
                 raise
 
     def _change(self, state: Props, change: Callable[[list[str]], list[str]]) -> None:
-        """Read, changed and written; again, if another was faster."""
+        """Read, change and write the policy; retry if another writer was faster."""
         for _ in range(20):
             policy = self.policy(state)
             binding = self._binding(policy, state)
@@ -672,11 +672,11 @@ class CustomRole(Kind[Cloud]):
         return {"includedPermissions": inputs["permissions"], **_with(inputs, "title", "description", "stage")}
 
 
-# --- what runs by itself ----------------------------------------------------------------------------------------------
+# --- scheduled resources ----------------------------------------------------------------------------------------------
 
 
 class Located(Kind[Cloud]):
-    """Of a location."""
+    """Resource in a location."""
 
     collection = ""
     replaces = frozenset({"name", "project", "region"})
@@ -738,7 +738,7 @@ class Schedule(Located):
 
 
 def _with(inputs: Props, *names: str) -> Props:
-    """Of the inputs those that are given."""
+    """Return the given inputs among these names."""
     return {name: inputs[name] for name in names if inputs.get(name) not in (None, UNKNOWN)}
 
 
@@ -763,5 +763,5 @@ KINDS = (
 
 
 def provider() -> Provider:
-    """On the stand-in that the environment points to."""
+    """Return a provider for the stand-in that the environment points to."""
     return Provider("gcp", cloud=Cloud(), kinds=KINDS)

@@ -1,7 +1,7 @@
-"""Inputs of a resource against the type hints of the SDK's own classes: names, types, enums, what is required.
+"""Validation of a resource's inputs against the type hints of the SDK's classes: names, types, enums, required inputs.
 
-Both spellings are checked: what is sent (`sent`), and the Python names of what the program gave, of which the SDK
-passes on those that it does not know as they are (`given`).
+Both spellings are checked: the names on the wire (`sent`), and the Python names in the program (`given`), since the SDK
+passes unknown names on unchanged.
 """
 
 from __future__ import annotations
@@ -23,30 +23,30 @@ from pulumi.runtime import rpc
 from . import wire
 
 OPEN_ENUMS = frozenset({"InstanceType", "Region", "VirtualMachineSizeTypes", "AvailabilityZone"})
-"""Enums that clouds add to before SDKs do: any text will do."""
+"""Enums that clouds extend before SDKs do: any text is valid."""
 
 
 @functools.cache
 def classes(token: str) -> tuple[type | None, type | None]:
-    """The resource's class and that of its arguments, by type token; None for what no imported SDK has."""
+    """Return the resource's class and its arguments' class for a type token; None if no imported SDK has it."""
     package, module, _name = token.split(":")
     for known in rpc._RESOURCE_MODULES.get(f"{package}:{module}", []):
         told = typing.cast(Any, known).mod_info
         if name_there := told["classes"].get(token):
             home = importlib.import_module(told["fqn"])
-            # Init: where a nested type has the name already (azure-native's SubnetArgs).
+            # A class is named …InitArgs where a nested type already has the name (azure-native's SubnetArgs).
             arguments = getattr(home, f"{name_there}InitArgs", None) or getattr(home, f"{name_there}Args")
             return getattr(home, name_there), arguments
     return None, None
 
 
 def sent(arguments: type, inputs: Mapping[str, Any], open_enums: Collection[str] = OPEN_ENUMS) -> list[str]:
-    """What is wrong with inputs as they are on the wire. Each begins with the path."""
+    """Return the errors in inputs as they are on the wire. Each begins with the path."""
     return list(_fields(arguments, inputs, "", frozenset(open_enums)))
 
 
 def given(arguments: type, properties: Mapping[str, Any]) -> list[str]:
-    """Keys that are no Python names of the arguments: `deviceIndex` where it is `device_index`."""
+    """Return errors for keys that are not Python names of the arguments, such as `deviceIndex` for `device_index`."""
     return list(_names(arguments, properties, ""))
 
 
@@ -138,7 +138,7 @@ def _nested_names(hint: Any, value: Any, where: str) -> Iterator[str]:
 
 
 def _alternatives(hint: Any) -> list[Any]:
-    """The types of a hint without None, Output and Awaitable."""
+    """Return the types of a hint without None, Output and Awaitable."""
     if typing.get_origin(hint) is typing.Union:
         flat = [found for one in typing.get_args(hint) for found in _alternatives(one)]
         return list(dict.fromkeys(flat))

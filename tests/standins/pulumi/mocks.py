@@ -1,21 +1,21 @@
-"""Strict mocks: a program is run without an engine or a provider, and all that it registers is checked.
+"""Strict mocks: run a program without an engine or a provider, and check everything that it registers.
 
-    registered = run_strict(program)                          # raises StrictError with everything that is wrong
-    network = only(registered, "aws:ec2/vpc:Vpc")             # the one of a type
+    registered = run_strict(program)                          # raises StrictError with all errors
+    network = only(registered, "aws:ec2/vpc:Vpc")             # the only resource of a type
     network.inputs["cidrBlock"]                               # plain values, as they are sent; secrets unwrapped
-    exports(registered)["cloudgpu"]                           # what the stack exports
+    exports(registered)["cloudgpu"]                           # an output of the stack
 
-Checked against the SDK's own type hints (`hints.py`): unknown keys, Pulumi's spelling where Python's is meant, required
-fields, scalars, lists, enums; and that no two resources have the same URN. Not checked: what providers make of it.
+The checks use the SDK's type hints (`hints.py`): unknown keys, Pulumi's spelling in place of Python's, required fields,
+scalars, lists, enums; and duplicate URNs. The providers' own checks are not made.
 
-The cloud's part is made up: a resource has an id and, for each output that the SDK's class declares and the program did
-not give, a value of the declared type. Give better ones by type, as a mapping or as a function of the Registered, and
-the answers of functions by token; a function that is not given one is an error:
+The cloud's values are invented: a resource has an id and, for each output that the SDK's class declares and the program
+did not give, a value of the declared type. Override them by type, with a mapping or a function of the Registered. Pass
+the results of invokes by token; an invoke without one is an error:
 
     run_strict(program, outputs={"aws:ec2/vpc:Vpc": {"defaultSecurityGroupId": "sg-1"}},
                invokes={"aws:ec2/getAmi:getAmi": lambda arguments: {"id": "ami-1"}}, preview=True)
 
-With `preview` nothing that is made up is known, as in a first preview.
+With `preview` all invented values are unknown, as in a first preview.
 """
 
 from __future__ import annotations
@@ -55,35 +55,35 @@ _FEATURES = [
 
 
 class StrictError(AssertionError):
-    """What is wrong with what a program registers, all of it."""
+    """All errors in a program's registrations."""
 
 
 @dataclass
 class Registered:
-    """A resource or a component that a program made."""
+    """A resource or component that a program registered."""
 
     type: str
     name: str
     inputs: Props
-    """By Pulumi's names, without secrets; UNKNOWN is what is known only once something was made."""
+    """Values by Pulumi's names, secrets unwrapped; UNKNOWN: known only after creation."""
     urn: str
     parent: str
-    """URN; "" of the stack."""
+    """URN; "" for the stack."""
     custom: bool
-    """False: a component."""
+    """False for a component."""
     provider: str
-    """`urn::id` of the provider that was given; ""."""
+    """`urn::id` of the explicit provider, or ""."""
     dependencies: list[str]
-    """URNs."""
+    """URNs of the resources that it depends on."""
     protect: bool
     ignore_changes: list[str]
     delete_before_replace: bool
     retain_on_delete: bool
     secret_inputs: set[str]
-    """Names of inputs in which something is secret."""
+    """Names of inputs that contain a secret."""
     outputs: Props = field(default_factory=dict)
-    """As the cloud would have them, made up where the program does not say; of a component and of the stack, what it
-    registered."""
+    """Outputs of a resource, invented where no override is given; for a component or the stack, its registered
+    outputs."""
 
 
 Outputs = Mapping[str, Any] | Callable[[Registered], Mapping[str, Any]]
@@ -99,14 +99,14 @@ def run_strict(
     stack: str = "test",
     preview: bool = False,
 ) -> list[Registered]:
-    """All that the program registers, in the order in which it did; the stack first. Raises StrictError."""
+    """Run a program; return all registrations in order, the stack first. Raises StrictError."""
     monitor = _Monitor(f"urn:pulumi:{stack}::{project}", outputs or {}, invokes or {}, open_enums, preview=preview)
     settings = {"project": project, "stack": stack, "dry_run": preview, "organization": "organization"}
     failed: Exception | None = None
     try:
         contextvars.copy_context().run(_run, program, monitor, settings)
     except Exception as error:
-        if not monitor.wrong:  # else it is perhaps a consequence of what is
+        if not monitor.wrong:  # otherwise it may be a consequence of the reported errors
             raise
         failed = error
     if monitor.wrong:
@@ -122,8 +122,8 @@ def served(
     project: str = "cloudgpu",
     stack: str = "test",
 ) -> Iterator[tuple[str, list[Registered]]]:
-    """The same for what another process registers, e.g. a plugin that is told to Construct: the address of the engine
-    and of its resource monitor, which are one server, and all that was registered. Raises StrictError at the end."""
+    """Serve strict mocks to another process, such as a plugin that handles Construct. Yield the address of the server,
+    which is both engine and resource monitor, and the list of registrations. Raises StrictError at the end."""
     monitor = _Monitor(f"urn:pulumi:{stack}::{project}", outputs or {}, invokes or {}, hints.OPEN_ENUMS, preview=False)
     server = grpc.server(ThreadPoolExecutor(max_workers=16))
     resource_pb2_grpc.add_ResourceMonitorServicer_to_server(_Served(monitor), server)
@@ -139,7 +139,7 @@ def served(
 
 
 class _Served(resource_pb2_grpc.ResourceMonitorServicer, engine_pb2_grpc.EngineServicer):
-    """Over gRPC what answers without."""
+    """gRPC server for the in-process monitor or engine."""
 
     def __init__(self, inner: _Monitor | _Engine) -> None:
         self._lock = threading.Lock()
@@ -159,14 +159,14 @@ class _Served(resource_pb2_grpc.ResourceMonitorServicer, engine_pb2_grpc.EngineS
 
 
 def only(registered: Sequence[Registered], token: str, name: str = "") -> Registered:
-    """The one of this type, or of this type and name. Raises AssertionError."""
+    """Return the only resource of this type, or of this type and name. Raises AssertionError."""
     found = [one for one in registered if one.type == token and (not name or one.name == name)]
     assert len(found) == 1, f"{len(found)} of {token} {name}: {sorted((one.type, one.name) for one in registered)}"
     return found[0]
 
 
 def exports(registered: Sequence[Registered]) -> Props:
-    """Outputs of the stack."""
+    """Return the stack's outputs."""
     return only(registered, STACK_TYPE).outputs
 
 
@@ -180,7 +180,8 @@ def _run(program: Callable[[], Any], monitor: _Monitor, settings: Mapping[str, A
         return program()
 
     loop = asyncio.new_event_loop()
-    loop.set_exception_handler(lambda _loop, _what: None)  # what fails is raised below; each waiting task says it again
+    # errors are raised below; otherwise every waiting task logs them
+    loop.set_exception_handler(lambda _loop, _what: None)
     try:
         loop.run_until_complete(run_in_stack(watched))
     finally:
@@ -188,7 +189,7 @@ def _run(program: Callable[[], Any], monitor: _Monitor, settings: Mapping[str, A
 
 
 class _Engine:
-    """What the SDK logs. Its errors come as exceptions as well."""
+    """Engine that prints the SDK's warnings. Errors are also raised as exceptions."""
 
     def Log(self, request: Any) -> None:  # noqa: N802
         if request.severity == engine_pb2.WARNING:
@@ -196,7 +197,7 @@ class _Engine:
 
 
 class _Monitor:
-    """In the place of the SDK's stub of the resource monitor."""
+    """Replacement for the SDK's stub of the resource monitor."""
 
     def __init__(
         self,
@@ -213,12 +214,12 @@ class _Monitor:
         self.wrong: list[str] = []
 
     def look_at(self, arguments: pulumi.ResourceTransformationArgs) -> None:
-        """Names of what the program gives, before the SDK translates them."""
+        """Check the names in the program's inputs before the SDK translates them."""
         _resource, args = hints.classes(arguments.type_) if arguments.type_.count(":") == 2 else (None, None)
         if args is not None:
             where = f"{arguments.type_} {arguments.name}"
             known = args
-            # Of what is an output only, the SDK's classes give None.
+            # The SDK's classes pass None for pure outputs.
             props = {key: value for key, value in arguments.props.items() if value is not None}
             pulumi.Output.from_input(props).apply(
                 lambda props: self.wrong.extend(f"{where}: {one}" for one in hints.given(known, props))
@@ -300,7 +301,7 @@ def _urn(prefix: str, request: Any) -> str:
 
 
 def _echoed(hint: Any, value: Any) -> Any:
-    """An input as the output of the same name. (Azure takes lists of identities, and gives maps of them.)"""
+    """Convert an input to the output of the same name. (Azure takes lists of identities and returns maps.)"""
     if isinstance(value, list) and typing.get_origin(hint) in (dict, collections.abc.Mapping):
         return {str(one): {} for one in value}
     if isinstance(value, list) and typing.get_origin(hint) in (list, collections.abc.Sequence):
@@ -312,7 +313,7 @@ def _echoed(hint: Any, value: Any) -> Any:
 
 
 def _invented(one: Registered, name: str, hint: Any) -> Any:
-    """Of the declared type."""
+    """Return a value of the declared type."""
     if hint is bool:
         return False
     if hint in (int, float):

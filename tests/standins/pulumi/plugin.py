@@ -1,4 +1,4 @@
-"""A Pulumi plugin of ours as an engine starts it: a process that tells its port, and is asked over gRPC."""
+"""cloudgpu's Pulumi plugins as an engine starts them: a process that prints its port and serves gRPC."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ from pulumi.runtime.proto import provider_pb2, provider_pb2_grpc
 
 
 def folder_of(cloud: str) -> Path:
-    """Of a cloud's components."""
+    """Return the folder of a cloud's components."""
     return Path(cloudgpu.__file__).parent / "infra" / cloud
 
 
 def commands_of(cloud: str) -> dict[str, list[str]]:
-    """Both ways in which they are started."""
+    """Return the commands that start a cloud's plugin, as a module and as a folder."""
     return {"as a module": ["-m", f"cloudgpu.infra.{cloud}"], "as Pulumi runs a folder": [str(folder_of(cloud))]}
 
 
 def check_schema(
     cloud: str, command: Sequence[str], required: Mapping[str, list[str]], outputs: Mapping[str, set[str]]
 ) -> None:
-    """That the plugin tells of these components: their required inputs, in order, their outputs, and every input's
-    description."""
+    """Assert that the plugin's schema has these components, with these required inputs (sorted) and outputs, and a
+    description of every input."""
     with plugin(command, "127.0.0.1:1") as stub:
         schema = json.loads(stub.GetSchema(provider_pb2.GetSchemaRequest()).schema)
     assert (schema["name"], schema["version"]) == (f"cloudgpu-{cloud}", cloudgpu.__version__)
@@ -46,7 +46,7 @@ def check_schema(
 
 @contextlib.contextmanager
 def plugin(command: Sequence[str], engine: str) -> Iterator[Any]:
-    """A stub of `python COMMAND ENGINE`, of ResourceProvider."""
+    """Run `python COMMAND ENGINE`; yield a ResourceProvider stub."""
     environ = {**os.environ, "PYTHONWARNINGS": "ignore"}
     words = [sys.executable, *command, engine]
     with subprocess.Popen(words, stdout=subprocess.PIPE, text=True, env=environ) as process:

@@ -1,36 +1,36 @@
-"""How a stand-in for a Pulumi provider is written: a table of kinds of resources, served over Pulumi's own protocol.
+"""Framework for provider stand-ins: a table of resource kinds, served over Pulumi's protocol.
 
     class Vpc(Kind[Cloud]):
         type = "aws:ec2/vpc:Vpc"
-        inputs = frozenset({"cidrBlock", "tags"})          # others are refused: nothing is ignored silently
+        inputs = frozenset({"cidrBlock", "tags"})          # others are rejected: nothing is ignored silently
         required = frozenset({"cidrBlock"})
         replaces = frozenset({"cidrBlock"})                # or AllBut({"tags"}): all others update in place
-        computed = frozenset({"arn", "id"})                # outputs that the cloud makes up: unknown in a preview
+        computed = frozenset({"arn", "id"})                # outputs of the cloud: unknown in a preview
 
         def create(self, name, inputs):                    # -> Made(id, outputs); outputs need not repeat the inputs
-        def read(self, identity, state):                   # -> outputs as they are now, or None: it is gone
+        def read(self, identity, state):                   # -> current outputs, or None: it does not exist
         def update(self, identity, old, new):              # -> outputs; old and new are inputs
-        def delete(self, identity, state):                 # what is gone already is deleted
+        def delete(self, identity, state):                 # deleting a missing resource succeeds
 
     def provider() -> Provider:
         return Provider("aws", cloud=Cloud(), kinds=[Vpc], invokes={"aws:ec2/getAmi:getAmi": get_ami})
 
-`self.cloud` is whatever the provider was made with: clients, region, ids. Its method `configure(settings)`, if it has
-one, is told the provider's configuration (`{"region": "us-east-1"}`). An invoke is a function of (cloud, arguments).
+`self.cloud` is the provider's `cloud` argument: clients, region, ids. Its optional method `configure(settings)`
+receives the provider's configuration (`{"region": "us-east-1"}`). An invoke is a function of (cloud, arguments).
 
-Handlers see plain values: no secrets (what was secret in the inputs is so in the outputs of the same name), no outputs,
-and, but in `check`, nothing unknown. Whatever they raise fails the operation with its text; PartialError says that the
-thing is there all the same, CheckError names a property that is wrong. Properties and outputs are named as on the wire
+Handlers receive plain values: no secrets (an output is secret if the input of the same name was), no outputs, and,
+except in `check`, nothing unknown. Any exception fails the operation with its text; PartialError says that the resource
+exists nevertheless, CheckError names an invalid property. Properties and outputs are named as on the wire
 (`cidrBlock`). A type or an invoke that is not in the tables aborts with UNIMPLEMENTED.
 
-Faults and the record, as in `faults.py`, with these actions: Check, Diff, Preview (a create or update that is only
-looked at), Create, Read, Update, Delete, Invoke, Configure; and the values `type`, `name`, `urn`, `id`, `token`:
+Faults and recorded calls work as in `faults.py`, with these actions: Check, Diff, Preview (a create or update in a
+preview), Create, Read, Update, Delete, Invoke, Configure; and the values `type`, `name`, `urn`, `id`, `token`:
 
     provider.control.fail("Create", error("InsufficientInstanceCapacity"), where={"type": "*:Instance"}, skip=1)
-    provider.control.fail("Delete", HANG)          # RESET, LOSE: the engine sees a connection that was lost
+    provider.control.fail("Delete", HANG)          # RESET, LOSE: the engine sees a lost connection
     provider.control.calls("Update", name="fleet*")
 
-A real provider's own faults come from its cloud: prefer those of the cloud's stand-in where they say the same.
+A real provider's faults come from its cloud: prefer faults of the cloud's stand-in where they are equivalent.
 """
 
 from __future__ import annotations
@@ -58,15 +58,15 @@ _EMPTY: tuple[Any, ...] = (None, "", [], {})
 _Cloud = TypeVar("_Cloud")
 _Answer = TypeVar("_Answer")
 DEFAULTS = "__defaults"
-"""An input in which providers that wrap Terraform's say which inputs they made up."""
+"""Input in which providers that wrap Terraform's list the inputs with generated values."""
 STATUS_DETAILS = "grpc-status-details-bin"
-"""The trailing metadata in which gRPC sends a status with details."""
+"""Trailing metadata key of a gRPC status with details."""
 Invoke = Callable[[Any, Props], Props]
-"""Of the cloud and the arguments; returns the result."""
+"""Function of the cloud and the arguments that returns the result."""
 
 
 class CheckError(Exception):
-    """A property that cannot be so."""
+    """A property is invalid."""
 
     def __init__(self, name: str, reason: str) -> None:
         super().__init__(f"{name}: {reason}")
@@ -74,7 +74,7 @@ class CheckError(Exception):
 
 
 class PartialError(Exception):
-    """It was created or changed, and is there, but is not as it should be: the engine keeps it, and says why."""
+    """A resource was created or changed, and exists, but is incomplete: the engine keeps it and reports the reason."""
 
     def __init__(self, identity: str, outputs: Props, reason: str) -> None:
         super().__init__(reason)
@@ -83,14 +83,14 @@ class PartialError(Exception):
 
 @dataclass(frozen=True)
 class Made:
-    """What create gives."""
+    """Result of create()."""
 
     identity: str
     outputs: Props = field(default_factory=dict)
 
 
 class AllBut(Collection[str]):
-    """Every name but these."""
+    """Collection of all names except the given ones."""
 
     def __init__(self, names: Collection[str] = ()) -> None:
         self._names = frozenset(names)
@@ -106,29 +106,29 @@ class AllBut(Collection[str]):
 
 
 class Kind(Generic[_Cloud]):
-    """A type of resource. See the module."""
+    """A resource type. See the module's docstring."""
 
     type: ClassVar[str]
     inputs: ClassVar[frozenset[str]]
-    """Names of the inputs that are modelled."""
+    """Names of the supported inputs."""
     required: ClassVar[frozenset[str]] = frozenset()
     replaces: ClassVar[Collection[str]] = frozenset()
-    """Inputs of which a change means another resource."""
+    """Inputs whose change requires a replacement."""
     computed: ClassVar[frozenset[str]] = frozenset()
     reshaped: ClassVar[frozenset[str]] = frozenset()
-    """Inputs whose outputs have another form: unknown in a preview."""
+    """Inputs whose outputs have a different form: unknown in a preview."""
     deletes_first: ClassVar[bool] = False
-    """A replacement cannot be there beside the old one."""
+    """A replacement cannot coexist with the old resource, which is deleted first."""
     autoname: ClassVar[str] = ""
-    """The input that gets the resource's name and seven characters where it is not given. Where it is given, a
-    replacement cannot have it before the old one is gone: as the providers do that wrap Terraform's, the old one goes
-    first then."""
+    """Input that defaults to the resource's name with a suffix of seven characters. If the program gives it, a
+    replacement cannot have the same name while the old resource exists, so that is deleted first, as by providers that
+    wrap Terraform's."""
 
     def __init__(self, cloud: _Cloud) -> None:
         self.cloud = cloud
 
     def check(self, inputs: Props) -> Props:
-        """Inputs with defaults. Values may be UNKNOWN. Raises CheckError."""
+        """Return the inputs with defaults. Values may be UNKNOWN. Raises CheckError."""
         return inputs
 
     def create(self, name: str, inputs: Props) -> Made:
@@ -145,7 +145,7 @@ class Kind(Generic[_Cloud]):
 
 
 class ProviderControl(Control):
-    """A test's hold on a provider in its own process."""
+    """Control of a provider in the same process."""
 
     def __init__(self, ledger: Ledger) -> None:
         super().__init__("in-process")
@@ -161,7 +161,7 @@ class ProviderControl(Control):
 
 
 class Provider(provider_pb2_grpc.ResourceProviderServicer):
-    """A stand-in for a provider: serves the kinds of its table. `serving.py` starts it."""
+    """Provider stand-in that serves its table of kinds. `serving.py` starts it."""
 
     def __init__(
         self,
@@ -172,14 +172,14 @@ class Provider(provider_pb2_grpc.ResourceProviderServicer):
         invokes: Mapping[str, Invoke] | None = None,
         version: str = "999.0.0",
     ) -> None:
-        """`version`: an engine warns of a provider that is older than the SDK."""
+        """`version`: high, since an engine warns about a provider that is older than the SDK."""
         self.name, self.version, self.cloud = name, version, cloud
         self._kinds = {kind.type: kind(cloud) for kind in kinds}
         self._invokes = dict(invokes or {})
         self.ledger = Ledger()
         self.control = ProviderControl(self.ledger)
         self.over = threading.Event()
-        """Calls that hang do so until it is set."""
+        """Event that hanging calls wait for."""
 
     # --- the provider itself ------------------------------------------------------------------------------------------
 
@@ -210,7 +210,7 @@ class Provider(provider_pb2_grpc.ResourceProviderServicer):
         return self._perform("Configure", {}, context, perform)
 
     def Cancel(self, request: Any, context: grpc.ServicerContext) -> Empty:  # noqa: N802
-        """What hangs is given up; what comes later hangs as it is told to."""
+        """End the calls that hang now; later ones can hang again."""
         over, self.over = self.over, threading.Event()
         over.set()
         return Empty()
@@ -253,7 +253,8 @@ class Provider(provider_pb2_grpc.ResourceProviderServicer):
         return self._perform("Check", told, context, perform)
 
     def _named(self, kind: Kind[Any], request: Any, inputs: Props) -> Props:
-        """Seven characters from the engine's seed; the old ones where there are old ones."""
+        """Return the inputs with a generated name: the old one if there is one, otherwise with a suffix from the
+        engine's seed."""
         if not kind.autoname or kind.autoname in inputs:
             return inputs
         olds = wire.plain(wire.from_struct(request.olds))
@@ -300,7 +301,7 @@ class Provider(provider_pb2_grpc.ResourceProviderServicer):
             told_now = kind.read(request.id, wire.plain(state))
             if told_now is None:
                 return provider_pb2.ReadResponse()
-            # What is empty, and was never set, is not there: else each refresh would find a change.
+            # Drop empty values that were never set; otherwise each refresh would report a change.
             found = {name: value for name, value in told_now.items() if name in state or value not in _EMPTY}
             inputs = wire.plain(old_inputs) or {name: found[name] for name in kind.inputs & set(found)}
             drifted = {name: found.get(name, value) for name, value in inputs.items()}
@@ -340,7 +341,7 @@ class Provider(provider_pb2_grpc.ResourceProviderServicer):
 
         return self._perform("Delete", told, context, perform)
 
-    # --- what all calls share -----------------------------------------------------------------------------------------
+    # --- shared by all calls ------------------------------------------------------------------------------------------
 
     def _kind(self, request: Any, context: grpc.ServicerContext) -> tuple[Kind[Any], dict[str, str]]:
         told = {"type": told_type(request), "name": told_name(request), "urn": request.urn}
@@ -377,7 +378,7 @@ class Provider(provider_pb2_grpc.ResourceProviderServicer):
 
 
 def told_type(request: Any) -> str:
-    """`aws:ec2/vpc:Vpc`, of the URN: engines before 3.136 do not send it by itself."""
+    """Return the type, such as `aws:ec2/vpc:Vpc`, from the URN if necessary: engines before 3.136 do not send it."""
     return cast(str, request.type or request.urn.split("::")[2].split("$")[-1])
 
 
@@ -386,7 +387,7 @@ def told_name(request: Any) -> str:
 
 
 def _told(context: grpc.ServicerContext, perform: Callable[[], _Answer]) -> _Answer:
-    """A handler's exception is the operation's error; abort() itself raises a bare Exception."""
+    """Convert a handler's exception to a gRPC error; abort() itself raises a bare Exception."""
     try:
         return perform()
     except Exception as error:
@@ -396,7 +397,7 @@ def _told(context: grpc.ServicerContext, perform: Callable[[], _Answer]) -> _Ans
 
 
 def _plain(properties: Props) -> Props:
-    """As kinds see them."""
+    """Return the properties as kinds receive them."""
     return {name: value for name, value in wire.plain(properties).items() if name != DEFAULTS}
 
 
@@ -421,7 +422,7 @@ def _difference(kind: Kind[Any], found: Mapping[str, Change], *, deletes_first: 
 
 
 def _previewed(kind: Kind[Any], given: Props, state: Props | None = None) -> Any:
-    """Of a create, what the cloud makes up is unknown; of an update it stays."""
+    """Return the preview of a create, where computed outputs are unknown, or of an update, where they are kept."""
     inputs = {**_plain(given), **dict.fromkeys(kind.reshaped & set(given), wire.UNKNOWN)}
     if state is not None:
         kept = {name: value for name, value in state.items() if name in kind.computed}
@@ -431,7 +432,7 @@ def _previewed(kind: Kind[Any], given: Props, state: Props | None = None) -> Any
 
 
 def _sealed(properties: Props, given: Mapping[str, Any]) -> Any:
-    """A Struct in which what was secret in `given` is so again."""
+    """Return a Struct in which properties that were secret in `given` are secret."""
     return wire.to_struct(wire.with_secrets(properties, wire.secret_keys(given)))
 
 

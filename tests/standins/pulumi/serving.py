@@ -1,9 +1,8 @@
-"""Providers as an engine reaches them: attached to in a test's process, or started from PATH.
+"""Serving of providers to an engine: attached in the test's process, or started from PATH.
 
 with attached(aws.provider()) as environ:          # {"PULUMI_DEBUG_PROVIDERS": "aws:41234"}
-    …                                              # the provider's control is at hand
+    …                                              # provider.control works in-process
 install(folder, "aws")                             # folder/pulumi-resource-aws, to put on PATH
-
 python -m cloudgpu.tests.standins.pulumi.serving aws       # the same as a program: prints its port
 """
 
@@ -26,15 +25,15 @@ from pulumi.runtime.proto import provider_pb2_grpc
 from .provider import Provider
 
 MODULES = {"aws": "aws", "gcp": "gcp", "azure-native": "azure"}
-"""Name of a provider -> the module here that has its `provider()`."""
+"""Name of a provider -> the module here with its `provider()`."""
 
 _LOOK_EVERY_S = 0.5
 MESSAGE_BYTES = 400 * 1024 * 1024
-"""Of the longest message, as in Pulumi's own servers."""
+"""Maximum message size in bytes, as in Pulumi's servers."""
 
 
 def load(name: str) -> Provider:
-    """A new provider of this name, on the cloud that the environment points to."""
+    """Return a new provider of this name, for the cloud that the environment points to."""
     made = importlib.import_module(f".{MODULES[name]}", __package__).provider()
     assert isinstance(made, Provider)
     return made
@@ -42,7 +41,7 @@ def load(name: str) -> Provider:
 
 @contextlib.contextmanager
 def attached(*providers: Provider) -> Iterator[dict[str, str]]:
-    """Serve them in threads of this process; the environment that makes an engine use them."""
+    """Serve providers in threads of this process; yield the environment that makes an engine use them."""
     servers = []
     try:
         ports = []
@@ -68,7 +67,7 @@ def _serve(provider: Provider) -> tuple[grpc.Server, int]:
 
 
 def install(folder: Path, *names: str) -> None:
-    """Executables as an engine looks for them on PATH."""
+    """Write executables with the names that an engine looks for on PATH."""
     folder.mkdir(parents=True, exist_ok=True)
     for name in names:
         program = folder / f"pulumi-resource-{name}"
@@ -78,7 +77,7 @@ def install(folder: Path, *names: str) -> None:
 
 
 def main(arguments: list[str]) -> None:
-    """The program: [name, the engine's address]. It ends with the engine, which is its parent."""
+    """Run a provider for [name, the engine's address]. It ends with the engine, which is its parent."""
     engine = os.getppid()
     _server, port = _serve(load(arguments[0]))
     print(port, flush=True)

@@ -1,4 +1,4 @@
-"""Values of Pulumi's protocol as Python's own: secrets, unknown values, outputs, assets, references to resources.
+"""Conversion of Pulumi's protocol values to Python: secrets, unknown values, outputs, assets, references to resources.
 
 A google.protobuf.Struct holds them as objects with a signature. Source of the constants: pulumi.runtime.rpc of the
 installed SDK; numbers are doubles on the wire, so whole ones become `int` here.
@@ -24,7 +24,7 @@ UNKNOWN_TEXT = "04da6b54-80e4-46f7-96ec-b56ff0331ba9"
 
 
 class Unknown:
-    """What is known only once something has been created. There is one: UNKNOWN."""
+    """A value that is known only after creation. The only instance is UNKNOWN."""
 
     def __repr__(self) -> str:
         return "UNKNOWN"
@@ -35,7 +35,7 @@ UNKNOWN = Unknown()
 
 @dataclass(frozen=True)
 class Secret:
-    """A value that may be shown to nobody."""
+    """A value that must not be displayed."""
 
     value: Any
 
@@ -45,7 +45,7 @@ class Secret:
 
 @dataclass(frozen=True)
 class Output:
-    """A value with the resources that it comes from."""
+    """A value with the URNs of the resources that it depends on."""
 
     value: Any
     secret: bool = False
@@ -54,14 +54,14 @@ class Output:
 
 @dataclass(frozen=True)
 class Signed:
-    """An asset, an archive or a reference to a resource: signature and fields, as they are."""
+    """An asset, an archive or a reference to a resource: signature and fields, unconverted."""
 
     signature: str
     fields: Mapping[str, Any] = field(default_factory=dict)
 
 
 def from_struct(struct: Struct) -> Props:
-    """All of it, with Secret, Output, Signed and UNKNOWN in their places."""
+    """Convert a Struct, with special values as Secret, Output, Signed and UNKNOWN."""
     return {key: from_value(value) for key, value in struct.fields.items()}
 
 
@@ -98,7 +98,7 @@ def to_struct(properties: Mapping[str, Any]) -> Struct:
 
 
 def to_value(value: Any) -> Value:
-    """Raises TypeError for what the protocol has no word for."""
+    """Convert a Python value. Raises TypeError for a value that the protocol cannot represent."""
     for kinds, wrap in _WRAPPERS:
         if isinstance(value, kinds):
             return wrap(value)
@@ -118,7 +118,7 @@ def _of_output(value: Output) -> Value:
 
 _WRAPPERS: tuple[tuple[Any, Callable[[Any], Value]], ...] = (
     (type(None), lambda _none: Value(null_value=NULL_VALUE)),
-    (bool, lambda value: Value(bool_value=value)),  # before the numbers, of which it is one
+    (bool, lambda value: Value(bool_value=value)),  # before the numbers: bool is a subclass of int
     ((int, float), lambda value: Value(number_value=value)),
     (str, lambda value: Value(string_value=value)),
     (Unknown, lambda _unknown: Value(string_value=UNKNOWN_TEXT)),
@@ -131,7 +131,8 @@ _WRAPPERS: tuple[tuple[Any, Callable[[Any], Value]], ...] = (
 
 
 def rewritten(value: Any, change: Callable[[Any], Any]) -> Any:
-    """With every Secret, Output, Signed and UNKNOWN in it changed so; what that gives is not looked into again."""
+    """Return the value with every Secret, Output, Signed and UNKNOWN replaced by `change`, without recursing into its
+    results."""
     if isinstance(value, Secret | Output | Signed | Unknown):
         return change(value)
     if isinstance(value, Mapping):
@@ -142,7 +143,7 @@ def rewritten(value: Any, change: Callable[[Any], Any]) -> Any:
 
 
 def plain(value: Any) -> Any:
-    """Without Secret and Output; UNKNOWN and Signed stay."""
+    """Return the value with Secret and Output unwrapped; UNKNOWN and Signed are kept."""
 
     def unwrap(special: Any) -> Any:
         return plain(special.value) if isinstance(special, Secret | Output) else special
@@ -151,7 +152,8 @@ def plain(value: Any) -> Any:
 
 
 def without_outputs(value: Any) -> Any:
-    """Output as Secret, or as the value itself: what is written to state, and sent to who does not take outputs."""
+    """Return the value with each Output as a Secret or a plain value, for the state and for receivers without output
+    support."""
 
     def unwrap(special: Any) -> Any:
         if isinstance(special, Output):
@@ -163,7 +165,7 @@ def without_outputs(value: Any) -> Any:
 
 
 def specials(value: Any) -> Iterator[Any]:
-    """Every Secret, Output, Signed and UNKNOWN in it, at any depth."""
+    """Yield every Secret, Output, Signed and UNKNOWN in a value, at any depth."""
     if isinstance(value, Secret | Output):
         yield value
         yield from specials(value.value)
@@ -190,7 +192,7 @@ def secret_keys(properties: Mapping[str, Any]) -> set[str]:
 
 
 def with_secrets(properties: Mapping[str, Any], keys: Iterable[str]) -> Props:
-    """These properties are secret."""
+    """Return the properties with these keys wrapped as secrets."""
     hidden = set(keys)
     return {
         key: Secret(plain(value)) if key in hidden and not isinstance(value, Secret) else value

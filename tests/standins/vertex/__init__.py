@@ -1,10 +1,10 @@
-"""Vertex AI's custom jobs on the loopback: one state machine, REST and gRPC in front of it, containers that run.
+"""Vertex AI's custom jobs on loopback: one state machine behind REST and gRPC, with containers that run.
 
 jobs.py        the state machine: quota, capacity, states, ends
-checks.py      what CreateCustomJob refuses; machines.csv is what may be asked for
-containers.py  replicas as processes of this computer
+checks.py      validation by CreateCustomJob; machines.csv lists the valid machines
+containers.py  replicas as local processes
 filters.py     the filters of ListCustomJobs
-service.py     the REST API, and what tests may do with it
+service.py     the REST API, and the control verbs
 grpc_front.py  the same over gRPC
-control.py     a test's hold on it
+control.py     the test's client
 """

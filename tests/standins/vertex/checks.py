@@ -1,8 +1,8 @@
-"""What CreateCustomJob refuses.
+"""Validation by CreateCustomJob.
 
-After "Configure compute resources for training" (machines.csv), "Distributed training" (worker pools) and the API
-reference of CustomJob. Texts marked `#NNNN` are of issues of googleapis/python-aiplatform, prefect-archive/prefect-gcp
-and GoogleCloudPlatform/vertex-ai-samples that quote them; the others are not verified.
+It follows "Configure compute resources for training" (machines.csv), "Distributed training" (worker pools) and the API
+reference of CustomJob. Texts marked `#NNNN` are quoted in issues of googleapis/python-aiplatform,
+prefect-archive/prefect-gcp and GoogleCloudPlatform/vertex-ai-samples; the others are not verified.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _POOLS = 4
 
 @functools.cache
 def machines() -> dict[str, dict[str, frozenset[int]]]:
-    """Machine type -> name of an accelerator, "" for none -> the counts that it may have."""
+    """Return machine type -> accelerator's name ("" for none) -> valid counts."""
     known: dict[str, dict[str, frozenset[int]]] = {}
     with (Path(__file__).parent / "machines.csv").open(newline="") as file:
         for row in csv.DictReader(file):
@@ -36,14 +36,14 @@ def machines() -> dict[str, dict[str, frozenset[int]]]:
 
 
 def accelerator_of(machine_spec: Any) -> str:
-    """Its enum's name; "": none."""
+    """Return the accelerator's enum name; "": none."""
     name = machine_spec.DESCRIPTOR.fields_by_name["accelerator_type"].enum_type.values_by_number
     found = str(name[machine_spec.accelerator_type].name)
     return "" if found == "ACCELERATOR_TYPE_UNSPECIFIED" else found
 
 
 def market_of(job: Any) -> str:
-    """`on-demand`, `spot`, `flex-start` or `reservation`."""
+    """Return `on-demand`, `spot`, `flex-start` or `reservation`."""
     scheduling = job.job_spec.scheduling
     values = scheduling.DESCRIPTOR.fields_by_name["strategy"].enum_type.values_by_number
     market = MARKETS.get(values[scheduling.strategy].name, "on-demand")
@@ -53,7 +53,7 @@ def market_of(job: Any) -> str:
 
 
 def check_job(job: Any) -> None:
-    """Raises RefusedError with all that is wrong with a CustomJob (protobuf)."""
+    """Raise RefusedError with all errors in a CustomJob (protobuf)."""
     if found := [*_job(job), *_pools(job.job_spec), *_scheduling(job)]:
         told = "\t".join(f"{number}.Field: {field}; Message: {text}" for number, (field, text) in enumerate(found, 1))
         raise RefusedError("INVALID_ARGUMENT", 400, f"List of found errors:\t{told}\t")  # prefect-gcp#175
@@ -85,7 +85,7 @@ def _pools(spec: Any) -> Iterator[tuple[str, str]]:
         if index == 0 and pool.replica_count != 1:
             yield f"{where}.replica_count", "The replica count of the first worker pool must be 1."
         if index and not pool.ByteSize():
-            continue  # a pool that is skipped
+            continue  # a skipped pool
         if pool.replica_count < 1:
             yield f"{where}.replica_count", "The replica count must be at least 1."
         yield from _pool(pool, where)

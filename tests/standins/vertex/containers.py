@@ -1,15 +1,14 @@
-"""The replicas of a custom job: each container's command really runs, as processes of this computer.
+"""Replicas of a custom job: each container's command runs as local processes.
 
-A container's disk is a folder, with `root` as HOME and `console.log` for what it prints; absolute paths are those of
-this computer. Its environment has PATH, HOME, LANG, TMPDIR, what the job's spec says and what Vertex AI sets; the
-addresses of the metadata server and of Cloud Storage stand for the network it is in. Its python3 is of no virtual
-environment. As in a container, its first process gets no SIGTERM that it does not handle, and with its end
-everything in it ends.
+A container's disk is a folder, with `root` as HOME and `console.log` for its output; absolute paths are the computer's.
+Its environment has PATH, HOME, LANG, TMPDIR, the variables of the job's spec and of Vertex AI, and the addresses that
+replace the metadata server and Cloud Storage. Its python3 does not belong to a virtual environment. As in a container,
+its first process receives SIGTERM only if it handles it, and when it ends all other processes end.
 
-CLUSTER_SPEC and TF_CONFIG after "Distributed training" (cloud.google.com/vertex-ai/docs/training/distributed-training),
-the AIP_* variables after the API reference of CustomJobSpec, CLOUD_ML_PROJECT_ID and CLOUD_ML_JOB_ID after
-google/cloud/aiplatform/initializer.py and training_utils/environment_variables.py. Other than there, replicas are
-named by addresses of the loopback, each with a port of its own.
+CLUSTER_SPEC and TF_CONFIG follow "Distributed training"
+(cloud.google.com/vertex-ai/docs/training/distributed-training), the AIP_* variables the API reference of CustomJobSpec,
+CLOUD_ML_PROJECT_ID and CLOUD_ML_JOB_ID google/cloud/aiplatform/initializer.py and
+training_utils/environment_variables.py. Unlike there, replicas have loopback addresses, each with a separate port.
 """
 
 from __future__ import annotations
@@ -35,14 +34,14 @@ from ..processes import kill_all
 
 _TF_NAMES = {"workerpool0": "chief", "workerpool1": "worker", "workerpool2": "ps", "workerpool3": "evaluator"}
 _OWN_ACCOUNT = "service-{}@gcp-sa-aiplatform-cc.iam.gserviceaccount.com"
-"""The Custom Code Service Agent, which jobs run as that name no account."""
+"""The Custom Code Service Agent, the default account of jobs."""
 _REFERENCE = re.compile(r"\$(\$|\(([A-Za-z_][A-Za-z0-9_]*)\))")
 _OUTPUTS = {"AIP_MODEL_DIR": "model/", "AIP_CHECKPOINT_DIR": "checkpoints/", "AIP_TENSORBOARD_LOG_DIR": "logs/"}
 _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 
 class Container:
-    """One replica. `ended` is called, in a thread of its own, when its first process has ended."""
+    """One replica. `ended` is called in a separate thread when its first process has ended."""
 
     def __init__(
         self,
@@ -56,11 +55,11 @@ class Container:
     ) -> None:
         self.replica, self.root = replica, root
         self.code: int | None = None
-        """Of its first process; 128 + the signal's number where it was killed."""
+        """Exit code of its first process; 128 + the signal's number if it was killed."""
         self.taken = False
-        """Its machine is being taken away: how the container ends is not the job's end."""
+        """Its machine is being preempted: the container's exit code does not end the job."""
         self.trouble: list[str] = []
-        """What would have gone wrong in a real container; tests assert that it is empty."""
+        """Problems that would also occur in a real container; tests assert that it is empty."""
         self._words, self._environ, self._ended = words, dict(environ), ended
         self._metadata = metadata
         self._process: subprocess.Popen[bytes] | None = None
@@ -97,7 +96,7 @@ class Container:
         threading.Thread(target=self._watch, daemon=True).start()
 
     def stop(self, grace_s: float) -> None:
-        """SIGTERM, and after so long SIGKILL; returns when nothing of it is there."""
+        """Send SIGTERM, and SIGKILL after `grace_s` seconds; return when all processes have ended."""
         process = self._process
         if process is not None and process.poll() is None and grace_s > 0:
             if _handles_sigterm(process.pid):
@@ -107,7 +106,7 @@ class Container:
         self._over.wait()
 
     def kill(self) -> None:
-        """SIGKILL for all of it."""
+        """Send SIGKILL to the first process, whose end kills the others."""
         if self._process is not None and self._process.poll() is None:
             self._process.kill()
 
@@ -123,7 +122,7 @@ class Container:
         }
 
     def _watch(self) -> None:
-        code = 128 if self._process is None else self._process.wait()  # 128: as of a container that cannot be made
+        code = 128 if self._process is None else self._process.wait()  # 128: the container could not be created
         try:
             kill_all(self.root)
         except RuntimeError as error:
@@ -135,7 +134,7 @@ class Container:
 
 
 def containers_of(job: Any, project: Project, folder: Path, ended: Callable[[], None]) -> list[Container]:
-    """One for each replica of a CustomJob (protobuf), the primary one first."""
+    """Return a container for each replica of a CustomJob (protobuf), the primary one first."""
     pools = job.job_spec.worker_pool_specs
     cluster = {
         f"workerpool{number}": [f"127.0.0.1:{_free_port()}" for _ in range(pool.replica_count)]
@@ -156,9 +155,9 @@ def containers_of(job: Any, project: Project, folder: Path, ended: Callable[[], 
 
 
 def _metadata(project: Project, job: Any) -> MetadataServer:
-    """What a replica finds at metadata.google.internal: the account that the job runs as, and the project.
+    """Return a replica's metadata server, with the job's account and the project.
 
-    That there is no notice of the machine's end is not verified.
+    That it has no notice of the machine's end is not verified.
     """
     account = job.job_spec.service_account or _OWN_ACCOUNT.format(project.number)
     described = {
@@ -202,7 +201,7 @@ def _vertex_environ(
 
 
 def _expanded(word: str, environ: Mapping[str, str]) -> str:
-    """`$(NAME)` and `$$`, as Kubernetes expands them in commands; a name that it does not know stays as it is."""
+    """Expand `$(NAME)` and `$$` as Kubernetes does in commands; unknown names are left unchanged."""
 
     def value(found: re.Match[str]) -> str:
         return "$" if found[1] == "$" else environ.get(found[2], found[0])
@@ -211,8 +210,9 @@ def _expanded(word: str, environ: Mapping[str, str]) -> str:
 
 
 def _handles_sigterm(pid: int) -> bool:
-    """Signals without a handler do not reach the first process of a container (man 7 pid_namespaces)."""
-    # Right after its start a program has not had the time to set one.
+    """Return whether a process handles SIGTERM: the first process of a container receives only signals that it handles
+    (man 7 pid_namespaces)."""
+    # A new program may not have installed its handler yet.
     for _ in range(10):
         try:
             status = Path(f"/proc/{pid}/status").read_text()

@@ -1,7 +1,7 @@
 """The filter of ListCustomJobs: `labels.key=value AND (state!="JOB_STATE_FAILED" OR NOT display_name:"x*")`.
 
-After the API reference of projects.locations.customJobs.list, and google.aip.dev/160 for what binds closer: OR binds
-closer than AND, and terms that stand side by side are an AND.
+It follows the API reference of projects.locations.customJobs.list, and google.aip.dev/160 for precedence: OR binds
+tighter than AND, and juxtaposed terms are an AND.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _KEY = re.compile(r"labels\.([a-z][a-z0-9_-]*)")
 
 
 def read_filter(text: str) -> Test:
-    """What tells whether a CustomJob (protobuf) is meant. Raises RefusedError."""
+    """Compile a filter to a predicate of CustomJob (protobuf). Raises RefusedError."""
     if not text.strip():
         return lambda _job: True
     reader = _Reader(text)
@@ -53,7 +53,7 @@ class _Reader:
                 self.tokens.append(("word", word) if word is not None else ("sign", paren or sign))
 
     def sequence(self) -> Test:
-        """Terms with AND between them, or nothing."""
+        """Parse terms joined by AND or juxtaposed."""
         tests = [self._factor()]
         while self.tokens and self.tokens[0] != ("sign", ")"):
             self._skip("AND")
@@ -100,7 +100,7 @@ class _Reader:
 
 
 def _compare(name: str, sign: str, value: str, *, exists: bool) -> Test | None:
-    """None: there is no such comparison."""
+    """Return a predicate, or None for an invalid comparison."""
     label = _KEY.fullmatch(name)
     if label is not None and sign == ":" and exists:
         return lambda job: label[1] in job.labels

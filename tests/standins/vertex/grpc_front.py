@@ -1,8 +1,8 @@
-"""Vertex AI's JobService over gRPC: each call becomes the request that the REST API has for it.
+"""Vertex AI's JobService over gRPC: each call is translated to the equivalent REST request.
 
-So both wires have one state machine, and rules, records and permissions are of both. What a rule does to the
-connection is told as a gRPC client sees it: UNAVAILABLE where it was dropped, or where something answered that does
-not speak gRPC. A call without a token counts as the submitter's: gRPC's clients send none over plain connections.
+Both protocols therefore share the state machine, fault rules, recorded calls and permissions. Connection faults are
+reported as a gRPC client sees them: UNAVAILABLE for a dropped connection or a response that is not gRPC. A call without
+a token counts as the submitter's, since gRPC clients send no token over plain connections.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from ..gcp.project import SUBMITTER, Project
 
 SERVICE = "google.cloud.aiplatform.v1.JobService"
 _THREADS = 32
-"""Calls that hang hold one each."""
+"""Number of threads; each hanging call occupies one."""
 
 
 @dataclass(frozen=True)
 class Route:
-    """Of one method: what the REST API has for it (google.api.http in job_service.proto)."""
+    """REST equivalent of a method (google.api.http in job_service.proto)."""
 
     request: str
     response: str
@@ -48,11 +48,11 @@ ROUTES = {
     "DeleteCustomJob": Route("DeleteCustomJobRequest", "Operation", lambda r: ("DELETE", r.name, {}, None)),
 }
 _HTTP_STATUS = {401: "UNAUTHENTICATED", 403: "PERMISSION_DENIED", 404: "UNIMPLEMENTED"}
-"""Of an answer that is none of gRPC's (grpc/doc/http-grpc-status-mapping.md); else UNAVAILABLE or UNKNOWN."""
+"""gRPC status of a response that is not gRPC (grpc/doc/http-grpc-status-mapping.md); default UNAVAILABLE or UNKNOWN."""
 
 
 class GrpcFront:
-    """A gRPC server on a port of its own, in front of the project's REST APIs."""
+    """A gRPC server on a separate port, in front of the project's REST APIs."""
 
     def __init__(self, project: Project) -> None:
         import grpc
@@ -98,7 +98,7 @@ class GrpcFront:
     def _send(
         self, method: str, path: str, query: Mapping[str, Any], data: bytes, context: Any
     ) -> tuple[int, str, bytes]:
-        """Status (0: the connection was dropped), content type, body."""
+        """Return status (0: the connection was dropped), content type and body."""
         told = {key: str(value) for key, value in query.items() if value}
         given = {key: value for key, value in context.invocation_metadata() if isinstance(value, str)}
         token = given.get("authorization") or f"Bearer {self._project.tokens.issue(SUBMITTER)}"
@@ -123,7 +123,7 @@ class GrpcFront:
 
 
 class _Connection:
-    """What stands for the socket of a web server: an app ends the connection with shutdown()."""
+    """Replacement for a web server's socket, on which an app calls shutdown() to drop the connection."""
 
     dropped = False
 
@@ -132,7 +132,7 @@ class _Connection:
 
 
 def _message(name: str) -> Any:
-    """The protobuf class."""
+    """Return the protobuf class."""
     from google.cloud import aiplatform_v1
     from google.longrunning.operations_pb2 import Operation
     from google.protobuf.empty_pb2 import Empty
@@ -143,7 +143,7 @@ def _message(name: str) -> Any:
 
 
 def _refuse(context: Any, error: Mapping[str, Any]) -> None:
-    """An error of the REST API (google.rpc.Status, but for its code), with its details."""
+    """Abort with an error of the REST API (google.rpc.Status with a different code), including its details."""
     import grpc
     from google.protobuf import json_format
     from google.rpc import error_details_pb2  # noqa: F401 - that the details' types are known

@@ -1,12 +1,12 @@
-"""Custom jobs: one state machine for both wires.
+"""Custom jobs: one state machine for both protocols.
 
     QUEUED (not enough quota left) -> PENDING -> RUNNING -> SUCCEEDED | FAILED
     any of these -> CANCELLING -> CANCELLED
 
-After "Understand the serverless training service" (states, when a job has succeeded, messages of errors), the API
-reference of projects.locations.customJobs, and issues that quote what is answered: openreview-expertise#401 (no
-capacity is a job that has failed), vertex-ai-samples#3479 (quota), vertex-ai-samples#1898 (a replica that failed). Not
-modelled: that the service starts a container or a job again by itself (disableRetries must be true).
+It follows "Understand the serverless training service" (states, conditions of success, error messages), the API
+reference of projects.locations.customJobs, and issues that quote responses: openreview-expertise#401 (missing capacity
+fails the job), vertex-ai-samples#3479 (quota), vertex-ai-samples#1898 (a failed replica). Not implemented: restarts of
+a container or job by the service (disableRetries must be true).
 """
 
 from __future__ import annotations
@@ -26,24 +26,24 @@ from .containers import Container, containers_of
 from .filters import read_filter
 
 QUEUED, PENDING, RUNNING, SUCCEEDED, FAILED, CANCELLING, CANCELLED = 1, 2, 3, 4, 5, 6, 7
-"""Of JobState."""
+"""Values of JobState."""
 ENDED = frozenset({SUCCEEDED, FAILED, CANCELLED})
 NO_CAPACITY = "Resources are insufficient in region: {}. Try a different region or use a different accelerator."
 OVER_QUOTA = "The following quota metrics exceed quota limits: {}"
 INTERNAL = "Internal error occurred for the current attempt"
 OK, CANCELLED_CODE, INVALID, EXHAUSTED, INTERNAL_CODE = 0, 1, 3, 8, 13
-"""Of google.rpc.Code."""
+"""Values of google.rpc.Code."""
 TIMEOUT_S = 7 * 86_400.0
-"""Of a job that names none."""
+"""Default timeout of a job in seconds."""
 GRACE_S = 30.0
-"""Between SIGTERM and SIGKILL of a container; Kubernetes' default, not verified for Vertex AI."""
+"""Seconds between SIGTERM and SIGKILL of a container; Kubernetes' default, not verified for Vertex AI."""
 _PAGE = 100
 _FLEX_WAIT_S = 86_400.0
 
 
 @dataclass
 class End:
-    """How a job is to end, or has ended."""
+    """End of a job, planned or final."""
 
     state: int
     code: int = OK
@@ -59,14 +59,14 @@ class Job:
     """CustomJob (protobuf)."""
     region: str
     created: float
-    """Steady time."""
+    """Monotonic time."""
     containers: list[Container] = field(default_factory=list)
     end: End | None = None
-    """What has been decided about it; the first decision holds."""
+    """The decided end; the first decision is final."""
     ended: float | None = None
-    """Steady time."""
+    """Monotonic time of its end; None: it has not ended."""
     placed: bool = False
-    """It holds its machines."""
+    """True while it uses capacity."""
     trouble: list[str] = field(default_factory=list)
 
     @property
@@ -79,7 +79,7 @@ class Job:
 
     @property
     def needs(self) -> dict[tuple[str, str, str], int]:
-        """(machine type, region, market) -> how many machines."""
+        """(machine type, region, market) -> number of machines."""
         found: dict[tuple[str, str, str], int] = {}
         for pool in self.proto.job_spec.worker_pool_specs:
             if pool.replica_count:
@@ -89,7 +89,7 @@ class Job:
 
     @property
     def quota(self) -> dict[str, int]:
-        """Metric -> how much of it. After the metrics that errors name; of CPUs only the number is not verified."""
+        """Quota needs by metric. Metrics are those named in errors; for CPUs only the number is not verified."""
         pre = "preemptible_" if market_of(self.proto) == "spot" else ""
         found: dict[str, int] = {}
         for pool in self.proto.job_spec.worker_pool_specs:
@@ -105,18 +105,19 @@ class Job:
 
 
 class CustomJobs:
-    """All of the project. Any thread may call anything."""
+    """Thread-safe store of the project's custom jobs."""
 
     def __init__(self, project: Project) -> None:
         self._project = project
         self._changed = threading.Condition(threading.RLock())
-        # Others than another stand-in's on the same computer: what runs on a machine is known by its name.
+        # Random start, so that ids differ from those of other stand-ins on the computer: machines are identified by
+        # name.
         self._ids = itertools.count(10**18 + secrets.randbelow(8 * 10**18), 7_919)
         self._jobs: dict[str, Job] = {}
         self._forget()
 
     def reset(self) -> None:
-        """Everything ends at once, and is forgotten."""
+        """End and forget all jobs."""
         with self._changed:
             jobs = list(self._jobs.values())
             for job in jobs:
@@ -138,7 +139,7 @@ class CustomJobs:
     # -- the API
 
     def create(self, project: str, region: str, proto: Any) -> Any:
-        """The new job. `proto` is a CustomJob (protobuf)."""
+        """Create a job from a CustomJob (protobuf); return it. Raises RefusedError."""
         check_job(proto)
         with self._changed:
             job = Job(self._made(proto, region), region, time.monotonic())
@@ -159,7 +160,7 @@ class CustomJobs:
             return _copy(self._job(region, identity).proto)
 
     def find(self, region: str, text: str, page_size: int, page_token: str) -> tuple[list[Any], str]:
-        """Newest first, and the token of the next page."""
+        """Return one page of jobs, newest first, and the token of the next page."""
         test = read_filter(text)
         if not page_token.isdecimal() and page_token:
             raise RefusedError("INVALID_ARGUMENT", 400, "The page token is not valid.")
@@ -182,7 +183,8 @@ class CustomJobs:
                 self._tell(job, CANCELLING)
 
     def delete(self, region: str, identity: str) -> str:
-        """The name of the operation, which is done. Of a job that has not ended: refused (not verified)."""
+        """Delete a job; return the name of its finished operation. A job that has not ended is refused (not
+        verified)."""
         with self._changed:
             job = self._job(region, identity)
             if job.proto.state not in ENDED:
@@ -191,7 +193,7 @@ class CustomJobs:
             del self._jobs[job.id]
             return f"{job.proto.name.rpartition('/customJobs/')[0]}/operations/{next(self._ids)}"
 
-    # -- what tests do
+    # -- control verbs
 
     def set_capacity(self, machine_type: str, region: str, market: str, places: int | None) -> None:
         with self._changed:
@@ -212,7 +214,7 @@ class CustomJobs:
             self._withdrawn.add((machine_type, region))
 
     def set_pending(self, seconds: float) -> None:
-        """Of jobs that are pending already, too: from when they began to be."""
+        """Set the pending time, also for jobs that are pending now."""
         with self._changed:
             self._pending_s = seconds
             self._changed.notify_all()
@@ -221,7 +223,7 @@ class CustomJobs:
         self._lag_s = seconds
 
     def preempt(self, job: str, replica: str, seconds: float) -> None:
-        """SIGTERM for one replica; after so long it is gone, and the job with it, for it may not try again."""
+        """Send SIGTERM to one replica; after `seconds` it is killed, and the job fails, since retries are disabled."""
         with self._changed:
             running = self._jobs[job]
             hit = next(one for one in running.containers if one.replica == replica)
@@ -229,22 +231,22 @@ class CustomJobs:
         threading.Thread(target=self._take, args=(running, hit, seconds), daemon=True).start()
 
     def fail_inside(self, job: str) -> None:
-        """The service itself fails: everything is gone at once."""
+        """Simulate an internal error of the service: the job ends at once."""
         with self._changed:
             self._decide(self._jobs[job], End(FAILED, INTERNAL_CODE, INTERNAL, grace_s=0.0))
 
     def finish(self, job: str, code: int) -> None:
-        """As if its primary replica had ended with this exit code: for jobs whose containers do not run."""
+        """End the job as if its primary replica had this exit code, for jobs whose containers do not run."""
         text = f"The replica workerpool0-0 exited with a non-zero status of {code}. Termination reason: Error."
         with self._changed:
             self._decide(self._jobs[job], End(FAILED, INVALID, text) if code else End(SUCCEEDED))
 
     def told(self) -> list[dict[str, Any]]:
-        """All that were ever created and not deleted, oldest first."""
+        """Return all jobs except deleted ones, oldest first."""
         with self._changed:
             return [_told(job) for job in self._jobs.values()]
 
-    # -- a job's life, in a thread of its own
+    # -- a job's life cycle, in a separate thread
 
     def _live(self, job: Job) -> None:
         try:
@@ -265,7 +267,7 @@ class CustomJobs:
             return job.end is None
 
     def _wait_for_capacity(self, job: Job) -> bool:
-        """Whether its machines are there. Only a flex-start job waits for them."""
+        """Wait for capacity, which only a flex-start job does beyond the pending time; return whether there is any."""
         with self._changed:
             began = time.monotonic()
             while job.end is None and (left := began + self._pending_s - time.monotonic()) > 0:
@@ -296,7 +298,8 @@ class CustomJobs:
                 self._tell(job, CANCELLING)
 
     def _look(self, job: Job) -> None:
-        """One of its containers has ended: the first one that failed, or the primary replica, is the job's end."""
+        """Decide the job's end after a container ended: it fails with the first failed replica, or succeeds with the
+        primary one."""
         with self._changed:
             there = [one for one in job.containers if not one.taken]
             for container in there:
@@ -307,7 +310,7 @@ class CustomJobs:
                 self._decide(job, End(SUCCEEDED))
 
     def _stop(self, job: Job) -> None:
-        """Its containers end, and then itself."""
+        """Stop the containers, then end the job."""
         end = job.end or End(FAILED, INTERNAL_CODE, INTERNAL)
         stops = [threading.Thread(target=one.stop, args=(end.grace_s,), daemon=True) for one in job.containers]
         for stop in stops:
@@ -329,7 +332,7 @@ class CustomJobs:
     # -- helpers
 
     def _made(self, proto: Any, region: str) -> Any:
-        """A new job of this: what only the service writes is its own."""
+        """Return a new job for this request, with the output-only fields set by the service."""
         made = _copy(proto)
         for name in ("state", "create_time", "start_time", "end_time", "update_time", "error", "web_access_uris"):
             made.ClearField(name)
@@ -355,7 +358,7 @@ class CustomJobs:
         return job
 
     def _decide(self, job: Job, end: End) -> bool:
-        """Whether it was not decided before."""
+        """Set the job's end; return False if it was decided before."""
         if job.end is not None or job.ended is not None:
             return False
         job.end = end

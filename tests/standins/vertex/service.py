@@ -1,7 +1,7 @@
-"""Vertex AI's REST API of custom jobs, and what tests may do with them.
+"""Vertex AI's REST API of custom jobs, and its control verbs.
 
-Bodies are checked against Google's discovery document and then read by protobuf, both strictly. Anything else of
-aiplatform.googleapis.com is no route of this service: it is answered with StandinNotImplemented.
+Bodies are validated against Google's discovery document and then by protobuf. Other paths of aiplatform.googleapis.com
+are no routes of this service, so they get StandinNotImplemented.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from .grpc_front import GrpcFront
 from .jobs import CustomJobs
 
 GRPC_ENDPOINT = "CLOUDGPU_STANDIN_VERTEX_GRPC"
-"""A variable of tests: host and port of the gRPC server."""
+"""Test variable with host and port of the gRPC server."""
 JOBS = "projects.locations.customJobs"
 _REGIONS = (
     "africa-south1 asia-east1 asia-east2 asia-northeast1 asia-northeast2 asia-northeast3 asia-south1 asia-southeast1 "
@@ -27,12 +27,12 @@ _REGIONS = (
     "me-central1 me-central2 me-west1 northamerica-northeast1 northamerica-northeast2 southamerica-east1 "
     "southamerica-west1 us-central1 us-east1 us-east4 us-east5 us-south1 us-west1 us-west2 us-west3 us-west4"
 )
-"""After cloud.google.com/vertex-ai/docs/general/locations."""
+"""Regions from cloud.google.com/vertex-ai/docs/general/locations."""
 REGIONS = frozenset(_REGIONS.split())
 
 
 class Vertex(Service):
-    """Of one project."""
+    """Custom jobs of one project."""
 
     name = "aiplatform"
 
@@ -138,10 +138,10 @@ class Vertex(Service):
         }
 
     def environ(self) -> Mapping[str, str]:
-        """The gRPC server starts when somebody asks where it is."""
+        """Return the gRPC server's address; the server starts on first use."""
         if self._front is None:
             self._front = GrpcFront(self._project)
-        # gRPC takes the proxy for https, which control.environ() sets, for its own, also in the open.
+        # gRPC would use the HTTPS proxy that control.environ() sets, even for plain connections.
         return {GRPC_ENDPOINT: self._front.address, "no_grpc_proxy": "127.0.0.1"}
 
     def reset(self) -> None:
@@ -153,7 +153,7 @@ class Vertex(Service):
 
 
 def _kept(mask: str) -> Callable[[str], bool]:
-    """Whether a field of a job, by its name in JSON, is told: of a FieldMask of whole fields."""
+    """Return a predicate for the fields selected by a FieldMask of whole fields, by their JSON names."""
     from google.cloud.aiplatform_v1.types import CustomJob
 
     known = {name: field.json_name for name, field in CustomJob.pb().DESCRIPTOR.fields_by_name.items()}
@@ -171,7 +171,7 @@ def _resource(params: Mapping[str, str]) -> str:
 
 
 def _told_of(request: Request) -> dict[str, str]:
-    """What rules may look at: the query, and of a body its labels, first machine type and strategy."""
+    """Return the fields that rules use: the query, and a body's labels, first machine type and strategy."""
     told = dict(request.query)
     try:
         body = json.loads(request.body or b"{}")
@@ -181,12 +181,12 @@ def _told_of(request: Request) -> dict[str, str]:
         told["strategy"] = str(spec.get("scheduling", {}).get("strategy", ""))
         told["machineType"] = str(spec["workerPoolSpecs"][0]["machineSpec"]["machineType"])
     except (ValueError, LookupError, TypeError, AttributeError):
-        pass  # told by answer()
+        pass  # answer() reports the error
     return told
 
 
 def _parsed(body: bytes) -> Any:
-    """A CustomJob (protobuf)."""
+    """Parse a CustomJob (protobuf). Raises RefusedError."""
     from google.cloud.aiplatform_v1.types import CustomJob
     from google.protobuf.json_format import Parse, ParseError
 
@@ -208,7 +208,7 @@ def _answer(proto: Any, request: Request) -> Response:
 
 
 def _as_named(body: Any) -> Any:
-    """Enums by their numbers, which Google's clients send, as the names that the discovery document knows."""
+    """Replace enum numbers, which Google's clients send, by the names in the discovery document."""
     from google.cloud.aiplatform_v1.types import CustomJob
 
     return _named(body, CustomJob.pb().DESCRIPTOR)

@@ -1,4 +1,4 @@
-"""Jobs on the Vertex AI stand-in: see cloud_jobs.py."""
+"""Jobs on the Vertex AI stand-in; see cloud_jobs.py."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ TYPE = "n1-standard-8"
 
 
 class Remains:
-    """Looks for custom jobs that have not ended, for these are what bills: as a user would, through the API, as an
-    account of its own. `folder` is for that account's key."""
+    """Finder of running custom jobs, which are billed, through the API as a user would, with a separate account.
+    `folder` is for that account's key."""
 
     def __init__(self, url: str, folder: Path) -> None:
         from google.cloud.aiplatform_v1 import JobServiceClient
@@ -44,7 +44,7 @@ class Remains:
         self._control = VertexControl(GcpControl(url))
 
     def find(self) -> dict[str, list[str]]:
-        """Names by region, of all regions in which there ever was a job; empty: nothing bills."""
+        """Return names of running jobs by region, for all regions that ever had a job; empty: nothing is billed."""
         live = " AND ".join(f'state!="JOB_STATE_{state}"' for state in ENDED)
         found: dict[str, list[str]] = {}
         for region in sorted({one.region for one in self._control.jobs()}):
@@ -55,7 +55,7 @@ class Remains:
 
 
 class VertexJobs(CloudJobs[ToldContainer, Remains]):
-    """In one project, in one bucket."""
+    """Jobs in one project and one bucket."""
 
     cloud = "vertex"
 
@@ -65,21 +65,21 @@ class VertexJobs(CloudJobs[ToldContainer, Remains]):
         GcsControl(control.url).make_bucket(BUCKET)
 
     def custom_jobs(self, job: Job, **where: Any) -> list[ToldJob]:
-        """Of a job, in the order in which they were created."""
+        """Return the custom jobs of a job, in order of creation."""
         return [one for one in self.vertex.jobs(**where) if tags_of(one).get(tags.JOB) == job.id]
 
     def instances(self, job: Job, **where: Any) -> list[ToldContainer]:
-        """Its containers."""
+        """Return the job's containers."""
         return [container for one in self.custom_jobs(job, **where) for container in one.containers]
 
     def running(self, job: Job) -> ToldJob | None:
-        """Its custom job that runs now."""
+        """Return the job's running custom job, or None."""
         found = self.custom_jobs(job, state="RUNNING")
         assert len(found) < 2, self.story(job)
         return found[0] if found else None
 
     def outcomes(self, job: Job) -> list[str | None]:
-        """Of its attempts that were not refused."""
+        """Return the outcomes of the job's attempts, except refused ones."""
         return [attempt.outcome for attempt in job.attempts() if attempt.outcome != "refused"]
 
     def headline(self, machine: ToldContainer) -> str:
@@ -97,12 +97,12 @@ class VertexJobs(CloudJobs[ToldContainer, Remains]):
 
 
 def tags_of(job: ToldJob) -> dict[str, str]:
-    """As they were before they became labels."""
+    """Return the tags that the labels encode."""
     return from_labels(job.labels)
 
 
 def vertex_environ(url: str, folder: Path, transport: str = "rest") -> dict[str, str]:
-    """What points the target `vertex` to the stand-in, over one of its wires."""
+    """Return the environment that points the target `vertex` to the stand-in, over one of its protocols."""
     found = gcp_environ(url, folder)
     address = found.pop(GRPC_ENDPOINT)
     found["CLOUDGPU_VERTEX_TRANSPORT"] = transport
@@ -113,7 +113,8 @@ def vertex_environ(url: str, folder: Path, transport: str = "rest") -> dict[str,
 
 @contextlib.contextmanager
 def vertex_jobs(folder: Path, agents: Path, *, boot: bool = True, transport: str = "rest") -> Iterator[VertexJobs]:
-    """`agents`: where agent files are kept from test to test. Nothing is left running afterwards."""
+    """Run jobs on a stand-in; all processes are ended on exit. `agents`: folder where agent files are kept from test to
+    test."""
     with gcp_process(boot=boot) as control:
         jobs = VertexJobs(control, folder)
         with settled(jobs, agents, vertex_environ(control.url, folder / "keys", transport)):

@@ -1,4 +1,4 @@
-"""Jobs, attempts and events."""
+"""Add the tables of jobs, attempts and events."""
 
 from __future__ import annotations
 

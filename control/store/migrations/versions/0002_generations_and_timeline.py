@@ -1,4 +1,4 @@
-"""What the machines of an attempt did, and how often its program was started again on them."""
+"""Add columns for an attempt's timeline and for the restarts of its program on the same machines."""
 
 from __future__ import annotations
 

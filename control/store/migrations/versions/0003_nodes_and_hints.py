@@ -1,4 +1,4 @@
-"""Which machines an attempt shall have by now, and the zones that a refusal named."""
+"""Add columns for the machines that an attempt should have, and for the zones that a refusal named."""
 
 from __future__ import annotations
 

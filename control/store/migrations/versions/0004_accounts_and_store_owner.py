@@ -1,6 +1,7 @@
-"""The account of an attempt's machines, and the store's own name, which everything made for its jobs is tagged with.
+"""Add a column for the account of an attempt's machines, and a table for the store's owner tag.
 
-The name is random, made with the store. A store that has jobs keeps the one that its newest job is tagged with.
+The tag marks all resources created for the store's jobs. It is random and created with the store; a store with jobs
+keeps the tag of its newest job.
 """
 
 from __future__ import annotations

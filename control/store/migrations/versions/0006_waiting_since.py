@@ -1,4 +1,4 @@
-"""Since when a place has answered with passing errors."""
+"""Add a column for the time of the first transient error of a place."""
 
 from __future__ import annotations
 

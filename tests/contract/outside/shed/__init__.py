@@ -1,4 +1,4 @@
-"""A target from outside: the machines of a shed, each a process on this computer. See docs/adding-a-target.md."""
+"""Example of a target in another package: machines that are processes on this computer. See docs/adding-a-target.md."""
 
 from cloudgpu.jobspecs.targets import TargetInfo
 

@@ -1,4 +1,4 @@
-"""Offers of the shed: four benches, none with a GPU, free of charge."""
+"""Offers of the shed: four machines ("benches") without GPUs, free of charge."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ BENCHES = 4
 
 
 def plan(spec: JobSpec, _today: datetime.date) -> Plan:
-    """Return the one offer there is, or why the job cannot be had. Every field that is not honoured is refused."""
+    """Return the only offer, or the refusals. Every field of the job that is not honoured is refused."""
     roles = spec.effective_roles()
     nodes = sum(role.nodes for role in roles.values())
     refusals = []

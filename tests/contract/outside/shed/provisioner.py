@@ -1,8 +1,8 @@
-"""The verbs of the shed. State is in folders only: any process may call any verb at any time.
+"""Provisioner of the shed. All state is in files, so any process may call any method at any time.
 
-<home>/shed/<token>/allocation.json     what was launched, for whom
-<home>/shed/<token>/<node>/pid          the agent's process; it is there before the agent runs
-<home>/shed/<token>/lock                held by a launch: one with the same token waits for it
+<home>/shed/<token>/allocation.json     the allocation and its owner
+<home>/shed/<token>/<node>/pid          PID of the agent
+<home>/shed/<token>/lock                held by a launch; another with the same token waits for it
 """
 
 from __future__ import annotations
@@ -26,19 +26,19 @@ from cloudgpu.provisioners.base import Allocation, Ended, LaunchRequest, NodeSta
 
 _END_S = 20.0
 _agents: list[subprocess.Popen[bytes]] = []
-"""Agents that this process started: they are waited for, or they stay as zombies."""
+"""Agents started by this process, which must reap them."""
 
 
 def has_key() -> bool:
-    """Return whether the shed can be opened."""
+    """Return whether the shed's key is set."""
     return bool(os.environ.get("SHED_KEY"))
 
 
 class Shed:
-    """Each node is an agent process of its own."""
+    """Provisioner that runs each node as an agent process."""
 
     def launch(self, request: LaunchRequest) -> Allocation:
-        """Start an agent for each node that was never started."""
+        """Start an agent for each node that was never started. Idempotent."""
         machines = {node.node: f"{request.token}/{node.node}" for node in request.nodes}
         allocation = Allocation("shed", request.job_id, request.attempt, request.token, machines)
         folder = private(_root() / request.token)
@@ -52,14 +52,14 @@ class Shed:
         return allocation
 
     def observe(self, allocation: Allocation) -> list[NodeState]:
-        """Return whether each agent runs."""
+        """Return the state of each node, by whether its agent runs."""
         return [
             NodeState(node, "running" if _process(allocation, node) else "gone", "its agent's process")
             for node in allocation.machines
         ]
 
     def terminate(self, allocation: Allocation) -> Ended | None:
-        """End all agents, which end their programs."""
+        """End all agents and, with them, their programs."""
         self.remove(allocation, list(allocation.machines))
         (_root() / allocation.token / "allocation.json").unlink(missing_ok=True)
         return None
@@ -75,7 +75,7 @@ class Shed:
                 os.killpg(process.pid, signal.SIGKILL)
 
     def find(self, owner: Owner) -> list[Allocation]:
-        """Return what was launched and not terminated."""
+        """Return the allocations of an owner that were launched and not terminated."""
         values = [json.loads(path.read_text()) for path in _root().glob("*/allocation.json")]
         return [Allocation.from_json(value["allocation"]) for value in values if value["owner"] == owner.name]
 
@@ -84,10 +84,10 @@ class Shed:
         return ""
 
     def check_account(self, account: str) -> None:
-        """Accept any: the shed has no accounts."""
+        """Accept any account: the shed has none."""
 
     def price(self, offer: Offer) -> Decimal | None:
-        """Return None: the plan's price stays."""
+        """Return None: the plan's price is not updated."""
 
 
 def _root() -> Path:
@@ -105,7 +105,7 @@ def _start(request: LaunchRequest, node: str, folder: Path) -> None:
 
 
 def _process(allocation: Allocation, node: str) -> psutil.Process | None:
-    """Return the agent's process; None: it has ended."""
+    """Return the agent's process; None if it has ended."""
     for agent in _agents:
         agent.poll()
     folder = _root() / allocation.token / node

@@ -1,4 +1,4 @@
-"""What the target `shed` needs code for."""
+"""References to the code of the target `shed`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What all kinds of AWS have in common: clients, names, tags, and errors that mean that something is gone."""
+"""Shared parts of all AWS kinds: clients, names, tags, and error codes that mean "not found"."""
 
 from __future__ import annotations
 
@@ -22,13 +22,14 @@ _SETTINGS = {
     *("region", "skipCredentialsValidation", "skipRegionValidation", "skipMetadataApiCheck", "version"),
     "allowedAccountIds",
 }
-"""Of the provider's configuration."""
+"""Supported keys of the provider's configuration."""
 PATIENCE_S = 20.0
-"""For what AWS refuses as long as something else still ends. (The provider itself waits for minutes.)"""
+"""Timeout in seconds for retries while AWS refuses because another resource is still being deleted. (The real provider
+waits for minutes.)"""
 
 
 class Cloud:
-    """One account, by boto3; the environment points to it."""
+    """boto3 sessions and clients for the account that the environment points to."""
 
     def __init__(self) -> None:
         self.region = os.environ.get("AWS_REGION", "us-east-1")
@@ -37,12 +38,12 @@ class Cloud:
         self._lock = threading.Lock()
 
     def configure(self, settings: Props) -> None:
-        """Raises ValueError."""
+        """Apply the provider's configuration. Raises ValueError for unknown settings or a forbidden account."""
         unknown = sorted(set(settings) - _SETTINGS)
         if unknown:
             raise ValueError(f"the stand-in does not model the provider's {', '.join(unknown)}")
         self.region = str(settings.get("region") or self.region)
-        with self._lock:  # whoever gives the next command may have other credentials
+        with self._lock:  # the next command may have other credentials
             self._session = session()
             self._clients.clear()
         allowed = json.loads(settings.get("allowedAccountIds") or "[]")
@@ -50,7 +51,7 @@ class Cloud:
             raise ValueError(f"AWS account ID not allowed: {self.account}")
 
     def client(self, service: str, props: Mapping[str, Any] | None = None) -> Any:
-        """In the resource's region, or the provider's."""
+        """Return a cached client for the resource's region, or the provider's."""
         region = str((props or {}).get("region") or self.region)
         client: Any = self._session.client
         with self._lock:
@@ -64,7 +65,7 @@ class Cloud:
 
 
 class AwsKind(Kind[Cloud]):
-    """A kind of one service."""
+    """Base of kinds that use one AWS service."""
 
     service: ClassVar[str] = "ec2"
 
@@ -72,7 +73,7 @@ class AwsKind(Kind[Cloud]):
         return self.cloud.client(self.service, props)
 
     def where(self, props: Mapping[str, Any]) -> str:
-        """Region."""
+        """Return the resource's region."""
         return str(props.get("region") or self.cloud.region)
 
     def arn(self, props: Mapping[str, Any], service: str, rest: str) -> str:
@@ -80,7 +81,7 @@ class AwsKind(Kind[Cloud]):
 
 
 def found(look: Callable[[], _T]) -> _T | None:
-    """None: it is gone."""
+    """Return the result of `look`, or None if the resource does not exist."""
     try:
         return look()
     except ClientError as error:
@@ -98,7 +99,8 @@ def code_of(error: ClientError) -> str:
 
 
 def without(delete: Callable[[], Any], *waiting: str) -> None:
-    """Delete it; what is gone is deleted. Codes in `waiting` are tried again for a while."""
+    """Delete a resource; one that does not exist is fine. Error codes in `waiting` are retried for PATIENCE_S
+    seconds."""
     until = time.monotonic() + PATIENCE_S
     while True:
         try:
@@ -121,17 +123,17 @@ def pairs(tags: Mapping[str, str] | None) -> list[dict[str, str]]:
 
 
 def tags_of(told: list[dict[str, str]] | None) -> dict[str, str]:
-    """Without AWS's own."""
+    """Return tags as a dict, without AWS's reserved ones."""
     return {one["Key"]: one["Value"] for one in told or [] if not one["Key"].startswith("aws:")}
 
 
 def specified(kind: str, tags: Mapping[str, str] | None) -> dict[str, Any]:
-    """As EC2's create calls take them."""
+    """Return the TagSpecifications argument of EC2's create calls."""
     return {"TagSpecifications": [{"ResourceType": kind, "Tags": pairs(tags)}]} if tags else {}
 
 
 def retag(ec2: Any, identity: str, old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
-    """Of something of EC2; outputs."""
+    """Update an EC2 resource's tags; return the changed outputs."""
     before, after = old.get("tags") or {}, new.get("tags") or {}
     if gone := [{"Key": key} for key in before if key not in after]:
         ec2.delete_tags(Resources=[identity], Tags=gone)
@@ -148,9 +150,9 @@ def tagged(inputs: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def request(shape: Shape, value: Any, renames: Mapping[str, str] | None = None, where: str = "") -> Any:
-    """Pulumi's value as botocore's shape wants it: `deviceIndex` is DeviceIndex, "true" is True, tags are pairs.
+    """Convert Pulumi's value to botocore's shape: `deviceIndex` to DeviceIndex, "true" to True, tags to pairs.
 
-    `renames` has Pulumi's names that are others in the API. Raises ValueError for a field that the API does not have.
+    `renames` maps Pulumi's names to different API names. Raises ValueError for a field that the API does not have.
     """
     if shape.type_name == "structure":
         return _structure(shape, value, renames or {}, where)

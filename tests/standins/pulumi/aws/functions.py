@@ -1,4 +1,4 @@
-"""Functions, what calls them, and their logs: Lambda, EventBridge, CloudWatch Logs."""
+"""Lambda functions, their EventBridge triggers, and CloudWatch log groups."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ class Function(AwsKind):
 
 
 def zipped(archive: Any) -> bytes:
-    """An AssetArchive of texts as a zip file; the same bytes each time. Raises TypeError for another."""
+    """Return an AssetArchive of texts as a zip file, byte-identical each time. Raises TypeError for other archives."""
     if not isinstance(archive, wire.Signed) or "assets" not in archive.fields:
         raise TypeError(f"the stand-in models archives of assets only: {archive!r}")
     file = io.BytesIO()

@@ -15,13 +15,13 @@ class _Iam(AwsKind):
     service = "iam"
 
     def policy(self, told: Any, known: str) -> str:
-        """The document as it was written, if it still means the same."""
+        """Return the known document if the reported one has the same meaning, otherwise the reported one."""
         document = told if isinstance(told, dict) else json.loads(unquote(told))
         return known if known and document == json.loads(known) else json.dumps(document)
 
 
 class Role(_Iam):
-    """Before it is deleted it leaves the instance profiles it is in."""
+    """IAM role. It is removed from its instance profiles before it is deleted."""
 
     type = "aws:iam/role:Role"
     inputs = frozenset(
@@ -82,7 +82,7 @@ class Role(_Iam):
 
 
 class RolePolicy(_Iam):
-    """`id` is `role:name`."""
+    """Inline policy of a role. `id` is `role:name`."""
 
     type = "aws:iam/rolePolicy:RolePolicy"
     inputs = frozenset({"name", "role", "policy"})

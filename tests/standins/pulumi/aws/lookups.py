@@ -1,4 +1,4 @@
-"""Functions of the provider: what is there already."""
+"""Invokes of the provider: functions that return existing resources."""
 
 from __future__ import annotations
 
@@ -44,7 +44,8 @@ def get_parameter(cloud: Cloud, arguments: Props) -> Props:
 
 
 def get_ami(cloud: Cloud, arguments: Props) -> Props:
-    """The one that there is; of several the newest if `mostRecent`. Raises LookupError, as the provider words it."""
+    """Return the image that matches; of several the newest if `mostRecent`. Raises LookupError with the provider's
+    messages."""
     owners = {"Owners": arguments["owners"]} if arguments.get("owners") else {}
     ec2 = cloud.client("ec2", arguments)
     told = ec2.describe_images(Filters=_filters(arguments), IncludeDeprecated=True, **owners)["Images"]
@@ -70,7 +71,7 @@ def get_ami(cloud: Cloud, arguments: Props) -> Props:
 
 
 def _mapping(told: dict[str, Any]) -> Props:
-    """All of `ebs` is text."""
+    """Convert a block device mapping; all values of `ebs` are text."""
     ebs = {f"{key[:1].lower()}{key[1:]}": _text(value) for key, value in told.get("Ebs", {}).items()}
     return {"deviceName": told["DeviceName"], "ebs": ebs, "noDevice": "", "virtualName": told.get("VirtualName", "")}
 

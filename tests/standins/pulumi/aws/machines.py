@@ -1,4 +1,4 @@
-"""What machines are made of: launch templates, placement groups, Auto Scaling groups, instances."""
+"""Compute resources: launch templates, placement groups, Auto Scaling groups, instances."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _INTERFACE_RENAMES = {"securityGroups": "Groups"}
 
 
 class LaunchTemplate(AwsKind):
-    """Any change of the machines' part is a new version; with updateDefaultVersion that one is the default."""
+    """Launch template. A change of its data adds a version; with updateDefaultVersion that becomes the default."""
 
     type = "aws:ec2/launchTemplate:LaunchTemplate"
     data = frozenset(
@@ -106,7 +106,7 @@ class LaunchTemplate(AwsKind):
 
 
 class PlacementGroup(AwsKind):
-    """`id` is its name."""
+    """Placement group. `id` is its name."""
 
     type = "aws:ec2/placementGroup:PlacementGroup"
     inputs = frozenset({"name", "strategy", "partitionCount", "spreadLevel", "tags", "region"})
@@ -150,10 +150,10 @@ class PlacementGroup(AwsKind):
 
 
 class Group(AwsKind):
-    """An Auto Scaling group. It is brought to zero before it is deleted; with waitForCapacityTimeout "0" nobody waits.
+    """Auto Scaling group. It is scaled to zero before it is deleted; waitForCapacityTimeout "0" disables waiting.
 
-    `instanceRefresh` is the provider's own: a refresh is started when the template, the mixed policy, the subnets or a
-    trigger change.
+    `instanceRefresh` is a feature of the provider, not of the API: it starts a refresh when the template, the mixed
+    instances policy, the subnets or a trigger change.
     """
 
     type = "aws:autoscaling/group:Group"
@@ -224,7 +224,7 @@ class Group(AwsKind):
         return made
 
     def _wait(self, identity: str, inputs: Props, outputs: Props) -> None:
-        """For as many machines as are wanted. Raises PartialError."""
+        """Wait for the desired capacity. Raises PartialError on timeout."""
         if inputs["waitForCapacityTimeout"] in ("0", "0s"):
             return
         until = time.monotonic() + PATIENCE_S
@@ -332,8 +332,8 @@ def _group_tags(identity: str, inputs: Props) -> list[dict[str, Any]]:
 
 
 class Instance(AwsKind):
-    """One machine. A change of user data replaces it if userDataReplaceOnChange says so; a template's "$Latest" is
-    looked at when it is made, and never again."""
+    """EC2 instance. A change of user data has no effect: userDataReplaceOnChange is accepted but not implemented. A
+    template's "$Latest" is resolved only on creation."""
 
     type = "aws:ec2/instance:Instance"
     inputs = frozenset(
@@ -413,7 +413,7 @@ class Instance(AwsKind):
         self._wait(ec2, identity, "terminated", "gone")
 
     def _wait(self, ec2: Any, identity: str, *states: str) -> None:
-        """Raises TimeoutError."""
+        """Poll until the instance is in one of these states. Raises TimeoutError."""
         until = time.monotonic() + PATIENCE_S
         while (now := self._state(ec2, identity)) not in states:
             if time.monotonic() > until:

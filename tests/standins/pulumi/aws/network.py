@@ -14,7 +14,7 @@ _MADE_UP = frozenset({"arn", "tagsAll", "region", "ownerId"})
 
 
 class Vpc(AwsKind):
-    """Its default security group, route table and network ACL come with it."""
+    """VPC, created with a default security group, route table and network ACL."""
 
     type = "aws:ec2/vpc:Vpc"
     inputs = _EVERY | {"cidrBlock", "enableDnsSupport", "enableDnsHostnames", "instanceTenancy"}
@@ -88,7 +88,7 @@ class Vpc(AwsKind):
 
 
 class Subnet(AwsKind):
-    """In one zone, by its name or its id."""
+    """Subnet in one zone, given by name or id."""
 
     type = "aws:ec2/subnet:Subnet"
     inputs = _EVERY | {"vpcId", "cidrBlock", "availabilityZone", "availabilityZoneId", "mapPublicIpOnLaunch"}
@@ -331,7 +331,7 @@ class VpcEndpoint(AwsKind):
 
 
 class SecurityGroup(AwsKind):
-    """EC2 gives each a rule that lets everything out; the provider revokes it at once."""
+    """Security group. The provider immediately revokes the allow-all egress rule that EC2 adds to each new group."""
 
     type = "aws:ec2/securityGroup:SecurityGroup"
     inputs = _EVERY | {"name", "description", "vpcId", "revokeRulesOnDelete"}
@@ -376,7 +376,7 @@ class SecurityGroup(AwsKind):
 
 
 class DefaultSecurityGroup(AwsKind):
-    """A VPC's own: taken over, and left as it is in the end."""
+    """A VPC's default security group: adopted on creation, and left unchanged on deletion."""
 
     type = "aws:ec2/defaultSecurityGroup:DefaultSecurityGroup"
     inputs = _EVERY | {"vpcId", "ingress", "egress"}
@@ -415,11 +415,11 @@ class DefaultSecurityGroup(AwsKind):
         return retag(self.api(new), identity, old, new)
 
     def delete(self, identity: str, state: Props) -> None:
-        """It is the VPC's."""
+        """Do nothing: it belongs to the VPC."""
 
 
 def revoke_all(ec2: Any, group: str) -> None:
-    """Every rule."""
+    """Revoke all rules of a security group."""
     told = ec2.describe_security_groups(GroupIds=[group])["SecurityGroups"][0]
     if told["IpPermissionsEgress"]:
         ec2.revoke_security_group_egress(GroupId=group, IpPermissions=told["IpPermissionsEgress"])
@@ -433,7 +433,7 @@ class _Rule(AwsKind):
         *("fromPort", "toPort", "description"),
     }
     required = frozenset({"securityGroupId", "ipProtocol"})
-    # The provider changes a rule in place; moto cannot, and a new one is as good.
+    # The provider changes a rule in place, which moto does not support; a replacement has the same effect.
     replaces = inputs - {"tags"}
     computed = frozenset({"arn", "tagsAll", "region", "securityGroupRuleId"})
     verb = ""

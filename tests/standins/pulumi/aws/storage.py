@@ -1,4 +1,4 @@
-"""S3: buckets, and what is said of them."""
+"""S3 buckets and their configuration."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .cloud import AwsKind, found, pairs, request, shape_of, tagged, tags_of, wi
 
 
 class Bucket(AwsKind):
-    """With forceDestroy it is emptied before it is deleted; without, one that is not empty stays."""
+    """S3 bucket. With forceDestroy it is emptied before deletion; without it, deleting a non-empty bucket fails."""
 
     type = "aws:s3/bucket:Bucket"
     service = "s3"
@@ -67,7 +67,7 @@ class Bucket(AwsKind):
 
 
 class _OfBucket(AwsKind):
-    """One setting of a bucket, by its three calls. `id` is the bucket's."""
+    """One configuration of a bucket, with its put, get and delete call. `id` is the bucket's name."""
 
     service = "s3"
     required = frozenset({"bucket"})
@@ -77,7 +77,7 @@ class _OfBucket(AwsKind):
     get: ClassVar[str]
     remove: ClassVar[str]
     argument: ClassVar[str]
-    """Of the put call."""
+    """Name of the put call's argument."""
     renames: ClassVar[Mapping[str, str]] = {}
 
     def _put(self, inputs: Props) -> None:
@@ -90,7 +90,7 @@ class _OfBucket(AwsKind):
         getattr(s3, self.put)(Bucket=inputs["bucket"], **{self.argument: wanted})
 
     def told(self, inputs: Props) -> Any:
-        """The put call's argument."""
+        """Return the put call's argument."""
         return {name: value for name, value in inputs.items() if name not in ("bucket", "region")}
 
     def create(self, name: str, inputs: Props) -> Made:
@@ -147,7 +147,7 @@ class Versioning(_OfBucket):
         return inputs["versioningConfiguration"]
 
     def delete(self, identity: str, state: Props) -> None:
-        """Suspended: what once had versions cannot be without."""
+        """Suspend versioning: a bucket that had it cannot become unversioned."""
         suspended = {"Status": "Suspended"}
         without(lambda: self.api(state).put_bucket_versioning(Bucket=identity, VersioningConfiguration=suspended))
 

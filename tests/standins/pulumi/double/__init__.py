@@ -1,20 +1,21 @@
-"""A double of Pulumi's engine and of its command: not Pulumi. See tests/standins/README.md.
+"""Double of Pulumi's engine and of its command. It is not Pulumi. See tests/standins/README.md.
 
     install(folder)                       # folder/pulumi, to put first on PATH
 
-The unmodified Automation API works with it end to end. What it does is written after Pulumi's sources (pulumi/pulumi,
-pkg/resource/deploy, pkg/backend/diy, pkg/cmd/pulumi, 3.259) and the protocol of the installed SDK; what it does not
-do, it refuses.
+It works end to end with the unmodified Automation API. It is modelled on Pulumi's sources (pulumi/pulumi,
+pkg/resource/deploy, pkg/backend/diy, pkg/cmd/pulumi, 3.259) and on the protocol of the installed SDK; it rejects
+unsupported features.
 
-| module | what |
+| module | content |
 |---|---|
-| `deployment.py` | what is done to which resource, in which order; `diffs.py`: what replaces, what is ignored |
-| `monitor.py` | the services that a program talks to; `program.py` runs it |
-| `plugins.py`, `providers.py` | providers: found, attached or started, configured; their verbs as Python |
-| `state.py`, `secrets.py` | resources in state, as they are written down; secrets encrypted |
-| `backend.py`, `buckets.py` | a backend's files and locks; folders and buckets by their URLs |
+| `deployment.py` | operations on resources, and their order |
+| `goals.py` | registrations of a program; URNs, aliases and ignored changes |
+| `monitor.py` | the gRPC services that a program calls |
+| `plugins.py` | providers: discovery, attaching or starting, configuration; their calls in Python |
+| `state.py`, `secrets.py` | resources in the state, and their serialization; encryption of secrets |
+| `backend.py`, `buckets.py` | a backend's files and locks; folders and buckets by URL |
 | `settings.py` | Pulumi.yaml and Pulumi.<stack>.yaml |
-| `events.py` | what an update tells, as events and as text |
+| `events.py` | an update's progress, as events and as text |
 | `cli.py`, `operations.py` | the command line; up, preview, refresh, destroy |
 """
 
@@ -25,11 +26,11 @@ import sys
 from pathlib import Path
 
 VERSION = "3.259.0"
-"""Which Pulumi it stands for. `pulumi version` adds `+double`."""
+"""Pulumi version that it imitates. `pulumi version` adds `+double`."""
 
 
 def install(folder: Path) -> Path:
-    """The executable `pulumi` in this folder."""
+    """Write the executable `pulumi` to this folder; return its path."""
     folder.mkdir(parents=True, exist_ok=True)
     program = folder / "pulumi"
     command = shlex.join([sys.executable, "-m", f"{__name__}.cli"])

@@ -1,13 +1,13 @@
-"""A backend: its files, its locks, its texts. Source: pulumi/pulumi, pkg/backend/diy.
+"""Backend: files, locks and messages. Source: pulumi/pulumi, pkg/backend/diy.
 
     .pulumi/meta.yaml                                             version: 1
-    .pulumi/stacks/<project>/<stack>.json                         the checkpoint; .json.bak: the one before
+    .pulumi/stacks/<project>/<stack>.json                         the checkpoint; .json.bak: the previous one
     .pulumi/locks/organization/<project>/<stack>/<id>.json        {"pid", "username", "hostname", "timestamp"}
-    .pulumi/history/<project>/<stack>/<stack>-<ns>.history.json   what an update was, and .checkpoint.json
+    .pulumi/history/<project>/<stack>/<stack>-<ns>.history.json   summary of an update, and .checkpoint.json
     .pulumi/backups/<project>/<stack>/<stack>.<ns>.json           the checkpoint after an update
 
-A lock stays until its process removes it, or `pulumi cancel` does; newer versions of Pulumi remove those of processes
-of this host that are gone, this does not.
+A lock stays until its process or `pulumi cancel` removes it. Newer versions of Pulumi remove locks of dead processes on
+the same host; this one does not.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _HOME = ".pulumi"
 
 @dataclass(frozen=True)
 class Name:
-    """Of a stack."""
+    """Name of a stack."""
 
     project: str
     stack: str
@@ -45,7 +45,7 @@ class Name:
 
     @classmethod
     def parse(cls, text: str, project: str | None) -> Name:
-        """`stack`, `organization/stack` or `organization/project/stack`. Raises BackendError."""
+        """Parse `stack`, `organization/stack` or `organization/project/stack`. Raises BackendError."""
         organization, *rest = ["organization", text] if "/" not in text else text.split("/")
         if organization != "organization":
             raise BackendError("organization name must be 'organization'")
@@ -57,7 +57,7 @@ class Name:
 
 
 class Backend:
-    """At a URL."""
+    """Backend at a URL."""
 
     def __init__(self, url: str) -> None:
         self.url = url
@@ -82,7 +82,8 @@ class Backend:
             self._write(name, None)
 
     def remove(self, name: Name, *, force: bool, backups: bool) -> None:
-        """`backups`: these as well; else they stay, and the checkpoint is added to them."""
+        """Remove a stack. `backups`: remove its backups too; otherwise they stay, and the checkpoint is saved with
+        them."""
         with self.locked(name):
             there = (self._read(name) or {}).get("resources") or []
             if not force and [one for one in there if one["type"] != STACK_TYPE]:
@@ -107,7 +108,7 @@ class Backend:
     # --- state --------------------------------------------------------------------------------------------------------
 
     def salt(self, name: Name) -> str | None:
-        """What secrets in the state are encrypted with; None: there is no state yet."""
+        """Return the salt of the state's secrets; None: there is no state yet."""
         found = (self._read(name) or {}).get("secrets_providers")
         return str(found["state"]["salt"]) if found else None
 
@@ -144,19 +145,19 @@ class Backend:
         self._bucket.write(f"{_backups(name)}/{name.stack}.{time.time_ns()}.json", checkpoint)
 
     def history(self, name: Name) -> list[dict[str, Any]]:
-        """The newest first."""
+        """Return the updates, newest first."""
         keys = [key for key in self._bucket.keys(_history(name)) if key.endswith(".history.json")]
         return [json.loads(self._bucket.read(key) or b"{}") for key in reversed(keys)]
 
     # --- locks --------------------------------------------------------------------------------------------------------
 
     def locks(self, name: Name) -> list[str]:
-        """Their keys."""
+        """Return the keys of the stack's locks."""
         return self._bucket.keys(_locks(name))
 
     @contextlib.contextmanager
     def locked(self, name: Name) -> Iterator[None]:
-        """Raises BackendError if anybody else holds a lock."""
+        """Hold the stack's lock. Raises BackendError if another process holds one."""
         mine = f"{_locks(name)}/{uuid.uuid4()}.json"
         self._check_locks(name, mine)
         held = {
@@ -170,11 +171,12 @@ class Backend:
             self._check_locks(name, mine)
             yield
         finally:
-            self._bucket.delete(mine)  # `pulumi cancel` of somebody else may have come first
+            self._bucket.delete(mine)  # another user's `pulumi cancel` may have removed it
 
     def _check_locks(self, name: Name, mine: str) -> None:
         others = {one: self._bucket.read(one) for one in self.locks(name) if one != mine}
-        found = {one: json.loads(data) for one, data in others.items() if data is not None}  # else it has just ended
+        # a missing lock was just released
+        found = {one: json.loads(data) for one, data in others.items() if data is not None}
         if not found:
             return
         text = (
@@ -187,7 +189,7 @@ class Backend:
         raise BackendError(text)
 
     def cancel(self, name: Name) -> None:
-        """Remove the stack's locks. It stops nobody."""
+        """Remove the stack's locks, without stopping the processes that hold them."""
         for one in self.locks(name):
             self._bucket.delete(one)
 

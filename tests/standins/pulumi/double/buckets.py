@@ -1,14 +1,13 @@
-"""Where a backend is kept, by the URLs that Pulumi's engine opens: a folder, or a bucket of one of three clouds.
+"""Storage of a backend, by the URLs that Pulumi's engine accepts: a folder, or a bucket of one of three clouds.
 
-    file:///folder                                                    it must be there
-    s3://bucket/folder?region=R&endpoint=URL&s3ForcePathStyle=true    credentials as AWS's tools take them
+    file:///folder                                                    an existing folder
+    s3://bucket/folder?region=R&endpoint=URL&s3ForcePathStyle=true    credentials as AWS's tools find them
     gs://bucket/folder                                                as Google's do; STORAGE_EMULATOR_HOST=HOST:PORT
     azblob://container/folder?storage_account=A&domain=D&protocol=P   AZURE_STORAGE_ACCOUNT with AZURE_STORAGE_KEY,
-                                                                      AZURE_STORAGE_SAS_TOKEN, else a login of Azure's
+                                                                      AZURE_STORAGE_SAS_TOKEN, or an Azure login
 
 Sources: pulumi/pulumi, pkg/backend/diy (backend.go, legacy_s3_params_test.go), pkg/authhelpers/gcpauth.go; gocloud.dev,
-blob/s3blob, blob/gcsblob, blob/azureblob. Of their parameters those are known that are above; any other is refused, as
-there.
+blob/s3blob, blob/gcsblob, blob/azureblob. Only the parameters above are supported; unknown ones are rejected, as there.
 """
 
 from __future__ import annotations
@@ -30,11 +29,11 @@ _GOOGLE_SCOPE = "https://www.googleapis.com/auth/devstorage.read_write"
 
 
 class BackendError(Exception):
-    """What the command prints after `error: `."""
+    """Error whose message the command prints after `error: `."""
 
 
 class Bucket:
-    """Files by their keys, all below the URL's folder."""
+    """Files by key, all below the URL's folder."""
 
     def __init__(self, url: str) -> None:
         self.url = url
@@ -45,7 +44,7 @@ class Bucket:
         self._store = _OPENERS[parts.scheme](parts, query)
 
     def read(self, key: str) -> bytes | None:
-        """None: there is none."""
+        """Return a file's content; None: it does not exist."""
         try:
             return bytes(obstore.get(self._store, key).bytes())
         except FileNotFoundError:
@@ -60,7 +59,7 @@ class Bucket:
             raise BackendError(f"write {key!r}: {_line(error)}") from error
 
     def delete(self, key: str) -> None:
-        """Also one that is not there."""
+        """Delete a file; a missing one is fine."""
         try:
             obstore.delete(self._store, key)
         except FileNotFoundError:
@@ -69,7 +68,7 @@ class Bucket:
             raise BackendError(f"delete {key!r}: {_line(error)}") from error
 
     def keys(self, folder: str) -> list[str]:
-        """Of all that is below it, sorted."""
+        """Return the keys of all files below a folder, sorted."""
         try:
             return sorted(one["path"] for one in obstore.list(self._store, folder).collect())
         except (BaseError, OSError) as error:
@@ -79,14 +78,14 @@ class Bucket:
             raise BackendError(f"could not list bucket: blob (code={code}): {_line(error)}") from error
 
     def check(self) -> None:
-        """Raises BackendError for a bucket that is not there."""
+        """Raise BackendError if the bucket does not exist."""
         try:
             self.keys(".pulumi/stacks")
         except BackendError as error:
             raise BackendError(f"error listing stacks: {error}") from error
 
     def place(self, key: str) -> str:
-        """The URL of a file, for people: the query stays behind it."""
+        """Return a file's URL for messages: the query comes after the path."""
         parts = urllib.parse.urlsplit(self.url)
         return urllib.parse.urlunsplit(parts._replace(path=f"{parts.path.rstrip('/')}/{key}"))
 
@@ -96,7 +95,7 @@ _CODES = (
     (obstore.exceptions.PermissionDeniedError, "PermissionDenied"),
     (obstore.exceptions.UnauthenticatedError, "PermissionDenied"),
 )
-"""Messages of gocloud.dev."""
+"""Error codes in gocloud.dev's messages."""
 _Url = urllib.parse.SplitResult
 
 
@@ -108,7 +107,8 @@ def _folder(parts: _Url, query: Mapping[str, str]) -> Any:
 
 
 def _s3(parts: _Url, query: Mapping[str, str]) -> Any:
-    """AWS's SDK takes AWS_REGION, AWS_ENDPOINT_URL and the rest from the environment, as obstore does."""
+    """Open an S3 bucket. obstore reads AWS_REGION, AWS_ENDPOINT_URL and others from the environment, as AWS's SDK
+    does."""
     _check(query, ("awssdk", "disableSSL", "endpoint", "region", "s3ForcePathStyle"))
     config: Any = {}
     if "region" in query:
@@ -123,7 +123,7 @@ def _s3(parts: _Url, query: Mapping[str, str]) -> Any:
 
 
 def _gs(parts: _Url, query: Mapping[str, str]) -> Any:
-    """With an emulator, too, the engine wants credentials; it does not show them."""
+    """Open a GCS bucket. The engine requires credentials even with an emulator, which does not receive them."""
     import google.auth
     import google.auth.transport.requests
 
@@ -149,7 +149,7 @@ def _gs(parts: _Url, query: Mapping[str, str]) -> Any:
 
 
 def _azblob(parts: _Url, query: Mapping[str, str]) -> Any:
-    """An account on this computer is a part of the path; else of the host's name."""
+    """Open an Azure container. A local account is part of the path, a real one part of the host name."""
     _check(query, ("domain", "localemu", "protocol", "storage_account"))
     account = query.get("storage_account") or os.environ.get("AZURE_STORAGE_ACCOUNT", "")
     if not account:
@@ -175,7 +175,8 @@ def _azblob(parts: _Url, query: Mapping[str, str]) -> Any:
 
 
 def _azure_token() -> Any:
-    """Login by the environment, the machine or `az`; the engine does not read AZURE_STORAGE_TOKEN."""
+    """Return a token from the environment, the machine's identity or `az`; the engine does not read
+    AZURE_STORAGE_TOKEN."""
     from azure.core.exceptions import ClientAuthenticationError
     from azure.identity import DefaultAzureCredential
 
@@ -205,5 +206,5 @@ def _prefix(parts: _Url) -> str | None:
 
 
 def _line(error: Exception) -> str:
-    """Without obstore's own view of itself."""
+    """Return an error's message in one line, without obstore's debug output."""
     return " ".join(str(error).partition("\n\nDebug source")[0].split())

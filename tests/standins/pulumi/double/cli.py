@@ -1,7 +1,7 @@
-"""The command: what the Automation API calls, with the answers that it reads. Not Pulumi.
+"""Pulumi's command line as the Automation API calls it, with the output that it parses. It is not Pulumi.
 
-Source of commands, flags and shapes: pulumi.automation of the installed SDK; texts: pulumi/pulumi, pkg/cmd/pulumi.
-A command or a flag that is not here is an error.
+Source of commands, flags and shapes: pulumi.automation of the installed SDK; texts: pulumi/pulumi, pkg/cmd/pulumi. Any
+other command or flag is an error.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ _DEFAULT_PARALLEL = 32
 
 
 def main(arguments: list[str]) -> int:
-    """The exit status."""
+    """Run a command; return the exit status."""
     given = _parser().parse_args(arguments)
-    if given.run is _version:  # without the time that the rest takes to import
+    if given.run is _version:  # before the slow imports of the other commands
         _version(given)
         return 0
     from .backend import BackendError
@@ -38,7 +38,7 @@ def main(arguments: list[str]) -> int:
 
 
 class _Place:
-    """The folder, the backend and the stack that a command is about."""
+    """Folder, backend and stack of a command."""
 
     def __init__(self, given: argparse.Namespace) -> None:
         from .backend import Backend, BackendError, Name
@@ -59,7 +59,7 @@ class _Place:
             self.settings = Settings(Path(config) if config else folder / f"Pulumi.{self.name.stack}.yaml")
 
     def stack(self) -> Any:
-        """Of a stack that is there. Raises BackendError."""
+        """Return the name of the stack. Raises BackendError if it does not exist."""
         from .backend import BackendError
 
         if self.name is None:
@@ -70,12 +70,12 @@ class _Place:
         return self.name
 
     def crypter(self) -> Any:
-        """Raises SecretsError."""
+        """Return the stack's crypter. Raises SecretsError."""
         return self.settings.crypter(self.backend.salt(self.stack()))
 
 
 class _Selected:
-    """Which stack is selected in a folder: `$PULUMI_HOME/workspaces/<name>.json`."""
+    """Selected stack of a folder, stored in `$PULUMI_HOME/workspaces/<name>.json`."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -316,7 +316,7 @@ def _config_rm(given: argparse.Namespace) -> None:
 
 
 def _key(place: _Place, key: str) -> str:
-    """With the project's name in front where none is."""
+    """Return the key, prefixed with the project's name if it has no namespace."""
     return key if ":" in key or place.project is None else f"{place.project.name}:{key}"
 
 
@@ -428,6 +428,6 @@ def _config_commands(commands: Any, add: Callable[..., Any]) -> None:
 
 
 if __name__ == "__main__":
-    if sys.argv[1:2] == ["--non-interactive"]:  # where the Automation API puts it
+    if sys.argv[1:2] == ["--non-interactive"]:  # the Automation API passes it first
         del sys.argv[1]
     sys.exit(main(sys.argv[1:]))

@@ -1,9 +1,9 @@
-"""An update: what is done to which resource, in which order. After pulumi/pulumi, pkg/resource/deploy.
+"""An update: the operations on resources, and their order. Modelled on pulumi/pulumi, pkg/resource/deploy.
 
-A registration is checked, compared with the state and created, updated, replaced or left as it is, in the thread of
-the program's call; calls come at once, as far as resources do not need each other. When the program has ended well,
-what it did not register is deleted, in reverse order. The first failure ends it: what was begun goes on, nothing else
-is begun, nothing is deleted, and what was not come to stays in the state as it was.
+A registration is checked, compared with the state, and created, updated, replaced or left unchanged, in the thread of
+the program's call; calls run concurrently as far as dependencies permit. After the program has succeeded, resources
+that it did not register are deleted in reverse order. The first failure ends the update: running operations continue,
+no others start, nothing is deleted, and resources that were not reached keep their state.
 """
 
 from __future__ import annotations
@@ -26,46 +26,46 @@ from .state import PROVIDER_PREFIX, STACK_TYPE, Pending, Resource, Snapshot, now
 
 
 class StoppedError(Exception):
-    """The update has failed, or was cancelled: nothing new is begun."""
+    """The update has failed or was cancelled; no operation may start."""
 
 
 @dataclass(frozen=True)
 class Update:
-    """What a deployment is of."""
+    """Parameters of a deployment."""
 
     stack: Name
     preview: bool
     plugins: Plugins
     events: Events
     save: Callable[[Snapshot], None]
-    """Writes the state down."""
+    """Writes the state."""
     config: Mapping[str, str]
-    """By full key: `aws:region`."""
+    """Configuration by full key: `aws:region`."""
     parallel: int
 
 
 class Deployment:
-    """Of one update, preview, refresh or destroy."""
+    """Deployment of one update, preview, refresh or destroy."""
 
     def __init__(self, update: Update, snapshot: Snapshot) -> None:
         self._update, self._events = update, update.events
         self._lock = threading.RLock()
         self._settled = threading.Condition()
         self._calls = 0
-        """Of the program, that are being answered."""
+        """Number of the program's calls in progress."""
         self._slots = threading.Semaphore(update.parallel)
         self._olds = list(snapshot.resources)
         self._news: list[Resource] = []
         self._done: set[Resource] = set()
-        """Of the old ones: they have a new state, or are gone."""
+        """Old resources that have a new state or are gone."""
         self._pending = [one for one in snapshot.pending if one.kind == "creating"]
         self._registered: dict[str, Resource | None] = {}
         self._configured: dict[str, Plugin] = {}
-        """By URN of the provider."""
+        """Configured plugins by URN of the provider."""
         self._providers = threading.Lock()
         self.failed = self.cancelled = False
         self.engine = ""
-        """Address of the services; known once they are there."""
+        """Address of the services; "" until they run."""
 
     # --- state --------------------------------------------------------------------------------------------------------
 
@@ -75,7 +75,7 @@ class Deployment:
             return Snapshot([*self._news, *rest], list(self._pending))
 
     def outputs(self) -> Props:
-        """Of the stack, as they are now."""
+        """Return the stack's current outputs."""
         found = [one for one in self.snapshot().resources if one.type == STACK_TYPE]
         return found[0].outputs if found else {}
 
@@ -85,7 +85,7 @@ class Deployment:
                 self._update.save(self.snapshot())
 
     def _keep(self, new: Resource, *olds: Resource | None) -> None:
-        """In the place of the old ones."""
+        """Replace the old resources by the new one in the state."""
         with self._lock:
             self._done |= {one for one in olds if one is not None}
             self._news.append(new)
@@ -97,7 +97,7 @@ class Deployment:
             self._save()
 
     def _old(self, urns: list[str]) -> Resource | None:
-        """The one of the first of these URNs that is there, and not on its way out."""
+        """Return the old resource with the first of these URNs that exists, except those that are to be deleted."""
         for urn in urns:
             for one in self._olds:
                 if one.urn == urn and not one.delete and one not in self._done:
@@ -105,25 +105,25 @@ class Deployment:
         return None
 
     def _left(self) -> list[Resource]:
-        """Old ones that nothing was decided of, the last first."""
+        """Return the old resources without a decision yet, last first."""
         return [one for one in reversed(self._olds) if one not in self._done]
 
     # --- failing ------------------------------------------------------------------------------------------------------
 
     def fail(self, text: str, urn: str = "") -> StoppedError:
-        """Say so, and begin nothing any more. The exception to raise."""
+        """Report a failure and stop further operations; return the exception to raise."""
         self.failed = True
         self._events.diagnostic(text, urn=urn)
         return StoppedError(text)
 
     def cancel(self) -> None:
-        """From a signal's handler."""
+        """Cancel the update. Called from a signal handler."""
         self.cancelled = True
         threading.Thread(target=self._update.plugins.cancel, daemon=True).start()
 
     @contextlib.contextmanager
     def answering(self) -> Iterator[None]:
-        """While a call of the program is answered."""
+        """Count a call of the program as in progress for the duration of the block."""
         with self._settled:
             self._calls += 1
         try:
@@ -134,7 +134,7 @@ class Deployment:
                 self._settled.notify_all()
 
     def settle(self) -> None:
-        """Wait for what was begun, though the program may not wait for it any more."""
+        """Wait for running calls, even if the program no longer waits for them."""
         with self._settled:
             self._settled.wait_for(lambda: not self._calls)
 
@@ -145,7 +145,7 @@ class Deployment:
     # --- registrations ------------------------------------------------------------------------------------------------
 
     def register(self, goal: Goal) -> Resource:
-        """Its new state. Raises StoppedError."""
+        """Register a resource; return its new state. Raises StoppedError."""
         self._check_open()
         with self._lock:
             if goal.urn in self._registered:
@@ -189,7 +189,7 @@ class Deployment:
             return self._create("create-replacement", plugin, goal, old, new)
         difference = self._difference(plugin, goal, old, new)
         if difference.replaces:
-            # Anew: names that the provider made up are not carried over to a replacement.
+            # Check again without the old inputs, so that a replacement gets new auto-generated names.
             inputs = ignoring(goal.inputs, old.inputs, goal.ignore_changes)
             new.inputs = self._checked(plugin, goal, None, inputs)
             return self._replace(plugin, goal, old, new, difference)
@@ -218,12 +218,12 @@ class Deployment:
         *,
         replaced: Resource | None = None,
     ) -> Resource:
-        """`replaced`: what is still there, and goes at the end, once the new one is there."""
+        """Create a resource. `replaced`: the old resource, marked for deletion at the end once the new one exists."""
 
         def perform() -> None:
             try:
                 new.id, outputs = plugin.create(goal.at, new.inputs, preview=self._update.preview)
-            except InitError:  # it is there
+            except InitError:  # the resource exists
                 if replaced is not None:
                     replaced.delete = True
                 raise
@@ -269,7 +269,7 @@ class Deployment:
         return self._create("create-replacement", plugin, goal, None, new, replaced=old)
 
     def _dependents(self, root: Resource) -> list[Resource]:
-        """What would have to be replaced if the root's outputs were others, the nearest first."""
+        """Return the resources that must be replaced when the root's outputs change, nearest first."""
         gone, found = {root.urn}, []
         for one in self._olds:
             touched = [name for name, urns in one.property_dependencies.items() if gone & set(urns)]
@@ -283,7 +283,7 @@ class Deployment:
         return found
 
     def register_outputs(self, urn: str, outputs: Props) -> None:
-        """Of a component, or of the stack."""
+        """Set the outputs of a component or of the stack."""
         self._check_open()
         made = self._registered.get(urn)
         if made is None:
@@ -292,7 +292,7 @@ class Deployment:
         self._save()
 
     def read(self, goal: Goal, identity: str) -> Resource:
-        """Something that is there already. Raises StoppedError."""
+        """Read an existing resource. Raises StoppedError."""
         self._check_open()
         with self._lock:
             if goal.urn in self._registered:
@@ -312,7 +312,7 @@ class Deployment:
         return new
 
     def invoke(self, token: str, arguments: Any, provider: str, version: str) -> Any:
-        """The provider's answer. Raises OperationError, StoppedError."""
+        """Call a provider's function; return its result. Raises OperationError, StoppedError."""
         self._check_open()
         package = token.split(":", maxsplit=1)[0]
         known = provider or self._default(package, version)
@@ -324,7 +324,7 @@ class Deployment:
         return self._default(goal.type.split(":")[0], goal.version)
 
     def _default(self, package: str, version: str) -> str:
-        """Reference of the provider that resources get that name none; configured as the stack is."""
+        """Return the reference of a package's default provider, which the stack's configuration configures."""
         name = "default" + (f"_{version}".replace(".", "_").replace("-", "_") if version else "")
         urn = urn_of(self._update.stack, "", f"{PROVIDER_PREFIX}{package}", name)
         with self._providers:
@@ -353,7 +353,7 @@ class Deployment:
         return new
 
     def _plugin(self, reference: str) -> Plugin:
-        """The provider of `urn::id`, configured. Raises StoppedError."""
+        """Return the configured plugin of a provider reference `urn::id`. Raises StoppedError."""
         urn = reference.rpartition("::")[0]
         with self._providers:
             if urn not in self._configured:
@@ -372,10 +372,11 @@ class Deployment:
             raise self.fail(str(error), provider.urn) from error
         self._configured[provider.urn] = plugin
 
-    # --- the end ------------------------------------------------------------------------------------------------------
+    # --- deletion and refresh
+    # ---------------------------------------------------------------------------------------------
 
     def delete_unregistered(self) -> None:
-        """What was replaced, and what the program does not want any more. Raises StoppedError."""
+        """Delete replaced resources, and resources that the program no longer registers. Raises StoppedError."""
         for one in self._left():
             if one.delete:
                 self._delete("delete-replaced", one)
@@ -383,7 +384,7 @@ class Deployment:
                 self._delete("delete", one)
 
     def destroy(self, *, exclude_protected: bool = False) -> None:
-        """All of it, the last first. Raises StoppedError."""
+        """Delete all resources, last first. Raises StoppedError."""
         kept = _protected(self._olds) if exclude_protected else set()
         for one in self._left():
             if one.urn not in kept:
@@ -416,7 +417,8 @@ class Deployment:
             self._save()
 
     def refresh(self, *, counted: bool) -> None:
-        """Read everything; what is gone is forgotten. Raises StoppedError. `counted`: it is what the update is for."""
+        """Read all resources and drop those that no longer exist. Raises StoppedError. `counted`: the summary counts
+        the results."""
         for one in list(self._olds):
             if not one.is_default_provider:
                 result = self._refresh(one)
@@ -430,8 +432,8 @@ class Deployment:
         self._save()
 
     def _refresh(self, old: Resource) -> str:
-        """What came of it, as an operation."""
-        if not old.custom or old.is_provider or old.external or old.pending_replacement:  # nobody is asked
+        """Refresh one resource; return the result as an operation."""
+        if not old.custom or old.is_provider or old.external or old.pending_replacement:  # no provider call is needed
             self._do("refresh", old, old, lambda: None, keep=False)
             return "same"
         plugin = self._plugin(old.provider)
@@ -453,7 +455,8 @@ class Deployment:
         old.inputs, old.outputs, old.init_errors = new.inputs, new.outputs, new.init_errors
         return "update" if changed else "same"
 
-    # --- one step -----------------------------------------------------------------------------------------------------
+    # --- steps
+    # ------------------------------------------------------------------------------------------------------------
 
     def _do(
         self,
@@ -467,7 +470,7 @@ class Deployment:
         keep: bool = True,
         drop: bool = True,
     ) -> None:
-        """Perform it, write down that it is begun and what came of it, and tell. Raises StoppedError."""
+        """Run one step: record it as pending, perform it, save the result, and send events. Raises StoppedError."""
         self._check_open()
         self._events.before(op, old, new, difference)
         one = new or old
@@ -496,7 +499,7 @@ class Deployment:
 
     @contextlib.contextmanager
     def _begun(self, pending: Pending) -> Iterator[None]:
-        """It is in the state as long as it goes on."""
+        """Keep the pending operation in the state for the duration of the block."""
         if not pending.kind:
             yield
             return
@@ -512,7 +515,7 @@ class Deployment:
 
 
 def _within(path: str) -> Callable[[str], bool]:
-    """Whether another path is this one or in it; `*`: all are."""
+    """Return a predicate that is true for this path and those below it; `*` matches all."""
     return lambda other: path in ("*", other) or other.startswith((f"{path}.", f"{path}["))
 
 
@@ -535,7 +538,7 @@ def _wanted(goal: Goal, old: Resource | None) -> Resource:
 
 
 def _protected(resources: list[Resource]) -> set[str]:
-    """URNs of the protected, and of all that they need."""
+    """Return the URNs of protected resources and of everything that they depend on."""
     kept: set[str] = set()
     for one in reversed(resources):
         if one.protect or one.urn in kept:
@@ -544,5 +547,5 @@ def _protected(resources: list[Resource]) -> set[str]:
 
 
 def _seed(urn: str) -> bytes:
-    """For names that providers make up: another one each time."""
+    """Return a random seed for the names that providers generate."""
     return urn.encode() + secrets.token_bytes(16)

@@ -1,7 +1,7 @@
-"""What an update tells: engine events to who asked for them, and text.
+"""Progress of an update: engine events for the listener, and text.
 
-Events are JSON, after pulumi/pulumi, sdk/go/common/apitype/events.go; sent over gRPC to `tcp://…`, as SDKs since 3.205
-ask for them, or written to a file, one a line. Secrets are shown as [secret], in both.
+Events are JSON, after pulumi/pulumi, sdk/go/common/apitype/events.go. They are sent over gRPC to `tcp://…`, as SDKs
+since 3.205 request, or written to a file, one per line. Secrets are shown as [secret] in both.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ _DONE = {
     "same": "",
 }
 _PARTS = {"create-replacement", "delete-replaced", "refresh"}
-"""Of a replacement, and what only looks: not counted."""
+"""Parts of a replacement, and refreshes: not counted."""
 _SIGNS = {"create": "+ ", "create-replacement": "++", "update": "~ ", "replace": "+-", "delete": "- "}
 
 
 class Events:
-    """Of one update."""
+    """Events and text output of one update."""
 
     def __init__(self, target: str | None, *, planning: bool) -> None:
         self._planning = planning
@@ -49,9 +49,9 @@ class Events:
         self._lock = threading.Lock()
         self._begun = time.monotonic()
         self.counts: Counter[str] = Counter()
-        """By operation; what the summary says."""
+        """Number of resources per operation, for the summary."""
         self.diagnostics: list[tuple[str, str]] = []
-        """URN ("" of the stack) and message."""
+        """URN ("" for the stack) and message."""
 
     def prelude(self, config: dict[str, str]) -> None:
         self._send("preludeEvent", {"config": config})
@@ -102,7 +102,7 @@ class Events:
         self._sink.close()
 
     def print_end(self, outputs: dict[str, Any]) -> None:
-        """Diagnostics, outputs and counts, on standard output."""
+        """Print diagnostics, outputs and counts to standard output."""
         if self.diagnostics:
             _say("\nDiagnostics:")
             for urn, message in self.diagnostics:
@@ -169,10 +169,10 @@ def _say(text: str) -> None:
 
 class _Nobody:
     def put(self, _event: str) -> None:
-        """Nobody listens."""
+        """Discard the event."""
 
     def close(self) -> None:
-        """Nothing is open."""
+        """Do nothing: nothing is open."""
 
 
 class _File:
@@ -188,7 +188,7 @@ class _File:
 
 
 class _Stream:
-    """One call, whose requests are the events."""
+    """One gRPC call with a stream of events as requests."""
 
     def __init__(self, address: str) -> None:
         self._queue: queue.SimpleQueue[str | None] = queue.SimpleQueue()

@@ -1,4 +1,4 @@
-"""What a program wants of a resource, as it registers it; what of its inputs is ignored."""
+"""Desired state of a resource as a program registers it, and handling of ignored changes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .state import STACK_TYPE
 
 
 class UnmodelledError(Exception):
-    """The double does not do what a program asks for."""
+    """The program uses a feature that the double does not support."""
 
 
 @dataclass(frozen=True)
@@ -34,11 +34,11 @@ class Goal:
     property_dependencies: dict[str, list[str]]
     protect: bool
     delete_before_replace: bool | None
-    """None: as the provider says."""
+    """None: as the provider's diff says."""
     ignore_changes: list[str]
     replace_on_changes: list[str]
     aliases: list[str]
-    """URNs."""
+    """Alias URNs."""
     additional_secret_outputs: list[str] = field(default_factory=list)
     retain_on_delete: bool = False
     deleted_with: str = ""
@@ -49,7 +49,7 @@ class Goal:
 
     @classmethod
     def of(cls, request: Any, stack: Name) -> Goal:
-        """Raises UnmodelledError."""
+        """Convert a registration request. Raises UnmodelledError."""
         for name in ("importId", "remote", "replace_with", "transforms", "hooks", "packageRef", "state_migrations"):
             value = getattr(request, name)
             if value.ListFields() if name == "hooks" else value:
@@ -79,7 +79,7 @@ class Goal:
 
 
 def urn_of(stack: Name, parent: str, kind: str, name: str) -> str:
-    """With the types of the parents in front, but for the stack's."""
+    """Return the URN, whose type is prefixed with the parents' types, except the stack's."""
     above = parent.split("::")[2] if parent else STACK_TYPE
     qualified = kind if above == STACK_TYPE else f"{above}${kind}"
     return f"urn:pulumi:{stack.stack}::{stack.project}::{qualified}::{name}"
@@ -95,7 +95,7 @@ def _alias(alias: Any, request: Any, stack: Name) -> str:
 
 
 def ignoring(new: Props, old: Mapping[str, Any], paths: Iterable[str]) -> Props:
-    """The new inputs, with the old values at these paths: `tags`, `tags.Name`, `scaling[0].size`, `*`."""
+    """Return the new inputs with the old values at these paths: `tags`, `tags.Name`, `scaling[0].size`, `*`."""
     result: Props = copy.copy(new)
     for path in paths:
         if path == "*":
@@ -105,13 +105,13 @@ def ignoring(new: Props, old: Mapping[str, Any], paths: Iterable[str]) -> Props:
 
 
 def _steps(path: str) -> list[str | int]:
-    """Also of `tags["a.b"]`."""
+    """Split a path into keys and indices; handles `tags["a.b"]`."""
     found = re.findall(r'\["([^"]*)"\]|\[(\d+)\]|([^.\[\]]+)', path)
     return [quoted or (int(number) if number else word) for quoted, number, word in found]
 
 
 def _replaced(new: Any, old: Any, steps: list[str | int]) -> Any:
-    """None where nothing is."""
+    """Return the new value with the old one at the path; a missing old value removes the key."""
     if not steps:
         return copy.deepcopy(old)
     first, rest = steps[0], steps[1:]

@@ -1,4 +1,4 @@
-"""The services that a program talks to: the resource monitor, and the engine's own."""
+"""The gRPC services for programs: the resource monitor and the engine."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _GET_RESOURCE = "pulumi:pulumi:getResource"
 
 
 class Monitor(resource_pb2_grpc.ResourceMonitorServicer):
-    """Registers in a deployment. What the double does not do is UNIMPLEMENTED."""
+    """Resource monitor that registers in a deployment. Unsupported requests are UNIMPLEMENTED."""
 
     def __init__(self, deployment: Deployment, stack: Name) -> None:
         self._deployment, self._stack = deployment, stack
@@ -47,7 +47,7 @@ class Monitor(resource_pb2_grpc.ResourceMonitorServicer):
     def RegisterResource(self, request: Any, context: grpc.ServicerContext) -> Any:  # noqa: N802
         with self._answering(context):
             made = self._deployment.register(Goal.of(request, self._stack))
-            # A component has the inputs that the program knows already.
+            # A component's outputs are the inputs that the program knows.
             told = wire.from_struct(request.object) if not made.custom else made.outputs
             if made.type == STACK_TYPE:
                 told = {}
@@ -99,7 +99,7 @@ class Monitor(resource_pb2_grpc.ResourceMonitorServicer):
 
     @contextlib.contextmanager
     def _answering(self, context: grpc.ServicerContext) -> Iterator[None]:
-        """An update that is over is, for the program, a monitor that has gone."""
+        """Convert errors to gRPC statuses; after the update has stopped, the monitor is UNAVAILABLE."""
         try:
             with self._deployment.answering():
                 yield
@@ -111,7 +111,7 @@ class Monitor(resource_pb2_grpc.ResourceMonitorServicer):
 
 
 class Engine(engine_pb2_grpc.EngineServicer):
-    """Takes what programs and providers log, and keeps the root."""
+    """Engine service: receives logs of programs and providers, and stores the root resource."""
 
     def __init__(self, events: Events) -> None:
         self._events = events

@@ -1,4 +1,4 @@
-"""up, preview, refresh and destroy, from the lock to the history."""
+"""The operations up, preview, refresh and destroy, from locking the stack to writing its history."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ NO_PROGRAM = "the double of the engine runs inline programs only (--client)"
 
 @dataclass(frozen=True)
 class Request:
-    """What a command asks for."""
+    """Options of a command."""
 
     kind: str
-    """update, preview, refresh, destroy; what it is called in the history"""
+    """update, preview, refresh or destroy; also the kind in the history"""
     preview: bool
-    """Nothing is changed."""
+    """Make no changes."""
     client: str | None = None
-    """Address of the program."""
+    """Address of the program's language runtime."""
     refresh: bool = False
     clear_pending_creates: bool = False
     exclude_protected: bool = False
@@ -48,7 +48,7 @@ class Request:
 
 
 def perform(backend: Backend, name: Name, settings: Settings, crypter: Crypter, request: Request) -> bool:
-    """Whether it went well. Raises BackendError."""
+    """Run an update, refresh or destroy; return whether it succeeded. Raises BackendError."""
     if request.kind == "update" and request.client is None:
         raise BackendError(NO_PROGRAM)
     with contextlib.nullcontext() if request.preview else backend.locked(name):
@@ -94,7 +94,7 @@ _TITLES = {
 
 
 def _run(deployment: Deployment, name: Name, config: dict[str, tuple[str, bool]], request: Request) -> None:
-    with contextlib.suppress(StoppedError):  # what it was has been told
+    with contextlib.suppress(StoppedError):  # the error has been reported
         if request.kind == "destroy":
             if request.refresh:
                 deployment.refresh(counted=False)
@@ -130,14 +130,14 @@ def _run_program(deployment: Deployment, name: Name, config: dict[str, tuple[str
             raise deployment.fail(f"the program has gone: {error.details()}") from error
     if deployment.cancelled:
         raise StoppedError("cancelled")
-    if answer.error and not deployment.failed:  # it said what, in the log
+    if answer.error and not deployment.failed:  # the program has logged its error
         deployment.failed = True
     if deployment.failed:
         raise StoppedError(answer.error)
 
 
 def _told(deployment: Deployment, events: Events, request: Request) -> bool:
-    """Tell the end."""
+    """Report the end of the update; return whether it succeeded."""
     changed = sum(count for op, count in events.counts.items() if op not in ("same", "read"))
     if request.expect_no_changes and changed and not deployment.failed:
         deployment.fail("no changes were expected but changes were proposed")
@@ -149,7 +149,7 @@ def _told(deployment: Deployment, events: Events, request: Request) -> bool:
 
 
 def _warned(snapshot: Snapshot, events: Events, request: Request) -> Snapshot:
-    """What was interrupted before is told; creates stay until they are cleared, the rest is forgotten."""
+    """Warn of pending operations from an interrupted update. A refresh with clear_pending_creates drops them."""
     if request.kind == "refresh":
         kept = [] if request.clear_pending_creates else snapshot.pending
         return Snapshot(snapshot.resources, kept)
@@ -172,7 +172,7 @@ def _interrupted(pending: Pending) -> str:
 
 @contextlib.contextmanager
 def _serving(deployment: Deployment, name: Name, events: Events, plugins: Plugins) -> Iterator[None]:
-    """The engine's services, on one port."""
+    """Serve the resource monitor and the engine on one port."""
     server = grpc.server(ThreadPoolExecutor(max_workers=256), options=MESSAGE_BYTES)
     resource_pb2_grpc.add_ResourceMonitorServicer_to_server(Monitor(deployment, name), server)
     engine_pb2_grpc.add_EngineServicer_to_server(Engine(events), server)
@@ -186,7 +186,7 @@ def _serving(deployment: Deployment, name: Name, events: Events, plugins: Plugin
 
 @contextlib.contextmanager
 def _interruptible(deployment: Deployment) -> Iterator[None]:
-    """The first SIGINT or SIGTERM lets what was begun end; the second ends the process."""
+    """Let running operations finish at the first SIGINT or SIGTERM; exit at the second."""
 
     def stop(number: int, _frame: object) -> None:
         if deployment.cancelled:

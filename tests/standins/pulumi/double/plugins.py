@@ -1,7 +1,7 @@
-"""Providers' plugins: found where Pulumi looks for them, and spoken to over its protocol.
+"""Provider plugins: discovery as in Pulumi, and calls over its gRPC protocol.
 
-Order after pulumi/pulumi, sdk/go/common/workspace/plugins.go: PULUMI_DEBUG_PROVIDERS (a running one is attached to),
-then `pulumi-resource-<name>` on PATH. The folder of downloaded plugins is not looked into, and nothing is downloaded.
+Search order after pulumi/pulumi, sdk/go/common/workspace/plugins.go: PULUMI_DEBUG_PROVIDERS (attach to a running one),
+then `pulumi-resource-<name>` on PATH. The folder of downloaded plugins is not searched, and nothing is downloaded.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ At = Mapping[str, Any]
 
 
 class OperationError(Exception):
-    """What a provider says of an operation that failed."""
+    """A provider's operation failed."""
 
 
 class InitError(OperationError):
-    """It is there all the same: its id and properties."""
+    """A failed operation after which the resource exists: its id and properties."""
 
     def __init__(self, told: Any) -> None:
         super().__init__("\n".join(told.reasons))
@@ -47,23 +47,23 @@ class InitError(OperationError):
 
 
 class PluginError(Exception):
-    """There is no plugin, or it does not start."""
+    """The plugin does not exist or does not start."""
 
 
 @dataclass(frozen=True)
 class Difference:
-    """What a provider says of old and new inputs."""
+    """A provider's diff between old and new inputs."""
 
     changed: bool
     replaces: list[str] = field(default_factory=list)
     diffs: list[str] = field(default_factory=list)
     detailed: dict[str, dict[str, Any]] = field(default_factory=dict)
-    """By path: `{"diffKind": "update-replace", "inputDiff": True}`."""
+    """Path -> details: `{"diffKind": "update-replace", "inputDiff": True}`."""
     deletes_first: bool = False
 
 
 class Plugin:
-    """One provider, configured or not."""
+    """Client of one provider."""
 
     def __init__(self, address: str, process: subprocess.Popen[str] | None = None) -> None:
         self._channel = grpc.insecure_channel(address, options=MESSAGE_BYTES)
@@ -75,7 +75,7 @@ class Plugin:
         self._stub.Attach(plugin_pb2.PluginAttach(address=engine))
 
     def configure(self, urn: str, identity: str, inputs: Props) -> None:
-        """Raises OperationError."""
+        """Configure the provider. Raises OperationError."""
         settings = {name: value for name, value in wire.plain(inputs).items() if name != "version"}
         request = provider_pb2.ConfigureRequest(
             urn=urn,
@@ -93,13 +93,13 @@ class Plugin:
         return wire.from_struct(answer.inputs), _failures(answer)
 
     def check(self, at: At, old: Props, new: Props, seed: bytes) -> tuple[Props, list[tuple[str, str]]]:
-        """The inputs with defaults, and what is wrong: property and reason."""
+        """Return the inputs with defaults, and failures as (property, reason)."""
         request = provider_pb2.CheckRequest(**at, olds=_struct(old), news=_struct(new), randomSeed=seed)
         answer = self._call(self._stub.Check, request)
         return wire.from_struct(answer.inputs), _failures(answer)
 
     def diff(self, at: At, identity: str, old: tuple[Props, Props], new: Props, ignored: Iterable[str]) -> Difference:
-        """`old`: inputs and outputs."""
+        """Compare a resource with new inputs. `old`: inputs and outputs."""
         request = provider_pb2.DiffRequest(
             **at,
             id=identity,
@@ -146,7 +146,7 @@ class Plugin:
         return wire.from_struct(self._call(self._stub.Update, request).properties)
 
     def read(self, at: At, identity: str, inputs: Props, outputs: Props) -> tuple[str, Props, Props]:
-        """Id ("" if it is gone), inputs, outputs."""
+        """Return id ("" if it does not exist), inputs and outputs."""
         request = provider_pb2.ReadRequest(**at, id=identity, inputs=_struct(inputs), properties=_struct(outputs))
         answer = self._call(self._stub.Read, request)
         return answer.id, wire.from_struct(answer.inputs), wire.from_struct(answer.properties)
@@ -156,7 +156,7 @@ class Plugin:
         self._call(self._stub.Delete, request)
 
     def invoke(self, token: str, arguments: Any, *, preview: bool) -> Any:
-        """The answer as it is."""
+        """Call a function; return the response unconverted."""
         request = provider_pb2.InvokeRequest(tok=token, args=arguments, preview=preview)
         return self._call(self._stub.Invoke, request)
 
@@ -178,16 +178,16 @@ class Plugin:
 
 
 class Plugins:
-    """All that an update uses."""
+    """Provider plugins of an update."""
 
     def __init__(self) -> None:
         self._known: dict[str, Plugin] = {}
         self._lock = threading.Lock()
         self.engine = ""
-        """Address of the engine's own service."""
+        """Address of the engine's service."""
 
     def of(self, package: str) -> Plugin:
-        """Raises PluginError."""
+        """Return the plugin of a package, found or started on first use. Raises PluginError."""
         with self._lock:
             if package not in self._known:
                 self._known[package] = self._find(package)
@@ -232,7 +232,7 @@ def _struct(properties: Props) -> Any:
 
 
 def _for_provider(special: Any) -> Any:
-    """References to resources are their ids, as for providers that do not accept them."""
+    """Replace references to resources by their ids, as for providers that do not accept references."""
     if isinstance(special, wire.Signed) and special.signature == wire.RESOURCE:
         return special.fields.get("id") or wire.UNKNOWN
     return special

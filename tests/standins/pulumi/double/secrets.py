@@ -1,7 +1,7 @@
-"""Secrets in state and settings: Pulumi's passphrase provider, but for the number of rounds.
+"""Secrets in state and settings: Pulumi's passphrase provider with fewer rounds.
 
 Format after pulumi/pulumi, pkg/secrets/passphrase: `v1:<salt>:<check>`, where the check is "pulumi", encrypted. Pulumi
-takes 1,000,000 rounds of PBKDF2, this takes few: each of a dozen commands would pay 0.3 s.
+uses 1,000,000 rounds of PBKDF2, which would cost each of a dozen commands 0.3 s.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ _CHECK = "pulumi"
 
 
 class SecretsError(Exception):
-    """The passphrase is not known, or is another."""
+    """The passphrase is not set, or wrong."""
 
 
 class Crypter:
-    """Of one stack."""
+    """Encryption of one stack's secrets."""
 
     def __init__(self, state: str) -> None:
-        """Raises SecretsError."""
+        """`state`: version, salt and check. Raises SecretsError."""
         version, salt, check = state.split(":", 2)
         assert version == "v1"
         self.state = state

@@ -1,4 +1,4 @@
-"""Pulumi.yaml and Pulumi.<stack>.yaml of the folder in which the command runs."""
+"""Pulumi.yaml and Pulumi.<stack>.yaml in the command's working directory."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from .secrets import Crypter
 
 
 class Project:
-    """What Pulumi.yaml says."""
+    """Contents of Pulumi.yaml."""
 
     def __init__(self, folder: Path) -> None:
-        """Raises BackendError."""
+        """Read the project file in this folder. Raises BackendError."""
         found = [folder / f"Pulumi{suffix}" for suffix in (".yaml", ".yml", ".json")]
         path = next((one for one in found if one.exists()), None)
         if path is None:
@@ -29,12 +29,12 @@ class Project:
 
     @property
     def backend(self) -> str | None:
-        """URL."""
+        """URL of the backend, if the project has one."""
         return (self._told.get("backend") or {}).get("url")
 
 
 class Settings:
-    """What Pulumi.<stack>.yaml says: the stack's configuration."""
+    """Contents of Pulumi.<stack>.yaml: the stack's configuration."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -50,7 +50,7 @@ class Settings:
         self._told["encryptionsalt"] = salt
 
     def crypter(self, of_state: str | None) -> Crypter:
-        """As the settings or the state say, or a new one, which is written down."""
+        """Return a crypter with the salt of the settings, of the state, or with a new one, which is saved."""
         known = self.salt or of_state
         crypter = Crypter(known) if known else Crypter.new()
         if self.salt is None:
@@ -63,7 +63,7 @@ class Settings:
 
     @property
     def config(self) -> dict[str, Any]:
-        """By full key; of a secret `{"secure": …}`."""
+        """Values by full key; a secret is `{"secure": …}`."""
         return dict(self._told.get("config") or {})
 
     @config.setter
@@ -71,7 +71,7 @@ class Settings:
         self._told["config"] = config
 
     def plain(self, crypter: Crypter) -> dict[str, tuple[str, bool]]:
-        """By full key: the value as text, and whether it is secret."""
+        """Return the values as text and whether they are secret, by full key."""
         return {key: _opened(value, crypter) for key, value in self.config.items()}
 
 

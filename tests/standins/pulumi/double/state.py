@@ -1,4 +1,4 @@
-"""Resources in a stack's state, and how they are written down: Pulumi's deployment format, version 3.
+"""Resources in a stack's state, and their serialization: Pulumi's deployment format, version 3.
 
 Source: pulumi/pulumi, sdk/go/common/apitype/core.go (ResourceV3, OperationV2, DeploymentV3).
 """
@@ -38,11 +38,11 @@ class Resource:
     property_dependencies: dict[str, list[str]] = field(default_factory=dict)
     protect: bool = False
     external: bool = False
-    """It was read, not made: never deleted."""
+    """True: it was read, not created, so it is never deleted."""
     delete: bool = False
-    """It was replaced, and its end is still to come."""
+    """True: it was replaced and will be deleted."""
     pending_replacement: bool = False
-    """It was deleted to be replaced, and the new one is still to come."""
+    """True: it was deleted for a replacement that does not exist yet."""
     retain_on_delete: bool = False
     deleted_with: str = ""
     init_errors: list[str] = field(default_factory=list)
@@ -60,11 +60,11 @@ class Resource:
 
     @property
     def is_default_provider(self) -> bool:
-        """Nobody is told of its steps."""
+        """Return True for a default provider, whose steps are not reported."""
         return self.is_provider and self.name.startswith("default")
 
     def needs(self) -> set[str]:
-        """URNs of what has to be there as long as this is."""
+        """Return the URNs of resources that must exist as long as this one does."""
         provider = {self.provider.rpartition("::")[0]} if self.provider else set()
         parent = {self.parent} if self.parent else set()
         return {*self.dependencies, *provider, *parent}
@@ -111,23 +111,23 @@ _NAMES = {
 
 @dataclass
 class Pending:
-    """An operation that was begun."""
+    """An operation in progress."""
 
     resource: Resource
     kind: str
-    """creating, updating, deleting, reading"""
+    """One of creating, updating, deleting, reading."""
 
 
 @dataclass
 class Snapshot:
-    """All of a stack's state."""
+    """A stack's whole state."""
 
     resources: list[Resource] = field(default_factory=list)
-    """What others need comes before them."""
+    """Resources in dependency order."""
     pending: list[Pending] = field(default_factory=list)
 
     def to_json(self, crypter: Crypter) -> dict[str, Any]:
-        """A deployment."""
+        """Return the state as a deployment."""
         deployment: dict[str, Any] = {
             "manifest": {"time": now(), "magic": "", "version": f"v{VERSION}+double"},
             "secrets_providers": {"type": "passphrase", "state": {"salt": crypter.state}},
@@ -152,7 +152,7 @@ class Snapshot:
 
 
 def shown(value: Any) -> Any:
-    """As it may be shown."""
+    """Return a value for display, with secrets hidden."""
 
     def hidden(special: Any) -> Any:
         if isinstance(special, wire.Secret) or (isinstance(special, wire.Output) and special.secret):
@@ -189,7 +189,7 @@ def _read(value: Any, crypter: Crypter) -> Any:
     if signature is None:
         return {key: _read(one, crypter) for key, one in value.items()}
     if signature == wire.SECRET:
-        plaintext = value.get("plaintext")  # of `stack export --show-secrets`
+        plaintext = value.get("plaintext")  # from `stack export --show-secrets`
         known = crypter.decrypt(value["ciphertext"]) if plaintext is None else _from_text(plaintext)
         return wire.Secret(_read(known, crypter))
     return wire.Signed(signature, {key: _read(one, crypter) for key, one in value.items() if key != wire.SIGNATURE})
