@@ -616,5 +616,5 @@ class TestFaults:
     ],
 )
 def test_bodies_are_checked_by_the_sdks_own_models(model: str, body: Body, wrong: str) -> None:
-    """Models of both code generators of the Azure SDK (autorest and TypeSpec) are used."""
+    """The cases include models of both code generators of the Azure SDK."""
     assert any(wrong in fault for fault in faults(model, body))
