@@ -371,7 +371,7 @@ def test_lifetime(world: World) -> None:
     assert (result.outcome, result.reason) == ("stopped", "the machine's lifetime ends")
 
 
-def test_orders_that_are_rubbish_are_told_and_ignored(world: World) -> None:
+def test_invalid_stop_records_are_logged_and_ignored(world: World) -> None:
     world.job("sleep 1.5")
     for data in (b"{", b'{"reason":"cancel","deadline":null}', b'{"reason":"cancel","deadline":NaN}'):
         world.dir.put(attempt_key(1, "stop.json"), data)

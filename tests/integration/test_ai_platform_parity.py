@@ -90,7 +90,7 @@ def submit(jobs: CloudJobs[Any, Any], cloud: str) -> Job:
     return get_job(done.stdout.split()[-1])
 
 
-def told(jobs: CloudJobs[Any, Any], job: Job, word: str) -> list[Any]:
+def printed(jobs: CloudJobs[Any, Any], job: Job, word: str) -> list[Any]:
     """Return the JSON values that the programs printed after this word."""
     return [json.loads(line.partition(" ")[2]) for line in jobs.log(job) if line.startswith(f"{word} ")]
 
@@ -102,8 +102,8 @@ def test_the_pages_own_example_runs_with_tf_config_as_the_service_set_it(
     with jobs_on(cloud, tmp_path, agents) as jobs:
         job = submit(jobs, cloud)
         jobs.finish(job, limit_s=LIMIT_S)
-        assert told(jobs, job, "MET") == [MEMBERS], jobs.story(job)
-        configs = told(jobs, job, "TF_CONFIG")
+        assert printed(jobs, job, "MET") == [MEMBERS], jobs.story(job)
+        configs = printed(jobs, job, "TF_CONFIG")
         tasks = {f"{config['task']['type']}-{config['task']['index']}" for config in configs}
         assert tasks == {"chief-0", *MEMBERS}
         assert len(configs) == 13
@@ -129,4 +129,4 @@ def test_the_pages_own_example_runs_with_tf_config_as_the_service_set_it(
                 "args": ["--epochs", "10"],
                 "job_dir": jobs.parent,
             }
-        assert told(jobs, job, "ARGV") == [["--epochs", "10", "--job-dir", jobs.parent]] * 13
+        assert printed(jobs, job, "ARGV") == [["--epochs", "10", "--job-dir", jobs.parent]] * 13

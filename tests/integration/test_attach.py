@@ -113,10 +113,10 @@ def test_an_unmodified_loop_ends_in_the_same_bits(
     assert second.stdout.splitlines()[-2:] == expected.splitlines()[-2:]
     assert set((first.stdout + second.stdout).splitlines()) == set(expected.splitlines())
     assert (folder / "best.pt").read_bytes() == (tmp_path / "alone" / "best.pt").read_bytes()
-    told = json.loads((folder / "report.json").read_text())
-    assert told["resumed_at_step"] > 0
-    assert told["objects"].keys() == {"model", "optimizer", "scheduler", "scheduler_1"}
-    assert {"__main__.own", "__main__.generator"} <= set(told["generators"])
+    report = json.loads((folder / "report.json").read_text())
+    assert report["resumed_at_step"] > 0
+    assert report["objects"].keys() == {"model", "optimizer", "scheduler", "scheduler_1"}
+    assert {"__main__.own", "__main__.generator"} <= set(report["generators"])
     third = run(folder, *words, options=options)
     assert (third.returncode, third.stdout) == (0, "")
     assert "nothing left to do" in third.stderr

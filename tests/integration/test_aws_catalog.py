@@ -128,11 +128,11 @@ def test_what_a_new_machine_type_carries_is_read_off_ec2_s_answer(aws: Aws) -> N
     """Checked with the known machine types: EC2's answer must give what the shipped table has for them."""
     known = {row["machine_type"]: (row["accelerator"], row["counts"]) for row in shipped("machine_types_aws")}
     machines = asked._describe(Clients(session()).ec2("us-east-1"), ["g*", "p*", "inf*", "trn*", "dl*"])
-    told = {one.name: (one.accelerator, str(one.gpus)) for one in machines if one.provider_accelerator}
-    assert told == {name: known[name] for name in told}
-    assert len(told) > 70
+    parsed = {one.name: (one.accelerator, str(one.gpus)) for one in machines if one.provider_accelerator}
+    assert parsed == {name: known[name] for name in parsed}
+    assert len(parsed) > 70
     names = ("g6.xlarge", "g6f.large", "p4d.24xlarge", "p4de.24xlarge")
-    assert [told[name] for name in names] == [("L4", "1"), ("L4", "1/8"), ("A100-40GB", "8"), ("A100-80GB", "8")]
+    assert [parsed[name] for name in names] == [("L4", "1"), ("L4", "1/8"), ("A100-40GB", "8"), ("A100-80GB", "8")]
 
 
 def test_other_regions_keep_what_is_known_of_them(aws: Aws) -> None:
@@ -269,7 +269,7 @@ def test_a_quota_of_zero_is_said_without_looking_at_machines(aws: Aws) -> None:
 
 
 @pytest.mark.parametrize("action", ["GetServiceQuota", "DescribeInstances"])
-def test_what_the_api_does_not_tell_stops_nothing(aws: Aws, action: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_failed_quota_query_does_not_stop_a_launch(aws: Aws, action: str, caplog: pytest.LogCaptureFixture) -> None:
     aws.control.set_quota("us-east-1", "L-DB2E81BA", 5)
     run("g4dn.xlarge")
     code = "AccessDeniedException" if action == "GetServiceQuota" else "UnauthorizedOperation"
@@ -309,7 +309,7 @@ def test_the_spot_price_at_launch_is_the_zone_s_with_all_machines_and_disks(aws:
 _G6 = ("g6.xlarge", "us-east-1")
 
 
-def test_list_prices_and_prices_that_are_not_told_stay_as_planned(aws: Aws) -> None:
+def test_list_prices_and_unavailable_prices_stay_as_planned(aws: Aws) -> None:
     provisioner = AwsProvisioner(session())
     assert provisioner.price(offer(market="on-demand")) is None
     assert aws.control.calls() == []

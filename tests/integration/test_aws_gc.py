@@ -269,5 +269,5 @@ def test_lost_answers_and_5xx_do_no_harm(aws: Aws, fault: Any) -> None:
     assert found() == []
 
 
-def test_a_target_without_a_collector_tells_its_machines(aws: Aws) -> None:
+def test_a_target_without_gc_has_no_leftovers(aws: Aws) -> None:
     assert tagged_resources.find("local", Owner(owner_name())).leftovers == []

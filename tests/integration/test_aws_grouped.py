@@ -375,7 +375,7 @@ def test_the_group_goes_on_in_another_zone_by_itself(desk: Desk, market: str) ->
 
 @pytest.mark.parametrize(("places", "zone"), [(0, None), (1, "use1-az2")])
 @pytest.mark.parametrize("market", ["spot", "on-demand"])
-def test_no_capacity_in_any_zone_is_told_and_ends_the_order(
+def test_no_capacity_in_any_zone_is_reported_and_ends_the_order(
     desk: Desk, market: str, places: int, zone: str | None
 ) -> None:
     full(desk, *desk.zones, places=places, market=market)
@@ -387,7 +387,7 @@ def test_no_capacity_in_any_zone_is_told_and_ends_the_order(
     desk.end(allocation)
 
 
-def test_zones_with_room_are_told_as_offers_spell_them(desk: Desk) -> None:
+def test_zones_with_capacity_are_hints_in_the_spelling_of_offers(desk: Desk) -> None:
     """They may be zones outside the stack."""
     full(desk, *ZONES, market="on-demand")
     allocation = desk.launch(market="on-demand")
@@ -398,7 +398,7 @@ def test_zones_with_room_are_told_as_offers_spell_them(desk: Desk) -> None:
 
 
 @pytest.mark.parametrize("market", ["spot", "on-demand"])
-def test_a_quota_that_is_used_up_meanwhile_is_told(desk: Desk, market: str) -> None:
+def test_a_quota_that_is_used_up_meanwhile_is_reported(desk: Desk, market: str) -> None:
     desk.aws.control.fail("GetServiceQuota", error("InternalError", 500), times=50)  # no check before the launch
     codes = {"spot": "L-3819A6DF", "on-demand": "L-DB2E81BA"}
     desk.aws.control.set_quota(REGION, codes[market], 4)
@@ -407,7 +407,7 @@ def test_a_quota_that_is_used_up_meanwhile_is_told(desk: Desk, market: str) -> N
     desk.end(allocation)
 
 
-def test_over_quota_is_told_before_anything_is_made(desk: Desk) -> None:
+def test_over_quota_is_refused_before_anything_is_made(desk: Desk) -> None:
     desk.aws.control.set_quota(REGION, "L-3819A6DF", 4)
     assert desk.refused().error_class == "quota"
     assert desk.remains.find() == {}
@@ -429,7 +429,7 @@ def test_without_a_stack_nothing_is_made_and_what_to_do_is_said(desk: Desk) -> N
     assert desk.remains.find() == {}
 
 
-def test_a_stack_whose_role_is_gone_is_told_with_the_command_that_looks(desk: Desk) -> None:
+def test_a_stack_whose_role_is_gone_is_an_error_that_names_infra_status(desk: Desk) -> None:
     gone = desk.stack.machine_role + "-gone"
     infra_outputs.save(dataclasses.replace(desk.stack, machine_role=gone))
     refusal = desk.refused()
@@ -474,7 +474,7 @@ def test_machines_in_a_capacity_block_save_before_it_ends(desk: Desk) -> None:
     desk.end(allocation)
 
 
-def test_one_look_for_all_jobs_of_a_process(desk: Desk) -> None:
+def test_one_poll_for_all_jobs_of_a_process(desk: Desk) -> None:
     allocations = [desk.launch(token=f"{number:032x}", job_id=f"digits-{number}") for number in range(3)]
     desk.aws.control.forget()
     watcher = AwsProvisioner(shared(), StillClock())
@@ -496,21 +496,21 @@ def test_it_is_what_the_component_makes(
     from cloudgpu.tests.standins.pulumi.mocks import only
     from cloudgpu.tests.unit.test_infra_aws import GROUP, TEMPLATE, as_ec2_says, plain_fleet
 
-    told: list[Any] = []
+    arguments: list[Any] = []
 
-    def heard(what: Callable[..., Any]) -> Callable[..., Any]:
-        def hear(*words: Any) -> Any:
-            told.append(words[2])
+    def recorded(what: Callable[..., Any]) -> Callable[..., Any]:
+        def record(*words: Any) -> Any:
+            arguments.append(words[2])
             return what(*words)
 
-        return hear
+        return record
 
-    monkeypatch.setattr(scaling_groups, "make_template", heard(scaling_groups.make_template))
-    monkeypatch.setattr(scaling_groups, "make_scaling_group", heard(scaling_groups.make_scaling_group))
+    monkeypatch.setattr(scaling_groups, "make_template", recorded(scaling_groups.make_template))
+    monkeypatch.setattr(scaling_groups, "make_scaling_group", recorded(scaling_groups.make_scaling_group))
     request = asked(desk.jobs, size=size, gpu=gpu, market=market, zone="use1-az1")
     allocation = desk.provisioner.launch(request)
     desk.end(allocation)
-    ours, wanted = told
+    ours, wanted = arguments
     args: dict[str, Any] = {
         "machine_type": size,
         "size": 2,

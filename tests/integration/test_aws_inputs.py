@@ -30,7 +30,7 @@ except JobDirError as error:
 """
 
 
-def become_somebody(jobs: AwsJobs, patch: pytest.MonkeyPatch) -> None:
+def submit_as_iam_user(jobs: AwsJobs, patch: pytest.MonkeyPatch) -> None:
     """Submit as an IAM user and enforce policies: the stand-in enforces them only for IAM users and roles."""
     iam = boto3.client("iam", region_name="us-east-1", endpoint_url=jobs.control.url)
     iam.create_user(UserName="submitter")
@@ -46,7 +46,7 @@ def test_a_machine_reads_its_inputs_and_nothing_beside_them(jobs: AwsJobs, monke
     JobDir(f"s3://{BUCKET}/data/digits").put("train/a", b"seven")
     JobDir(f"s3://{BUCKET}/models").put("first.pt", b"weights")
     JobDir(f"s3://{BUCKET}/secret").put("key", b"of others")
-    become_somebody(jobs, monkeypatch)
+    submit_as_iam_user(jobs, monkeypatch)
     inputs = f"inputs: {{data: s3://{BUCKET}/data/digits, weights.pt: s3://{BUCKET}/models/first.pt}}\n"
     job = jobs.submit(PROGRAM, text=f"{RESOURCES}{inputs}outputs: [results]\n")
     assert job.wait(timeout_s=PATIENT_S), jobs.story(job)

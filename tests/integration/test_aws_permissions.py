@@ -364,10 +364,10 @@ def run(account: Account, step: str, monkeypatch: pytest.MonkeyPatch, without_ac
 
 
 def test_every_action_of_the_page_belongs_to_a_step() -> None:
-    told = {action for _, listed in STEPS.values() for action in listed.split()}
-    assert told | UNTESTED == actions(LAUNCH) | actions(GROUPS) | actions(S3) | actions(MORE)
+    covered = {action for _, listed in STEPS.values() for action in listed.split()}
+    assert covered | UNTESTED == actions(LAUNCH) | actions(GROUPS) | actions(S3) | actions(MORE)
     everything = [action for _, listed in STEPS.values() for action in listed.split()]
-    assert len(everything) == len(told)
+    assert len(everything) == len(covered)
 
 
 @pytest.mark.parametrize("step", STEPS)
@@ -389,9 +389,9 @@ def test_without_an_action_its_step_names_it(
     complaints = run(account, step, monkeypatch, action)
     complaints += warnings(caplog) if step in TOLD_IN_LOG else []
     assert complaints, f"{step} works without {action}: it is too much"
-    told = [one for one in complaints if action.partition(":")[2] in one]
-    assert told, complaints
-    assert ALL in told[0]
+    matching = [one for one in complaints if action.partition(":")[2] in one]
+    assert matching, complaints
+    assert ALL in matching[0]
     if step == "launch":
         assert account.left() == []
     if step == "launch a group" and action not in AFTERWARDS:
@@ -466,7 +466,7 @@ def test_a_machine_that_ec2_does_not_know_yet_does_not_replace_the_refusal(
     assert account.left() == []
 
 
-def test_a_machine_that_may_not_be_ended_is_told_as_such(account: Account, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_machine_that_may_not_be_terminated_is_reported(account: Account, monkeypatch: pytest.MonkeyPatch) -> None:
     allocation = account.provisioner().launch(request())
     account.permit(monkeypatch, "ec2:TerminateInstances")
     with pytest.raises(ProvisionError, match="ec2:TerminateInstances") as caught:

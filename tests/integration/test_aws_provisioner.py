@@ -306,7 +306,7 @@ def test_what_ec2_has_forgotten_is_gone_though_another_was_launched_just_now(pro
     assert first.phase == "pending"
 
 
-def test_what_somebody_added_to_the_group_or_took_off_a_machine_goes_too(provisioner: AwsProvisioner) -> None:
+def test_added_interfaces_and_volumes_are_removed_too(provisioner: AwsProvisioner) -> None:
     allocation = provisioner.launch(request())
     client = ec2()
     [group] = ours(client)
@@ -371,13 +371,13 @@ def test_a_configured_region_that_does_not_exist_does_not_matter(aws: Aws, monke
 
 def test_what_is_meant_for_decoding_is_left_out_of_the_message(aws: Aws, provisioner: AwsProvisioner) -> None:
     words = "User: arn:aws:iam::1:user/x is not authorized to perform: ec2:RunInstances on resource: y"
-    told = f"{words} Encoded authorization failure message: {'k' * 500}"
-    aws.control.fail("RunInstances", error("UnauthorizedOperation", 403, told), times=None)
+    message = f"{words} Encoded authorization failure message: {'k' * 500}"
+    aws.control.fail("RunInstances", error("UnauthorizedOperation", 403, message), times=None)
     refusal = refused(provisioner, request())
     assert words in str(refusal) and "kkk" not in str(refusal)
 
 
-def test_a_clock_that_is_wrong_is_told(aws: Aws) -> None:
+def test_a_wrong_clock_is_reported(aws: Aws) -> None:
     class Late(FastClock):
         def now(self) -> float:
             return time.time() - 1_200
@@ -447,7 +447,7 @@ def test_a_reservation_that_begins_later_says_when(aws: Aws, provisioner: AwsPro
     assert refusal.retry_after is not None and 500 < refusal.retry_after <= 600
 
 
-def test_a_block_whose_machines_are_being_ended_is_of_no_use(aws: Aws, provisioner: AwsProvisioner) -> None:
+def test_a_block_whose_machines_are_being_terminated_is_not_used(aws: Aws, provisioner: AwsProvisioner) -> None:
     aws.control.reserve("p5.4xlarge", zone_name("use1-az1"), 1, end_s=1_750)
     refusal = refused(provisioner, request(node(machine_type="p5.4xlarge"), market="reservation"))
     assert refusal.error_class == "capacity" and "no active reservation" in str(refusal)

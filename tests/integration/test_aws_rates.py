@@ -32,13 +32,13 @@ def aws(server: Aws, monkeypatch: pytest.MonkeyPatch) -> Aws:
 
 def launched(provisioner: AwsProvisioner, request: LaunchRequest) -> tuple[Allocation, list[ProvisionError]]:
     """Launch as a supervisor does, with a retry after `retry_after`; return the allocation and the errors before it."""
-    told: list[ProvisionError] = []
+    errors: list[ProvisionError] = []
     while True:
         try:
-            return provisioner.launch(request), told
+            return provisioner.launch(request), errors
         except ProvisionError as error:
             assert error.error_class == "throttled" and error.retry_after, error
-            told.append(error)
+            errors.append(error)
             time.sleep(error.retry_after)
 
 

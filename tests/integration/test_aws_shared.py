@@ -96,9 +96,9 @@ def test_a_quota_that_is_in_use_is_waited_for(aws: Aws) -> None:
     aws.control.set_quota("us-east-1", GPUS, 4.0)
     provisioner = AwsProvisioner(session(), FastClock())
     first = provisioner.launch(of_job(1))
-    told = refused(provisioner, of_job(2))
-    assert (told.error_class, told.scope) == ("capacity", "region")
-    assert "4 vCPUs more are needed, but" in str(told) and "4 are in use; they are waited for" in str(told)
+    refusal = refused(provisioner, of_job(2))
+    assert (refusal.error_class, refusal.scope) == ("capacity", "region")
+    assert "4 vCPUs more are needed, but" in str(refusal) and "4 are in use; they are waited for" in str(refusal)
     assert not aws.control.calls("CreateSecurityGroup")[1:], "nothing is made for it"
     provisioner.terminate(first)
     assert provisioner.launch(of_job(2)).machines
@@ -107,9 +107,9 @@ def test_a_quota_that_is_in_use_is_waited_for(aws: Aws) -> None:
 def test_a_quota_that_is_below_what_a_job_needs_is_not(aws: Aws) -> None:
     aws.control.set_quota("us-east-1", GPUS, 4.0)
     pair = tuple(NodeRequest(f"worker-{n}.1", "worker", n, n, "g4dn.xlarge", "T4", Fraction(1)) for n in (0, 1))
-    told = refused(AwsProvisioner(session(), FastClock()), dataclasses.replace(REQUEST, nodes=pair))
-    assert (told.error_class, told.scope) == ("quota", "region")
-    assert "8 vCPUs more are needed, but" in str(told) and "allows 4;" in str(told)
+    refusal = refused(AwsProvisioner(session(), FastClock()), dataclasses.replace(REQUEST, nodes=pair))
+    assert (refusal.error_class, refusal.scope) == ("quota", "region")
+    assert "8 vCPUs more are needed, but" in str(refusal) and "allows 4;" in str(refusal)
 
 
 @pytest.mark.parametrize("market", ["on-demand", "spot"])
@@ -124,9 +124,9 @@ def test_what_others_use_of_a_quota_is_waited_for_where_the_limit_is_known(
     aws.control.set_quota("us-east-1", code, 4.0)
     others = dataclasses.replace(of_job(1), owner=dataclasses.replace(REQUEST.owner, name="another"), market=market)
     AwsProvisioner(session(), FastClock()).launch(others)
-    told = refused(AwsProvisioner(session(), FastClock()), dataclasses.replace(of_job(2), market=market))
-    assert told.code in ("VcpuLimitExceeded", "MaxSpotInstanceCountExceeded")
-    assert (told.error_class, told.scope) == (error_class, "region")
+    refusal = refused(AwsProvisioner(session(), FastClock()), dataclasses.replace(of_job(2), market=market))
+    assert refusal.code in ("VcpuLimitExceeded", "MaxSpotInstanceCountExceeded")
+    assert (refusal.error_class, refusal.scope) == (error_class, "region")
 
 
 @pytest.mark.parametrize(
@@ -136,9 +136,9 @@ def test_roles_that_the_jobs_before_have_used_up_are_waited_for(aws: Aws, action
     """IAM allows 1,000 roles and instance profiles per account, and each launch creates one of each."""
     aws.control.fail(action, error("LimitExceeded", 409, f"Cannot exceed quota for {what}: 1000"), times=None)
     provisioner = AwsProvisioner(session(), FastClock())
-    told = refused(provisioner, of_job(1))
-    assert (told.error_class, told.scope) == ("capacity", "cloud")
-    assert "they are waited for" in str(told) and "cloudgpu infra up" in str(told)
+    refusal = refused(provisioner, of_job(1))
+    assert (refusal.error_class, refusal.scope) == ("capacity", "cloud")
+    assert "they are waited for" in str(refusal) and "cloudgpu infra up" in str(refusal)
     assert Remains(aws.url).find() == {}
     aws.control.heal()
     assert provisioner.launch(of_job(1)).machines

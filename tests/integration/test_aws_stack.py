@@ -144,9 +144,9 @@ def test_an_attempt_that_began_without_a_stack_ends_without_one(aws: Aws, stack:
 
 def test_a_stack_of_another_account_is_named(aws: Aws, stack: Infrastructure) -> None:
     infra_outputs.save(dataclasses.replace(stack, subnets={"use1-az2": "subnet-of-others"}))
-    with pytest.raises(ProvisionError, match=r"subnets of stack infra-aws are not in this account") as told:
+    with pytest.raises(ProvisionError, match=r"subnets of stack infra-aws are not in this account") as caught:
         provisioner().launch(request())
-    assert told.value.error_class == "invalid"
+    assert caught.value.error_class == "invalid"
     assert machines() == []
 
 
@@ -218,7 +218,7 @@ def test_a_stack_s_file_that_is_damaged_is_named(aws: Aws, stack: Infrastructure
     assert machines() == []
 
 
-def test_a_stack_that_is_gone_is_told_with_the_command_that_looks(aws: Aws, stack: Infrastructure) -> None:
+def test_a_stack_that_is_gone_is_an_error_that_names_infra_status(aws: Aws, stack: Infrastructure) -> None:
     """The error names the full command: `infra status` requires --region with --cloud."""
     looks = f"cloudgpu infra status --cloud aws --region {REGION}`"
     infra_outputs.save(dataclasses.replace(stack, subnets={"use1-az1": "subnet-gone"}))

@@ -81,8 +81,8 @@ def refusal(call: Callable[[], Any]) -> tuple[str, int, str]:
     with pytest.raises(ClientError) as caught:
         call()
     answer: Any = caught.value.response
-    told = answer.get("Error", {})
-    return told.get("Code", ""), answer["ResponseMetadata"]["HTTPStatusCode"], told.get("Message", "")
+    failure = answer.get("Error", {})
+    return failure.get("Code", ""), answer["ResponseMetadata"]["HTTPStatusCode"], failure.get("Message", "")
 
 
 def wait_for(condition: Callable[[], Any]) -> Any:
@@ -154,7 +154,7 @@ def test_the_caller_is_killed(account: Account, fault: Fault, groups: int) -> No
     assert sum(group["GroupName"] == "g" for group in found) == groups
 
 
-def test_what_nobody_implements_is_loud(account: Account) -> None:
+def test_unimplemented_actions_answer_an_error(account: Account) -> None:
     code, status, text = refusal(lambda: account.client("ec2", tries=5).describe_fpga_images())
     assert (code, status) == ("StandinNotImplemented", 501)
     assert "DescribeFpgaImages" in text
@@ -203,8 +203,8 @@ def test_quotas_are_of_a_market(account: Account, spot: bool, quota: str, code: 
     account.run(spot=spot)
     assert refusal(lambda: account.run("us-east-1b", spot=spot))[:2] == (code, 400)
     account.run(spot=not spot)
-    told = account.client("service-quotas").get_service_quota(ServiceCode="ec2", QuotaCode=quota)
-    assert told["Quota"]["Value"] == 7
+    answer = account.client("service-quotas").get_service_quota(ServiceCode="ec2", QuotaCode=quota)
+    assert answer["Quota"]["Value"] == 7
 
 
 def test_a_type_that_is_not_sold_in_the_zone(account: Account) -> None:
@@ -421,7 +421,7 @@ def boots(account: Account, script: str, *commands: list[str], **more: Any) -> d
     return account.run(UserData=user_data(script, *commands), **more)
 
 
-def told(account: Account, instance: dict[str, Any]) -> Any:
+def machine_of(account: Account, instance: dict[str, Any]) -> Any:
     return next(one for one in account.control.instances() if one.instance_id == instance["InstanceId"])
 
 
@@ -429,11 +429,11 @@ def test_user_data_runs_with_nothing_of_the_testers(account: Account, monkeypatc
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "the tester's")
     monkeypatch.setenv("SOMETHING", "else")
     instance = boots(account, "env; pwd; echo done", InstanceInitiatedShutdownBehavior="terminate")
-    console = wait_for(lambda: "done" in (seen := told(account, instance)).console and seen).console
+    console = wait_for(lambda: "done" in (seen := machine_of(account, instance)).console and seen).console
     names = {line.partition("=")[0] for line in console.splitlines() if "=" in line} - {"PWD", "OLDPWD", "SHLVL", "_"}
     assert names == {"PATH", "HOME", "LANG", "TMPDIR", "AWS_EC2_METADATA_SERVICE_ENDPOINT", "AWS_ENDPOINT_URL"}
-    assert told(account, instance).trouble == []
-    assert told(account, instance).root in console
+    assert machine_of(account, instance).trouble == []
+    assert machine_of(account, instance).root in console
 
 
 def test_a_machine_is_its_role_and_nothing_else(account: Account) -> None:
@@ -451,17 +451,17 @@ def test_a_machine_is_its_role_and_nothing_else(account: Account) -> None:
     account.control.enforce(False)
     instance = boots(account, f"{sys.executable} - <<'END'\n{program}END\n", IamInstanceProfile={"Name": name})
     account.control.enforce()
-    console = wait_for(lambda: "done" in (seen := told(account, instance)).console and seen).console
+    console = wait_for(lambda: "done" in (seen := machine_of(account, instance)).console and seen).console
     assert "mine/a 200" in console
     assert "yours/a An error occurred (AccessDenied)" in console
-    (key,) = told(account, instance).keys
+    (key,) = machine_of(account, instance).keys
     assert {call.action for call in account.control.calls(caller=key)} == {"PutObject"}
 
 
 def test_terminating_kills_whatever_runs(account: Account) -> None:
     script = f"setsid {sys.executable} -c 'import time; print(\"deep\", flush=True); time.sleep(600)' & sleep 600"
     instance = boots(account, script)
-    seen = wait_for(lambda: "deep" in (one := told(account, instance)).console and one)
+    seen = wait_for(lambda: "deep" in (one := machine_of(account, instance)).console and one)
     account.ec2.terminate_instances(InstanceIds=[instance["InstanceId"]])
     assert processes_in(seen.root) == []
 
@@ -483,9 +483,9 @@ def test_a_machine_ends_itself(account: Account, command: str, behavior: str, st
     script = f"trap 'echo asked; exit 0' TERM; {command}; sleep 600 & wait"
     instance = boots(account, script, InstanceInitiatedShutdownBehavior=behavior)
     wait_for(lambda: account.state(instance) == state)
-    assert "asked" in told(account, instance).console
+    assert "asked" in machine_of(account, instance).console
     if state == "terminated":
-        assert told(account, instance).reason == "Client.InstanceInitiatedShutdown"
+        assert machine_of(account, instance).reason == "Client.InstanceInitiatedShutdown"
 
 
 def test_a_service_that_fails_ends_the_machine_where_it_says_so(account: Account) -> None:
@@ -499,12 +499,12 @@ def test_a_service_that_fails_ends_the_machine_where_it_says_so(account: Account
 
 def test_a_reboot_keeps_the_disk(account: Account) -> None:
     instance = boots(account, 'echo -n x >> $HOME/n; echo "boot $(cat $HOME/n)"; sleep 600', ["sh", "-c", "echo first"])
-    wait_for(lambda: "boot x\n" in told(account, instance).console)
+    wait_for(lambda: "boot x\n" in machine_of(account, instance).console)
     account.control.reboot(instance["InstanceId"])
-    wait_for(lambda: "boot xx\n" in told(account, instance).console)
+    wait_for(lambda: "boot xx\n" in machine_of(account, instance).console)
     account.ec2.reboot_instances(InstanceIds=[instance["InstanceId"]])
-    wait_for(lambda: "boot xxx\n" in told(account, instance).console)
-    assert told(account, instance).console.count("first") == 1
+    wait_for(lambda: "boot xxx\n" in machine_of(account, instance).console)
+    assert machine_of(account, instance).console.count("first") == 1
     assert account.state(instance) == "running"
 
 
@@ -515,9 +515,9 @@ def test_a_notice_is_seen_on_the_machine_before_it_goes(account: Account) -> Non
     look += "while True:\n    try: print(ask('meta-data/spot/instance-action', **{'X-aws-ec2-metadata-token': token})"
     look += ", flush=True)\n    except Exception as e: print(e, flush=True)\n    time.sleep(0.05)\n"
     instance = boots(account, f"exec {sys.executable} -c '{look.replace(chr(39), chr(34))}'", spot=True)
-    wait_for(lambda: "404" in told(account, instance).console)
+    wait_for(lambda: "404" in machine_of(account, instance).console)
     account.control.interrupt(instance["InstanceId"], 600.0)
-    wait_for(lambda: '"action": "terminate"' in told(account, instance).console)
+    wait_for(lambda: '"action": "terminate"' in machine_of(account, instance).console)
     assert account.state(instance) == "running"
     account.control.hurry()
     assert account.state(instance) == "terminated"
@@ -525,7 +525,7 @@ def test_a_notice_is_seen_on_the_machine_before_it_goes(account: Account) -> Non
 
 def test_every_kind_of_notice_is_what_the_agent_looks_for(account: Account) -> None:
     instance = boots(account, "sleep 600", spot=True)
-    identity, url = instance["InstanceId"], told(account, instance).imds
+    identity, url = instance["InstanceId"], machine_of(account, instance).imds
     account.control.recommend_rebalance(identity)
     event = {"Code": "system-reboot", "EventId": "e-1", "State": "active", "NotBefore": "21 Jan 2027 09:00:43 GMT"}
     account.control.schedule_event(identity, event)
@@ -540,10 +540,10 @@ def test_every_kind_of_notice_is_what_the_agent_looks_for(account: Account) -> N
 
 def test_a_crash_comes_without_notice(account: Account) -> None:
     instance = boots(account, "echo here; sleep 600", spot=True)
-    root = wait_for(lambda: "here" in (seen := told(account, instance)).console and seen).root
+    root = wait_for(lambda: "here" in (seen := machine_of(account, instance)).console and seen).root
     account.control.crash(instance["InstanceId"])
     assert processes_in(root) == []
-    seen = told(account, instance)
+    seen = machine_of(account, instance)
     assert (seen.state, seen.reason, seen.running) == ("terminated", "Server.InternalError", False)
 
 
@@ -559,9 +559,9 @@ def test_a_crash_comes_without_notice(account: Account) -> None:
         ('#cloud-config\n{"runcmd": [["systemctl", "start", "b.service"]]}', "b.service not found"),
     ],
 )
-def test_user_data_that_is_not_understood_is_told(account: Account, data: str, trouble: str) -> None:
+def test_unsupported_user_data_is_reported(account: Account, data: str, trouble: str) -> None:
     instance = account.run(UserData=data)
-    wait_for(lambda: trouble in "\n".join(told(account, instance).trouble))
+    wait_for(lambda: trouble in "\n".join(machine_of(account, instance).trouble))
 
 
 def test_console_output_is_what_it_printed(account: Account) -> None:
@@ -586,7 +586,7 @@ def test_it_can_be_a_process(tmp_path: Any) -> None:
         assert process.wait(180) == 0
 
 
-def test_a_bucket_that_wants_tls_is_closed_to_whoever_comes_without(tmp_path: Path) -> None:
+def test_a_bucket_that_requires_tls_refuses_plain_http(tmp_path: Path) -> None:
     """Clients with TLS have access, whether they use boto3 or obstore."""
     deny = {
         "Effect": "Deny",

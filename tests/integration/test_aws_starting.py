@@ -59,7 +59,9 @@ def launched(aws: Aws, code: str, message: str = "", request: LaunchRequest = RE
         ("Client.InvalidKMSKey.NotFound", "The key does not exist.", ("auth", "region"), "KMS key"),
     ],
 )
-def test_each_reason_is_told_as_a_refusal(aws: Aws, code: str, message: str, kind: tuple[str, str], says: str) -> None:
+def test_each_reason_is_reported_as_a_refusal(
+    aws: Aws, code: str, message: str, kind: tuple[str, str], says: str
+) -> None:
     refused = launched(aws, code, message).refused
     assert refused is not None
     assert (refused.error_class, refused.scope, refused.code) == (*kind, code)

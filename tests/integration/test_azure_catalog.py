@@ -152,7 +152,7 @@ def test_what_azure_says_is_what_the_shipped_tables_say(azure: AzureControl) -> 
             assert sold[name] in (name, offering)
 
 
-def test_a_part_of_a_gpu_stays_one_though_azure_tells_of_a_whole_one(azure: AzureControl) -> None:
+def test_a_fraction_of_a_gpu_stays_one_though_azure_lists_a_whole_one(azure: AzureControl) -> None:
     assert refresh()[0] == 0
     assert (known("Standard_NV6ads_A10_v5")["counts"], known("Standard_NV36ads_A10_v5")["counts"]) == ("1/6", "1")
 
@@ -167,7 +167,7 @@ def test_zones_are_the_subscription_s_own_and_of_each_size(azure: AzureControl) 
 
 
 @pytest.mark.parametrize("reason", ["NotAvailableForSubscription", "QuotaId"])
-def test_what_is_not_sold_to_the_subscription_is_left_out_and_told(azure: AzureControl, reason: str) -> None:
+def test_restricted_sizes_are_left_out_and_reported(azure: AzureControl, reason: str) -> None:
     azure.set_sku(A100, HERE, restricted=[], reason=reason)
     azure.set_sku(H100, HERE, zones=["1", "2"], restricted=["1", "2"], reason=reason)
     code, states, said = refresh()
@@ -251,13 +251,13 @@ def test_other_ways_to_buy_are_not_taken_for_the_price(azure: AzureControl) -> N
     ],
     ids=["two", "month", "euro", "free", "none"],
 )
-def test_entries_that_cannot_be_meant_are_told(
+def test_implausible_entries_are_reported(
     azure: AzureControl, usd: str, changes: dict[str, str | None], said: str
 ) -> None:
     azure.add_price(T4, HERE, usd, **changes)
-    code, states, told = refresh(HERE)
+    code, states, stderr = refresh(HERE)
     assert (code, states["prices_azure"]) == (0, "refreshed")
-    assert said in told
+    assert said in stderr
     assert price(T4) == (("", "0.1052") if not changes else ("0.526", "0.1052"))
 
 
@@ -378,15 +378,15 @@ def test_reserved_machines_and_unknown_sizes_are_not_asked_about(azure: AzureCon
 
 
 @pytest.mark.parametrize("fault", [error("AuthorizationFailed", 403, "no permission"), HTML], ids=["denied", "html"])
-def test_what_the_api_does_not_tell_stops_nothing(
+def test_a_failed_quota_query_does_not_stop_a_launch(
     azure: AzureControl, fault: object, caplog: pytest.LogCaptureFixture
 ) -> None:
     azure.set_quota(HERE, "Standard NCASv3_T4 Family", 0)
     azure.fail("locations.usages", fault, times=None)  # type: ignore[arg-type]
     check(T4)
     check(T4)
-    told = [record.message for record in caplog.records if "not checked before launching" in record.message]
-    assert len(told) == 1 and "ask for the quotas of eastus" in told[0]
+    warnings = [record.message for record in caplog.records if "not checked before launching" in record.message]
+    assert len(warnings) == 1 and "ask for the quotas of eastus" in warnings[0]
 
 
 # --- the price of an attempt ------------------------------------------------------------------------------------------
@@ -406,7 +406,7 @@ def test_the_spot_price_at_launch_is_the_region_s_with_all_machines_and_disks(az
     assert prices.offer_price(book, offer()._replace(region="brazilsouth2")) is None
 
 
-def test_a_price_that_is_not_told_is_an_error_and_no_price(azure: AzureControl) -> None:
+def test_an_unavailable_price_is_an_error_and_no_price(azure: AzureControl) -> None:
     clients = Clients(FastClock())
     book = prices.PriceList(clients.account, clients.clock)
     azure.fail("prices.list", RESET, times=None)

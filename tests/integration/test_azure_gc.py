@@ -103,7 +103,7 @@ def left(azure: AzureControl) -> list[str]:
     return [one for one in azure.all_resources() if "/cloudgpu-" in one or "roleAssignments" in one]
 
 
-def test_role_assignments_of_a_group_that_somebody_has_deleted_are_found_and_removed(azure: AzureControl) -> None:
+def test_role_assignments_of_a_deleted_group_are_found_and_removed(azure: AzureControl) -> None:
     launch()
     other = "fedcba9876543210" * 2
     launch(token=other)
@@ -201,7 +201,7 @@ def test_what_was_taken_out_of_a_launch_by_hand_is_removed_with_the_rest(azure: 
     assert left(azure) == []
 
 
-def test_a_group_whose_tags_were_changed_is_told_by_its_name(azure: AzureControl) -> None:
+def test_a_group_whose_tags_were_changed_is_recognized_by_its_name(azure: AzureControl) -> None:
     clients = Clients(FastClock())
     resource_groups.make_group(clients, request(), [])
     body: Any = {"operation": "Delete", "properties": {"tags": {"cloudgpu-token": TOKEN, "cloudgpu-attempt": "2"}}}
@@ -257,9 +257,9 @@ def test_a_machine_that_has_only_powered_itself_off_is_paid_for(azure: AzureCont
 
 
 def test_what_belongs_to_others_goes_only_once_it_has_expired_and_only_when_asked_for(azure: AzureControl) -> None:
-    somebody, clients = Owner("cloudgpu-somebody"), Clients(FastClock())
+    other_owner, clients = Owner("cloudgpu-somebody"), Clients(FastClock())
     for letter, expires in (("a", time.time() - 60), ("b", time.time() + 3_600), ("c", None)):
-        resource_groups.make_group(clients, request(owner=somebody, token=letter * 32, expires=expires), [])
+        resource_groups.make_group(clients, request(owner=other_owner, token=letter * 32, expires=expires), [])
     states = {one["token"][0]: one["state"] for one in json.loads(run_gc("--dry-run", "--json").stdout)["leftovers"]}
     assert states == {"a": "expired", "b": "another's", "c": "another's"}
     run_gc("--yes")

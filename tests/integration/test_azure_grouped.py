@@ -186,7 +186,7 @@ def test_a_scale_set_that_all_have_left_is_listed_and_removed(desk: Desk) -> Non
 # --- idempotency -----------------------------------------------------------------------------------------------------
 
 
-def test_a_repeated_launch_finds_its_own_and_gets_nobody_back_who_has_left(desk: Desk) -> None:
+def test_a_repeated_launch_finds_its_scale_set_and_does_not_replace_machines_that_left(desk: Desk) -> None:
     first = desk.launch()
     gone = desk.machines()[0]
     desk.remains.delete(gone.group, gone.name)
@@ -276,7 +276,7 @@ def test_half_of_the_machines_are_none_and_the_next_attempt_begins_elsewhere(des
     desk.provisioner.terminate(allocation)
 
 
-def test_over_quota_is_told_before_anything_is_made(desk: Desk) -> None:
+def test_over_quota_is_refused_before_anything_is_made(desk: Desk) -> None:
     desk.azure.set_quota(REGION, "lowPriorityCores", 4)
     error = desk.refused()
     assert error.error_class == "quota"
@@ -292,7 +292,7 @@ def test_a_zone_that_is_named_is_the_only_one(desk: Desk) -> None:
     assert len(asked) == 1
 
 
-def test_a_refusal_after_the_launch_ends_the_order_and_is_told(desk: Desk) -> None:
+def test_a_refusal_after_the_launch_ends_the_order_and_is_reported(desk: Desk) -> None:
     desk.azure.set_times(sets=600.0)  # seconds; longer than launch() waits
     allocation = desk.launch()
     full(desk, "1", "2", "3")
@@ -421,7 +421,7 @@ def test_without_an_action_a_step_names_it(enforced: Desk, action: str, caplog: 
     assert enforced.remains.find() == {}
 
 
-def test_nobody_can_be_let_go_without_the_right_to_give_roles_and_nothing_bills_then(enforced: Desk) -> None:
+def test_without_the_right_to_assign_roles_the_launch_fails_and_nothing_bills(enforced: Desk) -> None:
     permitted(enforced, f"{ROLES}/write")
     error = enforced.refused()
     assert (error.error_class, error.scope) == ("auth", "cloud")

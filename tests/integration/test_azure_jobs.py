@@ -113,7 +113,7 @@ def test_a_host_that_fails_is_replaced_by_azure(jobs: AzureJobs) -> None:
 
 
 @in_long_mode
-def test_a_machine_that_somebody_deletes_is_replaced(jobs: AzureJobs) -> None:
+def test_a_machine_that_was_deleted_by_hand_is_replaced(jobs: AzureJobs) -> None:
     job = jobs.submit(counting(60, lingers=True), text=ON_DEMAND + OFTEN)
     jobs.wait_for(lambda: jobs.is_saved(job), job)
     machine = jobs.instances(job)[0]

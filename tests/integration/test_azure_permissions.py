@@ -288,9 +288,9 @@ def test_without_an_action_its_step_names_it(
     found = run(azure, step, action)
     found += warnings(caplog) if step in TOLD_IN_LOG else []
     assert found, f"{step} works without {action}: it is too much"
-    told = [one for one in found if action in one]
-    assert told, found
-    assert "docs/azure-permissions.md" in told[0]
+    matching = [one for one in found if action in one]
+    assert matching, found
+    assert "docs/azure-permissions.md" in matching[0]
     permit(azure)
     assert terminate() == []
     assert left(azure) == []
@@ -309,5 +309,5 @@ def test_an_identity_that_was_made_beforehand_needs_no_right_to_give_roles(
     assert terminate() == []
     assert [one for one in left(azure) if "/cloudgpu-" in one or "roleAssignments" in one] == []
     azure.enforce({SUBMITTER: sorted(LAUNCH - {"Microsoft.ManagedIdentity/userAssignedIdentities/read"})})
-    [told] = STEPS["launch"][0]()
-    assert "Microsoft.ManagedIdentity/userAssignedIdentities/read" in told
+    [error] = STEPS["launch"][0]()
+    assert "Microsoft.ManagedIdentity/userAssignedIdentities/read" in error

@@ -144,17 +144,20 @@ def test_nothing_may_come_in_but_from_the_jobs_own_machines(azure: AzureControl,
     provisioner.launch(request(*pair()))
     assert [one.open for one in azure.instances()] == [[], []], "they have addresses, and nothing is open"
     [rules] = azure.resources("Microsoft.Network/networkSecurityGroups")
-    told = {one["name"]: one["properties"] for one in rules["properties"]["securityRules"]}
+    rules_by_name = {one["name"]: one["properties"] for one in rules["properties"]["securityRules"]}
     [peers] = azure.resources("Microsoft.Network/applicationSecurityGroups")
-    assert told["peers"]["sourceApplicationSecurityGroups"] == [{"id": peers["id"]}]
-    assert told["nobody"]["access"] == "Deny" and told["nobody"]["priority"] > told["peers"]["priority"]
+    assert rules_by_name["peers"]["sourceApplicationSecurityGroups"] == [{"id": peers["id"]}]
+    assert (
+        rules_by_name["nobody"]["access"] == "Deny"
+        and rules_by_name["nobody"]["priority"] > rules_by_name["peers"]["priority"]
+    )
     for nic in azure.resources("Microsoft.Network/networkInterfaces"):
         assert nic["properties"]["networkSecurityGroup"]["id"] == rules["id"]
         [inner] = nic["properties"]["ipConfigurations"]
         assert inner["properties"]["applicationSecurityGroups"] == [{"id": peers["id"]}]
 
 
-def test_a_subnet_that_is_named_is_used_and_nobody_has_a_public_address(
+def test_a_named_subnet_is_used_without_public_addresses(
     azure: AzureControl,
     provisioner: AzureProvisioner,
     monkeypatch: pytest.MonkeyPatch,
@@ -207,7 +210,7 @@ def test_machines_may_reach_the_jobs_folder_and_switch_themselves_off(
     ]
 
 
-def test_an_identity_that_was_made_beforehand_is_used_and_nobody_is_given_a_role(
+def test_an_existing_identity_is_used_and_no_role_is_assigned(
     azure: AzureControl, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clients = Clients(FastClock())
@@ -225,7 +228,7 @@ def test_an_identity_that_was_made_beforehand_is_used_and_nobody_is_given_a_role
     assert "is no identity of subscription" in str(refused(another(), request()))
 
 
-def test_a_storage_account_that_nobody_sees_is_refused_before_anything_is_made(
+def test_an_unknown_storage_account_is_refused_before_anything_is_made(
     azure: AzureControl, provisioner: AzureProvisioner
 ) -> None:
     refusal = refused(provisioner, request(job_dir="az://jobs@elsewhere/digits-abc"))
@@ -250,8 +253,8 @@ def reserve(name: str, size: str, machines: int, *, zone: str | None = None, **p
 
 
 def reserved_in(azure: AzureControl) -> list[str]:
-    told = [one["properties"]["capacityReservation"]["capacityReservationGroup"]["id"] for one in azure.resources(VM)]
-    return [str(one).lower() for one in told]
+    groups = [one["properties"]["capacityReservation"]["capacityReservationGroup"]["id"] for one in azure.resources(VM)]
+    return [str(one).lower() for one in groups]
 
 
 def test_reserved_machines_are_launched_where_all_of_them_have_room(
@@ -556,7 +559,7 @@ def test_where_azure_names_no_reason_the_next_zone_is_tried(azure: AzureControl,
 
 
 @pytest.mark.parametrize("code", ["SomethingNew", "DiskServiceInternalError", "OverConstrainedZonalAllocationRequest"])
-def test_a_failure_that_nobody_knows_leads_to_the_next_zone(
+def test_an_unknown_failure_leads_to_the_next_zone(
     azure: AzureControl, provisioner: AzureProvisioner, code: str
 ) -> None:
     azure.set_sku(T4, REGION, zones=["1", "2"])
@@ -646,7 +649,7 @@ def test_an_identity_that_is_not_known_everywhere_yet(azure: AzureControl, provi
 # --- failures of machines ---------------------------------------------------------------------------------------------
 
 
-def test_a_machine_whose_system_never_reported_is_told_with_the_end_of_its_console(
+def test_a_machine_whose_system_never_reported_is_shown_with_the_end_of_its_console(
     azure: AzureControl, provisioner: AzureProvisioner
 ) -> None:
     azure.fail_later(VM, "provision", "OSProvisioningTimedOut", "OS Provisioning did not finish")
@@ -664,15 +667,15 @@ def test_a_login_page_instead_of_a_list_is_no_bug_of_ours(azure: AzureControl, p
     assert [one.token for one in another().find(OWNER)] == [TOKEN]
 
 
-def test_the_key_to_a_console_is_not_told(azure: AzureControl, provisioner: AzureProvisioner) -> None:
+def test_the_key_to_a_console_is_not_shown(azure: AzureControl, provisioner: AzureProvisioner) -> None:
     allocation = provisioner.launch(request())
     [resource] = azure.resources(VM)
     azure.fail("console.read", error("AuthenticationFailed", 403), times=None)
     with pytest.raises(ProvisionError) as caught:
         provisioner.explain(allocation, "worker-0.1")
-    told = "".join(traceback.format_exception(caught.value))
+    shown = "".join(traceback.format_exception(caught.value))
     assert "read the console of cloudgpu-worker-0-1: HTTPError (HTTP status 403)" in str(caught.value)
-    assert "sig=" not in told and resource["properties"]["vmId"] not in told
+    assert "sig=" not in shown and resource["properties"]["vmId"] not in shown
 
 
 @pytest.mark.parametrize("code", ["AllocationFailed", ""])
@@ -706,7 +709,7 @@ def test_a_machine_that_azure_starts_again_returns(
     until(lambda: not look(allocation).returns)
 
 
-def test_a_machine_that_somebody_restarts_returns(azure: AzureControl, provisioner: AzureProvisioner) -> None:
+def test_a_machine_that_was_restarted_by_hand_returns(azure: AzureControl, provisioner: AzureProvisioner) -> None:
     allocation = provisioner.launch(request())
     azure.set_times(operation=4.0)
     Clients(FastClock()).compute.virtual_machines.begin_restart(

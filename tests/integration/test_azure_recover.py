@@ -61,7 +61,7 @@ def begins(log: list[str], node: str = "") -> list[str]:
 
 
 @in_long_mode
-def test_a_lost_machine_of_two_is_replaced_while_nobody_is_there(jobs: AzureJobs) -> None:
+def test_a_lost_machine_of_two_is_replaced_while_the_supervisor_is_off(jobs: AzureJobs) -> None:
     """The supervisor is off until all machines have left: the job still needs one attempt, and leaves nothing."""
     job = jobs.submit(counting_together(300, lingers=True), python=sys.executable, text=TWO)
     jobs.wait_for(lambda: jobs.is_saved(job), job, PATIENT_S)

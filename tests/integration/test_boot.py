@@ -144,9 +144,9 @@ class TestUserData:
     def test_it_holds_nothing_secret(self, world: World) -> None:
         world.job("true", env={"TOKEN": "a-secret"})
         machine = world.boot()
-        told = [path.read_text() for path in (machine.root / "var/lib/cloudgpu").glob("boot*")]
-        assert len(told) == 2
-        assert not [text for text in told if "a-secret" in text or "rolesecret" in text]
+        texts = [path.read_text() for path in (machine.root / "var/lib/cloudgpu").glob("boot*")]
+        assert len(texts) == 2
+        assert not [text for text in texts if "a-secret" in text or "rolesecret" in text]
 
     @pytest.mark.parametrize(
         "wrong",
@@ -341,7 +341,7 @@ class TestBoot:
             (lambda world: world.dir.delete(world.record().agent_key), "HTTP 404 NoSuchKey"),
         ],
     )
-    def test_what_cannot_be_run_is_told_and_the_machine_ends(
+    def test_what_cannot_be_run_is_reported_and_the_machine_ends(
         self, world: World, spoil: Callable[[World], None], says: str
     ) -> None:
         world.job("true")
@@ -369,7 +369,7 @@ class TestBoot:
         assert reason in console
         assert not world.dir.exists(node_key(1, NODE, "result.json"))
 
-    def test_an_agent_that_dies_again_and_again_is_told(self, world: World, tmp_path: Path) -> None:
+    def test_an_agent_that_dies_repeatedly_is_reported(self, world: World, tmp_path: Path) -> None:
         broken = tmp_path / "broken.pyz"
         broken.write_text("import sys; sys.exit('no such thing as luck')")
         sha256 = hashlib.sha256(broken.read_bytes()).hexdigest()

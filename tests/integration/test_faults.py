@@ -210,7 +210,7 @@ def test_a_disk_that_recovers_after_the_agent_gave_up_costs_an_attempt(home: Pat
 
 
 @in_long_mode
-def test_a_job_that_cannot_be_told_to_stop_is_terminated(home: Path, disk: Disk, tmp_path: Path) -> None:
+def test_a_job_that_cannot_be_stopped_through_its_job_dir_is_terminated(home: Path, disk: Disk, tmp_path: Path) -> None:
     bench = Bench(tmp_path, LATE)
     bench.submit("at start; until_ never\n", job_dir=disk.folder)
     bench.reach("start")
@@ -446,14 +446,16 @@ def test_checkpoints_on_a_full_disk(home: Path, disk: Disk, tmp_path: Path, undi
     disk.fill()
     bench.go("1-22")
     bench.drive(lambda: bench.is_at("1-48"))
-    told = [line for line in said(bench).splitlines() if "could not be saved" in line]
-    assert [line.split()[1] for line in told] == ["25", "30", "40"], "the first failure of a row, the 2nd and the 4th"
-    assert all("the newest checkpoint is 00000020-" in line and "No space left on device" in line for line in told)
+    warnings = [line for line in said(bench).splitlines() if "could not be saved" in line]
+    assert [line.split()[1] for line in warnings] == ["25", "30", "40"], (
+        "the first failure of a row, the 2nd and the 4th"
+    )
+    assert all("the newest checkpoint is 00000020-" in line and "No space left on device" in line for line in warnings)
     disk.free()
     bench.go("1-48")
     assert bench.finish().state == "succeeded"
     assert bench.log() == [undisturbed]
-    assert said(bench).count("could not be saved") == len(told)
+    assert said(bench).count("could not be saved") == len(warnings)
     assert bench.outcomes() == ["succeeded"]
 
 
