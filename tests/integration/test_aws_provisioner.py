@@ -224,7 +224,7 @@ def test_a_token_that_was_used_with_other_parameters_is_its_machines(aws: Aws, p
 
 
 def test_what_no_listing_shows_is_ended_by_what_it_is_attached_to(aws: Aws, provisioner: AwsProvisioner) -> None:
-    """The launch's answer was lost and no listing shows the machine: its interface's security group leads to it."""
+    """The launch's answer is lost and no listing shows the machine: its interface in the security group has its id."""
     aws.control.fail("RunInstances", LOSE, times=None)
     refused(provisioner, request())
     aws.control.heal()
@@ -316,9 +316,6 @@ def test_added_interfaces_and_volumes_are_removed_too(provisioner: AwsProvisione
     client.create_volume(AvailabilityZone="us-east-1a", Size=1, TagSpecifications=labels)
     provisioner.terminate(allocation)
     assert left() == {}
-
-
-# --- many jobs --------------------------------------------------------------------------------------------------------
 
 
 # --- credentials, region, VPC -----------------------------------------------------------------------------------------

@@ -79,7 +79,7 @@ def test_a_machine_that_starts_is_pending_and_one_that_was_ended_is_no_refusal(a
 
 
 def test_what_never_ran_has_not_started_for_the_bill(aws: Aws) -> None:
-    """This holds whether the allocation names the machine or, after a lost answer, only the launch token is known."""
+    """has_started is right with the machine's id as well as, after a lost answer, with the launch token alone."""
     for named, after_s, has_started in [(True, 0.0, False), (False, 0.0, False), (True, None, True)]:
         request = replace(REQUEST, token=f"{named:d}{after_s is None:d}" * 16)
         if after_s is not None:

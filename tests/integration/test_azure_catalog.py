@@ -31,7 +31,7 @@ MADE_OF = {
     "prices.list": {"prices_azure"},
     "locations.usages": {"quotas_azure"},
 }
-"""Tables that need each call."""
+"""Tables that cannot be refreshed if this call fails."""
 T4, A100, H100 = "Standard_NC4as_T4_v3", "Standard_NC24ads_A100_v4", "Standard_ND96isr_H100_v5"
 JOB = """\
 name: digits

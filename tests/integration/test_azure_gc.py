@@ -99,7 +99,7 @@ def kinds(left: tagged_resources.Leftover) -> set[str]:
 
 
 def left(azure: AzureControl) -> list[str]:
-    """Return the ids of all resources tagged by cloudgpu, and of all role assignments."""
+    """Return the ids of all resources of launches, and of all role assignments."""
     return [one for one in azure.all_resources() if "/cloudgpu-" in one or "roleAssignments" in one]
 
 
