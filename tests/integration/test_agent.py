@@ -1,4 +1,4 @@
-"""Real agents as processes, against job dirs in folders with odd names."""
+"""Tests of real agent processes with job dirs in folders whose names need quoting."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from cloudgpu.tests.standins.processes import stopped
 
 __all__ = ["world"]
 
-# A program that looks for notices as the Checkpointer does: saves (here: says so) and ends with 75.
+# Polls for a notice like the Checkpointer does, prints its reason instead of saving, and exits with code 75.
 LISTENER = """
 import json, os, sys, time
 open(os.environ["CLOUDGPU_LISTENING"], "w").close()
@@ -246,7 +246,7 @@ def test_heartbeats_carry_the_progress(world: World) -> None:
     assert world.result().progress == {"step": 7}
 
 
-# --- being asked to end ---
+# --- notices, stops, signals ---
 
 
 def test_a_notice_reaches_a_program_that_listens(world: World) -> None:
@@ -262,7 +262,7 @@ def test_a_notice_reaches_a_program_that_listens(world: World) -> None:
 
 
 def test_a_program_that_does_not_listen_gets_a_signal_and_the_time(world: World) -> None:
-    """Also one that a shell runs: the shell dies at once, the program below it gets its time."""
+    """A shell that runs the program dies of SIGTERM at once; the program still gets the time until the deadline."""
     program = (
         "import signal, time, sys\n"
         "def end(*_):\n time.sleep(1); print('saved', flush=True); sys.exit(0)\n"
@@ -342,7 +342,7 @@ def test_two_signals_mean_now(world: World) -> None:
     until(lambda: world.texts() == ["up"])
     begun = time.monotonic()
     agent.terminate()
-    until(lambda: "asked" in world.texts())  # before that, two signals may be taken for one
+    until(lambda: "asked" in world.texts())  # earlier, two pending SIGTERMs may be merged into one
     agent.terminate()
     assert agent.wait(180) == 0
     assert time.monotonic() - begun < 25, "the grace that the first one gives"
@@ -371,7 +371,7 @@ def test_lifetime(world: World) -> None:
     assert (result.outcome, result.reason) == ("stopped", "the machine's lifetime ends")
 
 
-def test_orders_that_are_rubbish_are_told_and_ignored(world: World) -> None:
+def test_invalid_stop_records_are_logged_and_ignored(world: World) -> None:
     world.job("sleep 1.5")
     for data in (b"{", b'{"reason":"cancel","deadline":null}', b'{"reason":"cancel","deadline":NaN}'):
         world.dir.put(attempt_key(1, "stop.json"), data)
@@ -379,7 +379,7 @@ def test_orders_that_are_rubbish_are_told_and_ignored(world: World) -> None:
     assert "stop.json is ignored" in world.texts("agent")[0]
 
 
-# --- nothing is left, nothing runs twice ---
+# --- no process is left behind, no node runs twice ---
 
 
 def test_what_a_program_leaves_behind_is_killed(world: World) -> None:
@@ -429,7 +429,7 @@ def test_a_second_agent_touches_nothing(world: World) -> None:
     assert "is run by another agent" in (world.folder / "homes" / "other" / "agent.log").read_text()
 
 
-# --- what is wrong with the job dir ---
+# --- damaged, missing and full job dirs ---
 
 
 def test_another_job_json_is_refused(world: World) -> None:
@@ -489,7 +489,7 @@ def test_a_deleted_job_dir_ends_the_program_and_is_not_made_again(world: World) 
     world.job("echo up; sleep 300")
     agent = world.start()
     until(lambda: world.texts() == ["up"])
-    (world.folder / "job dir").rename(world.folder / "gone")  # as rm -r, in one moment
+    (world.folder / "job dir").rename(world.folder / "gone")  # an atomic `rm -r`
     assert agent.wait(180) == agent_module.JOB_DIR_LOST
     assert "deleted" in world.agent_log()
     assert world.processes() == []
@@ -510,7 +510,7 @@ def test_a_job_dir_that_fails_for_a_while_loses_nothing(world: World) -> None:
     agent = world.start(0, "--patience-s", "30")
     until(world.texts)
     blocked = world.folder / "job dir" / "attempts" / "0001" / "nodes" / "worker-0.1"
-    with stopped(agent):  # or it may make the folder again meanwhile
+    with stopped(agent):  # a running agent might recreate the folder between the two calls
         blocked.rename(blocked.with_name("away"))
         blocked.write_text("a file where the folder was")
     time.sleep(1.5)

@@ -1,8 +1,8 @@
-"""A job written for `gcloud ai-platform jobs submit training`, its pages' own example, on today's two targets: the
-command line with gcloud's flags, a supervisor, 13 machines that really run, a bucket.
+"""Tests of the documented example of `gcloud ai-platform jobs submit training` on the targets gcp and vertex.
 
-A master and 9 workers with 4 T4 each, and 3 parameter servers. The master's program meets every other one at the
-address that TF_CONFIG tells of it.
+It is submitted with gcloud's flags and runs under a supervisor on 13 machines that really boot, with a bucket: a master
+and 9 workers with 4 T4 each, and 3 parameter servers. The master's program connects to every other one at its address
+in TF_CONFIG.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ __all__ = ["agents"]
 
 pytestmark = pytest.mark.timeout(1_800)
 
-LIMIT_S = 1_500.0  # 13 machines boot on this computer at once
+LIMIT_S = 1_500.0  # seconds; 13 machines boot on this computer at once
 
 TASK = """
 import json, os, socket, sys, time
@@ -78,7 +78,7 @@ def jobs_on(cloud: str, folder: Path, agents: Path) -> Iterator[CloudJobs[Any, A
 
 
 def submit(jobs: CloudJobs[Any, Any], cloud: str) -> Job:
-    """As its user would, but for the target, which the service did not leave open."""
+    """Submit the example with the flags of its documentation, plus `--cloud`."""
     source = jobs.folder / "source"
     (source / "trainer").mkdir(parents=True)
     (source / "trainer" / "__init__.py").touch()
@@ -90,8 +90,8 @@ def submit(jobs: CloudJobs[Any, Any], cloud: str) -> Job:
     return get_job(done.stdout.split()[-1])
 
 
-def told(jobs: CloudJobs[Any, Any], job: Job, word: str) -> list[Any]:
-    """What programs have printed after a word."""
+def printed(jobs: CloudJobs[Any, Any], job: Job, word: str) -> list[Any]:
+    """Return the JSON values that the programs printed after this word."""
     return [json.loads(line.partition(" ")[2]) for line in jobs.log(job) if line.startswith(f"{word} ")]
 
 
@@ -102,8 +102,8 @@ def test_the_pages_own_example_runs_with_tf_config_as_the_service_set_it(
     with jobs_on(cloud, tmp_path, agents) as jobs:
         job = submit(jobs, cloud)
         jobs.finish(job, limit_s=LIMIT_S)
-        assert told(jobs, job, "MET") == [MEMBERS], jobs.story(job)
-        configs = told(jobs, job, "TF_CONFIG")
+        assert printed(jobs, job, "MET") == [MEMBERS], jobs.story(job)
+        configs = printed(jobs, job, "TF_CONFIG")
         tasks = {f"{config['task']['type']}-{config['task']['index']}" for config in configs}
         assert tasks == {"chief-0", *MEMBERS}
         assert len(configs) == 13
@@ -129,4 +129,4 @@ def test_the_pages_own_example_runs_with_tf_config_as_the_service_set_it(
                 "args": ["--epochs", "10"],
                 "job_dir": jobs.parent,
             }
-        assert told(jobs, job, "ARGV") == [["--epochs", "10", "--job-dir", jobs.parent]] * 13
+        assert printed(jobs, job, "ARGV") == [["--epochs", "10", "--job-dir", jobs.parent]] * 13

@@ -1,4 +1,4 @@
-"""The Azure stand-in keeps its word, over the wire, to Azure's own clients, as the product's tests need it."""
+"""Tests of the Azure stand-in: it answers Azure's own SDK clients over HTTPS like Azure Resource Manager."""
 
 from __future__ import annotations
 
@@ -49,17 +49,17 @@ def server() -> Iterator[Azure]:
 
 
 class Subscription:
-    """Azure's clients, and what a machine needs: a group, a network, an identity."""
+    """Azure SDK clients for a subscription of the stand-in, with the resources that a machine needs."""
 
     def __init__(self, azure: Azure, folder: Path) -> None:
         self.arm, self.control, self.certificate = azure.arm, azure.control, str(azure.certificate)
-        told = azure.environ(folder)
+        environ = azure.environ(folder)
         trust: Body = {"connection_verify": self.certificate, "read_timeout": 5, "retry_total": 0}
         self.credential = ClientSecretCredential(
-            told["AZURE_TENANT_ID"],
-            told["AZURE_CLIENT_ID"],
-            told["AZURE_CLIENT_SECRET"],
-            authority=told["AZURE_AUTHORITY_HOST"],
+            environ["AZURE_TENANT_ID"],
+            environ["AZURE_CLIENT_ID"],
+            environ["AZURE_CLIENT_SECRET"],
+            authority=environ["AZURE_AUTHORITY_HOST"],
             disable_instance_discovery=True,
             connection_verify=self.certificate,
         )
@@ -73,7 +73,7 @@ class Subscription:
         self.subnet, self.identity, self.principal = "", "", ""
 
     def settle(self) -> None:
-        """A group with a closed network and an identity."""
+        """Create a resource group with a virtual network and a managed identity."""
         self.resources.resource_groups.create_or_update(GROUP, {"location": REGION, "tags": {"whose": "ours"}})
         space: Body = {"addressPrefixes": ["10.0.0.0/16"]}
         subnets: list[Body] = [{"name": "machines", "properties": {"addressPrefix": "10.0.0.0/20"}}]
@@ -84,7 +84,7 @@ class Subscription:
         self.identity, self.principal = str(identity.id), str(identity.principal_id)
 
     def nic(self, name: str, *, public: bool = True, rules: list[Body] | None = None) -> str:
-        """Its id."""
+        """Create a network interface and return its id."""
         inner: Body = {"subnet": {"id": self.subnet}}
         if public:
             address: Any = {
@@ -103,7 +103,7 @@ class Subscription:
         return str(self.network.network_interfaces.begin_create_or_update(GROUP, name, body).result(PATIENT_S).id)
 
     def body(self, name: str, *, runs: str = "true", **changes: Any) -> Body:
-        """Of a machine on an interface of its own; `changes` are of its properties, and None removes one."""
+        """Return the request body of a machine with a new interface. `changes` replace properties; None removes one."""
         config = f"#cloud-config\nruncmd:\n- [sh, -c, {json.dumps(runs)}]\n"
         zones = changes.pop("zones", ["1"])
         image = {"publisher": "microsoft-dsvm", "offer": "ubuntu-hpc", "sku": "2404", "version": "latest"}
@@ -133,7 +133,7 @@ class Subscription:
         return {**made, "properties": {name: value for name, value in properties.items() if value is not None}}
 
     def start(self, name: str = "vm", **changes: Any) -> Any:
-        """The machine, once its operation is done."""
+        """Create a machine and return it when the operation has completed."""
         return self.put(name, self.body(name, **changes))
 
     def put(self, name: str, body: Any) -> Any:
@@ -142,16 +142,16 @@ class Subscription:
     def delete(self, name: str = "vm") -> None:
         self.compute.virtual_machines.begin_delete(GROUP, name).result(PATIENT_S)
 
-    def told(self, name: str = "vm") -> Told:
+    def machine(self, name: str = "vm") -> Told:
         return next(one for one in reversed(self.control.instances()) if one.name == name)
 
     def kinds(self) -> set[str]:
-        """What is in the group."""
+        """Return the types of the resources in the group."""
         found = self.resources.resources.list_by_resource_group(GROUP)
         return {str(one.type).rpartition("/")[2] for one in found}
 
     def raw(self, method: str, path: str, body: Any = None, token: str | None = None) -> requests.Response:
-        """As anybody may ask, at the API version 2024-07-01."""
+        """Send a plain HTTP request with API version 2024-07-01; `token` replaces the submitter's access token."""
         given = token or self.credential.get_token("https://management.azure.com/.default").token
         query = "" if "?" in path else "?api-version=2024-07-01"
         return requests.request(
@@ -182,42 +182,47 @@ def until(what: Callable[[], Any]) -> Any:
 
 
 def refused(what: Callable[[], Any]) -> tuple[int | None, str, str]:
-    """Status, code and message."""
+    """Return status, code and message of the HttpResponseError that the call must raise."""
     with pytest.raises(HttpResponseError) as caught:
         what()
-    told = caught.value.error
-    assert told is not None
-    return caught.value.status_code, str(told.code), str(told.message)
+    failure = caught.value.error
+    assert failure is not None
+    return caught.value.status_code, str(failure.code), str(failure.message)
 
 
 class TestAMachine:
     def test_it_boots_and_is_deleted_with_all_that_goes_with_it(self, azure: Subscription) -> None:
         made = azure.start(runs="echo it boots", nic=azure.nic("vm", rules=[]))
         assert (made.provisioning_state, made.zones) == ("Succeeded", ["1"])
-        until(lambda: "it boots" in azure.told().console)
-        told = azure.told()
-        assert (told.status, told.market, told.region, told.tags) == ("running", "spot", REGION, {"rank": "0"})
-        assert told.external and told.open == [] and told.trouble == []
+        until(lambda: "it boots" in azure.machine().console)
+        machine = azure.machine()
+        assert (machine.status, machine.market, machine.region, machine.tags) == (
+            "running",
+            "spot",
+            REGION,
+            {"rank": "0"},
+        )
+        assert machine.external and machine.open == [] and machine.trouble == []
         assert {"virtualMachines", "disks", "networkInterfaces", "publicIPAddresses"} <= azure.kinds()
         azure.delete()
         assert azure.kinds() == {"virtualNetworks", "networkSecurityGroups", "userAssignedIdentities"}
-        assert (azure.told().status, azure.told().reason) == ("", "delete")
+        assert (azure.machine().status, azure.machine().reason) == ("", "delete")
 
     def test_custom_data_is_never_shown(self, azure: Subscription) -> None:
         azure.start()
-        found = azure.raw("GET", azure.told().id).text
+        found = azure.raw("GET", azure.machine().id).text
         assert "customData" not in found and "adminUsername" in found
 
     def test_what_it_prints_can_be_read_without_a_token(self, azure: Subscription) -> None:
         azure.start(runs="echo on the console")
-        until(lambda: "on the console" in azure.told().console)
-        told = azure.compute.virtual_machines.retrieve_boot_diagnostics_data(GROUP, "vm")
-        text = requests.get(str(told.serial_console_log_blob_uri), verify=azure.certificate, timeout=180).text
+        until(lambda: "on the console" in azure.machine().console)
+        diagnostics = azure.compute.virtual_machines.retrieve_boot_diagnostics_data(GROUP, "vm")
+        text = requests.get(str(diagnostics.serial_console_log_blob_uri), verify=azure.certificate, timeout=180).text
         assert "on the console" in text
 
     def test_off_from_within_it_is_stopped_and_bills(self, azure: Subscription) -> None:
         azure.start(runs="shutdown -P now")
-        until(lambda: azure.told().status == "stopped")
+        until(lambda: azure.machine().status == "stopped")
         view = azure.compute.virtual_machines.instance_view(GROUP, "vm")
         assert [one.code for one in view.statuses or []] == ["ProvisioningState/succeeded", "PowerState/stopped"]
         assert "virtualMachines" in azure.kinds()
@@ -226,24 +231,24 @@ class TestAMachine:
         azure.control.set_capacity(SIZE, REGION, "1", "spot", 1)
         azure.start()
         azure.compute.virtual_machines.begin_deallocate(GROUP, "vm").result(PATIENT_S)
-        assert azure.told().status == "deallocated"
+        assert azure.machine().status == "deallocated"
         azure.start("other")
         azure.delete("other")
         azure.compute.virtual_machines.begin_start(GROUP, "vm").result(PATIENT_S)
-        assert azure.told().status == "running"
+        assert azure.machine().status == "running"
 
     def test_without_a_way_out_it_does_not_boot(self, azure: Subscription) -> None:
         azure.start(nic=azure.nic("closed", public=False), runs="echo hello")
-        assert "no way out" in azure.told().trouble[0]
+        assert "no way out" in azure.machine().trouble[0]
 
-    def test_rules_that_let_the_internet_in_are_told(self, azure: Subscription) -> None:
+    def test_rules_that_open_ports_to_the_internet_are_reported(self, azure: Subscription) -> None:
         rule: Body = {"protocol": "Tcp", "access": "Allow", "direction": "Inbound", "priority": 100}
         rule |= {"sourceAddressPrefix": "*", "sourcePortRange": "*", "destinationAddressPrefix": "*"}
         rule["destinationPortRange"] = "22"
         azure.start(nic=azure.nic("open", rules=[{"name": "ssh", "properties": rule}]))
-        assert azure.told().open == ["ssh"]
+        assert azure.machine().open == ["ssh"]
 
-    def test_the_same_again_is_the_same_machine(self, azure: Subscription) -> None:
+    def test_a_repeated_put_keeps_the_machine(self, azure: Subscription) -> None:
         body = azure.body("vm")
         first = azure.put("vm", body)
         assert azure.put("vm", body).vm_id == first.vm_id
@@ -256,7 +261,7 @@ class TestAMachine:
         machines = azure.compute.virtual_machines
         tags: Any = {"tags": {"new": "one"}}
         machines.begin_update(GROUP, "vm", tags).result(PATIENT_S)
-        assert azure.told().tags == {"new": "one"}
+        assert azure.machine().tags == {"new": "one"}
 
 
 class TestWhatIsRefused:
@@ -264,18 +269,18 @@ class TestWhatIsRefused:
         ("how", "code"),
         [("allocation", "ZonalAllocationFailed"), ("constraints", "OverconstrainedZonalAllocationRequest")],
     )
-    def test_no_capacity_is_told_by_the_operation_and_leaves_the_machine(
+    def test_no_capacity_fails_the_operation_and_leaves_the_machine(
         self, azure: Subscription, how: Any, code: str
     ) -> None:
         azure.control.set_capacity(SIZE, REGION, "1", "spot", 0, how=how)
         assert refused(azure.start)[:2] == (200, code)
-        assert (azure.told().status, azure.told().provisioning) == ("failed", "Failed")
+        assert (azure.machine().status, azure.machine().provisioning) == ("failed", "Failed")
         view = azure.compute.virtual_machines.instance_view(GROUP, "vm")
         assert [one.code for one in view.statuses or []] == [f"ProvisioningState/failed/{code}"]
         azure.delete()
         assert not {"virtualMachines", "disks", "networkInterfaces"} & azure.kinds()
 
-    def test_no_capacity_may_be_told_at_once(self, azure: Subscription) -> None:
+    def test_no_capacity_may_be_refused_at_once(self, azure: Subscription) -> None:
         azure.control.set_capacity(SIZE, REGION, "1", "spot", 0, how="sku")
         status, code, text = refused(azure.start)
         assert (status, code) == (409, "SkuNotAvailable") and "zones '1'" in text
@@ -294,7 +299,7 @@ class TestWhatIsRefused:
             ("lowPriorityCores", "spot", "exceeding approved LowPriorityCores quota"),
         ],
     )
-    def test_quotas_are_told_at_once(self, azure: Subscription, name: str, market: str, words: str) -> None:
+    def test_quotas_are_enforced_at_once(self, azure: Subscription, name: str, market: str, words: str) -> None:
         azure.control.set_quota(REGION, name, 4)
         changes: Body = {} if market == "spot" else dict.fromkeys(("priority", "evictionPolicy", "billingProfile"))
         azure.start("first", **changes)
@@ -357,10 +362,10 @@ class TestWhatIsRefused:
         assert refused(lambda: network.network_interfaces.begin_delete(GROUP, "vm").result(PATIENT_S))[1] == "NicInUse"
         code = refused(lambda: network.virtual_networks.begin_delete(GROUP, "net").result(PATIENT_S))[1]
         assert code == "InUseSubnetCannotBeDeleted"
-        taken = azure.told().id.replace("Compute/virtualMachines", "Network/networkInterfaces")
+        taken = azure.machine().id.replace("Compute/virtualMachines", "Network/networkInterfaces")
         assert refused(lambda: azure.start("second", nic=taken))[1] == "NicInUse"
 
-    def test_who_has_no_token_or_names_no_version(self, azure: Subscription) -> None:
+    def test_requests_without_token_or_api_version_are_refused(self, azure: Subscription) -> None:
         path = f"/subscriptions/{SUBSCRIPTION}/resourcegroups/{GROUP}"
         assert azure.raw("GET", path, token="nonsense").status_code == 401
         assert azure.raw("GET", f"{path}?x=y").json()["error"]["code"] == "MissingApiVersionParameter"
@@ -379,7 +384,7 @@ class TestWhatIsRefused:
         with pytest.raises(ClientAuthenticationError, match="AADSTS7000215"):
             wrong.get_token("https://management.azure.com/.default")
 
-    def test_what_it_does_not_know_is_told_so(self, azure: Subscription) -> None:
+    def test_an_unknown_resource_type_answers_501(self, azure: Subscription) -> None:
         path = f"/subscriptions/{SUBSCRIPTION}/resourceGroups/{GROUP}/providers/Microsoft.Batch/batchAccounts/x"
         answer = azure.raw("PUT", path, {})
         assert (answer.status_code, answer.json()["error"]["code"]) == (501, "StandinNotImplemented")
@@ -390,7 +395,7 @@ class TestAGroup:
         azure.start()
         azure.control.set_times(group=0.5)
         deleting = azure.resources.resource_groups.begin_delete(GROUP)
-        assert azure.told().gone is not None
+        assert azure.machine().gone is not None
         code = refused(lambda: azure.resources.resource_groups.create_or_update(GROUP, {"location": REGION}))[1]
         assert code == "ResourceGroupBeingDeleted"
         deleting.result(PATIENT_S)
@@ -409,8 +414,8 @@ class TestAGroup:
     def test_its_tags_are_merged_and_deleted(self, azure: Subscription) -> None:
         path = f"subscriptions/{SUBSCRIPTION}/resourceGroups/{GROUP}"
 
-        def change(how: str, **told: str) -> dict[str, str]:
-            body: Any = {"operation": how, "properties": {"tags": told}}
+        def change(how: str, **values: str) -> dict[str, str]:
+            body: Any = {"operation": how, "properties": {"tags": values}}
             azure.resources.tags.begin_update_at_scope(path, body).result(PATIENT_S)
             return dict(azure.resources.resource_groups.get(GROUP).tags or {})
 
@@ -431,10 +436,10 @@ class TestAGroup:
 class TestRoles:
     def assign(self, azure: Subscription, scope: str, role: str, **more: Any) -> Any:
         definition = f"/subscriptions/{SUBSCRIPTION}/providers/Microsoft.Authorization/roleDefinitions/{role}"
-        told: Any = {"roleDefinitionId": definition, "principalId": azure.principal, **more}
-        return azure.roles.role_assignments.create(scope, more.pop("name", NAME), {"properties": told})
+        properties: Any = {"roleDefinitionId": definition, "principalId": azure.principal, **more}
+        return azure.roles.role_assignments.create(scope, more.pop("name", NAME), {"properties": properties})
 
-    def test_the_same_again_is_the_same_and_another_of_the_role_is_not(self, azure: Subscription) -> None:
+    def test_a_repeated_assignment_is_idempotent_and_a_duplicate_is_refused(self, azure: Subscription) -> None:
         scope = f"{azure.control.add_storage('account')}/blobServices/default/containers/jobs"
         kind = {"principalType": "ServicePrincipal"}
         assert self.assign(azure, scope, WRITER, **kind).id == self.assign(azure, scope, WRITER, **kind).id
@@ -446,7 +451,7 @@ class TestRoles:
         azure.roles.role_assignments.delete(scope, NAME)
         assert list(azure.roles.role_assignments.list_for_scope(scope)) == []
 
-    def test_a_new_principal_is_not_known_to_who_does_not_say_what_it_is(self, azure: Subscription) -> None:
+    def test_a_new_principal_needs_a_principal_type(self, azure: Subscription) -> None:
         azure.control.set_times(roles=60.0)
         made = azure.identities.user_assigned_identities.create_or_update(GROUP, "new", {"location": REGION})
         azure.principal = str(made.principal_id)
@@ -459,22 +464,23 @@ class TestRoles:
     )
     def test_a_condition_that_cannot_be_read(self, azure: Subscription, condition: str) -> None:
         scope = f"/subscriptions/{SUBSCRIPTION}/resourceGroups/{GROUP}"
-        told = {"condition": condition, "conditionVersion": "2.0"}
-        assert refused(lambda: self.assign(azure, scope, WRITER, **told))[:2] == (400, "BadRequestFormat")
+        changes = {"condition": condition, "conditionVersion": "2.0"}
+        assert refused(lambda: self.assign(azure, scope, WRITER, **changes))[:2] == (400, "BadRequestFormat")
 
     def test_a_machine_may_do_only_what_its_identity_was_given(self, azure: Subscription) -> None:
         azure.start()
-        told = azure.told()
+        machine = azure.machine()
         query = "api-version=2018-02-01&resource=https://management.azure.com/"
         asked = {"headers": {"Metadata": "true"}, "timeout": 30.0}
-        token = requests.get(f"{told.metadata}/metadata/identity/oauth2/token?{query}", **asked).json()["access_token"]  # type: ignore[arg-type]
-        answer = azure.raw("POST", f"{told.id}/deallocate", token=token)
+        url = f"{machine.metadata}/metadata/identity/oauth2/token?{query}"
+        token = requests.get(url, **asked).json()["access_token"]  # type: ignore[arg-type]
+        answer = azure.raw("POST", f"{machine.id}/deallocate", token=token)
         assert (answer.status_code, answer.json()["error"]["code"]) == (403, "AuthorizationFailed")
         group = f"/subscriptions/{SUBSCRIPTION}/resourceGroups/{GROUP}"
         self.assign(azure, group, POWER, principalType="ServicePrincipal")
-        assert azure.raw("DELETE", told.id, token=token).status_code == 403
-        assert azure.raw("POST", f"{told.id}/deallocate", token=token).status_code == 202
-        until(lambda: azure.told().status == "deallocated")
+        assert azure.raw("DELETE", machine.id, token=token).status_code == 403
+        assert azure.raw("POST", f"{machine.id}/deallocate", token=token).status_code == 202
+        until(lambda: azure.machine().status == "deallocated")
 
     def test_submitters_may_be_held_to_a_list_of_actions(self, azure: Subscription) -> None:
         azure.control.enforce({SUBMITTER: ["Microsoft.Network/networkInterfaces/*", "Microsoft.Resources/*"]})
@@ -492,20 +498,20 @@ class TestWhatHappens:
         azure.control.evict("vm", 1.0)
         (event,) = self.events(azure)
         assert (event["EventType"], event["Resources"], event["EventStatus"]) == ("Preempt", ["vm"], "Scheduled")
-        until(lambda: azure.told().gone is not None)
-        assert azure.told().reason == "evicted"
+        until(lambda: azure.machine().gone is not None)
+        assert azure.machine().reason == "evicted"
         assert ("virtualMachines" in azure.kinds()) == (policy == "Deallocate")
 
     def test_an_event_that_is_let_begin_happens_at_once(self, azure: Subscription) -> None:
         azure.start(runs="echo booted")
-        until(lambda: azure.told().console.count("booted") == 1)
+        until(lambda: azure.machine().console.count("booted") == 1)
         azure.control.maintain("vm", "Reboot", 600.0)
         (event,) = self.events(azure)
         body = {"StartRequests": [{"EventId": event["EventId"]}]}
-        url = f"{azure.told().metadata}/metadata/scheduledevents?api-version=2020-07-01"
+        url = f"{azure.machine().metadata}/metadata/scheduledevents?api-version=2020-07-01"
         assert requests.post(url, json=body, headers={"Metadata": "true"}, timeout=180).status_code == 200
         until(lambda: self.events(azure) == [])
-        assert (azure.told().status, azure.told().events) == ("running", [event["EventId"]])
+        assert (azure.machine().status, azure.machine().events) == ("running", [event["EventId"]])
 
     def test_simulate_eviction_is_for_spot(self, azure: Subscription) -> None:
         azure.start()
@@ -515,9 +521,9 @@ class TestWhatHappens:
         simulate = azure.compute.virtual_machines.simulate_eviction
         assert refused(lambda: simulate(GROUP, "usual"))[:2] == (409, "OperationNotAllowed")
 
-    def test_metadata_are_told_only_to_who_asks_rightly(self, azure: Subscription) -> None:
+    def test_metadata_require_the_header(self, azure: Subscription) -> None:
         azure.start()
-        url = f"{azure.told().metadata}/metadata/instance/compute/vmSize?api-version=2021-02-01&format=text"
+        url = f"{azure.machine().metadata}/metadata/instance/compute/vmSize?api-version=2021-02-01&format=text"
         assert requests.get(url, headers={"Metadata": "true"}, timeout=180).text == SIZE
         assert requests.get(url, timeout=180).status_code == 400
         proxied = {"Metadata": "true", "X-Forwarded-For": "10.0.0.1"}
@@ -527,11 +533,11 @@ class TestWhatHappens:
         machines = "Microsoft.Compute/virtualMachines"
         azure.control.fail_later(machines, "provision", "OSProvisioningTimedOut", "It did not report.")
         assert refused(azure.start)[:2] == (200, "OSProvisioningTimedOut")
-        assert azure.told().running
+        assert azure.machine().running
 
     @staticmethod
     def events(azure: Subscription) -> list[Body]:
-        url = f"{azure.told().metadata}/metadata/scheduledevents?api-version=2020-07-01"
+        url = f"{azure.machine().metadata}/metadata/scheduledevents?api-version=2020-07-01"
         found: list[Body] = requests.get(url, headers={"Metadata": "true"}, timeout=180).json()["Events"]
         return found
 
@@ -548,7 +554,7 @@ class TestFaults:
     @pytest.mark.parametrize(
         ("fault", "done"), [(HTML, False), (RESET, False), (LOSE, True)], ids=lambda one: str(one)[:20]
     )
-    def test_what_is_done_and_not_told(self, azure: Subscription, fault: Fault, done: bool) -> None:
+    def test_lost_answers_before_and_after_the_change(self, azure: Subscription, fault: Fault, done: bool) -> None:
         azure.control.fail("resourceGroups.write", fault, where={"name": "new"})
         with pytest.raises((HttpResponseError, ServiceRequestError, ServiceResponseError)):
             azure.resources.resource_groups.create_or_update("new", {"location": REGION})
@@ -599,7 +605,7 @@ class TestFaults:
         with pytest.raises(AssertionError, match="no verb of the control"):
             azure.control.do("nonsense")
 
-    def test_the_control_needs_no_tls_and_nobody_else_gets_in_without_trust(self, azure: Subscription) -> None:
+    def test_only_the_control_works_without_a_trusted_certificate(self, azure: Subscription) -> None:
         assert azure.control.url.startswith("http://") and azure.arm.startswith("https://")
         with pytest.raises(urllib.error.URLError, match="CERTIFICATE_VERIFY_FAILED"):
             urllib.request.urlopen(azure.arm, timeout=180)
@@ -616,5 +622,5 @@ class TestFaults:
     ],
 )
 def test_bodies_are_checked_by_the_sdks_own_models(model: str, body: Body, wrong: str) -> None:
-    """Of both of its generators."""
+    """The cases include models of both code generators of the Azure SDK."""
     assert any(wrong in fault for fault in faults(model, body))

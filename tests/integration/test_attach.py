@@ -1,4 +1,4 @@
-"""`run` on unmodified programs: real processes, killed and run again, against the same program run by Python alone."""
+"""Tests of `run` on unmodified programs: killed and rerun, they must end like an undisturbed run by Python alone."""
 
 from __future__ import annotations
 
@@ -113,10 +113,10 @@ def test_an_unmodified_loop_ends_in_the_same_bits(
     assert second.stdout.splitlines()[-2:] == expected.splitlines()[-2:]
     assert set((first.stdout + second.stdout).splitlines()) == set(expected.splitlines())
     assert (folder / "best.pt").read_bytes() == (tmp_path / "alone" / "best.pt").read_bytes()
-    told = json.loads((folder / "report.json").read_text())
-    assert told["resumed_at_step"] > 0
-    assert told["objects"].keys() == {"model", "optimizer", "scheduler", "scheduler_1"}
-    assert {"__main__.own", "__main__.generator"} <= set(told["generators"])
+    report = json.loads((folder / "report.json").read_text())
+    assert report["resumed_at_step"] > 0
+    assert report["objects"].keys() == {"model", "optimizer", "scheduler", "scheduler_1"}
+    assert {"__main__.own", "__main__.generator"} <= set(report["generators"])
     third = run(folder, *words, options=options)
     assert (third.returncode, third.stdout) == (0, "")
     assert "nothing left to do" in third.stderr
@@ -168,7 +168,7 @@ print("end", epoch, best.hex(), step)
 
 
 def test_an_ordinary_program_delivers_the_same_files(tmp_path: Path) -> None:
-    """Early stopping, atomic saves, rows in files, moving averages, layers unfrozen, a loose parameter."""
+    """It has early stopping, atomic saves, CSV rows, moving averages, unfrozen layers, a parameter without module."""
     for name in ("alone", "run"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "train.py").write_text(ORDINARY)
@@ -229,7 +229,7 @@ def test_ranks_of_torchrun_end_in_the_same_bits(tmp_path: Path, number: signal.S
 
     attached = ("-m", "cloudgpu.runtime", "run", "--every", "5", "--report", "report.json", "--")
     code, ends, says = start(*attached)
-    assert (code, ends) == (1, []), says  # torchrun's, whatever ours is
+    assert (code, ends) == (1, []), says  # torchrun's exit code, which hides that of the ranks
     assert number == signal.SIGKILL or "stopped at step 20, saved as" in says
     code, ends, says = start(*attached)
     assert (code, len(ends)) == (0, 2), says
@@ -345,7 +345,7 @@ main()
 
 
 def test_a_finished_program_that_is_run_again_keeps_its_files(tmp_path: Path) -> None:
-    """It begins its log anew before it is found to be finished."""
+    """The second run truncates the log before it finds that the program has finished; the log is restored."""
     (tmp_path / "p.py").write_text(
         "import torch\n"
         "from torch.utils.data import DataLoader\n"

@@ -1,4 +1,4 @@
-"""Whose credentials the supervisor has, on AWS over the wire: another account's, expired ones, new ones."""
+"""Tests of a supervisor on AWS whose credentials belong to another account, expire or are replaced."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ OTHER, OTHERS_KEY, NEW_KEY = "222222222222", "AKIACLOUDGPUSTRANGER", "AKIACLOUDG
 
 @pytest.fixture
 def jobs(tmp_path: Path, agents: Path) -> Iterator[AwsJobs]:
-    """Machines do not boot: what is tried is who looks after them."""
+    """Yield AWS jobs whose machines do not boot: only the supervisor is tested."""
     with aws_jobs(tmp_path, agents, boot=False) as made:
         yield made
 

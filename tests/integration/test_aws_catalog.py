@@ -1,4 +1,4 @@
-"""`cloudgpu catalog refresh --cloud aws`, quotas before a launch and prices at it: over the wire, with faults."""
+"""Tests of `cloudgpu catalog refresh --cloud aws`, quota checks before a launch and prices at launch, with faults."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def cloudgpu(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 def refresh(*regions: str) -> tuple[int, dict[str, str], str]:
-    """Exit code, table -> state, what was said."""
+    """Run `catalog refresh`; return its exit code, the state of each table, and stderr."""
     where = [word for region in regions or REGIONS for word in ("--region", region)]
     done = cloudgpu("catalog", "refresh", "--json", *where)
     outcomes = json.loads(done.stdout) if done.stdout else []
@@ -77,7 +77,7 @@ def refresh(*regions: str) -> tuple[int, dict[str, str], str]:
 
 
 def rows(table: str) -> list[dict[str, str]]:
-    """Of a refreshed table."""
+    """Return the rows of a refreshed table."""
     found = table_overrides.load(table_overrides.path_of(table))
     assert found is not None
     columns = found.text.partition("\n")[0].split(",")
@@ -103,7 +103,7 @@ def test_all_tables_are_refreshed_and_planned_with(aws: Aws) -> None:
     done = cloudgpu("plan", "job.yaml", "--json")
     offers = {offer["market"]: offer for offer in reversed(json.loads(done.stdout)["offers"])}
     spot, on_demand = offers["spot"]["roles"][0], offers["on-demand"]["roles"][0]
-    assert (spot["price_usd_h"], on_demand["price_usd_h"]) == ("0.042", "0.09")  # Spot: of the dearest zone
+    assert (spot["price_usd_h"], on_demand["price_usd_h"]) == ("0.042", "0.09")  # Spot: the dearest zone's
     day = offers["spot"]["price_date"]
     assert begun <= day <= today()
     assert f"note: tables refreshed {day}" in done.stderr
@@ -113,26 +113,26 @@ def test_all_tables_are_refreshed_and_planned_with(aws: Aws) -> None:
 
 
 def test_what_ec2_says_is_what_the_shipped_tables_say(aws: Aws) -> None:
-    """Both are from EC2's API (the stand-in has its answers of 2026-10): the two ways of reading them must agree."""
+    """Both come from EC2's API (the stand-in replays its answers of 2026-10), so both parsers must agree."""
     refresh()
     volatile = {"source", "date"}
     steady = [{k: v for k, v in row.items() if k not in volatile} for row in shipped("machine_types_aws")]
     asked = [{k: v for k, v in row.items() if k not in volatile} for row in rows("machine_types_aws")]
     assert sorted(asked, key=str) == sorted(steady, key=str)
-    # A Capacity Block of p6e is not in the API's list of offerings.
+    # The API's list of offerings leaves out Capacity Blocks of p6e.
     places = [row for row in shipped("places_aws") if not row["offering"].startswith("p6e-")]
     assert sorted(rows("places_aws"), key=str) == sorted(places, key=str)
 
 
 def test_what_a_new_machine_type_carries_is_read_off_ec2_s_answer(aws: Aws) -> None:
-    """Tried on those that are known: were they not in the tables, they would be added as they are."""
+    """Checked with the known machine types: EC2's answer must give what the shipped table has for them."""
     known = {row["machine_type"]: (row["accelerator"], row["counts"]) for row in shipped("machine_types_aws")}
     machines = asked._describe(Clients(session()).ec2("us-east-1"), ["g*", "p*", "inf*", "trn*", "dl*"])
-    told = {one.name: (one.accelerator, str(one.gpus)) for one in machines if one.provider_accelerator}
-    assert told == {name: known[name] for name in told}
-    assert len(told) > 70
+    parsed = {one.name: (one.accelerator, str(one.gpus)) for one in machines if one.provider_accelerator}
+    assert parsed == {name: known[name] for name in parsed}
+    assert len(parsed) > 70
     names = ("g6.xlarge", "g6f.large", "p4d.24xlarge", "p4de.24xlarge")
-    assert [told[name] for name in names] == [("L4", "1"), ("L4", "1/8"), ("A100-40GB", "8"), ("A100-80GB", "8")]
+    assert [parsed[name] for name in names] == [("L4", "1"), ("L4", "1/8"), ("A100-40GB", "8"), ("A100-80GB", "8")]
 
 
 def test_other_regions_keep_what_is_known_of_them(aws: Aws) -> None:
@@ -184,7 +184,7 @@ def test_no_credentials_and_an_unknown_region_are_one_clear_message(
 
 
 def test_moto_s_own_spot_prices_would_be_refused(aws: Aws) -> None:
-    """A price of 0.00001 dated 2006 is what a broken source looks like."""
+    """A price of 0.00001 USD/h shows that the source is broken."""
     aws.control.set_price("g6.xlarge", "us-east-1a", "0.00001")
     for zone in "bcdef":
         aws.control.set_price("g6.xlarge", f"us-east-1{zone}", "0.00001")
@@ -269,7 +269,7 @@ def test_a_quota_of_zero_is_said_without_looking_at_machines(aws: Aws) -> None:
 
 
 @pytest.mark.parametrize("action", ["GetServiceQuota", "DescribeInstances"])
-def test_what_the_api_does_not_tell_stops_nothing(aws: Aws, action: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_failed_quota_query_does_not_stop_a_launch(aws: Aws, action: str, caplog: pytest.LogCaptureFixture) -> None:
     aws.control.set_quota("us-east-1", "L-DB2E81BA", 5)
     run("g4dn.xlarge")
     code = "AccessDeniedException" if action == "GetServiceQuota" else "UnauthorizedOperation"
@@ -309,7 +309,7 @@ def test_the_spot_price_at_launch_is_the_zone_s_with_all_machines_and_disks(aws:
 _G6 = ("g6.xlarge", "us-east-1")
 
 
-def test_list_prices_and_prices_that_are_not_told_stay_as_planned(aws: Aws) -> None:
+def test_list_prices_and_unavailable_prices_stay_as_planned(aws: Aws) -> None:
     provisioner = AwsProvisioner(session())
     assert provisioner.price(offer(market="on-demand")) is None
     assert aws.control.calls() == []

@@ -1,4 +1,4 @@
-"""`cloudgpu gc` on AWS: one leaked thing of each kind is found without local state, and removed; nobody else's is."""
+"""Tests of `cloudgpu gc` on AWS: leaks of each kind are found by their tags alone and removed; others' are kept."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def identities() -> Any:
 
 
 def start_machine(*kinds: str, **more: Any) -> None:
-    """One machine, of which only things of these kinds are tagged."""
+    """Launch one machine of which only resources of these kinds are tagged by cloudgpu."""
     client = ec2()
     image = client.describe_images()["Images"][0]["ImageId"]
     specifications = [one for kind in kinds for one in tagged(kind)]
@@ -82,7 +82,7 @@ def make_instance() -> None:
 
 
 def make_spot_request() -> None:
-    """The machine itself is nobody's."""
+    """Launch a Spot machine of which only the Spot request is tagged by cloudgpu."""
     start_machine("spot-instances-request", InstanceMarketOptions={"MarketType": "spot"})
 
 
@@ -116,7 +116,7 @@ def make_template() -> str:
 
 
 def make_scaling_group() -> None:
-    """With a machine, which is tagged by it."""
+    """Create an Auto Scaling group with one machine, which inherits its tags."""
     scaling: Any = session().client("autoscaling", region_name=REGION)
     scaling.create_auto_scaling_group(
         AutoScalingGroupName=NAME,
@@ -182,7 +182,7 @@ def test_a_leak_of_each_kind_is_found_and_removed(aws: Aws, kind: str) -> None:
     assert (left.owner, left.job_id, left.attempt, left.token) == (owner_name(), "ghost-abcdefgh", 2, TOKEN)
     gc.remove(left, Clients(session(), FastClock()))
     assert found() == []
-    gc.remove(left, Clients(session(), FastClock()))  # what is gone already does no harm
+    gc.remove(left, Clients(session(), FastClock()))  # idempotent
 
 
 def test_all_that_a_launch_left_is_one_and_goes_in_one_command(aws: Aws) -> None:
@@ -269,5 +269,5 @@ def test_lost_answers_and_5xx_do_no_harm(aws: Aws, fault: Any) -> None:
     assert found() == []
 
 
-def test_a_target_without_a_collector_tells_its_machines(aws: Aws) -> None:
+def test_a_target_without_gc_has_no_leftovers(aws: Aws) -> None:
     assert tagged_resources.find("local", Owner(owner_name())).leftovers == []

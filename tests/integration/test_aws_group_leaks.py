@@ -1,5 +1,7 @@
-"""Whatever happens to a supervisor and to its calls, a job with `recover: fleet` on AWS ends, once, and nothing of its
-group is left. As test_aws_leaks.py, which is of launches without one."""
+"""Leak tests of jobs with `recover: fleet` on AWS: killed supervisors and failed calls leave nothing of the group.
+
+test_aws_leaks.py has the same tests for launches without an Auto Scaling group.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,7 @@ from cloudgpu.tests.standins.long_mode import LONG
 pytestmark = pytest.mark.timeout(3_600)
 
 TYPE = "p4d.24xlarge"
-"""Of which several are placed together."""
+"""Machine type with a cluster placement group, if there are several machines."""
 NODES = 2
 SCENE = Scene(
     "aws",
@@ -34,7 +36,7 @@ launcher: none
 """,
     CALLS,
     "!Describe*|Get*|List*",
-    sometimes=frozenset({"TerminateInstances"}),  # as it sees machines that their group is ending, or does not
+    sometimes=frozenset({"TerminateInstances"}),  # only if it sees machines before their group has ended them
 )
 CHANGES = {
     "CreateSecurityGroup",
@@ -54,7 +56,7 @@ SWEEPS = sweeps({**THROTTLED, "autoscaling": error("Throttling", 400, "Rate exce
 
 class GroupAgents(AwsAgents):
     def nodes(self) -> Iterator[tuple[str, int, str]]:
-        """Each machine of a group has one of the nodes, whichever it is, once there are enough."""
+        """Yield all nodes of each attempt whose machines all run: which machine has which node does not matter."""
         there = [one.tags for one in self._jobs.control.instances(running=True)]
         running = Counter((tags["cloudgpu-job"], int(tags["cloudgpu-attempt"])) for tags in there)
         for (job_id, attempt), number in running.items():
@@ -64,7 +66,7 @@ class GroupAgents(AwsAgents):
 
 class GroupLeaks(Leaks[AwsJobs]):
     def check_machines(self, job: Job) -> None:
-        """They are those of one group, which has made each of them once."""
+        """Check that one group launched all machines of the job, and not more than needed."""
         found = self.jobs.instances(job)
         assert all(one.gone is not None for one in found), self.jobs.story(job)
         assert len({one.tags["aws:autoscaling:groupName"] for one in found}) <= 1, self.jobs.story(job)
@@ -102,7 +104,7 @@ def test_every_call_goes_wrong(leaks: GroupLeaks, sweep: str) -> None:
 @pytest.mark.parametrize("fault", [LOSE, KILL_AFTER], ids=lambda fault: fault.kind)
 @pytest.mark.parametrize("action", ["CreateAutoScalingGroup", "DeleteAutoScalingGroup"])
 def test_a_group_whose_machines_take_long_to_end(leaks: GroupLeaks, fault: Fault, action: str) -> None:
-    """It is there until they are gone, and so is all that they use."""
+    """The group, and every resource that its machines use, exists until the machines are gone."""
     leaks.jobs.control.set_stopping(0.5)
     try:
         job = leaks.submit()

@@ -1,5 +1,4 @@
-"""Launches whose machines are an Auto Scaling group of their own (`recover: fleet`): the provisioner's verbs over the
-wire."""
+"""Tests of AwsProvisioner with `recover: fleet`: each launch has a dedicated Auto Scaling group."""
 
 from __future__ import annotations
 
@@ -41,7 +40,7 @@ T4, A100 = "g4dn.xlarge", "p4d.24xlarge"
 TOKEN = "0123456789abcdef" * 2
 AGENT = AgentFile(f"agent/{'a' * 64}.pyz", "a" * 64, "x86_64")
 ZONES = {"us-east-1b", "us-east-1c"}
-"""Of the stack."""
+"""Zones of the infra stack."""
 PATIENCE_S = 180.0
 
 
@@ -89,7 +88,7 @@ remains = functools.cache(Remains)
 
 
 class Desk:
-    """An account in which a stack stands, and a provisioner."""
+    """An account with an infra stack, and a provisioner."""
 
     def __init__(self, aws: Aws, folder: Path) -> None:
         self.aws, self.jobs = aws, f"s3://{BUCKET}/{folder.name}/jobs"
@@ -107,7 +106,7 @@ class Desk:
         aws.control.forget()
 
     def another(self) -> AwsProvisioner:
-        """As of another process."""
+        """Return a provisioner with empty caches, like one of another process."""
         return AwsProvisioner(shared(), FastClock())
 
     def launch(self, **changes: Any) -> Allocation:
@@ -119,7 +118,7 @@ class Desk:
         return raised.value
 
     def observe(self, allocation: Allocation) -> list[NodeState]:
-        """Nothing that was seen before."""
+        """Observe with empty caches."""
         return self.another().observe(allocation)
 
     def machines(self) -> list[Told]:
@@ -130,7 +129,7 @@ class Desk:
         return found
 
     def template(self) -> Any:
-        """Data of the one there is."""
+        """Return the data of the only launch template."""
         [made] = self.ec2.describe_launch_templates()["LaunchTemplates"]
         [version] = self.ec2.describe_launch_template_versions(LaunchTemplateId=made["LaunchTemplateId"])[
             "LaunchTemplateVersions"
@@ -144,7 +143,7 @@ class Desk:
             time.sleep(0.05)
 
     def leave(self, machine: Told) -> None:
-        """As the machine itself does when nobody needs it."""
+        """Terminate the machine and shrink its group, as the machine itself does when it is idle."""
         self.scaling.terminate_instance_in_auto_scaling_group(
             InstanceId=machine.instance_id, ShouldDecrementDesiredCapacity=True
         )
@@ -169,7 +168,7 @@ def desk(server: Aws, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Desk:
 
 
 def elsewhere(allocation: Allocation) -> Allocation:
-    """As somebody knows it who had no answer."""
+    """Return the allocation as known to a caller that got no answer to its launch: only the token, no machines."""
     return Allocation(
         "aws", allocation.job_id, allocation.attempt, allocation.token, {}, region=REGION, owner=OWNER.name
     )
@@ -179,7 +178,7 @@ def labels(of: list[dict[str, str]]) -> dict[str, str]:
     return {tag["Key"]: tag["Value"] for tag in of if not tag["Key"].startswith("aws:")}
 
 
-# --- from nothing to nothing ------------------------------------------------------------------------------------------
+# --- launch, observe, terminate ---------------------------------------------------------------------------------------
 
 
 def test_a_group_of_the_launch_s_own_and_nothing_left(desk: Desk) -> None:
@@ -288,7 +287,7 @@ def test_what_no_security_group_leads_to_any_more_is_collected(desk: Desk, kept:
     assert desk.remains.find() == {}
 
 
-# --- once -------------------------------------------------------------------------------------------------------------
+# --- idempotency ------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -329,7 +328,7 @@ def test_what_was_cut_off_is_ended_by_its_token(desk: Desk, action: str, monkeyp
 
 
 def test_a_launch_that_comes_late_does_not_come_back_to_life(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Between its security group and its scaling group somebody else ends it all."""
+    """Another process terminates the allocation after the security group was created, before the scaling group."""
     make = network.connect_peers
 
     def late(ec2: Any, group: str) -> None:
@@ -376,7 +375,7 @@ def test_the_group_goes_on_in_another_zone_by_itself(desk: Desk, market: str) ->
 
 @pytest.mark.parametrize(("places", "zone"), [(0, None), (1, "use1-az2")])
 @pytest.mark.parametrize("market", ["spot", "on-demand"])
-def test_no_capacity_in_any_zone_is_told_and_ends_the_order(
+def test_no_capacity_in_any_zone_is_reported_and_ends_the_order(
     desk: Desk, market: str, places: int, zone: str | None
 ) -> None:
     full(desk, *desk.zones, places=places, market=market)
@@ -388,8 +387,8 @@ def test_no_capacity_in_any_zone_is_told_and_ends_the_order(
     desk.end(allocation)
 
 
-def test_zones_with_room_are_told_as_offers_spell_them(desk: Desk) -> None:
-    """They need not be the stack's."""
+def test_zones_with_capacity_are_hints_in_the_spelling_of_offers(desk: Desk) -> None:
+    """They may be zones outside the stack."""
     full(desk, *ZONES, market="on-demand")
     allocation = desk.launch(market="on-demand")
     [refusal, _] = troubles(desk, allocation)
@@ -399,8 +398,8 @@ def test_zones_with_room_are_told_as_offers_spell_them(desk: Desk) -> None:
 
 
 @pytest.mark.parametrize("market", ["spot", "on-demand"])
-def test_a_quota_that_is_used_up_meanwhile_is_told(desk: Desk, market: str) -> None:
-    desk.aws.control.fail("GetServiceQuota", error("InternalError", 500), times=50)  # then nothing is compared before
+def test_a_quota_that_is_used_up_meanwhile_is_reported(desk: Desk, market: str) -> None:
+    desk.aws.control.fail("GetServiceQuota", error("InternalError", 500), times=50)  # no check before the launch
     codes = {"spot": "L-3819A6DF", "on-demand": "L-DB2E81BA"}
     desk.aws.control.set_quota(REGION, codes[market], 4)
     allocation = desk.launch(market=market)
@@ -408,7 +407,7 @@ def test_a_quota_that_is_used_up_meanwhile_is_told(desk: Desk, market: str) -> N
     desk.end(allocation)
 
 
-def test_over_quota_is_told_before_anything_is_made(desk: Desk) -> None:
+def test_over_quota_is_refused_before_anything_is_made(desk: Desk) -> None:
     desk.aws.control.set_quota(REGION, "L-3819A6DF", 4)
     assert desk.refused().error_class == "quota"
     assert desk.remains.find() == {}
@@ -430,7 +429,7 @@ def test_without_a_stack_nothing_is_made_and_what_to_do_is_said(desk: Desk) -> N
     assert desk.remains.find() == {}
 
 
-def test_a_stack_whose_role_is_gone_is_told_with_the_command_that_looks(desk: Desk) -> None:
+def test_a_stack_whose_role_is_gone_is_an_error_that_names_infra_status(desk: Desk) -> None:
     gone = desk.stack.machine_role + "-gone"
     infra_outputs.save(dataclasses.replace(desk.stack, machine_role=gone))
     refusal = desk.refused()
@@ -439,7 +438,7 @@ def test_a_stack_whose_role_is_gone_is_told_with_the_command_that_looks(desk: De
     assert desk.remains.find() == {}
 
 
-# --- what it is made of -----------------------------------------------------------------------------------------------
+# --- placement, reservations and the template -------------------------------------------------------------------------
 
 
 def test_machines_with_fast_fabric_are_placed_together_in_one_zone(desk: Desk) -> None:
@@ -462,7 +461,7 @@ def test_a_reservation_is_launched_into(desk: Desk) -> None:
 
 
 def test_machines_in_a_capacity_block_save_before_it_ends(desk: Desk) -> None:
-    """Nothing on them tells when that is."""
+    """The machines cannot query when the block ends, so the expiry is in the fleet's settings."""
     desk.aws.control.reserve(T4, "us-east-1c", 2, end_s=7_200)
     before = time.time()
     request = asked(desk.jobs, market="reservation", expires=before + 90_000)
@@ -475,7 +474,7 @@ def test_machines_in_a_capacity_block_save_before_it_ends(desk: Desk) -> None:
     desk.end(allocation)
 
 
-def test_one_look_for_all_jobs_of_a_process(desk: Desk) -> None:
+def test_one_poll_for_all_jobs_of_a_process(desk: Desk) -> None:
     allocations = [desk.launch(token=f"{number:032x}", job_id=f"digits-{number}") for number in range(3)]
     desk.aws.control.forget()
     watcher = AwsProvisioner(shared(), StillClock())
@@ -493,25 +492,25 @@ def test_one_look_for_all_jobs_of_a_process(desk: Desk) -> None:
 def test_it_is_what_the_component_makes(
     desk: Desk, market: str, size: str, gpu: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Template and group, field by field: what both are told of machines of the same kind."""
+    """A launch's template and group equal those that the Pulumi component GpuFleet creates, field by field."""
     from cloudgpu.tests.standins.pulumi.mocks import only
     from cloudgpu.tests.unit.test_infra_aws import GROUP, TEMPLATE, as_ec2_says, plain_fleet
 
-    told: list[Any] = []
+    arguments: list[Any] = []
 
-    def heard(what: Callable[..., Any]) -> Callable[..., Any]:
-        def hear(*words: Any) -> Any:
-            told.append(words[2])
+    def recorded(what: Callable[..., Any]) -> Callable[..., Any]:
+        def record(*words: Any) -> Any:
+            arguments.append(words[2])
             return what(*words)
 
-        return hear
+        return record
 
-    monkeypatch.setattr(scaling_groups, "make_template", heard(scaling_groups.make_template))
-    monkeypatch.setattr(scaling_groups, "make_scaling_group", heard(scaling_groups.make_scaling_group))
+    monkeypatch.setattr(scaling_groups, "make_template", recorded(scaling_groups.make_template))
+    monkeypatch.setattr(scaling_groups, "make_scaling_group", recorded(scaling_groups.make_scaling_group))
     request = asked(desk.jobs, size=size, gpu=gpu, market=market, zone="use1-az1")
     allocation = desk.provisioner.launch(request)
     desk.end(allocation)
-    ours, wanted = told
+    ours, wanted = arguments
     args: dict[str, Any] = {
         "machine_type": size,
         "size": 2,
@@ -526,9 +525,9 @@ def test_it_is_what_the_component_makes(
     }
     made = plain_fleet(**args)
     theirs = as_ec2_says(only(made, TEMPLATE).inputs)
-    assert set(theirs) - set(ours) == {"Tags", "UpdateDefaultVersion"}  # of the template itself
+    assert set(theirs) - set(ours) == {"Tags", "UpdateDefaultVersion"}  # of the template, not of the machines
     for interface in (*ours["NetworkInterfaces"], *theirs["NetworkInterfaces"]):
-        assert len(interface.pop("Groups")) == 1  # each its own
+        assert len(interface.pop("Groups")) == 1  # each has its own security group
     if size == A100:
         assert theirs.pop("Placement")["GroupName"] and ours.pop("Placement") == {"GroupName": name_of(TOKEN)}
     kinds = [[one["ResourceType"] for one in of.pop("TagSpecifications")] for of in (ours, theirs)]
@@ -557,7 +556,7 @@ def test_it_is_what_the_component_makes(
 
 
 def test_its_machines_may_leave_it(desk: Desk) -> None:
-    """With their own role, and no other's group."""
+    """The machines' role may shrink their group."""
     allocation = desk.launch(market="on-demand")
     iam: Any = client("iam")
     iam.create_user(UserName="machine")

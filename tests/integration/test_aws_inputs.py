@@ -1,4 +1,4 @@
-"""Inputs and outputs of a job on AWS: the machine's role reads what the job file names, and nothing beside it."""
+"""Tests of inputs and outputs on AWS: the machine's role may read only the paths that the job file names."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ except JobDirError as error:
 """
 
 
-def become_somebody(jobs: AwsJobs, patch: pytest.MonkeyPatch) -> None:
-    """Who submits has a user of IAM's, for policies hold for those only; the machine has its role."""
+def submit_as_iam_user(jobs: AwsJobs, patch: pytest.MonkeyPatch) -> None:
+    """Submit as an IAM user and enforce policies: the stand-in enforces them only for IAM users and roles."""
     iam = boto3.client("iam", region_name="us-east-1", endpoint_url=jobs.control.url)
     iam.create_user(UserName="submitter")
     everything = {"Version": "2012-10-17", "Statement": [{"Effect": "Allow", "Action": "*", "Resource": "*"}]}
@@ -46,7 +46,7 @@ def test_a_machine_reads_its_inputs_and_nothing_beside_them(jobs: AwsJobs, monke
     JobDir(f"s3://{BUCKET}/data/digits").put("train/a", b"seven")
     JobDir(f"s3://{BUCKET}/models").put("first.pt", b"weights")
     JobDir(f"s3://{BUCKET}/secret").put("key", b"of others")
-    become_somebody(jobs, monkeypatch)
+    submit_as_iam_user(jobs, monkeypatch)
     inputs = f"inputs: {{data: s3://{BUCKET}/data/digits, weights.pt: s3://{BUCKET}/models/first.pt}}\n"
     job = jobs.submit(PROGRAM, text=f"{RESOURCES}{inputs}outputs: [results]\n")
     assert job.wait(timeout_s=PATIENT_S), jobs.story(job)

@@ -1,4 +1,4 @@
-"""Jobs on AWS from end to end, over the wire: `cloudgpu submit`, a supervisor, machines that really boot, a bucket."""
+"""End-to-end tests of jobs on AWS: `cloudgpu submit`, a supervisor, machines that really boot, a bucket."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ pytestmark = pytest.mark.timeout(900)
 RESOURCES = f"resources: {{cloud: aws, machine_type: {TYPE}, accelerator: T4, region: us-east-1, market: spot}}\n"
 OFTEN = "checkpoint: {every: 1s, keep: 2}\n"
 LATE_S = 240.0
-"""A machine that falls silent is missed after two minutes."""
+"""Time limit in seconds: a machine without heartbeats counts as lost after two minutes."""
 
 
 def test_a_job_runs_on_a_machine_and_leaves_nothing(jobs: AwsJobs) -> None:
@@ -121,7 +121,7 @@ def test_only_the_interrupted_machine_of_two_is_replaced(jobs: AwsJobs) -> None:
 
 @pytest.fixture
 def stack(jobs: AwsJobs) -> Infrastructure:
-    """In two zones; it is not of what is left."""
+    """Create an infra stack in two zones, which the check for leaks leaves out."""
     stands = stand(jobs.session, "us-east-1", jobs.parent)
     jobs.remains.leave_out()
     return stands

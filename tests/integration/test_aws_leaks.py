@@ -1,11 +1,11 @@
-"""Whatever happens to a supervisor and to its calls, a job on AWS ends, once, and nothing of it is left.
+"""Leak tests of jobs on AWS: despite killed supervisors and failed calls, each job ends once and leaves no resource.
 
-kill -9 at every call of a launch and of a teardown that changes something, as an undisturbed run shows them: the
-stand-in kills whoever makes the call when it has done it. Then every answer is lost once, each call throttled twice,
-and answered with errors of the server. Machines do not boot here: a thread writes what agents would.
+An undisturbed run records the calls. Then the stand-in kills the caller (SIGKILL) after each call of a launch and of a
+teardown that changes something; then every answer is lost once, each call is throttled twice, and answered with server
+errors. Machines do not boot: a thread writes what agents would.
 
-With CLOUDGPU_LONG=1: see tests/standins/leaks.py; kills fall before and after every call, also those that only look,
-and each fault hits one call at a time as well.
+With CLOUDGPU_LONG=1 (see tests/standins/leaks.py) the caller is killed before and after every call, also those that
+only read, and each fault also hits one call at a time.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ pytestmark = pytest.mark.timeout(3_600)
 
 NODES = 2
 CALLS = {"caller": KEY, "service": "!s3"}
-"""Of the submitter to everything but the bucket, where nothing bills, and nothing is left that is not wanted."""
+"""The submitter's calls except those to S3: the bucket's objects are kept and cost nothing here."""
 SCENE = Scene(
     "aws",
     f"""
@@ -55,7 +55,7 @@ CHANGES = {
     "DeleteSecurityGroup",
 }
 IMPORTS = ("boto3", "cloudgpu.provisioners.stacks.fleet_queries", "stringprep")
-"""Taken over by each supervisor from the process it is a fork of."""
+"""Modules that are imported once, before the supervisors are forked."""
 
 
 class AwsAgents(Agents):
@@ -70,7 +70,7 @@ class AwsAgents(Agents):
 
 class AwsLeaks(Leaks[AwsJobs]):
     def check_machines(self, job: Job) -> None:
-        """Not two of a node, nor two of a rank at the same time."""
+        """Check that each node had one machine, and that no rank had two machines at the same time."""
         ranks: dict[str, float] = {}
         for one in self.jobs.instances(job):
             assert one.launched >= ranks.get(one.tags["cloudgpu-rank"], 0.0), self.jobs.story(job)
@@ -101,7 +101,7 @@ def test_killed_at_every_call(leaks: AwsLeaks, fault: Fault, cancel: bool) -> No
     leaks.kill_at_every_call(fault, cancel=cancel)
 
 
-THROTTLED = {  # as each service says it
+THROTTLED = {  # each service's error code for throttling
     "ec2": error("RequestLimitExceeded", 503, "Request limit exceeded."),
     "iam": error("Throttling", 400, "Rate exceeded"),
     "ssm": error("ThrottlingException", 400, "Rate exceeded"),

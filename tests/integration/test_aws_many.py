@@ -1,6 +1,6 @@
-"""Many jobs on AWS at once under one supervisor, over the wire: every call is counted.
+"""Load tests of many jobs on AWS under one supervisor: the number of API calls is bounded.
 
-The machines do not boot: their part in the bucket is played here.
+The machines do not boot: the tests write their heartbeats and results into the bucket.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ JOBS = 100 if LONG else 40
 QUIET_S = 15.0
 NODE = "worker-0.1"
 LAUNCH_CALLS = 15
-"""Of a launch, at most, its role included."""
+"""Maximum number of API calls of a launch, including those for its role."""
 END_CALLS = 12
-"""Of an end, at most."""
+"""Maximum number of API calls of a teardown."""
 
 
 class Many:
-    """Jobs in a store of their own, advanced by a crew in this process, as the daemon does it."""
+    """Jobs in a separate store, advanced by a worker pool in this process like in the supervisor."""
 
     def __init__(self, control: AwsControl, folder: Path, template: Path) -> None:
         (folder / "store.db").write_bytes(template.read_bytes())
@@ -105,7 +105,7 @@ class Many:
         return sorted({event.message for event in events if event.kind in ("trouble", "waiting", "outcome")})[:20]
 
     def calls(self) -> Counter[str]:
-        """By `service.action`, since they were last forgotten; our own looks left out."""
+        """Count the calls since the last reset by `service.action`, without those of the tests themselves."""
         return Counter(
             f"{call.service}.{call.action}" for call in self.control.calls() if call.caller not in ("", LOOKER)
         )
@@ -145,13 +145,13 @@ def in_parallel(work: Callable[[JobRow], None], rows: list[JobRow]) -> None:
 
 
 def speak(row: JobRow) -> None:
-    """As the job's machine: it runs."""
+    """Write a heartbeat as the job's machine."""
     beat = Heartbeat(1, time.time(), "running", None).to_bytes()
     JobDir(row.job_dir).put(node_key(1, NODE, "heartbeat.json"), beat)
 
 
 def succeed(row: JobRow) -> None:
-    """As the job's machine: it has ended well."""
+    """Write a successful result as the job's machine."""
     result = Result("succeeded", 0, "", time.time(), time.time()).to_bytes()
     JobDir(row.job_dir).create(node_key(1, NODE, "result.json"), result)
 
@@ -185,7 +185,7 @@ def test_many_jobs_cost_a_bounded_number_of_calls(many: Many) -> None:
     many.control.forget()
     in_parallel(succeed, rows)
     for instance in many.control.instances(running=True):
-        many.control.crash(instance.instance_id)  # a machine that is done ends itself
+        many.control.crash(instance.instance_id)  # a machine terminates itself after the job
     many.wait_for("succeeded")
     ending = many.calls()
     print("end", dict(ending))

@@ -1,7 +1,7 @@
-"""Every call of a launch and of an end on AWS is out of order for more than a minute, one after the other: what the
-supervisor repeats gets through, starts each machine once, and leaves nothing.
+"""Tests of outages on AWS: each API of a launch and of a teardown fails in turn for about a minute.
 
-In the ordinary run they answer 503; with CLOUDGPU_LONG=1 they are throttled, and their answers are lost, as well.
+The supervisor's retries must succeed, start each machine once, and leave nothing. By default the calls answer 503; with
+CLOUDGPU_LONG=1 they are also throttled, and their answers are lost.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from .test_aws_shared import offer
 pytestmark = pytest.mark.timeout(900)
 
 TIMES = 9
-"""Answers in a row that are wrong: with the pauses between them, about a minute of the provisioner's clock."""
+"""Consecutive failures of each call: with the backoff between them, about a minute of the provisioner's clock."""
 _RATE = error("Throttling", 400, "Rate exceeded")
 THROTTLED = {
     "ec2": error("RequestLimitExceeded", 503, "Request limit exceeded."),
@@ -57,14 +57,14 @@ A_GROUP = {
     "autoscaling": "CreateAutoScalingGroup SuspendProcesses DescribeAutoScalingGroups DeleteAutoScalingGroup",
 }
 ONCE = {"GetServiceQuota", "AddRoleToInstanceProfile", "TerminateInstances", "DeleteVolume", "DeleteNetworkInterface"}
-"""What is done though the answer was lost is not asked for again, and EC2 checks quotas itself."""
+"""Actions with fewer than TIMES calls: they took effect although the answer was lost, or their failure is ignored."""
 NODES = tuple(NodeRequest(f"worker-{n}.1", "worker", n, n, "g4dn.8xlarge", "T4", Fraction(1)) for n in (0, 1))
 
 _T = TypeVar("_T")
 
 
 class SkippingClock(FastClock):
-    """Pauses take no time."""
+    """A clock whose sleep() returns at once and advances the time."""
 
     def sleep(self, seconds: float) -> None:
         self._skipped += seconds
@@ -91,7 +91,7 @@ def spoil(aws: Aws, calls: Mapping[str, str], faults: Mapping[str, Fault]) -> No
 
 
 def persist(clock: FastClock, verb: Callable[[], _T]) -> _T:
-    """Call a verb as the supervisor does: again, a while after each failure that may pass."""
+    """Call a provisioner's method as the supervisor does: retry it with backoff after each transient failure."""
     until = clock.monotonic() + 3_600
     while True:
         try:
@@ -102,13 +102,13 @@ def persist(clock: FastClock, verb: Callable[[], _T]) -> _T:
 
 
 def spoilt(aws: Aws) -> dict[str, int]:
-    """Return how many calls of each action were answered wrongly."""
+    """Return the number of faulty answers by action."""
     wrong = [call.action for call in aws.control.calls() if call.fault]
     return {action: wrong.count(action) for action in wrong}
 
 
 def leave_behind(aws: Aws) -> None:
-    """Put a disk and an interface there that only an accident leaves."""
+    """Create a leaked volume and a leaked network interface."""
     client: Any = session().client("ec2", region_name="us-east-1")
     [group] = [one for one in client.describe_security_groups()["SecurityGroups"] if one["GroupName"] != "default"]
     used = aws.control.calls("RunInstances")[0].params["NetworkInterface.1.SubnetId"]
@@ -119,7 +119,7 @@ def leave_behind(aws: Aws) -> None:
 
 @pytest.mark.parametrize("faults", FAULTS if LONG else ["503"])
 def test_machines_of_ones_own(aws: Aws, faults: str) -> None:
-    """Several Spot machines with fabric adapters: a launch that makes everything that a launch can make."""
+    """Several Spot machines with fabric adapters, so that the launch creates resources of every kind."""
     spoil(aws, OWN_MACHINES, FAULTS[faults])
     clock = SkippingClock()
     provisioner = AwsProvisioner(session(), clock)

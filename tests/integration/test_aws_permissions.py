@@ -1,7 +1,7 @@
-"""docs/aws-permissions.md, enforced over the wire: its policies are enough, and no action in them is too much.
+"""Tests of the policies in docs/aws-permissions.md: they are sufficient, and each action in them is necessary.
 
-The policies are read from the page. Every action belongs to the step that needs it; without it, that step complains,
-names the action and the page, and leaves nothing behind.
+The policies are read from the page and enforced by the stand-in. Every action belongs to the step that needs it:
+without the action, that step's error names the action and the page, and the step leaves nothing behind.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ Policy = dict[str, Any]
 
 
 def policies() -> dict[str, Policy]:
-    """Heading of the page -> the policy below it."""
+    """Return the page's policies by the heading above them."""
     sections = re.split(r"^## ", PAGE.read_text(), flags=re.MULTILINE)[1:]
     found = {}
     for section in sections:
@@ -66,9 +66,9 @@ def actions(policy: Policy) -> set[str]:
 
 
 def without(policy: Policy, action: str) -> Policy:
-    """The policy without one of its actions; and as moto can judge it.
+    """Return a copy of the policy without one of its actions, adapted to what moto can evaluate.
 
-    It knows no s3:prefix, and judges S3's DeleteObjects (many keys in a call) by the bucket instead of by the keys.
+    moto does not know s3:prefix, and evaluates S3's DeleteObjects (many keys in a call) for the bucket, not the keys.
     """
     changed = copy.deepcopy(policy)
     for statement in list(changed["Statement"]):
@@ -84,7 +84,7 @@ def without(policy: Policy, action: str) -> Policy:
 
 
 class Account:
-    """The stand-in, with a user who has nothing but the page's policies."""
+    """An account of the stand-in with an IAM user that has only the page's policies."""
 
     def __init__(self, aws: Aws) -> None:
         self.aws = aws
@@ -97,7 +97,7 @@ class Account:
         self.clock = FastClock()
 
     def permit(self, monkeypatch: pytest.MonkeyPatch, action: str = "") -> None:
-        """From now on whoever calls is that user, without one action."""
+        """Make all further calls as that user, with the page's policies without this action."""
         for name, policy in {"launch": LAUNCH, "groups": GROUPS, "bucket": S3, "more": MORE}.items():
             document = json.dumps(without(policy, action))
             self.iam.put_user_policy(UserName="submitter", PolicyName=name, PolicyDocument=document)
@@ -115,14 +115,14 @@ class Account:
         return Clients(session(), self.clock)
 
     def left(self) -> list[str]:
-        """What there is of ours."""
+        """Return all resources tagged by cloudgpu."""
         self.relax()
         found = gc.find([REGION], self.clients()).leftovers
         return [f"{thing.kind} {thing.id}" for left in found for thing in left.things]
 
 
 def request(**changes: Any) -> LaunchRequest:
-    """Two machines with Elastic Fabric Adapters on Spot: there is nothing that a launch makes and this does not."""
+    """Return a request for two Spot machines with EFA, so that the launch creates resources of every kind."""
     nodes = tuple(
         NodeRequest(f"worker-{index}.1", "worker", index, index, "p4d.24xlarge", "A100-40GB", Fraction(8))
         for index in range(2)
@@ -150,7 +150,7 @@ def labels() -> list[dict[str, str]]:
     return [{"Key": key, "Value": value} for key, value in tags.launch_tags(request()).items()]
 
 
-# --- the steps: each returns what it complains of ---------------------------------------------------------------------
+# --- the steps: each returns its error messages -----------------------------------------------------------------------
 
 
 def launch(account: Account) -> list[str]:
@@ -183,7 +183,7 @@ def observe(account: Account) -> list[str]:
 
 
 def explain(account: Account) -> list[str]:
-    """A machine that runs: asked for after it was launched."""
+    """Launch a machine and call explain() for it."""
     provisioner = account.provisioner()
     try:
         provisioner.explain(provisioner.launch(request()), "worker-0.1")
@@ -205,7 +205,7 @@ def of_a_group() -> LaunchRequest:
 
 
 def launch_group(account: Account) -> list[str]:
-    """For which there are no machines: why, is asked as well."""
+    """Launch and observe a group that gets no capacity, so that its scaling activities are read as well."""
     for zone in ("us-east-1b", "us-east-1c"):
         account.aws.control.set_capacity("p4d.24xlarge", zone, "spot", 0)
     try:
@@ -305,15 +305,15 @@ STEPS: dict[str, tuple[Callable[[Account], list[str]], str]] = {
     "job dir": (use_job_dir, "s3:DeleteObject s3:GetObject s3:ListBucket s3:PutObject"),
 }
 UNTESTED = {"s3:AbortMultipartUpload"}
-"""The page says so: moto does not judge it."""
+"""Actions that moto does not enforce, as the page says."""
 TOLD_IN_LOG = {"quota", "price"}
-"""Steps that go on without."""
+"""Steps that only log a warning if an action is denied."""
 OF_A_GROUP = {"launch a group", "terminate a group"}
 """Steps that need an infra stack."""
 AFTERWARDS = {"autoscaling:DescribeAutoScalingGroups", "autoscaling:DescribeScalingActivities"}
-"""What is asked once the group is there."""
+"""Actions that are needed only after the group was created."""
 PREPARED = {"terminate", "terminate a group", "gc"}
-"""Steps that begin with machines that run."""
+"""Steps that need running machines at their start."""
 
 
 @pytest.fixture(scope="module")
@@ -333,7 +333,7 @@ def account(server: Aws, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Ite
 
 
 def prepare(account: Account, *, grouped: bool) -> None:
-    """Machines that run, and what only an accident leaves."""
+    """Launch machines, and create a leaked volume and a leaked network interface."""
     account.provisioner().launch(of_a_group() if grouped else request())
 
     def tagged(kind: str) -> list[Any]:
@@ -364,10 +364,10 @@ def run(account: Account, step: str, monkeypatch: pytest.MonkeyPatch, without_ac
 
 
 def test_every_action_of_the_page_belongs_to_a_step() -> None:
-    told = {action for _, listed in STEPS.values() for action in listed.split()}
-    assert told | UNTESTED == actions(LAUNCH) | actions(GROUPS) | actions(S3) | actions(MORE)
+    covered = {action for _, listed in STEPS.values() for action in listed.split()}
+    assert covered | UNTESTED == actions(LAUNCH) | actions(GROUPS) | actions(S3) | actions(MORE)
     everything = [action for _, listed in STEPS.values() for action in listed.split()]
-    assert len(everything) == len(told)
+    assert len(everything) == len(covered)
 
 
 @pytest.mark.parametrize("step", STEPS)
@@ -389,9 +389,9 @@ def test_without_an_action_its_step_names_it(
     complaints = run(account, step, monkeypatch, action)
     complaints += warnings(caplog) if step in TOLD_IN_LOG else []
     assert complaints, f"{step} works without {action}: it is too much"
-    told = [one for one in complaints if action.partition(":")[2] in one]
-    assert told, complaints
-    assert ALL in told[0]
+    matching = [one for one in complaints if action.partition(":")[2] in one]
+    assert matching, complaints
+    assert ALL in matching[0]
     if step == "launch":
         assert account.left() == []
     if step == "launch a group" and action not in AFTERWARDS:
@@ -429,7 +429,7 @@ PAIR = tuple(NodeRequest(f"worker-{rank}.1", "worker", rank, rank, "g4dn.xlarge"
 def test_machines_that_ec2_has_forgotten_are_gone(
     account: Account, monkeypatch: pytest.MonkeyPatch, end: str, nodes: int
 ) -> None:
-    """EC2 judges a call about what it does not know without the tags that it would be allowed by."""
+    """EC2 denies a call for an unknown instance, because the policy allows it only by the instance's tags."""
     account.permit(monkeypatch)
     control, provisioner = account.aws.control, account.provisioner()
     allocation = provisioner.launch(request(nodes=PAIR[:nodes], market="spot" if end == "spot" else "on-demand"))
@@ -466,7 +466,7 @@ def test_a_machine_that_ec2_does_not_know_yet_does_not_replace_the_refusal(
     assert account.left() == []
 
 
-def test_a_machine_that_may_not_be_ended_is_told_as_such(account: Account, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_machine_that_may_not_be_terminated_is_reported(account: Account, monkeypatch: pytest.MonkeyPatch) -> None:
     allocation = account.provisioner().launch(request())
     account.permit(monkeypatch, "ec2:TerminateInstances")
     with pytest.raises(ProvisionError, match="ec2:TerminateInstances") as caught:
@@ -475,7 +475,7 @@ def test_a_machine_that_may_not_be_ended_is_told_as_such(account: Account, monke
 
 
 def test_a_submitter_may_be_kept_to_roles_within_a_boundary(account: Account, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The page's way: CreateRole and PutRolePolicy on condition of the boundary."""
+    """The page's policy allows CreateRole and PutRolePolicy only with the permissions boundary."""
     boundary = "arn:aws:iam::123456789012:policy/cloudgpu-machines"
     [roles] = [one for one in LAUNCH["Statement"] if one["Sid"] == "RolesOfMachines"]
     bound = ["iam:CreateRole", "iam:PutRolePolicy"]
@@ -501,7 +501,7 @@ def test_a_submitter_may_be_kept_to_roles_within_a_boundary(account: Account, mo
 
 
 def test_with_a_stack_no_right_on_roles_is_needed(account: Account, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The page's shorter policy: without the statement RolesOfMachines."""
+    """The page's shorter policy leaves out the statement RolesOfMachines."""
     ids = {one["AvailabilityZoneId"]: one["SubnetId"] for one in account.ec2.describe_subnets()["Subnets"]}
     path = "/cloudgpu/cloudgpu-tester/"
     account.iam.create_role(RoleName="machines", Path=path, AssumeRolePolicyDocument="{}")

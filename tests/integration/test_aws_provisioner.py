@@ -1,4 +1,4 @@
-"""The target aws over the wire: boto3 against the stand-in of tests/standins/aws, with faults."""
+"""Tests of AwsProvisioner with boto3 against the stand-in of tests/standins/aws, with faults."""
 
 from __future__ import annotations
 
@@ -48,12 +48,12 @@ def provisioner(aws: Aws) -> AwsProvisioner:
 
 @functools.cache
 def session() -> boto3.Session:
-    """One for all: reading the SDK's models takes half a second each time."""
+    """Return a session that all tests share: loading boto3's models takes half a second."""
     return boto3.Session(aws_access_key_id=KEY, aws_secret_access_key="secret", region_name="us-east-1")
 
 
 def another(clock: FastClock | None = None) -> AwsProvisioner:
-    """A provisioner that has seen nothing yet, as that of another process."""
+    """Return a provisioner with empty caches, like one of another process."""
     return AwsProvisioner(session(), clock or FastClock())
 
 
@@ -91,23 +91,23 @@ def iam_client() -> Any:
 
 
 def zone_name(zone: str, region: str = "us-east-1") -> str:
-    """The account's name of an AZ id."""
+    """Return the account's name of the zone with this AZ id."""
     zones = ec2(region).describe_availability_zones()["AvailabilityZones"]
     return str(next(one["ZoneName"] for one in zones if one["ZoneId"] == zone))
 
 
 def tags_sent(params: dict[str, str], kind: str) -> dict[str, str]:
-    """Of one TagSpecification of a call."""
+    """Return the tags that the call sent for this resource type."""
     return calls.tags_for(params, kind)
 
 
 def ours(client: Any) -> list[Any]:
-    """Security groups of launches."""
+    """Return the security groups of launches."""
     return [one for one in client.describe_security_groups()["SecurityGroups"] if one["GroupName"] != "default"]
 
 
 def left(region: str = "us-east-1") -> dict[str, list[str]]:
-    """What there is of ours."""
+    """Return all resources of launches by kind, without kinds that have none."""
     client, iam = ec2(region), iam_client()
     alive = [
         instance["InstanceId"]
@@ -134,7 +134,7 @@ def left(region: str = "us-east-1") -> dict[str, list[str]]:
     return {kind: names for kind, names in found.items() if names}
 
 
-# --- what a machine is launched with ----------------------------------------------------------------------------------
+# --- launch parameters ------------------------------------------------------------------------------------------------
 
 
 def test_the_machine_is_as_asked_for_and_everything_is_tagged_from_the_start(
@@ -205,11 +205,11 @@ def test_machines_with_fabric_adapters_are_placed_together(aws: Aws, provisioner
     assert left() == {}
 
 
-# --- again and again --------------------------------------------------------------------------------------------------
+# --- idempotency ------------------------------------------------------------------------------------------------------
 
 
 def test_a_token_that_was_used_with_other_parameters_is_its_machines(aws: Aws, provisioner: AwsProvisioner) -> None:
-    """The same, before any listing shows the machine: EC2 knows the token, and refuses it."""
+    """No listing shows the machine yet, but EC2 rejects the token with other parameters; launch() then finds it."""
     aws.control.set_lag(60.0)
     aws.control.fail("RunInstances", LOSE, times=None)
     refused(provisioner, request())
@@ -224,7 +224,7 @@ def test_a_token_that_was_used_with_other_parameters_is_its_machines(aws: Aws, p
 
 
 def test_what_no_listing_shows_is_ended_by_what_it_is_attached_to(aws: Aws, provisioner: AwsProvisioner) -> None:
-    """Nobody knows the machine's id, and no listing shows it: it is attached to the launch's security group."""
+    """The launch's answer is lost and no listing shows the machine: its interface in the security group has its id."""
     aws.control.fail("RunInstances", LOSE, times=None)
     refused(provisioner, request())
     aws.control.heal()
@@ -242,7 +242,7 @@ def test_what_no_listing_shows_is_ended_by_what_it_is_attached_to(aws: Aws, prov
     assert left() == {}
 
 
-# --- what EC2 refuses -------------------------------------------------------------------------------------------------
+# --- refusals ---------------------------------------------------------------------------------------------------------
 
 
 def test_a_region_that_is_full_where_the_type_is_sold_is_full(aws: Aws, provisioner: AwsProvisioner) -> None:
@@ -268,7 +268,7 @@ def test_what_was_made_just_now_may_not_be_known_to_the_next_call(aws: Aws, prov
 
 
 class Learning(FastClock):
-    """While it pauses, EC2 learns of all that is new."""
+    """A clock whose sleep() also ends EC2's eventual consistency lag."""
 
     def __init__(self, aws: Aws) -> None:
         super().__init__()
@@ -296,7 +296,7 @@ def test_machines_that_listings_do_not_show_yet_are_pending_and_end_all_the_same
 
 
 def test_what_ec2_has_forgotten_is_gone_though_another_was_launched_just_now(provisioner: AwsProvisioner) -> None:
-    """EC2 shows a machine for about an hour after its end; its successor is young."""
+    """EC2 lists a machine for about an hour after its termination. Only a young unlisted machine is pending."""
     now = provisioner.launch(request(node("worker-0.2")))
     merged = dataclasses.replace(now, machines={"worker-0.1": "i-0123456789abcdef0", **now.machines})
     states = {state.node: state.phase for state in another().observe(merged)}
@@ -306,7 +306,7 @@ def test_what_ec2_has_forgotten_is_gone_though_another_was_launched_just_now(pro
     assert first.phase == "pending"
 
 
-def test_what_somebody_added_to_the_group_or_took_off_a_machine_goes_too(provisioner: AwsProvisioner) -> None:
+def test_added_interfaces_and_volumes_are_removed_too(provisioner: AwsProvisioner) -> None:
     allocation = provisioner.launch(request())
     client = ec2()
     [group] = ours(client)
@@ -318,10 +318,7 @@ def test_what_somebody_added_to_the_group_or_took_off_a_machine_goes_too(provisi
     assert left() == {}
 
 
-# --- many jobs --------------------------------------------------------------------------------------------------------
-
-
-# --- what is wrong with the account -----------------------------------------------------------------------------------
+# --- credentials, region, VPC -----------------------------------------------------------------------------------------
 
 
 def test_no_credentials(aws: Aws, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -355,7 +352,7 @@ def test_credentials_that_are_refused_leave_nothing(
     for text in (denied.code, denied.message.rstrip("."), says, action):
         assert text in str(refusal)
     assert refusal.may_have_created is (action == "RunInstances")
-    if refusal.is_login and action == "RunInstances":  # the next try finds it, or the launch's end
+    if refusal.is_login and action == "RunInstances":  # a retry of the launch finds the machine, or terminate() does
         assert left() != {}
         aws.control.heal()
         provisioner.terminate(Allocation("aws", "digits-abc", 1, request().token, {}, region="us-east-1"))
@@ -371,13 +368,13 @@ def test_a_configured_region_that_does_not_exist_does_not_matter(aws: Aws, monke
 
 def test_what_is_meant_for_decoding_is_left_out_of_the_message(aws: Aws, provisioner: AwsProvisioner) -> None:
     words = "User: arn:aws:iam::1:user/x is not authorized to perform: ec2:RunInstances on resource: y"
-    told = f"{words} Encoded authorization failure message: {'k' * 500}"
-    aws.control.fail("RunInstances", error("UnauthorizedOperation", 403, told), times=None)
+    message = f"{words} Encoded authorization failure message: {'k' * 500}"
+    aws.control.fail("RunInstances", error("UnauthorizedOperation", 403, message), times=None)
     refusal = refused(provisioner, request())
     assert words in str(refusal) and "kkk" not in str(refusal)
 
 
-def test_a_clock_that_is_wrong_is_told(aws: Aws) -> None:
+def test_a_wrong_clock_is_reported(aws: Aws) -> None:
     class Late(FastClock):
         def now(self) -> float:
             return time.time() - 1_200
@@ -447,7 +444,7 @@ def test_a_reservation_that_begins_later_says_when(aws: Aws, provisioner: AwsPro
     assert refusal.retry_after is not None and 500 < refusal.retry_after <= 600
 
 
-def test_a_block_whose_machines_are_being_ended_is_of_no_use(aws: Aws, provisioner: AwsProvisioner) -> None:
+def test_a_block_whose_machines_are_being_terminated_is_not_used(aws: Aws, provisioner: AwsProvisioner) -> None:
     aws.control.reserve("p5.4xlarge", zone_name("use1-az1"), 1, end_s=1_750)
     refusal = refused(provisioner, request(node(machine_type="p5.4xlarge"), market="reservation"))
     assert refusal.error_class == "capacity" and "no active reservation" in str(refusal)

@@ -1,4 +1,4 @@
-"""How fast AWS is called: by token buckets that all jobs of a process share, and by one layer of retries."""
+"""Tests of the rate of AWS calls: token buckets that all jobs of a process share, and one layer of retries."""
 
 from __future__ import annotations
 
@@ -31,19 +31,19 @@ def aws(server: Aws, monkeypatch: pytest.MonkeyPatch) -> Aws:
 
 
 def launched(provisioner: AwsProvisioner, request: LaunchRequest) -> tuple[Allocation, list[ProvisionError]]:
-    """As a supervisor does: it comes back when it was told to; what it was told."""
-    told: list[ProvisionError] = []
+    """Launch as a supervisor does, with a retry after `retry_after`; return the allocation and the errors before it."""
+    errors: list[ProvisionError] = []
     while True:
         try:
-            return provisioner.launch(request), told
+            return provisioner.launch(request), errors
         except ProvisionError as error:
             assert error.error_class == "throttled" and error.retry_after, error
-            told.append(error)
+            errors.append(error)
             time.sleep(error.retry_after)
 
 
 def test_launches_at_once_are_not_refused_by_amazons_buckets(aws: Aws) -> None:
-    """Sixteen launches take the six seconds that AWS sets, or a little more."""
+    """Sixteen launches take little more than the six seconds that AWS's rate limit implies."""
     aws.control.throttle()
     provisioner = AwsProvisioner(session())
     with ThreadPoolExecutor(16) as pool:
@@ -54,7 +54,7 @@ def test_launches_at_once_are_not_refused_by_amazons_buckets(aws: Aws) -> None:
 
 
 def fill(provisioner: AwsProvisioner, action: str) -> None:
-    """Put 300 others in line for an action."""
+    """Queue 300 other callers for an action's token bucket."""
     bucket = provisioner._clients._calling._bucket("ec2", "us-east-1", action)
     assert bucket is not None
     for number in range(300):
@@ -97,7 +97,7 @@ def test_a_launch_that_has_begun_keeps_its_turn(aws: Aws) -> None:
 
 @pytest.mark.parametrize("action", ["RunInstances", "CreateRole", "DescribeSubnets", "TerminateInstances"])
 def test_one_layer_repeats_a_call(aws: Aws, action: str) -> None:
-    """A minute of server errors is met some ten times, not forty."""
+    """Only one layer retries: a minute of server errors costs about ten calls, not forty."""
     clock = FastClock()
     provisioner = AwsProvisioner(session(), clock)
     allocation = provisioner.launch(of_job(7)) if action == "TerminateInstances" else None

@@ -1,4 +1,4 @@
-"""What the jobs of a process ask AWS once, and what of it is asked again: places, prices, quotas."""
+"""Tests of the caches that the jobs of a process share on AWS: places, prices, quotas."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from cloudgpu.tests.standins.clocks import FastClock, StillClock
 from cloudgpu.tests.standins.faults import HTML, LOSE, Fault, error
 
 GPUS = "L-DB2E81BA"
-"""Quota of on-demand G machines: g4dn.xlarge has 4 vCPUs."""
+"""Quota code of on-demand G machines, in vCPUs: g4dn.xlarge has 4."""
 
 
 @pytest.fixture(scope="module")
@@ -96,9 +96,9 @@ def test_a_quota_that_is_in_use_is_waited_for(aws: Aws) -> None:
     aws.control.set_quota("us-east-1", GPUS, 4.0)
     provisioner = AwsProvisioner(session(), FastClock())
     first = provisioner.launch(of_job(1))
-    told = refused(provisioner, of_job(2))
-    assert (told.error_class, told.scope) == ("capacity", "region")
-    assert "4 vCPUs more are needed, but" in str(told) and "4 are in use; they are waited for" in str(told)
+    refusal = refused(provisioner, of_job(2))
+    assert (refusal.error_class, refusal.scope) == ("capacity", "region")
+    assert "4 vCPUs more are needed, but" in str(refusal) and "4 are in use; they are waited for" in str(refusal)
     assert not aws.control.calls("CreateSecurityGroup")[1:], "nothing is made for it"
     provisioner.terminate(first)
     assert provisioner.launch(of_job(2)).machines
@@ -107,9 +107,9 @@ def test_a_quota_that_is_in_use_is_waited_for(aws: Aws) -> None:
 def test_a_quota_that_is_below_what_a_job_needs_is_not(aws: Aws) -> None:
     aws.control.set_quota("us-east-1", GPUS, 4.0)
     pair = tuple(NodeRequest(f"worker-{n}.1", "worker", n, n, "g4dn.xlarge", "T4", Fraction(1)) for n in (0, 1))
-    told = refused(AwsProvisioner(session(), FastClock()), dataclasses.replace(REQUEST, nodes=pair))
-    assert (told.error_class, told.scope) == ("quota", "region")
-    assert "8 vCPUs more are needed, but" in str(told) and "allows 4;" in str(told)
+    refusal = refused(AwsProvisioner(session(), FastClock()), dataclasses.replace(REQUEST, nodes=pair))
+    assert (refusal.error_class, refusal.scope) == ("quota", "region")
+    assert "8 vCPUs more are needed, but" in str(refusal) and "allows 4;" in str(refusal)
 
 
 @pytest.mark.parametrize("market", ["on-demand", "spot"])
@@ -117,35 +117,35 @@ def test_a_quota_that_is_below_what_a_job_needs_is_not(aws: Aws) -> None:
 def test_what_others_use_of_a_quota_is_waited_for_where_the_limit_is_known(
     aws: Aws, market: str, limit: float | None, error_class: str
 ) -> None:
-    """Machines of others are in no listing of ours: EC2 refuses what is too much."""
+    """Our listings leave out other owners' machines, so the quota check passes and EC2 refuses the launch."""
     code = GPUS if market == "on-demand" else "L-3819A6DF"
     if limit is None:
         aws.control.fail("GetServiceQuota", error("AccessDeniedException", 400), times=None)
     aws.control.set_quota("us-east-1", code, 4.0)
     others = dataclasses.replace(of_job(1), owner=dataclasses.replace(REQUEST.owner, name="another"), market=market)
     AwsProvisioner(session(), FastClock()).launch(others)
-    told = refused(AwsProvisioner(session(), FastClock()), dataclasses.replace(of_job(2), market=market))
-    assert told.code in ("VcpuLimitExceeded", "MaxSpotInstanceCountExceeded")
-    assert (told.error_class, told.scope) == (error_class, "region")
+    refusal = refused(AwsProvisioner(session(), FastClock()), dataclasses.replace(of_job(2), market=market))
+    assert refusal.code in ("VcpuLimitExceeded", "MaxSpotInstanceCountExceeded")
+    assert (refusal.error_class, refusal.scope) == (error_class, "region")
 
 
 @pytest.mark.parametrize(
     ("action", "what"), [("CreateRole", "RolesPerAccount"), ("CreateInstanceProfile", "InstanceProfilesPerAccount")]
 )
 def test_roles_that_the_jobs_before_have_used_up_are_waited_for(aws: Aws, action: str, what: str) -> None:
-    """IAM lets an account have 1,000 of each, and each launch has its own."""
+    """IAM allows 1,000 roles and instance profiles per account, and each launch creates one of each."""
     aws.control.fail(action, error("LimitExceeded", 409, f"Cannot exceed quota for {what}: 1000"), times=None)
     provisioner = AwsProvisioner(session(), FastClock())
-    told = refused(provisioner, of_job(1))
-    assert (told.error_class, told.scope) == ("capacity", "cloud")
-    assert "they are waited for" in str(told) and "cloudgpu infra up" in str(told)
+    refusal = refused(provisioner, of_job(1))
+    assert (refusal.error_class, refusal.scope) == ("capacity", "cloud")
+    assert "they are waited for" in str(refusal) and "cloudgpu infra up" in str(refusal)
     assert Remains(aws.url).find() == {}
     aws.control.heal()
     assert provisioner.launch(of_job(1)).machines
 
 
 def test_launches_at_the_same_time_do_not_count_on_the_same_vcpus(aws: Aws) -> None:
-    """Listings do not show the first machine yet."""
+    """Listings do not show the first launch's machine yet."""
     aws.control.set_quota("us-east-1", GPUS, 4.0)
     aws.control.set_lag(600.0)
     provisioner = AwsProvisioner(session(), FastClock())
@@ -155,7 +155,7 @@ def test_launches_at_the_same_time_do_not_count_on_the_same_vcpus(aws: Aws) -> N
 
 
 def test_how_long_a_new_profile_is_unknown_is_learned_once(aws: Aws) -> None:
-    """Eight tenths of a second of the stand-in's are 40 s of this clock's, at most: it counts real time as well."""
+    """The stand-in's lag of 0.8 s is at most 40 s of the provisioner's clock, which also counts real time."""
     aws.control.set_lag(0.0, profiles=0.8)
     provisioner = AwsProvisioner(session(), FastClock())
     provisioner.launch(of_job(1))
@@ -179,7 +179,7 @@ LOOKS_AND_REST = {
 
 @pytest.mark.parametrize("fault", [LOSE, HTML, None], ids=["lost", "503", "throttled"])
 def test_each_call_of_a_launch_with_everything_goes_wrong_once(aws: Aws, fault: Fault | None) -> None:
-    """Several Spot machines with fabric adapters; a disk and an interface that somebody has left in their place."""
+    """Several Spot machines with fabric adapters, a leaked volume and a leaked network interface."""
     for action in sorted(LOOKS_AND_REST):
         service = "iam" if action in ("GetInstanceProfile", "DeleteRolePolicy") else "ec2"
         aws.control.fail(action, fault or THROTTLED[service])

@@ -1,4 +1,4 @@
-"""Launches where an infra stack is known: its subnets and its machines' role are used; IAM is not asked anything."""
+"""Tests of launches on AWS with a saved infra stack: they use its subnets and role, and make no IAM calls."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def aws(server: Aws, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Aws:
 
 @pytest.fixture
 def stack(aws: Aws) -> Infrastructure:
-    """In two zones, known here."""
+    """Create an infra stack in two zones, with its outputs saved on this computer."""
     outputs = stand(session(), REGION, JOBS)
     aws.control.forget()
     return outputs
@@ -123,7 +123,7 @@ def test_what_the_stack_s_role_does_not_reach_takes_a_role_of_the_launch(
 
 
 def test_an_attempt_keeps_the_role_it_began_with(aws: Aws, stack: Infrastructure) -> None:
-    """The security group says which, to whoever adds a machine or ends all: the stack may be known no more there."""
+    """The role is recorded on the security group, so adding machines and teardown work without the stack's outputs."""
     provisioner().launch(request())
     infra_outputs.forget("aws", REGION)
     allocation = provisioner().launch(request(nodes=(node(), node(incarnation=2))))
@@ -144,9 +144,9 @@ def test_an_attempt_that_began_without_a_stack_ends_without_one(aws: Aws, stack:
 
 def test_a_stack_of_another_account_is_named(aws: Aws, stack: Infrastructure) -> None:
     infra_outputs.save(dataclasses.replace(stack, subnets={"use1-az2": "subnet-of-others"}))
-    with pytest.raises(ProvisionError, match=r"subnets of stack infra-aws are not in this account") as told:
+    with pytest.raises(ProvisionError, match=r"subnets of stack infra-aws are not in this account") as caught:
         provisioner().launch(request())
-    assert told.value.error_class == "invalid"
+    assert caught.value.error_class == "invalid"
     assert machines() == []
 
 
@@ -218,8 +218,8 @@ def test_a_stack_s_file_that_is_damaged_is_named(aws: Aws, stack: Infrastructure
     assert machines() == []
 
 
-def test_a_stack_that_is_gone_is_told_with_the_command_that_looks(aws: Aws, stack: Infrastructure) -> None:
-    """`infra status` takes a cloud with its region only."""
+def test_a_stack_that_is_gone_is_an_error_that_names_infra_status(aws: Aws, stack: Infrastructure) -> None:
+    """The error names the full command: `infra status` requires --region with --cloud."""
     looks = f"cloudgpu infra status --cloud aws --region {REGION}`"
     infra_outputs.save(dataclasses.replace(stack, subnets={"use1-az1": "subnet-gone"}))
     with pytest.raises(ProvisionError, match=looks) as network:

@@ -1,4 +1,4 @@
-"""The AWS stand-in keeps its word, over the wire, to boto3 as it is: what the product's tests rest on."""
+"""Tests of the AWS stand-in: it answers an unmodified boto3 over HTTP like AWS, as other tests assume."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from cloudgpu.tests.standins.tls import make_certificate
 IMAGE = "/aws/service/deeplearning/ami/x86_64/base-oss-nvidia-driver-gpu-ubuntu-24.04/latest/ami-id"
 TYPE = "g4dn.xlarge"
 PATIENT_S = 180.0
-SESSION = boto3.session.Session(KEY, "secret")  # reading the services' models takes long
+SESSION = boto3.session.Session(KEY, "secret")  # shared: loading boto3's models is slow
 
 
 @pytest.fixture(scope="module")
@@ -38,7 +38,7 @@ def server() -> Iterator[Aws]:
 
 
 class Account:
-    """boto3's clients, and the launch that most tests make."""
+    """boto3 clients for the stand-in, and the launch that most tests make."""
 
     def __init__(self, aws: Aws) -> None:
         self.url, self.control = aws.url, aws.control
@@ -47,7 +47,7 @@ class Account:
         self.subnets = {s["AvailabilityZone"]: s["SubnetId"] for s in self.ec2.describe_subnets()["Subnets"]}
 
     def client(self, service: str, region: str = "us-east-1", *, tries: int = 1, **more: Any) -> Any:
-        """One that asks once, unless told otherwise."""
+        """Return a boto3 client without retries, unless `tries` allows more."""
         config = Config(retries={"mode": "standard", "total_max_attempts": tries}, **more)
         return SESSION.client(service, region_name=region, endpoint_url=self.url, config=config)  # type: ignore[call-overload]
 
@@ -77,12 +77,12 @@ def account(server: Aws) -> Account:
 
 
 def refusal(call: Callable[[], Any]) -> tuple[str, int, str]:
-    """Code, status, message."""
+    """Return code, status and message of the ClientError that the call must raise."""
     with pytest.raises(ClientError) as caught:
         call()
     answer: Any = caught.value.response
-    told = answer.get("Error", {})
-    return told.get("Code", ""), answer["ResponseMetadata"]["HTTPStatusCode"], told.get("Message", "")
+    failure = answer.get("Error", {})
+    return failure.get("Code", ""), answer["ResponseMetadata"]["HTTPStatusCode"], failure.get("Message", "")
 
 
 def wait_for(condition: Callable[[], Any]) -> Any:
@@ -114,9 +114,9 @@ def test_an_error_in_the_services_own_form(account: Account, service: str, fault
     }
     account.control.fail("*", fault, where={"service": service})
     code, status, _ = refusal(calls[service])
-    # A well-formed page is no error with a code to botocore: what it makes of it depends on the service's protocol.
+    # botocore finds no error code in a well-formed HTML page; what it does instead depends on the service's protocol.
     assert (code if expected[0] else None, status) == expected
-    calls[service]()  # it happened once
+    calls[service]()  # a fault occurs once by default
 
 
 def test_a_rule_skips_and_counts_and_looks_at_parameters(account: Account) -> None:
@@ -141,7 +141,7 @@ def test_a_hang_lasts(account: Account) -> None:
     account.control.fail("DescribeVpcs", HANG)
     with pytest.raises(ReadTimeoutError):
         account.client("ec2", read_timeout=0.3).describe_vpcs()
-    account.ec2.describe_vpcs()  # others are served meanwhile
+    account.ec2.describe_vpcs()  # other requests are served meanwhile
 
 
 @pytest.mark.parametrize(("fault", "groups"), [(KILL_BEFORE, 0), (KILL_AFTER, 1)])
@@ -154,7 +154,7 @@ def test_the_caller_is_killed(account: Account, fault: Fault, groups: int) -> No
     assert sum(group["GroupName"] == "g" for group in found) == groups
 
 
-def test_what_nobody_implements_is_loud(account: Account) -> None:
+def test_unimplemented_actions_answer_an_error(account: Account) -> None:
     code, status, text = refusal(lambda: account.client("ec2", tries=5).describe_fpga_images())
     assert (code, status) == ("StandinNotImplemented", 501)
     assert "DescribeFpgaImages" in text
@@ -175,13 +175,13 @@ def test_a_zone_without_capacity_names_the_others(account: Account) -> None:
     assert "(us-east-1a)" in text
     assert "choosing us-east-1b" in text
     assert "1a" not in text.partition("choosing")[2]
-    account.run(spot=True)  # of another market
+    account.run(spot=True)  # capacity of another market
     account.ec2.terminate_instances(InstanceIds=[first["InstanceId"]])
     account.run()
 
 
 def test_the_sdk_sends_a_capacity_error_again(account: Account) -> None:
-    """Why the product must not let it: HTTP 500."""
+    """EC2 answers HTTP 500 for missing capacity, which botocore retries: the product must disable these retries."""
     account.control.set_capacity(TYPE, "us-east-1a", "on-demand", 0)
     refusal(lambda: account.run(tries=3))
     assert len(account.control.calls("RunInstances")) == 3
@@ -203,8 +203,8 @@ def test_quotas_are_of_a_market(account: Account, spot: bool, quota: str, code: 
     account.run(spot=spot)
     assert refusal(lambda: account.run("us-east-1b", spot=spot))[:2] == (code, 400)
     account.run(spot=not spot)
-    told = account.client("service-quotas").get_service_quota(ServiceCode="ec2", QuotaCode=quota)
-    assert told["Quota"]["Value"] == 7
+    answer = account.client("service-quotas").get_service_quota(ServiceCode="ec2", QuotaCode=quota)
+    assert answer["Quota"]["Value"] == 7
 
 
 def test_a_type_that_is_not_sold_in_the_zone(account: Account) -> None:
@@ -315,7 +315,7 @@ def test_reservations(account: Account) -> None:
         "CapacityReservationSpecification": {"CapacityReservationTarget": {"CapacityReservationId": block}},
         "InstanceMarketOptions": {"MarketType": "capacity-block"},
     }
-    account.control.set_capacity(TYPE, "us-east-1a", "on-demand", 0)  # what is reserved is not taken from there
+    account.control.set_capacity(TYPE, "us-east-1a", "on-demand", 0)  # a reservation has separate capacity
     instance = account.run(**into)
     assert described()[0] == ("capacity-block", "active", 0)
     assert refusal(lambda: account.run(**into))[0] == "ReservationCapacityExceeded"
@@ -332,7 +332,7 @@ def test_interfaces_of_further_network_cards_leave_nothing_behind(account: Accou
     assert account.ec2.describe_network_interfaces()["NetworkInterfaces"] == []
 
 
-# -- what may not be deleted, and what EC2 learns late
+# -- resources in use, and eventual consistency of instance profiles
 
 
 def test_a_used_security_group_stays_until_its_machine_has_gone(account: Account) -> None:
@@ -405,7 +405,7 @@ WantedBy=multi-user.target
 
 
 def user_data(script: str, *commands: list[str], **more: Any) -> str:
-    """Of a machine with a service that runs this shell script at every boot."""
+    """Return cloud-init user data for a machine with a service that runs this shell script at every boot."""
     value = {
         "write_files": [
             {"path": "/opt/main.sh", "content": script, "permissions": "0755"},
@@ -421,7 +421,7 @@ def boots(account: Account, script: str, *commands: list[str], **more: Any) -> d
     return account.run(UserData=user_data(script, *commands), **more)
 
 
-def told(account: Account, instance: dict[str, Any]) -> Any:
+def machine_of(account: Account, instance: dict[str, Any]) -> Any:
     return next(one for one in account.control.instances() if one.instance_id == instance["InstanceId"])
 
 
@@ -429,15 +429,15 @@ def test_user_data_runs_with_nothing_of_the_testers(account: Account, monkeypatc
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "the tester's")
     monkeypatch.setenv("SOMETHING", "else")
     instance = boots(account, "env; pwd; echo done", InstanceInitiatedShutdownBehavior="terminate")
-    console = wait_for(lambda: "done" in (seen := told(account, instance)).console and seen).console
+    console = wait_for(lambda: "done" in (seen := machine_of(account, instance)).console and seen).console
     names = {line.partition("=")[0] for line in console.splitlines() if "=" in line} - {"PWD", "OLDPWD", "SHLVL", "_"}
     assert names == {"PATH", "HOME", "LANG", "TMPDIR", "AWS_EC2_METADATA_SERVICE_ENDPOINT", "AWS_ENDPOINT_URL"}
-    assert told(account, instance).trouble == []
-    assert told(account, instance).root in console
+    assert machine_of(account, instance).trouble == []
+    assert machine_of(account, instance).root in console
 
 
 def test_a_machine_is_its_role_and_nothing_else(account: Account) -> None:
-    """IMDSv2 as botocore uses it; policies are enforced over the wire."""
+    """botocore on the machine gets its role's credentials from IMDSv2, and the role's policy is enforced."""
     account.s3.create_bucket(Bucket="bucket")
     policy = {
         "Version": "2012-10-17",
@@ -451,17 +451,17 @@ def test_a_machine_is_its_role_and_nothing_else(account: Account) -> None:
     account.control.enforce(False)
     instance = boots(account, f"{sys.executable} - <<'END'\n{program}END\n", IamInstanceProfile={"Name": name})
     account.control.enforce()
-    console = wait_for(lambda: "done" in (seen := told(account, instance)).console and seen).console
+    console = wait_for(lambda: "done" in (seen := machine_of(account, instance)).console and seen).console
     assert "mine/a 200" in console
     assert "yours/a An error occurred (AccessDenied)" in console
-    (key,) = told(account, instance).keys
+    (key,) = machine_of(account, instance).keys
     assert {call.action for call in account.control.calls(caller=key)} == {"PutObject"}
 
 
 def test_terminating_kills_whatever_runs(account: Account) -> None:
     script = f"setsid {sys.executable} -c 'import time; print(\"deep\", flush=True); time.sleep(600)' & sleep 600"
     instance = boots(account, script)
-    seen = wait_for(lambda: "deep" in (one := told(account, instance)).console and one)
+    seen = wait_for(lambda: "deep" in (one := machine_of(account, instance)).console and one)
     account.ec2.terminate_instances(InstanceIds=[instance["InstanceId"]])
     assert processes_in(seen.root) == []
 
@@ -483,9 +483,9 @@ def test_a_machine_ends_itself(account: Account, command: str, behavior: str, st
     script = f"trap 'echo asked; exit 0' TERM; {command}; sleep 600 & wait"
     instance = boots(account, script, InstanceInitiatedShutdownBehavior=behavior)
     wait_for(lambda: account.state(instance) == state)
-    assert "asked" in told(account, instance).console
+    assert "asked" in machine_of(account, instance).console
     if state == "terminated":
-        assert told(account, instance).reason == "Client.InstanceInitiatedShutdown"
+        assert machine_of(account, instance).reason == "Client.InstanceInitiatedShutdown"
 
 
 def test_a_service_that_fails_ends_the_machine_where_it_says_so(account: Account) -> None:
@@ -499,12 +499,12 @@ def test_a_service_that_fails_ends_the_machine_where_it_says_so(account: Account
 
 def test_a_reboot_keeps_the_disk(account: Account) -> None:
     instance = boots(account, 'echo -n x >> $HOME/n; echo "boot $(cat $HOME/n)"; sleep 600', ["sh", "-c", "echo first"])
-    wait_for(lambda: "boot x\n" in told(account, instance).console)
+    wait_for(lambda: "boot x\n" in machine_of(account, instance).console)
     account.control.reboot(instance["InstanceId"])
-    wait_for(lambda: "boot xx\n" in told(account, instance).console)
+    wait_for(lambda: "boot xx\n" in machine_of(account, instance).console)
     account.ec2.reboot_instances(InstanceIds=[instance["InstanceId"]])
-    wait_for(lambda: "boot xxx\n" in told(account, instance).console)
-    assert told(account, instance).console.count("first") == 1
+    wait_for(lambda: "boot xxx\n" in machine_of(account, instance).console)
+    assert machine_of(account, instance).console.count("first") == 1
     assert account.state(instance) == "running"
 
 
@@ -515,9 +515,9 @@ def test_a_notice_is_seen_on_the_machine_before_it_goes(account: Account) -> Non
     look += "while True:\n    try: print(ask('meta-data/spot/instance-action', **{'X-aws-ec2-metadata-token': token})"
     look += ", flush=True)\n    except Exception as e: print(e, flush=True)\n    time.sleep(0.05)\n"
     instance = boots(account, f"exec {sys.executable} -c '{look.replace(chr(39), chr(34))}'", spot=True)
-    wait_for(lambda: "404" in told(account, instance).console)
+    wait_for(lambda: "404" in machine_of(account, instance).console)
     account.control.interrupt(instance["InstanceId"], 600.0)
-    wait_for(lambda: '"action": "terminate"' in told(account, instance).console)
+    wait_for(lambda: '"action": "terminate"' in machine_of(account, instance).console)
     assert account.state(instance) == "running"
     account.control.hurry()
     assert account.state(instance) == "terminated"
@@ -525,7 +525,7 @@ def test_a_notice_is_seen_on_the_machine_before_it_goes(account: Account) -> Non
 
 def test_every_kind_of_notice_is_what_the_agent_looks_for(account: Account) -> None:
     instance = boots(account, "sleep 600", spot=True)
-    identity, url = instance["InstanceId"], told(account, instance).imds
+    identity, url = instance["InstanceId"], machine_of(account, instance).imds
     account.control.recommend_rebalance(identity)
     event = {"Code": "system-reboot", "EventId": "e-1", "State": "active", "NotBefore": "21 Jan 2027 09:00:43 GMT"}
     account.control.schedule_event(identity, event)
@@ -540,10 +540,10 @@ def test_every_kind_of_notice_is_what_the_agent_looks_for(account: Account) -> N
 
 def test_a_crash_comes_without_notice(account: Account) -> None:
     instance = boots(account, "echo here; sleep 600", spot=True)
-    root = wait_for(lambda: "here" in (seen := told(account, instance)).console and seen).root
+    root = wait_for(lambda: "here" in (seen := machine_of(account, instance)).console and seen).root
     account.control.crash(instance["InstanceId"])
     assert processes_in(root) == []
-    seen = told(account, instance)
+    seen = machine_of(account, instance)
     assert (seen.state, seen.reason, seen.running) == ("terminated", "Server.InternalError", False)
 
 
@@ -559,9 +559,9 @@ def test_a_crash_comes_without_notice(account: Account) -> None:
         ('#cloud-config\n{"runcmd": [["systemctl", "start", "b.service"]]}', "b.service not found"),
     ],
 )
-def test_user_data_that_is_not_understood_is_told(account: Account, data: str, trouble: str) -> None:
+def test_unsupported_user_data_is_reported(account: Account, data: str, trouble: str) -> None:
     instance = account.run(UserData=data)
-    wait_for(lambda: trouble in "\n".join(told(account, instance).trouble))
+    wait_for(lambda: trouble in "\n".join(machine_of(account, instance).trouble))
 
 
 def test_console_output_is_what_it_printed(account: Account) -> None:
@@ -569,7 +569,7 @@ def test_console_output_is_what_it_printed(account: Account) -> None:
     wait_for(lambda: "hello" in account.ec2.get_console_output(InstanceId=instance["InstanceId"])["Output"])
 
 
-# -- as a process of its own
+# -- as a separate process
 
 
 def test_it_can_be_a_process(tmp_path: Any) -> None:
@@ -586,8 +586,8 @@ def test_it_can_be_a_process(tmp_path: Any) -> None:
         assert process.wait(180) == 0
 
 
-def test_a_bucket_that_wants_tls_is_closed_to_whoever_comes_without(tmp_path: Path) -> None:
-    """And open to others, whatever they are written with."""
+def test_a_bucket_that_requires_tls_refuses_plain_http(tmp_path: Path) -> None:
+    """Clients with TLS have access, whether they use boto3 or obstore."""
     deny = {
         "Effect": "Deny",
         "Principal": "*",

@@ -1,4 +1,4 @@
-"""Instances that EC2 ends while they start: what launch() would have raised, had EC2 said so at once."""
+"""Tests of instances that EC2 terminates while they start: observe() reports the error as launch() would raise it."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def aws(server: Aws, monkeypatch: pytest.MonkeyPatch) -> Aws:
 
 
 def launched(aws: Aws, code: str, message: str = "", request: LaunchRequest = REQUEST) -> NodeState:
-    """What is seen of a machine that ends so while it starts."""
+    """Launch a machine that EC2 terminates with this code while it starts, and return its observed state."""
     aws.control.doom(code, message)
     provisioner = AwsProvisioner(session(), FastClock())
     allocation = provisioner.launch(request)
@@ -59,7 +59,9 @@ def launched(aws: Aws, code: str, message: str = "", request: LaunchRequest = RE
         ("Client.InvalidKMSKey.NotFound", "The key does not exist.", ("auth", "region"), "KMS key"),
     ],
 )
-def test_each_reason_is_told_as_a_refusal(aws: Aws, code: str, message: str, kind: tuple[str, str], says: str) -> None:
+def test_each_reason_is_reported_as_a_refusal(
+    aws: Aws, code: str, message: str, kind: tuple[str, str], says: str
+) -> None:
     refused = launched(aws, code, message).refused
     assert refused is not None
     assert (refused.error_class, refused.scope, refused.code) == (*kind, code)
@@ -77,7 +79,7 @@ def test_a_machine_that_starts_is_pending_and_one_that_was_ended_is_no_refusal(a
 
 
 def test_what_never_ran_has_not_started_for_the_bill(aws: Aws) -> None:
-    """Whether the allocation names the machine, or only the launch's token is known as its answer was lost."""
+    """has_started is right with the machine's id as well as, after a lost answer, with the launch token alone."""
     for named, after_s, has_started in [(True, 0.0, False), (False, 0.0, False), (True, None, True)]:
         request = replace(REQUEST, token=f"{named:d}{after_s is None:d}" * 16)
         if after_s is not None:

@@ -1,4 +1,4 @@
-"""`cloudgpu catalog refresh --cloud azure`, quotas before a launch, Spot prices at one: over the wire, with faults."""
+"""Tests of `cloudgpu catalog refresh --cloud azure`, quota checks before a launch and Spot prices, with faults."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ MADE_OF = {
     "prices.list": {"prices_azure"},
     "locations.usages": {"quotas_azure"},
 }
-"""Call -> tables that cannot be made without it."""
+"""Tables that cannot be refreshed if this call fails."""
 T4, A100, H100 = "Standard_NC4as_T4_v3", "Standard_NC24ads_A100_v4", "Standard_ND96isr_H100_v5"
 JOB = """\
 name: digits
@@ -66,7 +66,7 @@ def cloudgpu(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 def refresh(*regions: str) -> tuple[int, dict[str, str], str]:
-    """Exit code, table -> state, what was said."""
+    """Run `catalog refresh`; return its exit code, the state of each table, and stderr."""
     where = [word for region in regions or REGIONS for word in ("--region", region)]
     done = cloudgpu("catalog", "refresh", "--cloud", "azure", "--json", *where)
     outcomes = json.loads(done.stdout) if done.stdout else []
@@ -74,7 +74,7 @@ def refresh(*regions: str) -> tuple[int, dict[str, str], str]:
 
 
 def rows(table: str) -> list[dict[str, str]]:
-    """Of a refreshed table."""
+    """Return the rows of a refreshed table."""
     found = table_overrides.load(table_overrides.path_of(table))
     assert found is not None
     return read(found.text)
@@ -90,13 +90,13 @@ def read(text: str) -> list[dict[str, str]]:
 
 
 def price(sku: str, region: str = HERE) -> tuple[str, str]:
-    """On demand and Spot, as refreshed."""
+    """Return the refreshed on-demand and Spot prices, in USD/h."""
     found = [row for row in rows("prices_azure") if (row["sku"], row["region"]) == (sku, region)]
     return (found[0]["on_demand_usd_h"], found[0]["spot_usd_h"]) if found else ("", "")
 
 
 def zones(machine_type: str, region: str = HERE) -> list[str] | None:
-    """As refreshed; None: it is not sold there."""
+    """Return the refreshed zones of a machine type, or None if it is not sold in the region."""
     [row] = [row for row in rows("machine_types_azure") if row["machine_type"] == machine_type]
     found = {(one["offering"], one["region"]): one["zones"].split() for one in rows("places_azure")}
     return found.get((row["offering"], region))
@@ -127,7 +127,7 @@ def test_all_tables_are_refreshed_and_planned_with(azure: AzureControl) -> None:
 
 
 def test_what_azure_says_is_what_the_shipped_tables_say(azure: AzureControl) -> None:
-    """Sizes and places of the stand-in are the shipped ones: reading them back must give them again, in all regions."""
+    """The stand-in serves the shipped sizes and places, so a refresh must reproduce the shipped tables."""
     assert cloudgpu("catalog", "refresh", "--cloud", "azure").returncode == 0
     volatile = {"source", "date", "offering"}
     unknown = {row["machine_type"] for row in shipped("machine_types_azure") if not row["memory_gb"]}
@@ -152,7 +152,7 @@ def test_what_azure_says_is_what_the_shipped_tables_say(azure: AzureControl) -> 
             assert sold[name] in (name, offering)
 
 
-def test_a_part_of_a_gpu_stays_one_though_azure_tells_of_a_whole_one(azure: AzureControl) -> None:
+def test_a_fraction_of_a_gpu_stays_one_though_azure_lists_a_whole_one(azure: AzureControl) -> None:
     assert refresh()[0] == 0
     assert (known("Standard_NV6ads_A10_v5")["counts"], known("Standard_NV36ads_A10_v5")["counts"]) == ("1/6", "1")
 
@@ -167,7 +167,7 @@ def test_zones_are_the_subscription_s_own_and_of_each_size(azure: AzureControl) 
 
 
 @pytest.mark.parametrize("reason", ["NotAvailableForSubscription", "QuotaId"])
-def test_what_is_not_sold_to_the_subscription_is_left_out_and_told(azure: AzureControl, reason: str) -> None:
+def test_restricted_sizes_are_left_out_and_reported(azure: AzureControl, reason: str) -> None:
     azure.set_sku(A100, HERE, restricted=[], reason=reason)
     azure.set_sku(H100, HERE, zones=["1", "2"], restricted=["1", "2"], reason=reason)
     code, states, said = refresh()
@@ -182,7 +182,7 @@ def test_what_is_not_sold_to_the_subscription_is_left_out_and_told(azure: AzureC
 
 
 def test_a_subscription_that_may_have_next_to_nothing_is_no_odd_answer(azure: AzureControl) -> None:
-    """A new one is like that: most sizes with GPUs are restricted until somebody asks."""
+    """A new subscription is restricted for most GPU sizes until its owner asks Azure's support for access."""
     for row in shipped("machine_types_azure"):
         if row["machine_type"] != T4:
             azure.set_sku(row["machine_type"], HERE, restricted=[])
@@ -195,7 +195,7 @@ def test_a_subscription_that_may_have_next_to_nothing_is_no_odd_answer(azure: Az
 def test_spot_is_where_azure_says_so(azure: AzureControl) -> None:
     azure.set_sku(T4, HERE, capabilities={"LowPriorityCapable": "False"})
     assert refresh(HERE)[0] == 0
-    assert known(T4)["markets"] == "on-demand spot reservation"  # it may well be sold so elsewhere
+    assert known(T4)["markets"] == "on-demand spot reservation"  # other regions still sell it as Spot
     for region in {row["region"] for row in shipped("places_azure")}:
         azure.set_sku(T4, region, capabilities={"LowPriorityCapable": "False"})
     assert cloudgpu("catalog", "refresh", "--cloud", "azure").returncode == 0
@@ -215,7 +215,7 @@ def test_what_can_be_reserved_is_what_azure_says_can_be(azure: AzureControl) -> 
 
 def test_new_sizes_are_taken_for_what_their_family_carries(azure: AzureControl) -> None:
     azure.copy_sku("Standard_NC128ads_A100_v4", "Standard_NC96ads_A100_v4")
-    azure.copy_sku("Standard_NV18adms_A10_v5", "Standard_NV18ads_A10_v5")  # a family with parts of GPUs
+    azure.copy_sku("Standard_NV18adms_A10_v5", "Standard_NV18ads_A10_v5")  # a family with fractions of GPUs
     azure.add_price("Standard_NC128ads_A100_v4", HERE, "20")
     code, _, said = refresh(HERE)
     assert code == 0
@@ -229,7 +229,7 @@ def test_new_sizes_are_taken_for_what_their_family_carries(azure: AzureControl) 
 
 
 def test_other_ways_to_buy_are_not_taken_for_the_price(azure: AzureControl) -> None:
-    """The list has Windows, Cloud Services, Low Priority, DevTest, reservations and other meters of the same size."""
+    """The price list also has Windows, Cloud Services, Low Priority, DevTest and reservation meters of the size."""
     azure.add_price(T4, HERE, "0.01", productName="Virtual Machines NCasT4 v3 Series Dedicated Host")
     azure.add_price(T4, HERE, "0.01", effectiveStartDate="2999-01-01T00:00:00Z")
     azure.add_price(T4, HERE, "0.01", effectiveEndDate="2020-01-01T00:00:00Z")
@@ -251,13 +251,13 @@ def test_other_ways_to_buy_are_not_taken_for_the_price(azure: AzureControl) -> N
     ],
     ids=["two", "month", "euro", "free", "none"],
 )
-def test_entries_that_cannot_be_meant_are_told(
+def test_implausible_entries_are_reported(
     azure: AzureControl, usd: str, changes: dict[str, str | None], said: str
 ) -> None:
     azure.add_price(T4, HERE, usd, **changes)
-    code, states, told = refresh(HERE)
+    code, states, stderr = refresh(HERE)
     assert (code, states["prices_azure"]) == (0, "refreshed")
-    assert said in told
+    assert said in stderr
     assert price(T4) == (("", "0.1052") if not changes else ("0.526", "0.1052"))
 
 
@@ -295,7 +295,7 @@ def test_a_table_that_cannot_be_had_is_kept_and_named_with_what_failed(azure: Az
 
 
 def test_machine_types_that_were_kept_are_found_in_places_that_were_not(azure: AzureControl) -> None:
-    """The first answer makes places of sizes; machine types still speak of series."""
+    """Refreshed places name sizes, while the shipped machine types name series: planning must join them."""
     refresh(HERE)
     path = table_overrides.path_of("machine_types_azure")
     path.unlink()
@@ -365,7 +365,7 @@ def test_all_families_together_have_a_limit_and_spot_has_one_of_its_own(azure: A
 
 
 def test_names_of_families_are_compared_as_azure_spells_them(azure: AzureControl) -> None:
-    """`standard NDAMSv4_A100Family` in one answer is `Standard NDAMSv4_A100Family` in another."""
+    """Family names are compared regardless of case: Azure spells `standard` and `Standard NDAMSv4_A100Family`."""
     azure.set_quota(HERE, "Standard NDAMSv4_A100Family", 95)
     with pytest.raises(ProvisionError, match=r"96 vCPUs more are needed, but .* allows 95"):
         check("Standard_ND96amsr_A100_v4")
@@ -378,15 +378,15 @@ def test_reserved_machines_and_unknown_sizes_are_not_asked_about(azure: AzureCon
 
 
 @pytest.mark.parametrize("fault", [error("AuthorizationFailed", 403, "no permission"), HTML], ids=["denied", "html"])
-def test_what_the_api_does_not_tell_stops_nothing(
+def test_a_failed_quota_query_does_not_stop_a_launch(
     azure: AzureControl, fault: object, caplog: pytest.LogCaptureFixture
 ) -> None:
     azure.set_quota(HERE, "Standard NCASv3_T4 Family", 0)
     azure.fail("locations.usages", fault, times=None)  # type: ignore[arg-type]
     check(T4)
     check(T4)
-    told = [record.message for record in caplog.records if "not checked before launching" in record.message]
-    assert len(told) == 1 and "ask for the quotas of eastus" in told[0]
+    warnings = [record.message for record in caplog.records if "not checked before launching" in record.message]
+    assert len(warnings) == 1 and "ask for the quotas of eastus" in warnings[0]
 
 
 # --- the price of an attempt ------------------------------------------------------------------------------------------
@@ -406,7 +406,7 @@ def test_the_spot_price_at_launch_is_the_region_s_with_all_machines_and_disks(az
     assert prices.offer_price(book, offer()._replace(region="brazilsouth2")) is None
 
 
-def test_a_price_that_is_not_told_is_an_error_and_no_price(azure: AzureControl) -> None:
+def test_an_unavailable_price_is_an_error_and_no_price(azure: AzureControl) -> None:
     clients = Clients(FastClock())
     book = prices.PriceList(clients.account, clients.clock)
     azure.fail("prices.list", RESET, times=None)

@@ -1,4 +1,4 @@
-"""What a job keeps in Blob Storage: checkpoints, log, inputs, outputs; real writers and agents against Azurite."""
+"""Tests of checkpoints, logs, inputs and outputs in Blob Storage: real writers and agents against Azurite."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def front(monkeypatch: pytest.MonkeyPatch) -> Iterator[Front]:
 
 @pytest.fixture
 def remote(world: World, front: Front) -> World:
-    """Nodes whose job dir is in Blob Storage."""
+    """Return a world whose job dir is in Blob Storage."""
     world.dir = JobDir(URL)
     return world
 
@@ -99,7 +99,7 @@ class TestCheckpoints:
         one.client.close()
 
     def test_a_lost_acknowledgement_of_a_whole_upload(self, front: Front) -> None:
-        """Asked again, the service knows of no such blocks: the save fails, the next one works."""
+        """The retry finds the blocks already committed, so this save fails; the next one succeeds."""
         one = Training(URL, size=9 * MB)
         front.fail("blocks.commit", LOSE)
         one.save(1)
@@ -157,7 +157,7 @@ class TestSubmission:
     def test_the_account_is_written_into_the_job(
         self, front: Front, home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """It is known here by a variable, which no machine of the job has."""
+        """The account comes from an environment variable that the job's machines do not have."""
         JobDir(f"az://{CONTAINER}@{ACCOUNT}/data").put("digits/a", b"seven\n")
         monkeypatch.setenv("AZURE_STORAGE_ACCOUNT", ACCOUNT)
         text = f"name: digits\njob_dir: az://{CONTAINER}/jobs/\nrun: cat data/a\ninputs: {{data: az://{CONTAINER}/data/digits}}\n"

@@ -1,5 +1,7 @@
-"""`cloudgpu gc` on Azure: what a launch left is found without local state, however much of it there is, and removed;
-nobody else's is."""
+"""Tests of `cloudgpu gc` on Azure: whatever a launch left is found by tags and names alone, and removed.
+
+Resources of other owners are kept.
+"""
 
 from __future__ import annotations
 
@@ -97,11 +99,11 @@ def kinds(left: tagged_resources.Leftover) -> set[str]:
 
 
 def left(azure: AzureControl) -> list[str]:
-    """What there is of ours."""
+    """Return the ids of all resources of launches, and of all role assignments."""
     return [one for one in azure.all_resources() if "/cloudgpu-" in one or "roleAssignments" in one]
 
 
-def test_role_assignments_of_a_group_that_somebody_has_deleted_are_found_and_removed(azure: AzureControl) -> None:
+def test_role_assignments_of_a_deleted_group_are_found_and_removed(azure: AzureControl) -> None:
     launch()
     other = "fedcba9876543210" * 2
     launch(token=other)
@@ -139,7 +141,7 @@ def test_role_assignments_of_others_are_not_ours(azure: AzureControl) -> None:
     assert found() == []
 
 
-# --- all that a launch makes ------------------------------------------------------------------------------------------
+# --- all resources of a launch ----------------------------------------------------------------------------------------
 
 
 def test_all_that_a_launch_left_is_one_and_goes_in_one_command(azure: AzureControl) -> None:
@@ -149,7 +151,7 @@ def test_all_that_a_launch_left_is_one_and_goes_in_one_command(azure: AzureContr
         *("resource group", "managed identity", "role assignment", "virtual network", "network security group"),
         *("application security group", "network interface", "public address", "virtual machine", "disk"),
     }
-    # Resources, but for the parts of the network; of role assignments those on the container and on the group.
+    # The group; identity, virtual network and 2 security groups; 4 per machine; 2 role assignments (container, group).
     assert len(one["things"]) == 1 + 4 + 2 * 4 + 2
     assert (one["state"], one["removable"], one["regions"]) == ("orphaned", True, [REGION])
     assert (one["owner"], one["job_id"], one["attempt"], one["token"]) == (owner_name(), "ghost-abcdefgh", 2, TOKEN)
@@ -169,7 +171,7 @@ def test_a_group_with_nothing_in_it_is_found_and_removed(azure: AzureControl) ->
     assert (one.owner, one.job_id, one.attempt, one.token) == (owner_name(), "ghost-abcdefgh", 2, TOKEN)
     remove(one)
     assert (found(), left(azure)) == ([], [])
-    remove(one)  # what is gone already does no harm
+    remove(one)  # idempotent
 
 
 def test_a_launch_that_died_before_its_machines_leaves_no_role_behind(azure: AzureControl) -> None:
@@ -199,7 +201,7 @@ def test_what_was_taken_out_of_a_launch_by_hand_is_removed_with_the_rest(azure: 
     assert left(azure) == []
 
 
-def test_a_group_whose_tags_were_changed_is_told_by_its_name(azure: AzureControl) -> None:
+def test_a_group_whose_tags_were_changed_is_recognized_by_its_name(azure: AzureControl) -> None:
     clients = Clients(FastClock())
     resource_groups.make_group(clients, request(), [])
     body: Any = {"operation": "Delete", "properties": {"tags": {"cloudgpu-token": TOKEN, "cloudgpu-attempt": "2"}}}
@@ -212,7 +214,7 @@ def test_a_group_whose_tags_were_changed_is_told_by_its_name(azure: AzureControl
     assert left(azure) == []
 
 
-# --- what is said of it -----------------------------------------------------------------------------------------------
+# --- output -----------------------------------------------------------------------------------------------------------
 
 
 def test_prices_ages_and_expiries_are_shown(azure: AzureControl) -> None:
@@ -251,13 +253,13 @@ def test_a_machine_that_has_only_powered_itself_off_is_paid_for(azure: AzureCont
     assert (machine.detail, machine.price) == (f"{SIZE} on-demand, stopped", Decimal("0.526"))
 
 
-# --- whose it is ------------------------------------------------------------------------------------------------------
+# --- owners and regions -----------------------------------------------------------------------------------------------
 
 
 def test_what_belongs_to_others_goes_only_once_it_has_expired_and_only_when_asked_for(azure: AzureControl) -> None:
-    somebody, clients = Owner("cloudgpu-somebody"), Clients(FastClock())
+    other_owner, clients = Owner("cloudgpu-somebody"), Clients(FastClock())
     for letter, expires in (("a", time.time() - 60), ("b", time.time() + 3_600), ("c", None)):
-        resource_groups.make_group(clients, request(owner=somebody, token=letter * 32, expires=expires), [])
+        resource_groups.make_group(clients, request(owner=other_owner, token=letter * 32, expires=expires), [])
     states = {one["token"][0]: one["state"] for one in json.loads(run_gc("--dry-run", "--json").stdout)["leftovers"]}
     assert states == {"a": "expired", "b": "another's", "c": "another's"}
     run_gc("--yes")
@@ -279,7 +281,7 @@ def test_only_the_regions_asked_for_are_looked_at(azure: AzureControl) -> None:
 
 
 def test_groups_of_others_are_not_ours(azure: AzureControl) -> None:
-    """By tag and by name: one of them alone is a coincidence."""
+    """A group needs both the tag and the name of a launch's group to be collected."""
     clients = Clients(FastClock())
     for name, tags in (("cloudgpu", {"cloudgpu-owner": "me"}), (f"cloudgpu-{'d' * 32}", {"team": "other"})):
         body: Any = {"location": REGION, "tags": tags}
@@ -287,7 +289,7 @@ def test_groups_of_others_are_not_ours(azure: AzureControl) -> None:
     assert found() == []
 
 
-# --- what goes wrong --------------------------------------------------------------------------------------------------
+# --- faults and missing permissions -----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("fault", [LOSE, HTML], ids=lambda fault: fault.kind)

@@ -1,4 +1,4 @@
-"""Launches whose machines are a scale set of their own (`recover: fleet`): the provisioner's verbs over the wire."""
+"""Tests of AzureProvisioner with `recover: fleet`: each launch has a dedicated scale set."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[AzureContr
 
 
 class Desk:
-    """A subscription in which a stack stands, and a provisioner."""
+    """A subscription with an infra stack, and a provisioner."""
 
     def __init__(self, control: AzureControl, folder: Path) -> None:
         self.azure, self.jobs = control, f"{JOBS}/{folder.name}"
@@ -118,13 +118,13 @@ def desk(world: tuple[AzureControl, dict[str, str]], monkeypatch: pytest.MonkeyP
 
 
 def elsewhere(allocation: Allocation) -> Allocation:
-    """As somebody knows it who had no answer."""
+    """Return the allocation as known to a caller that got no answer to its launch: only the token, no machines."""
     return Allocation(
         "azure", allocation.job_id, allocation.attempt, allocation.token, {}, region=REGION, owner=OWNER.name
     )
 
 
-# --- from nothing to nothing ------------------------------------------------------------------------------------------
+# --- launch, observe, terminate ---------------------------------------------------------------------------------------
 
 
 def test_a_scale_set_of_the_launch_s_own_and_nothing_left(desk: Desk) -> None:
@@ -183,10 +183,10 @@ def test_a_scale_set_that_all_have_left_is_listed_and_removed(desk: Desk) -> Non
     assert [one.phase for one in desk.provisioner.observe(allocation)] == ["gone", "gone"]
 
 
-# --- once ------------------------------------------------------------------------------------------------------------
+# --- idempotency -----------------------------------------------------------------------------------------------------
 
 
-def test_a_repeated_launch_finds_its_own_and_gets_nobody_back_who_has_left(desk: Desk) -> None:
+def test_a_repeated_launch_finds_its_scale_set_and_does_not_replace_machines_that_left(desk: Desk) -> None:
     first = desk.launch()
     gone = desk.machines()[0]
     desk.remains.delete(gone.group, gone.name)
@@ -217,7 +217,7 @@ def test_answers_that_are_lost_make_nothing_twice(desk: Desk) -> None:
 
 
 def test_what_takes_long_is_not_waited_for_for_ever(desk: Desk) -> None:
-    """Azure has neither made the machines nor refused them: what comes of it observe() tells."""
+    """launch() returns while Azure is still creating the machines; observe() reports them as pending."""
     desk.azure.set_times(sets=600.0)
     allocation = desk.launch()
     [made] = desk.sets()
@@ -230,7 +230,7 @@ def test_what_takes_long_is_not_waited_for_for_ever(desk: Desk) -> None:
 
 
 def test_a_scale_set_that_azure_does_not_show_yet_is_waited_for(desk: Desk) -> None:
-    """Caches of Azure Resource Manager lag: a GET just after an accepted PUT says 404."""
+    """Azure Resource Manager is eventually consistent: a GET just after an accepted PUT may answer 404."""
     desk.azure.set_times(cache=0.4)
     allocation = desk.launch()
     assert 404 in {call.status for call in desk.azure.calls("virtualMachineScaleSets.read", caller=SUBMITTER)}
@@ -276,7 +276,7 @@ def test_half_of_the_machines_are_none_and_the_next_attempt_begins_elsewhere(des
     desk.provisioner.terminate(allocation)
 
 
-def test_over_quota_is_told_before_anything_is_made(desk: Desk) -> None:
+def test_over_quota_is_refused_before_anything_is_made(desk: Desk) -> None:
     desk.azure.set_quota(REGION, "lowPriorityCores", 4)
     error = desk.refused()
     assert error.error_class == "quota"
@@ -292,8 +292,8 @@ def test_a_zone_that_is_named_is_the_only_one(desk: Desk) -> None:
     assert len(asked) == 1
 
 
-def test_a_refusal_after_the_launch_ends_the_order_and_is_told(desk: Desk) -> None:
-    desk.azure.set_times(sets=600.0)  # longer than this clock waits
+def test_a_refusal_after_the_launch_ends_the_order_and_is_reported(desk: Desk) -> None:
+    desk.azure.set_times(sets=600.0)  # seconds; longer than launch() waits
     allocation = desk.launch()
     full(desk, "1", "2", "3")
     desk.azure.set_times(sets=0.0)
@@ -320,7 +320,7 @@ def test_a_stack_of_before_has_no_role_to_leave_by(desk: Desk) -> None:
     desk.await_nothing()
 
 
-# --- what it is made of -----------------------------------------------------------------------------------------------
+# --- placement and reservations ---------------------------------------------------------------------------------------
 
 
 def test_machines_with_infiniband_are_in_one_placement_group(desk: Desk) -> None:
@@ -352,7 +352,7 @@ def test_a_reservation_s_machines_are_of_it(desk: Desk) -> None:
     assert desk.machines() == []
 
 
-# --- machines that leave ----------------------------------------------------------------------------------------------
+# --- machines that remove themselves ----------------------------------------------------------------------------------
 
 
 def test_the_right_to_leave_is_on_the_launch_s_group_only(desk: Desk) -> None:
@@ -369,7 +369,7 @@ def test_the_right_to_leave_is_on_the_launch_s_group_only(desk: Desk) -> None:
     assert desk.remains.find() == {}
 
 
-# --- what the submitter needs -----------------------------------------------------------------------------------------
+# --- the submitter's permissions --------------------------------------------------------------------------------------
 
 
 def permitted(desk: Desk, without: str = "") -> None:
@@ -410,7 +410,7 @@ def test_without_an_action_a_step_names_it(enforced: Desk, action: str, caplog: 
         enforced.until(lambda: enforced.sets()[0]["properties"]["provisioningState"] == "Failed")
         enforced.provisioner.observe(allocation)
     except ProvisionError as error:
-        is_cleanup = action.endswith("virtualMachineScaleSets/delete")  # which never replaces the first error
+        is_cleanup = action.endswith("virtualMachineScaleSets/delete")  # whose failure is only logged
         said = caplog.text if is_cleanup else str(error)
         assert error.error_class == ("capacity" if is_cleanup else "auth")
         assert action in said and "docs/azure-permissions.md" in said
@@ -421,7 +421,7 @@ def test_without_an_action_a_step_names_it(enforced: Desk, action: str, caplog: 
     assert enforced.remains.find() == {}
 
 
-def test_nobody_can_be_let_go_without_the_right_to_give_roles_and_nothing_bills_then(enforced: Desk) -> None:
+def test_without_the_right_to_assign_roles_the_launch_fails_and_nothing_bills(enforced: Desk) -> None:
     permitted(enforced, f"{ROLES}/write")
     error = enforced.refused()
     assert (error.error_class, error.scope) == ("auth", "cloud")

@@ -1,4 +1,4 @@
-"""Jobs on Azure from end to end, over the wire: `cloudgpu submit`, a supervisor, machines that really boot."""
+"""End-to-end tests of jobs on Azure: `cloudgpu submit`, a supervisor, machines that really boot."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def begins(log: list[str]) -> list[str]:
 
 
 def check_resumed(jobs: AzureJobs, log: list[str], story: str, *, steps: int) -> None:
-    """It began twice, the second time not at the beginning, and counted right."""
+    """Check that the program started twice, resumed after step 0 the second time, and ended with the right total."""
     assert len(begins(log)) == 2 and "begins at 0 " not in begins(log)[1], story
     assert total(steps) in log, story
 
@@ -48,8 +48,10 @@ def test_a_job_runs_on_a_machine_and_leaves_nothing(jobs: AzureJobs) -> None:
 
 
 def test_no_capacity_then_an_eviction_then_resumed_elsewhere(jobs: AzureJobs) -> None:
-    """Each zone that has none says so in another way; then the other region has it; then the notice, and on in another
-    of its zones. Each attempt begins with another zone."""
+    """Each zone of eastus refuses with a different error, so the job runs in westeurope.
+
+    Its machine is evicted after a notice, and the next attempt resumes in another zone of westeurope.
+    """
     ways: dict[str, HOW] = {"1": "allocation", "2": "constraints", "3": "sku"}
     for zone, how in ways.items():
         jobs.control.set_capacity(TYPE, "eastus", zone, "spot", 0, how=how)
@@ -72,7 +74,7 @@ def test_no_capacity_then_an_eviction_then_resumed_elsewhere(jobs: AzureJobs) ->
 
 @in_long_mode
 def test_a_reboot_is_let_begin_once_all_is_saved_and_survived_in_place(jobs: AzureJobs) -> None:
-    """Announced a quarter of an hour ahead, which nobody waits for."""
+    """The reboot is announced 15 minutes ahead, but the machine approves it as soon as all is saved."""
     job = jobs.submit(counting(60, lingers=True), text=ON_DEMAND + RARELY)
     machine = jobs.wait_for(lambda: jobs.instances(job, running=True), job)[0]
     jobs.wait_for(lambda: begins(jobs.log(job)), job)
@@ -111,7 +113,7 @@ def test_a_host_that_fails_is_replaced_by_azure(jobs: AzureJobs) -> None:
 
 
 @in_long_mode
-def test_a_machine_that_somebody_deletes_is_replaced(jobs: AzureJobs) -> None:
+def test_a_machine_that_was_deleted_by_hand_is_replaced(jobs: AzureJobs) -> None:
     job = jobs.submit(counting(60, lingers=True), text=ON_DEMAND + OFTEN)
     jobs.wait_for(lambda: jobs.is_saved(job), job)
     machine = jobs.instances(job)[0]
@@ -123,7 +125,7 @@ def test_a_machine_that_somebody_deletes_is_replaced(jobs: AzureJobs) -> None:
 
 
 def test_the_submitters_computer_may_be_off_meanwhile(jobs: AzureJobs, tmp_path: Path) -> None:
-    """The machine has itself deallocated, for one that is only off is paid for. Its disk waits for the supervisor."""
+    """The machine deallocates itself, since a stopped one is billed. The supervisor deletes its disk later."""
     job = jobs.submit(after(tmp_path / "off", counting(30)), text=SPOT + OFTEN)
     jobs.wait_for(lambda: job.refresh().state == "running", job)
     stop_supervisor()
@@ -162,7 +164,7 @@ def test_only_the_evicted_machine_of_two_is_replaced(jobs: AzureJobs) -> None:
 
 
 def test_a_machine_that_azure_gave_up_on_and_runs_goes_on(jobs: AzureJobs) -> None:
-    """Its system has not reported in time: its agent has the last word, and the job ends well."""
+    """Azure reports OSProvisioningTimedOut, but the agent runs: its heartbeats count, and the job succeeds."""
     machines = "Microsoft.Compute/virtualMachines"
     jobs.control.fail_later(machines, "provision", "OSProvisioningTimedOut", "It did not report.")
     job = jobs.submit(counting(5), text=SPOT)

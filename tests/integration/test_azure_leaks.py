@@ -1,13 +1,13 @@
-"""Whatever happens to a supervisor and to its calls, a job on Azure ends, once, and nothing of it is left: no machine,
-disk, interface, address, network, identity, role assignment, group.
+"""Leak tests of jobs on Azure: despite killed supervisors and failed calls, each job ends once and leaves no resource.
 
-kill -9 at every call of a launch and of a teardown that changes something, as an undisturbed run shows them: the
-stand-in kills whoever makes the call when it has done it. Then every answer is lost once, each call throttled twice,
-and answered with errors of the server; operations are slow, lists late, new principals unknown. All of it for machines
-one by one, and for a scale set (`recover: fleet`).
+An undisturbed run records the calls. Then the stand-in kills the caller (SIGKILL) after each call of a launch and of a
+teardown that changes something; then every answer is lost once, each call is throttled twice, and answered with server
+errors; operations are slow, lists stale, new principals unknown. All tests run with separate machines and with a scale
+set (`recover: fleet`). Machines, disks, interfaces, addresses, networks, identities, role assignments and groups count
+as resources.
 
-With CLOUDGPU_LONG=1: see tests/standins/leaks.py; kills fall before and after every call, also those that only look,
-and each fault hits one call at a time as well.
+With CLOUDGPU_LONG=1 (see tests/standins/leaks.py) the caller is killed before and after every call, also those that
+only read, and each fault also hits one call at a time.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ IMPORTS = (
     "msal_extensions",
     "obstore",
 )
-"""Taken over by each supervisor from the process it is a fork of."""
+"""Modules that are imported once, before the supervisors are forked."""
 
 
 class AzureAgents(Agents):
@@ -97,10 +97,10 @@ class AzureAgents(Agents):
 
 
 class Members(AzureAgents):
-    """Does what machines of scale sets do: each takes a node of its job's order, and has done it at once."""
+    """Fake machines of scale sets: each claims a node of its job's order and writes its result at once."""
 
     def nodes(self) -> Iterator[tuple[str, int, str]]:
-        """Machines, in the place of nodes."""
+        """Yield machines as `TOKEN/NAME` instead of nodes."""
         for one in self._jobs.control.instances(running=True):
             yield one.tags[tags.JOB], int(one.tags[tags.ATTEMPT]), f"{one.tags[tags.TOKEN]}/{one.name}"
 
@@ -128,9 +128,11 @@ class AzureLeaks(Leaks[AzureJobs]):
         return "recover: fleet" in self.scene.job
 
     def check_machines(self, job: Job) -> None:
-        """Not two of a rank at the same time, nor two of a node; but where a launch was refused, and its supervisor
-        killed while it ended what was started, whoever takes over may have begun it again. Of a scale set there are not
-        more at a time than were asked for."""
+        """Check that no rank had two machines at a time, and that each node had one machine.
+
+        A refused attempt may start a node twice: if its supervisor is killed during cleanup, the next one may repeat
+        the launch. A scale set must never have more machines at a time than requested.
+        """
         found = self.jobs.instances(job)
         assert all(one.gone is not None for one in found), self.jobs.story(job)
         if self.is_grouped:
@@ -200,12 +202,12 @@ REFUSALS: list[tuple[Fault, HOW, str]] = [
     (KILL_AFTER, "constraints", "uksouth"),
     (KILL_AFTER, "sku", "southcentralus"),
 ]
-"""What goes wrong while a refused launch is taken back, how it is refused, and where."""
+"""Fault during the cleanup of a refused launch, kind of refusal, and region."""
 
 
 @pytest.mark.parametrize("fault", [LOSE, KILL_AFTER], ids=lambda fault: fault.kind)
 def test_machines_in_a_subscription_that_is_slow(leaks: AzureLeaks, fault: Fault) -> None:
-    """While an operation runs, and no list shows its group yet, whoever asks again gets that machine."""
+    """A repeated launch adopts the machine whose operation still runs and whose group no list shows yet."""
     leaks.jobs.control.set_times(operation=0.3, group=0.5, lag=0.5, roles=0.5)
     try:
         job = leaks.submit()
@@ -223,9 +225,10 @@ def test_machines_in_a_subscription_that_is_slow(leaks: AzureLeaks, fault: Fault
     ("fault", "how", "first"), REFUSALS, ids=lambda one: one.kind if isinstance(one, Fault) else one
 )
 def test_a_refused_launch_leaves_nothing(leaks: AzureLeaks, fault: Fault, how: HOW, first: str) -> None:
-    """Each zone has room for one of two: what was started there is ended, and what Azure made and could not place.
+    """Each zone has capacity for one machine of two; both the started and the unplaced one must be deleted.
 
-    Each time in a region of its own, for it is remembered that one was full."""
+    Each case uses a different region, because the supervisor remembers that a region was full.
+    """
     for zone in ("1", "2", "3"):
         leaks.jobs.control.set_capacity(TYPE, first, zone, "spot", 1, how=how)
     usual = leaks.scene

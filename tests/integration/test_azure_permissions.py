@@ -1,8 +1,8 @@
-"""docs/azure-permissions.md, enforced over the wire: its roles are enough, and no action in them is too much.
+"""Tests of the roles in docs/azure-permissions.md: they are sufficient, and each action in them is necessary.
 
-The roles are read from the page. Every action belongs to the step that needs it; without it, that step complains, and
-names the action. What the stand-in does not enforce is in UNTESTED, and on the page. Of scale sets:
-test_azure_grouped.py.
+The roles are read from the page and enforced by the stand-in. Every action belongs to the step that needs it: without
+the action, that step's error names it. UNTESTED lists what the stand-in does not enforce; the page lists it, too.
+test_azure_grouped.py tests the roles for scale sets.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ def complaints(found: list[str]) -> Iterator[None]:
 
 
 def launched() -> Allocation:
-    """As somebody knows it who was not there."""
+    """Return an allocation as another process knows it."""
     return Allocation("azure", "digits-k3v9x2ma", 1, TOKEN, {"worker-0.1": "cloudgpu-worker-0-1"}, region=REGION)
 
 
@@ -205,7 +205,7 @@ STEPS: dict[str, tuple[Callable[[], list[str]], str]] = {
     "catalog": (refresh, "Microsoft.Resources/subscriptions/locations/read"),
 }
 UNTESTED = {
-    # Azure asks for them when the group is deleted, or for what is linked; the stand-in does not.
+    # Azure requires them to delete the group or to link resources; the stand-in does not.
     *(action for action in LAUNCH if action.startswith("Microsoft.Network/") and action.endswith("/delete")),
     "Microsoft.Compute/disks/delete",
     "Microsoft.Compute/disks/write",
@@ -213,11 +213,11 @@ UNTESTED = {
     "Microsoft.Network/applicationSecurityGroups/joinIpConfiguration/action",
     "Microsoft.Network/applicationSecurityGroups/joinNetworkSecurityRule/action",
     "Microsoft.Storage/storageAccounts/read",
-    # With an identity that was made beforehand.
+    # Needed only with an identity that was created beforehand.
     "Microsoft.ManagedIdentity/userAssignedIdentities/read",
 }
 TOLD_IN_LOG = {"quota"}
-"""Steps that go on without."""
+"""Steps that only log a warning if an action is denied."""
 PREPARED = {"observe", "explain", "remove", "terminate", "gc"}
 
 
@@ -226,7 +226,7 @@ def permit(azure: AzureControl, without: str = "") -> None:
 
 
 def reserve() -> None:
-    """Capacity for two machines, in the tester's own group."""
+    """Create a capacity reservation for two machines in the tester's resource group."""
     compute: Any = Clients(FastClock()).compute
     compute.capacity_reservation_groups.create_or_update("storage", "ours", {"location": REGION})
     body = {"location": REGION, "sku": {"name": node().machine_type, "capacity": 2}}
@@ -244,7 +244,7 @@ def run(azure: AzureControl, step: str, without: str = "") -> list[str]:
 
 
 def left(azure: AzureControl) -> list[str]:
-    """What there is of ours."""
+    """Return the ids of all resources of launches, and of all role assignments."""
     return [one for one in azure.all_resources() if "cloudgpu" in one or "roleAssignments" in one]
 
 
@@ -288,9 +288,9 @@ def test_without_an_action_its_step_names_it(
     found = run(azure, step, action)
     found += warnings(caplog) if step in TOLD_IN_LOG else []
     assert found, f"{step} works without {action}: it is too much"
-    told = [one for one in found if action in one]
-    assert told, found
-    assert "docs/azure-permissions.md" in told[0]
+    matching = [one for one in found if action in one]
+    assert matching, found
+    assert "docs/azure-permissions.md" in matching[0]
     permit(azure)
     assert terminate() == []
     assert left(azure) == []
@@ -309,5 +309,5 @@ def test_an_identity_that_was_made_beforehand_needs_no_right_to_give_roles(
     assert terminate() == []
     assert [one for one in left(azure) if "/cloudgpu-" in one or "roleAssignments" in one] == []
     azure.enforce({SUBMITTER: sorted(LAUNCH - {"Microsoft.ManagedIdentity/userAssignedIdentities/read"})})
-    [told] = STEPS["launch"][0]()
-    assert "Microsoft.ManagedIdentity/userAssignedIdentities/read" in told
+    [error] = STEPS["launch"][0]()
+    assert "Microsoft.ManagedIdentity/userAssignedIdentities/read" in error

@@ -1,4 +1,4 @@
-"""The target azure over the wire: Azure's SDK against the stand-in of tests/standins/azure over TLS, with faults."""
+"""Tests of AzureProvisioner with Azure's SDK against the stand-in of tests/standins/azure over TLS, with faults."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ H100 = "Standard_ND96isr_H100_v5"
 VM = "Microsoft.Compute/virtualMachines"
 ACCOUNT = "jobsoftests"
 LOGIN_PAGE = dataclasses.replace(HTML, status=200)
-"""Something stands between this computer and Azure, and answers in its place."""
+"""HTML answer with status 200, as from a captive portal between this computer and Azure."""
 
 
 @pytest.fixture(scope="module")
@@ -57,7 +57,7 @@ def provisioner(azure: AzureControl) -> AzureProvisioner:
 
 
 def another() -> AzureProvisioner:
-    """A provisioner that has seen nothing yet, as that of another process."""
+    """Return a provisioner with empty caches, like one of another process."""
     return AzureProvisioner(FastClock())
 
 
@@ -97,7 +97,7 @@ def request(*nodes: NodeRequest, **changes: Any) -> LaunchRequest:
 
 
 def left(azure: AzureControl) -> list[str]:
-    """Ids of what there is of ours: groups, what is in them, and role assignments wherever they are."""
+    """Return the ids of launches' resource groups, of the resources in them, and of all role assignments."""
     found = azure.all_resources()
     return [one for one in found if "/cloudgpu-" in one.lower() or "roleassignments" in one.lower()]
 
@@ -111,12 +111,12 @@ def machines(azure: AzureControl) -> list[str]:
 
 
 def look(allocation: Allocation) -> NodeState:
-    """At the only node, by somebody who has seen nothing yet."""
+    """Observe the only node of an allocation with empty caches."""
     [state] = another().observe(allocation)
     return state
 
 
-# --- what a machine is launched with ----------------------------------------------------------------------------------
+# --- launch parameters ------------------------------------------------------------------------------------------------
 
 
 def test_the_machine_is_as_asked_for_and_tagged_from_the_start(
@@ -144,17 +144,20 @@ def test_nothing_may_come_in_but_from_the_jobs_own_machines(azure: AzureControl,
     provisioner.launch(request(*pair()))
     assert [one.open for one in azure.instances()] == [[], []], "they have addresses, and nothing is open"
     [rules] = azure.resources("Microsoft.Network/networkSecurityGroups")
-    told = {one["name"]: one["properties"] for one in rules["properties"]["securityRules"]}
+    rules_by_name = {one["name"]: one["properties"] for one in rules["properties"]["securityRules"]}
     [peers] = azure.resources("Microsoft.Network/applicationSecurityGroups")
-    assert told["peers"]["sourceApplicationSecurityGroups"] == [{"id": peers["id"]}]
-    assert told["nobody"]["access"] == "Deny" and told["nobody"]["priority"] > told["peers"]["priority"]
+    assert rules_by_name["peers"]["sourceApplicationSecurityGroups"] == [{"id": peers["id"]}]
+    assert (
+        rules_by_name["nobody"]["access"] == "Deny"
+        and rules_by_name["nobody"]["priority"] > rules_by_name["peers"]["priority"]
+    )
     for nic in azure.resources("Microsoft.Network/networkInterfaces"):
         assert nic["properties"]["networkSecurityGroup"]["id"] == rules["id"]
         [inner] = nic["properties"]["ipConfigurations"]
         assert inner["properties"]["applicationSecurityGroups"] == [{"id": peers["id"]}]
 
 
-def test_a_subnet_that_is_named_is_used_and_nobody_has_a_public_address(
+def test_a_named_subnet_is_used_without_public_addresses(
     azure: AzureControl,
     provisioner: AzureProvisioner,
     monkeypatch: pytest.MonkeyPatch,
@@ -207,7 +210,7 @@ def test_machines_may_reach_the_jobs_folder_and_switch_themselves_off(
     ]
 
 
-def test_an_identity_that_was_made_beforehand_is_used_and_nobody_is_given_a_role(
+def test_an_existing_identity_is_used_and_no_role_is_assigned(
     azure: AzureControl, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clients = Clients(FastClock())
@@ -225,7 +228,7 @@ def test_an_identity_that_was_made_beforehand_is_used_and_nobody_is_given_a_role
     assert "is no identity of subscription" in str(refused(another(), request()))
 
 
-def test_a_storage_account_that_nobody_sees_is_refused_before_anything_is_made(
+def test_an_unknown_storage_account_is_refused_before_anything_is_made(
     azure: AzureControl, provisioner: AzureProvisioner
 ) -> None:
     refusal = refused(provisioner, request(job_dir="az://jobs@elsewhere/digits-abc"))
@@ -237,7 +240,7 @@ def test_a_storage_account_that_nobody_sees_is_refused_before_anything_is_made(
 
 
 def reserve(name: str, size: str, machines: int, *, zone: str | None = None, **properties: Any) -> str:
-    """A capacity reservation in a group of its own, in the tester's resource group; the group's id."""
+    """Create a capacity reservation in a new capacity reservation group, and return the group's id."""
     compute: Any = Clients(FastClock()).compute
     zones = [zone] if zone else []
     body: dict[str, Any] = {"location": REGION, "zones": zones}
@@ -250,8 +253,8 @@ def reserve(name: str, size: str, machines: int, *, zone: str | None = None, **p
 
 
 def reserved_in(azure: AzureControl) -> list[str]:
-    told = [one["properties"]["capacityReservation"]["capacityReservationGroup"]["id"] for one in azure.resources(VM)]
-    return [str(one).lower() for one in told]
+    groups = [one["properties"]["capacityReservation"]["capacityReservationGroup"]["id"] for one in azure.resources(VM)]
+    return [str(one).lower() for one in groups]
 
 
 def test_reserved_machines_are_launched_where_all_of_them_have_room(
@@ -267,7 +270,7 @@ def test_reserved_machines_are_launched_where_all_of_them_have_room(
     assert [(one.zone, one.market) for one in azure.instances(running=True)] == [("2", "reservation")] * 2
     assert reserved_in(azure) == [fitting] * 2
     assert another().launch(request(*pair(), market="reservation")).machines == allocation.machines
-    # What has been lost is got again beside the other one, although the reservation with the most room is elsewhere.
+    # A lost machine is replaced in the zone of the others, although another reservation has more free capacity.
     another().remove(allocation, ["worker-1.1"])
     until(lambda: len(machines(azure)) == 1)
     another().launch(request(node(), node("worker-1.2", rank=1), market="reservation"))
@@ -355,11 +358,11 @@ def test_spot_machines_with_infiniband_are_near_each_other_at_least(
     assert "without InfiniBand" in caplog.text
 
 
-# --- again and again --------------------------------------------------------------------------------------------------
+# --- idempotency ------------------------------------------------------------------------------------------------------
 
 
 def test_a_group_expires_with_the_machine_that_lives_longest(azure: AzureControl) -> None:
-    """A reaper removes the whole group."""
+    """The expiry is a tag of the resource group, which the reaper deletes as a whole."""
     another().remove(another().launch(request(*pair())), ["worker-1.1"])
     for expires in (2_000_900_000.0, 2_000_500_000.0):
         another().launch(request(node(), node("worker-1.2", rank=1), expires=expires))
@@ -370,7 +373,7 @@ def test_a_group_expires_with_the_machine_that_lives_longest(azure: AzureControl
 def test_a_machine_that_was_never_asked_for_is_asked_for_again(
     azure: AzureControl, provisioner: AzureProvisioner
 ) -> None:
-    """Its node is marked as started, and its interface is there: without a machine."""
+    """The node is marked as started and its interface exists, but the machine was never created."""
     azure.fail("virtualMachines.write", RESET, times=None)
     assert refused(provisioner, request()).error_class == "transient"
     azure.heal()
@@ -380,7 +383,7 @@ def test_a_machine_that_was_never_asked_for_is_asked_for_again(
 
 
 def life(azure: AzureControl, provisioner: AzureProvisioner) -> list[Call]:
-    """From launch to end; the calls. Nothing is left."""
+    """Launch, observe and terminate two machines, check that nothing is left, and return the API calls."""
     azure.forget()
     before = len(azure.instances())
     allocation = provisioner.launch(request(*pair()))
@@ -406,7 +409,7 @@ def test_every_call_of_a_life_is_answered_by_a_login_page_once(
 def test_a_machine_that_is_being_deleted_is_not_ordered_again(
     azure: AzureControl, provisioner: AzureProvisioner
 ) -> None:
-    """Its interface is there as long as it is."""
+    """The launch must not create another machine while the interface of the old one still exists."""
     first = provisioner.launch(request(*pair()))
     azure.set_times(operation=4.0)
     another().remove(first, ["worker-1.1"])
@@ -421,7 +424,7 @@ def test_a_machine_that_is_being_deleted_is_not_ordered_again(
 def test_one_that_was_refused_and_is_being_deleted_is_waited_for_and_made_anew(
     azure: AzureControl, provisioner: AzureProvisioner
 ) -> None:
-    """Whoever asked for it died when it had told Azure to delete it."""
+    """The process of the refused launch died after it had requested the machine's deletion."""
     azure.set_sku(T4, REGION, zones=[])
     azure.set_capacity(T4, REGION, "", "on-demand", 0)
     azure.fail("virtualMachines.delete|resourceGroups.delete", error("InternalExecutionError", 500), times=None)
@@ -437,7 +440,7 @@ def test_one_that_was_refused_and_is_being_deleted_is_waited_for_and_made_anew(
 
 
 def test_nodes_that_were_replaced_are_marked_no_more(azure: AzureControl) -> None:
-    """A group has room for 50 tags, and a node may be replaced more often."""
+    """A resource group may have 50 tags, and a node may be replaced more often than that."""
     allocation = another().launch(request())
     for incarnation in range(2, 6):
         another().remove(allocation, list(allocation.machines))
@@ -447,7 +450,7 @@ def test_nodes_that_were_replaced_are_marked_no_more(azure: AzureControl) -> Non
 
 
 def test_a_change_of_tags_that_takes_its_time_is_waited_for(azure: AzureControl, provisioner: AzureProvisioner) -> None:
-    """In the first zone the node's mark was taken back: that must not undo the mark of the second."""
+    """The node's tag is removed after the first zone's refusal, which must not undo the tag for the second zone."""
     azure.set_sku(T4, REGION, zones=["1", "2"])
     azure.set_capacity(T4, REGION, "1", "on-demand", 0)
     azure.set_times(tags=1.0)
@@ -459,7 +462,7 @@ def test_a_change_of_tags_that_takes_its_time_is_waited_for(azure: AzureControl,
     assert look(allocation).phase == "running"
 
 
-# --- what Azure refuses -----------------------------------------------------------------------------------------------
+# --- refusals ---------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("how", ["allocation", "constraints", "sku"])
@@ -495,7 +498,7 @@ def test_zones_that_are_closed_to_the_subscription_are_not_tried(
 
 
 def test_a_quota_that_azure_finds_too_small_itself(azure: AzureControl, provisioner: AzureProvisioner) -> None:
-    """The quotas are not told to this account; the machine is refused."""
+    """The account may not read the quotas, so Azure refuses the machine itself."""
     azure.set_quota(REGION, "lowPriorityCores", 4)
     azure.fail("locations.usages", error("AuthorizationFailed", 403, "no permission"), times=None)
     refusal = refused(provisioner, request(*pair(), market="spot"))
@@ -542,7 +545,7 @@ def test_a_reservation_that_was_used_up_in_the_meantime_is_a_lack_of_capacity(
 
 
 def test_a_disk_that_is_not_gone_yet_is_waited_for(azure: AzureControl, provisioner: AzureProvisioner) -> None:
-    """That of a machine which could not be had in this zone before: it may go later than its machine."""
+    """The disk of a machine that was refused before may be deleted later than the machine."""
     taken = error("ConflictingUserInput", 409, "Disk x already exists. Only CreateOption.Attach is supported.")
     azure.fail("virtualMachines.write", taken, times=3)
     assert look(provisioner.launch(request())).phase == "running"
@@ -556,7 +559,7 @@ def test_where_azure_names_no_reason_the_next_zone_is_tried(azure: AzureControl,
 
 
 @pytest.mark.parametrize("code", ["SomethingNew", "DiskServiceInternalError", "OverConstrainedZonalAllocationRequest"])
-def test_a_failure_that_nobody_knows_leads_to_the_next_zone(
+def test_an_unknown_failure_leads_to_the_next_zone(
     azure: AzureControl, provisioner: AzureProvisioner, code: str
 ) -> None:
     azure.set_sku(T4, REGION, zones=["1", "2"])
@@ -568,7 +571,7 @@ def test_a_failure_that_nobody_knows_leads_to_the_next_zone(
 def test_a_machine_that_azure_does_not_show_yet_is_waited_for(
     azure: AzureControl, provisioner: AzureProvisioner
 ) -> None:
-    """Caches of Azure Resource Manager lag: a GET just after an accepted PUT says 404."""
+    """Azure Resource Manager is eventually consistent: a GET just after an accepted PUT may answer 404."""
     azure.set_sku(T4, REGION, zones=["1", "2"])
     azure.set_times(cache=0.4)
     provisioner.launch(request(*pair()))
@@ -613,7 +616,7 @@ def test_what_will_be_gone_in_a_moment_is_waited_for(
 
 
 def test_zones_that_were_not_tried_are_named(azure: AzureControl, provisioner: AzureProvisioner) -> None:
-    """Two machines: room for one in each of two zones, for both in the third. One attempt for each zone."""
+    """Two zones have capacity for one of two machines, the third for both. Each attempt tries one zone."""
     azure.set_sku(T4, REGION, zones=["1", "2", "3"])
     for zone in ("1", "2"):
         azure.set_capacity(T4, REGION, zone, "on-demand", 1)
@@ -643,10 +646,10 @@ def test_an_identity_that_is_not_known_everywhere_yet(azure: AzureControl, provi
     assert look(provisioner.launch(request())).phase == "running"
 
 
-# --- what happens to machines -----------------------------------------------------------------------------------------
+# --- failures of machines ---------------------------------------------------------------------------------------------
 
 
-def test_a_machine_whose_system_never_reported_is_told_with_the_end_of_its_console(
+def test_a_machine_whose_system_never_reported_is_shown_with_the_end_of_its_console(
     azure: AzureControl, provisioner: AzureProvisioner
 ) -> None:
     azure.fail_later(VM, "provision", "OSProvisioningTimedOut", "OS Provisioning did not finish")
@@ -664,15 +667,15 @@ def test_a_login_page_instead_of_a_list_is_no_bug_of_ours(azure: AzureControl, p
     assert [one.token for one in another().find(OWNER)] == [TOKEN]
 
 
-def test_the_key_to_a_console_is_not_told(azure: AzureControl, provisioner: AzureProvisioner) -> None:
+def test_the_key_to_a_console_is_not_shown(azure: AzureControl, provisioner: AzureProvisioner) -> None:
     allocation = provisioner.launch(request())
     [resource] = azure.resources(VM)
     azure.fail("console.read", error("AuthenticationFailed", 403), times=None)
     with pytest.raises(ProvisionError) as caught:
         provisioner.explain(allocation, "worker-0.1")
-    told = "".join(traceback.format_exception(caught.value))
+    shown = "".join(traceback.format_exception(caught.value))
     assert "read the console of cloudgpu-worker-0-1: HTTPError (HTTP status 403)" in str(caught.value)
-    assert "sig=" not in told and resource["properties"]["vmId"] not in told
+    assert "sig=" not in shown and resource["properties"]["vmId"] not in shown
 
 
 @pytest.mark.parametrize("code", ["AllocationFailed", ""])
@@ -680,7 +683,7 @@ def test_the_key_to_a_console_is_not_told(azure: AzureControl, provisioner: Azur
 def test_a_machine_that_azure_does_not_keep_is_refused_only_while_it_is_young(
     azure: AzureControl, provisioner: AzureProvisioner, code: str, young: bool
 ) -> None:
-    """What has run for days and cannot be moved to another host is lost, and not a machine that never was."""
+    """A machine that Azure cannot move to another host after days of running is lost; it was not refused."""
     allocation = provisioner.launch(request())
     azure.fail_now(allocation.machines["worker-0.1"], code)
     launched_at = {"worker-0.1": time.time() - (60 if young else 86_400)}
@@ -706,7 +709,7 @@ def test_a_machine_that_azure_starts_again_returns(
     until(lambda: not look(allocation).returns)
 
 
-def test_a_machine_that_somebody_restarts_returns(azure: AzureControl, provisioner: AzureProvisioner) -> None:
+def test_a_machine_that_was_restarted_by_hand_returns(azure: AzureControl, provisioner: AzureProvisioner) -> None:
     allocation = provisioner.launch(request())
     azure.set_times(operation=4.0)
     Clients(FastClock()).compute.virtual_machines.begin_restart(

@@ -1,5 +1,7 @@
-"""Jobs with `recover: fleet` on Azure from end to end, over the wire: `cloudgpu submit`, a supervisor that may be off,
-machines of a scale set that really boot."""
+"""End-to-end tests of jobs with `recover: fleet` on Azure: a scale set whose machines really boot.
+
+The supervisor is stopped in some tests.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,7 @@ checkpoint: {{every: 1s, keep: 2}}
 """
 TWO = FLEET.replace("nodes: 1", "nodes: 2") + "launcher: torchrun\n"
 PATIENT_S = 400.0
-"""A machine that was lost is missed after two minutes, by the store's clock."""
+"""Time limit in seconds: a machine without heartbeats counts as lost after two minutes of the store's clock."""
 
 
 @pytest.fixture
@@ -49,7 +51,7 @@ def running(jobs: AzureJobs, job: Job) -> list[Told]:
 
 
 def capacity(jobs: AzureJobs) -> int:
-    """Of the job's scale set, as Resource Manager tells it."""
+    """Return the capacity of the job's scale set according to Resource Manager."""
     [made] = jobs.control.resources(SETS)
     return int((Cloud().get(made["id"], "2024-07-01") or {})["sku"]["capacity"])
 
@@ -59,8 +61,8 @@ def begins(log: list[str], node: str = "") -> list[str]:
 
 
 @in_long_mode
-def test_a_lost_machine_of_two_is_replaced_while_nobody_is_there(jobs: AzureJobs) -> None:
-    """The supervisor is stopped before, and started when all machines have left: one attempt, and nothing is left."""
+def test_a_lost_machine_of_two_is_replaced_while_the_supervisor_is_off(jobs: AzureJobs) -> None:
+    """The supervisor is off until all machines have left: the job still needs one attempt, and leaves nothing."""
     job = jobs.submit(counting_together(300, lingers=True), python=sys.executable, text=TWO)
     jobs.wait_for(lambda: jobs.is_saved(job), job, PATIENT_S)
     stop_supervisor()

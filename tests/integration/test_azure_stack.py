@@ -1,4 +1,4 @@
-"""Launches where an infra stack is known: its subnet and its machines' identity are used; no role is given."""
+"""Tests of launches on Azure with a saved infra stack: they use its subnet and identity, and assign no role."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ def test_what_the_stack_s_identity_does_not_reach_has_one_of_its_own(
     assert ids_of(azure, "Microsoft.Authorization/roleAssignments") == before
 
 
-def test_a_machine_that_is_added_is_who_the_others_are(azure: AzureControl, stack: Infrastructure) -> None:
+def test_an_added_machine_has_the_identity_of_the_others(azure: AzureControl, stack: Infrastructure) -> None:
     launched()
     infra_outputs.forget("azure", REGION)
     second = NodeRequest("worker-0.2", "worker", 0, 0, "Standard_NC4as_T4_v3", "T4", Fraction(1))
@@ -122,13 +122,13 @@ def test_a_machine_that_is_added_is_who_the_others_are(azure: AzureControl, stac
     assert not azure.calls("roleAssignments.write")
 
 
-def test_a_stack_that_is_gone_is_told_with_what_to_do(azure: AzureControl) -> None:
+def test_a_stack_that_is_gone_is_an_error_with_what_to_do(azure: AzureControl) -> None:
     gone = Infrastructure("azure", REGION, "infra-azure", "o", NETWORK, {"": f"{NETWORK}/subnets/machines"})
     infra_outputs.save(gone)
     with pytest.raises(ProvisionError, match=r"stack infra-azure: there is no subnet .*cloudgpu infra up") as refused:
         launched()
     assert (refused.value.error_class, refused.value.code) == ("invalid", "NoSubnet")
-    deadline = time.monotonic() + 180.0  # the group is being deleted, and nobody waits for it
+    deadline = time.monotonic() + 180.0  # launch() does not wait for the group's deletion
     while any("/cloudgpu-" in one for one in azure.all_resources()):
         assert time.monotonic() < deadline, "something is left"
         time.sleep(0.05)

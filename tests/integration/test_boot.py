@@ -1,4 +1,4 @@
-"""A machine of a cloud from its user data on: the real script, the real agent file, S3 and IMDS over the wire."""
+"""Boot tests of AWS machines: the real user data and the real agent file, with S3 and IMDS over HTTP."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def agent_file(tmp_path_factory: pytest.TempPathFactory) -> Built:
 
 @dataclass
 class World:
-    """A bucket with a job, and machines that boot."""
+    """A bucket with a job, and machines that boot to run it."""
 
     folder: Path
     store: s3.S3
@@ -88,7 +88,7 @@ class World:
         return BootRecord(**values | changes)
 
     def boot(self, **changes: Any) -> Machine:
-        """A machine with nothing but its user data and its metadata service."""
+        """Boot a machine that has only its user data and its metadata service."""
         environ = {"AWS_EC2_METADATA_SERVICE_ENDPOINT": self.imds.url}
         data = user_data(self.record(**changes)).decode()
         machine = Machine(self.folder / f"machine-{len(self.machines)}", data, environ)
@@ -98,7 +98,7 @@ class World:
         return machine
 
     def ends(self, machine: Machine) -> str:
-        """Wait until it has ended; what its console shows."""
+        """Wait until the machine is off, and return its console output."""
         self.until(lambda: not machine.is_on, 180)
         assert machine.trouble == []
         return machine.console
@@ -144,9 +144,9 @@ class TestUserData:
     def test_it_holds_nothing_secret(self, world: World) -> None:
         world.job("true", env={"TOKEN": "a-secret"})
         machine = world.boot()
-        told = [path.read_text() for path in (machine.root / "var/lib/cloudgpu").glob("boot*")]
-        assert len(told) == 2
-        assert not [text for text in told if "a-secret" in text or "rolesecret" in text]
+        texts = [path.read_text() for path in (machine.root / "var/lib/cloudgpu").glob("boot*")]
+        assert len(texts) == 2
+        assert not [text for text in texts if "a-secret" in text or "rolesecret" in text]
 
     @pytest.mark.parametrize(
         "wrong",
@@ -168,7 +168,7 @@ class TestUserData:
             user_data(world.record(job_dir=f"s3://bucket/{'x' * 9_000}"))
 
     def test_cloud_init_understands_it(self, world: World, tmp_path: Path) -> None:
-        """The distribution's own package, unpacked; skipped, and said so, where it cannot be had."""
+        """The schema check of Debian's cloud-init package accepts it. Skipped if the package cannot be downloaded."""
         command = ["apt-get", "download", "cloud-init", "python3-configobj"]
         got = subprocess.run(command, cwd=tmp_path, capture_output=True, check=False)
         packages = list(tmp_path.glob("*.deb"))
@@ -197,7 +197,7 @@ class TestUserData:
 
 
 def signature_is_right(request: s3.Request) -> bool:
-    """As botocore computes it from the request as it came."""
+    """Return True if botocore computes the same signature for the received request."""
     stamp, claimed = request.headers["X-Amz-Date"], request.headers["Authorization"]
     names = claimed.partition("SignedHeaders=")[2].partition(",")[0].split(";")
     signer = S3SigV4Auth(Credentials("ASIAROLE", "rolesecret", "roletoken"), "s3", claimed.split("/")[2])
@@ -218,7 +218,7 @@ class TestBoot:
         machine = world.boot()
         console = world.ends(machine)
         assert world.result().outcome == "succeeded", console
-        assert machine.calls[0] == "shutdown -P +60"  # before anything else
+        assert machine.calls[0] == "shutdown -P +60"  # the lifetime limit is set first
         assert "shutdown -P now" in machine.calls
         assert "prepared" in world.log()
         assert "from True s3://bucket/job" in world.log()
@@ -248,7 +248,7 @@ class TestBoot:
         assert "systemctl poweroff --force" in machine.calls[machine.calls.index("shutdown -P now") :]
 
     def test_a_machine_that_cannot_be_switched_off_is_switched_off_by_systemd(self, world: World) -> None:
-        """No way works, a file system hangs: the bootstrap ends with an exit code that has systemd act."""
+        """All shutdown commands fail and `sync` hangs: the bootstrap's exit code makes systemd power it off."""
         world.job("sleep 1")
         machine = world.boot(lifetime_s=None)
         machine.broken.update({"shutdown", "systemctl", "poweroff"})
@@ -272,14 +272,14 @@ class TestBoot:
         machine = world.boot(lifetime_s=None)
         settings = ["kernel.panic=30", "kernel.panic_on_oops=1"]
         assert f"sysctl -q -w {' '.join(settings)}" in machine.calls
-        assert (machine.root / "etc/sysctl.d/90-cloudgpu.conf").read_text().split() == settings  # on later boots
+        assert (machine.root / "etc/sysctl.d/90-cloudgpu.conf").read_text().split() == settings  # for later boots
 
     def test_nothing_but_a_shutdown_stops_the_service(self, world: World) -> None:
-        """What `setup` installs with apt has services restarted that use it."""
+        """The unit has RefuseManualStop, since apt in `setup` may restart services that use an upgraded library."""
         assert read_service(SERVICE, unit(world.record())).refuses_stop
 
     def test_images_with_an_old_python_can_read_the_bootstrap(self) -> None:
-        """It looks for a newer one by itself."""
+        """The bootstrap's modules parse with Python 3.8, since the bootstrap itself finds a newer Python."""
         shipped = [one for one in files("cloudgpu.provisioners.boot.shipped").iterdir() if one.name.endswith(".py")]
         assert len(shipped) > 10
         for module in shipped:
@@ -341,7 +341,7 @@ class TestBoot:
             (lambda world: world.dir.delete(world.record().agent_key), "HTTP 404 NoSuchKey"),
         ],
     )
-    def test_what_cannot_be_run_is_told_and_the_machine_ends(
+    def test_what_cannot_be_run_is_reported_and_the_machine_ends(
         self, world: World, spoil: Callable[[World], None], says: str
     ) -> None:
         world.job("true")
@@ -353,7 +353,7 @@ class TestBoot:
         assert world.result().outcome == "error"
 
     def test_an_agent_that_gave_up_on_the_job_dir_leaves_the_reason(self, world: World, tmp_path: Path) -> None:
-        """It is no result: with another machine the job goes on."""
+        """The reason is not written as a result, so the job goes on with another machine."""
         lost = tmp_path / "lost.pyz"
         lost.write_text(
             "import sys; print('writing heartbeat.json failed: SlowDown (503)', file=sys.stderr); sys.exit(4)"
@@ -369,7 +369,7 @@ class TestBoot:
         assert reason in console
         assert not world.dir.exists(node_key(1, NODE, "result.json"))
 
-    def test_an_agent_that_dies_again_and_again_is_told(self, world: World, tmp_path: Path) -> None:
+    def test_an_agent_that_dies_repeatedly_is_reported(self, world: World, tmp_path: Path) -> None:
         broken = tmp_path / "broken.pyz"
         broken.write_text("import sys; sys.exit('no such thing as luck')")
         sha256 = hashlib.sha256(broken.read_bytes()).hexdigest()
@@ -381,7 +381,7 @@ class TestBoot:
 
 
 class TestReboot:
-    """The program goes on after its second start: it notes each in its folder, which outlives the machine's boots."""
+    """The program records each start in its folder, which survives reboots; only the first start waits."""
 
     RUN = "echo start >> ../starts; echo started $(wc -l < ../starts); test $(wc -l < ../starts) -gt 1 || sleep 600"
 
@@ -402,15 +402,15 @@ class TestReboot:
         console = world.ends(machine)
         assert world.result().outcome == "succeeded", console
         assert [line for line in world.log() if line.startswith("started")] == ["started 1", "started 2"]
-        assert (machine.root / "var/lib/cloudgpu/prepared").read_text() == "prepared\n"  # the setup ran once
+        assert (machine.root / "var/lib/cloudgpu/prepared").read_text() == "prepared\n"  # setup runs once
         assert world.dir.get(node_key(1, NODE, "claim")) == claim
         after = Heartbeat.from_bytes(world.dir.get(node_key(1, NODE, "heartbeat.json")))
         assert after.sequence >= before.sequence
-        assert sum("agent/" in request.key for request in world.store.requests) == fetched  # nothing is fetched again
+        assert sum("agent/" in request.key for request in world.store.requests) == fetched  # no second download
         spans = (world.result().timeline or {})["spans"]
         assert [span["reason"] for span in spans] == ["the machine was restarted", ""]
 
-    @pytest.mark.parametrize("launcher", ["none", "torchrun"])  # one that starts alone, one that starts with others
+    @pytest.mark.parametrize("launcher", ["none", "torchrun"])  # without and with a rendezvous
     def test_a_reboot_is_no_end(self, world: World, launcher: str) -> None:
         machine = self.job(world, launcher)
         assert machine.shut_down("reboot") == [0]

@@ -276,7 +276,7 @@ class TestMachine:
         )
         assert machine.calls[-1] == "shutdown -c"
 
-    def test_one_that_asks_too_often_asks_when_it_is_told_to(self, world: World) -> None:
+    def test_retry_after_is_obeyed(self, world: World) -> None:
         world.job("true")
         world.manager.answers, world.manager.again_s = [(429, "TooManyRequests")], 5
         world.ends(world.boot())
@@ -297,7 +297,7 @@ class TestMachine:
             (lambda world: world.dir.delete(world.record().agent_key), "HTTP 404 BlobNotFound"),
         ],
     )
-    def test_what_cannot_be_run_is_told_and_the_machine_ends(
+    def test_what_cannot_be_run_is_reported_and_the_machine_ends(
         self, world: World, spoil: Callable[[World], None], says: str
     ) -> None:
         world.job("true")

@@ -56,8 +56,8 @@ class ComputeApi:
             def do_DELETE(self) -> None:
                 api.calls.append((self.path, self.headers["Authorization"].removeprefix("Bearer ")))
                 status, reason = api.answers.pop(0) if api.answers else (200, "")
-                told = {"message": "no", "errors": [{"reason": reason, "message": "no"}]}
-                body = json.dumps({"name": "operation-1"} if status == 200 else {"error": told}).encode()
+                failure = {"message": "no", "errors": [{"reason": reason, "message": "no"}]}
+                body = json.dumps({"name": "operation-1"} if status == 200 else {"error": failure}).encode()
                 self.send_response_only(status)
                 self.send_header("Content-Length", str(len(body)))
                 self.end_headers()
@@ -97,12 +97,12 @@ class World:
         data = JobRecord("job-1", "job", run, **more).to_bytes()
         self.sha256 = hashlib.sha256(data).hexdigest()
         self.dir.put(JOB_KEY, data)
-        told = [
+        roles = [
             {"node": node, "role": node.partition("-")[0], "index": rank, "rank": rank, "gpus": 0}
             for rank, node in enumerate(nodes)
         ]
         attempt = AttemptRecord(
-            1, {"market": "spot", "cloud": cloud, "region": "us-central1"}, told, interruptions_left=None
+            1, {"market": "spot", "cloud": cloud, "region": "us-central1"}, roles, interruptions_left=None
         )
         self.dir.put(attempt_key(1), attempt.to_bytes())
         self.dir.put(f"agent/{self.agent.sha256}.pyz", self.agent.path)
@@ -231,7 +231,7 @@ class TestMachine:
         assert world.dir.get("outputs/here.txt") == b"text"
         assert [path for path, _ in world.compute.calls] == [DELETED]
         calls = world.gcp.control.calls()
-        assert {call.caller for call in calls if call.action == "objects.insert"} == {MACHINE}  # never the submitter's account
+        assert {call.caller for call in calls if call.action == "objects.insert"} == {MACHINE}  # not the submitter
 
     def test_one_that_may_not_delete_itself_powers_off_and_says_so(self, world: World) -> None:
         world.job("true")
@@ -286,7 +286,7 @@ class TestMachine:
             (lambda world: world.dir.delete(world.record().agent_key), "HTTP 404 NoSuchKey"),
         ],
     )
-    def test_what_cannot_be_run_is_told_and_the_machine_ends(
+    def test_what_cannot_be_run_is_reported_and_the_machine_ends(
         self, world: World, spoil: Callable[[World], None], says: str
     ) -> None:
         world.job("true")
@@ -449,9 +449,9 @@ class Replicas:
         command, args = container_command(record, named)
         cluster = {pool: [f"localhost:{2_222 + i}" for i, _ in enumerate(nodes)] for pool, nodes in named.items()}
         spec = {"cluster": cluster, "environment": "cloud", "task": {"type": task, "index": index, "trial": ""}}
-        told = {"CLUSTER_SPEC": json.dumps(spec)} if task else {}
+        cluster_environ = {"CLUSTER_SPEC": json.dumps(spec)} if task else {}
         name = f"container-{len(self.started)}"
-        self.started.append(Container(self.world, [*command, *args], name, **{**told, **environ}))
+        self.started.append(Container(self.world, [*command, *args], name, **{**cluster_environ, **environ}))
         return self.started[-1]
 
 
@@ -547,14 +547,14 @@ class TestContainer:
         assert done.returncode == 127
         assert "the image has no python3" in done.stderr
 
-    def test_all_are_told_the_same_and_nothing_secret(self, world: World) -> None:
+    def test_all_replicas_get_the_same_record_without_secrets(self, world: World) -> None:
         world.job("true", cloud="vertex", env={"TOKEN": "a-secret"})
         record = world.record(node="", cloud="vertex")
         command, args = container_command(record, POOLS)
         assert (command, args) == container_command(record, POOLS)
-        told = zlib.decompress(base64.b64decode(args[1])).decode()
-        assert "a-secret" not in told
-        assert "worker-1.1" in told
+        record = zlib.decompress(base64.b64decode(args[1])).decode()
+        assert "a-secret" not in record
+        assert "worker-1.1" in record
 
     def test_a_record_of_one_node_is_refused(self, world: World) -> None:
         with pytest.raises(ValueError, match=r"told to be worker-0\.1"):

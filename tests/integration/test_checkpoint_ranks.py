@@ -29,7 +29,7 @@ def said(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, int], tupl
     [
         ("option", "rank 1: every=0", "every=0", 70),
         ("load", "rank 1: /", "/", 70),
-        # An error of the program: no outcome file, the launcher decides about retries.
+        # An error of the program itself: no code is recorded, the launcher decides about retries.
         ("state_dict", "rank 1: ArithmeticError: cannot say", "cannot say", None),
         ("flatten", "rank 1: objects/odd/value is a builtins.object", "objects/odd/value is a builtins.object", 70),
         ("wait", "the ranks are at different places in the program (this is rank 0)", "the ranks are at different", 70),

@@ -127,7 +127,7 @@ def test_a_failed_job_fails_the_command(cloudgpu: Shell, tmp_path: Path) -> None
     assert cloudgpu.status("tiny")["exit_code"] == 3
 
 
-def test_a_failure_is_reported_once_and_not_run_again_in_vain(cloudgpu: Shell, tmp_path: Path) -> None:
+def test_a_final_failure_is_reported_once_and_not_retried(cloudgpu: Shell, tmp_path: Path) -> None:
     done = cloudgpu("submit", job_file(tmp_path, "python nothere.py"))
     assert done.returncode == 1
     said = " ".join((done.stdout + done.stderr).split())
@@ -138,7 +138,7 @@ def test_a_failure_is_reported_once_and_not_run_again_in_vain(cloudgpu: Shell, t
     assert (again.stdout + again.stderr).count("exit code 3") == 2, "once for each attempt or restart"
 
 
-def test_look_at_jobs(cloudgpu: Shell, tmp_path: Path) -> None:
+def test_status_events_cost_and_wait(cloudgpu: Shell, tmp_path: Path) -> None:
     assert "no jobs" in cloudgpu("status").stdout
     assert "no jobs" in cloudgpu("cost").stdout
     job = cloudgpu("submit", job_file(tmp_path, "exit 0", priority=7), "--detach").stdout.strip()

@@ -69,7 +69,7 @@ def submit(machines: Machines, run: str, *words: str, more: str = "") -> Job:
     return get_job(done.stdout.strip())
 
 
-def told(job: Job) -> list[str]:
+def messages(job: Job) -> list[str]:
     return [event.message for event in job.events()]
 
 
@@ -96,7 +96,7 @@ def test_a_job_is_run_by_machines_that_are_there(machines: Machines) -> None:
 def test_orders_wait_for_their_turn_and_can_be_cancelled(machines: Machines) -> None:
     going = machines.folder / "going"
     first = submit(machines, f"while [ ! -e {going} ]; do sleep 0.1; done")
-    machines.until(lambda: machines.view().orders, "the first is not ordered")  # the supervisor orders jobs concurrently
+    machines.until(lambda: machines.view().orders, "the first is not ordered")  # orders are concurrent
     second = submit(machines, "sleep 600")
     machines.until(lambda: second.refresh().state == "starting", "the second is not ordered")
     machines.start("a")
@@ -147,7 +147,7 @@ def test_a_cluster_whose_folder_cannot_be_read_is_listed(machines: Machines) -> 
     assert "what the machines of big do is not known" in done.stderr
 
 
-def test_a_lost_machine_is_replaced_while_nobody_looks(machines: Machines) -> None:
+def test_a_lost_machine_is_replaced_while_the_supervisor_is_off(machines: Machines) -> None:
     """The supervisor is off meanwhile and records the replacement when it is back."""
     pytest.importorskip("torch")
     machines.miss_early()
@@ -159,14 +159,14 @@ def test_a_lost_machine_is_replaced_while_nobody_looks(machines: Machines) -> No
     machines.start("b")
     machines.until(lambda: machines.order(1).end is not None, "it has not ended")
     assert cloudgpu("wait", job.id).returncode == 0
-    assert job.refresh().state == "succeeded", told(job)
+    assert job.refresh().state == "succeeded", messages(job)
     (attempt,) = job.attempts()
-    assert any("worker-0.2 takes its place" in message for message in told(job))
+    assert any("worker-0.2 takes its place" in message for message in messages(job))
     assert attempt.generations[-1].interruptions == 1
     assert [int(line.split()[1]) > 0 for line in lines(job) if line.startswith("from ")] == [False, True]
 
 
-def test_a_lost_machine_is_left_to_the_others_by_who_looks(machines: Machines) -> None:
+def test_the_supervisor_leaves_a_lost_machine_to_the_cluster(machines: Machines) -> None:
     """Only the cluster's members replace the machine: the supervisor sees the loss but starts no new attempt."""
     machines.miss_early()
     machines.start("a")
@@ -177,11 +177,11 @@ def test_a_lost_machine_is_left_to_the_others_by_who_looks(machines: Machines) -
     machines.until(lambda: machines.order(1).place("worker-0").state == "lost", "nobody misses it")
     machines.start("b")
     machines.until(lambda: "worker-0.2 began" in lines(job), "nobody goes on with it")
-    machines.until(lambda: any("worker-0.2 takes its place" in one for one in told(job)), "nobody takes note of it")
+    machines.until(lambda: any("worker-0.2 takes its place" in one for one in messages(job)), "nobody takes note of it")
     going.touch()
     assert job.wait(timeout_s=WAIT_S)
-    assert job.refresh().state == "succeeded", told(job)
-    assert len(job.attempts()) == 1, told(job)
+    assert job.refresh().state == "succeeded", messages(job)
+    assert len(job.attempts()) == 1, messages(job)
 
 
 def test_a_lost_machine_of_several_is_replaced(machines: Machines) -> None:
@@ -199,8 +199,8 @@ def test_a_lost_machine_of_several_is_replaced(machines: Machines) -> None:
     machines.crash(machines.holder(1, "worker-1"))
     undisturbed.touch()
     machines.start("c")
-    assert job.wait(timeout_s=WAIT_S), told(job)
-    assert job.refresh().state == "succeeded", told(job)
+    assert job.wait(timeout_s=WAIT_S), messages(job)
+    assert job.refresh().state == "succeeded", messages(job)
     (attempt,) = job.attempts()
     newest = attempt.generations[-1]
     assert [newest.kind, newest.failures, newest.interruptions] == ["members", 0, 1]
@@ -211,7 +211,7 @@ def test_a_cluster_that_is_taken_down_ends_its_jobs(machines: Machines) -> None:
     job = submit(machines, "echo began; sleep 600")
     machines.until(lambda: "began" in lines(job), "it was not begun")
     clusters.forget("big")
-    assert job.wait(timeout_s=WAIT_S), told(job)
+    assert job.wait(timeout_s=WAIT_S), messages(job)
     assert job.refresh().state == "failed"
     assert "no cluster big is known here" in job.reason
     assert not machines.jobs("a")
@@ -226,8 +226,8 @@ def test_a_preempted_machine_is_no_end(machines: Machines, launcher: str) -> Non
     machines.until(lambda: "from 0" in lines(job), "it does not train")
     machines.until(lambda: job.refresh().state == "running", "the supervisor has not seen that it does")
     assert cloudgpu("preempt", job.id, "--after", "10s").returncode == 0
-    assert job.wait(timeout_s=WAIT_S), told(job)
-    assert job.refresh().state == "succeeded", told(job)
+    assert job.wait(timeout_s=WAIT_S), messages(job)
+    assert job.refresh().state == "succeeded", messages(job)
     assert len(job.attempts()) == 1
     assert machines.order(1).place("worker-0").incarnation == 2
 
@@ -263,7 +263,7 @@ def test_a_cluster_that_is_not_known_is_named(machines: Machines) -> None:
         (-60, "limits: {duration: 1h}\n", 4, "the cluster big has expired"),
     ],
 )
-def test_a_job_is_told_when_its_cluster_expires(
+def test_submit_checks_when_its_cluster_expires(
     machines: Machines, left_s: float, more: str, code: int, said: str
 ) -> None:
     cluster = clusters.load("big")

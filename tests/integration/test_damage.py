@@ -187,7 +187,7 @@ def test_a_whole_checkpoint_under_another_name(original: tuple[Path, int], tmp_p
     assert check(tmp_path / "copy", elements) == OLDER
 
 
-def test_the_damaged_is_marked_told_once_and_left_alone(
+def test_a_damaged_checkpoint_is_marked_reported_once_and_kept(
     original: tuple[Path, int], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     folder, elements = original

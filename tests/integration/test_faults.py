@@ -102,7 +102,7 @@ class Bench:
         return Supervisor(Store.open(), clock=clock, provisioner=lambda _: local, patience_s=self._patience_s)
 
     def submit(self, program: str, more: str = "", job_dir: Path | None = None, price: str = "0") -> Job:
-        """Submit a shell script, in which `at NAME` reports that a point is reached and `until_ NAME` waits for go()."""
+        """Submit a shell script, in which `at NAME` reports that it is reached and `until_ NAME` waits for go()."""
         tools = f'at() {{ touch "{self.folder}/at-$1"; }}\n'
         tools += f'until_() {{ while [ ! -e "{self.folder}/go-$1" ]; do sleep 0.05; done; }}\n'
         (self.folder / "main.sh").write_text(tools + program)
@@ -210,7 +210,7 @@ def test_a_disk_that_recovers_after_the_agent_gave_up_costs_an_attempt(home: Pat
 
 
 @in_long_mode
-def test_a_job_that_cannot_be_told_to_stop_is_terminated(home: Path, disk: Disk, tmp_path: Path) -> None:
+def test_a_job_that_cannot_be_stopped_through_its_job_dir_is_terminated(home: Path, disk: Disk, tmp_path: Path) -> None:
     bench = Bench(tmp_path, LATE)
     bench.submit("at start; until_ never\n", job_dir=disk.folder)
     bench.reach("start")
@@ -440,20 +440,22 @@ def said(bench: Bench) -> str:
 
 def test_checkpoints_on_a_full_disk(home: Path, disk: Disk, tmp_path: Path, undisturbed: str) -> None:
     bench = Bench(tmp_path, LATE)
-    train(bench, ["1-22", "1-48"], disk.folder, more="checkpoint: {keep: 1}\n")  # keep: 2 would delete older ones to free space
+    train(bench, ["1-22", "1-48"], disk.folder, more="checkpoint: {keep: 1}\n")  # so that no older one can be deleted
     bench.reach("1-22")
     until(lambda: len(list((bench.job_folder / "checkpoints").glob("*/COMMIT.json"))) == 1)
     disk.fill()
     bench.go("1-22")
     bench.drive(lambda: bench.is_at("1-48"))
-    told = [line for line in said(bench).splitlines() if "could not be saved" in line]
-    assert [line.split()[1] for line in told] == ["25", "30", "40"], "the first failure of a row, the 2nd and the 4th"
-    assert all("the newest checkpoint is 00000020-" in line and "No space left on device" in line for line in told)
+    warnings = [line for line in said(bench).splitlines() if "could not be saved" in line]
+    assert [line.split()[1] for line in warnings] == ["25", "30", "40"], (
+        "the first failure of a row, the 2nd and the 4th"
+    )
+    assert all("the newest checkpoint is 00000020-" in line and "No space left on device" in line for line in warnings)
     disk.free()
     bench.go("1-48")
     assert bench.finish().state == "succeeded"
     assert bench.log() == [undisturbed]
-    assert said(bench).count("could not be saved") == len(told)
+    assert said(bench).count("could not be saved") == len(warnings)
     assert bench.outcomes() == ["succeeded"]
 
 

@@ -213,7 +213,7 @@ def test_a_machine_that_is_made_anew_is_another_one(machines: Machines) -> None:
     assert job.seen.place("worker-0").outcome == "succeeded"
 
 
-def test_who_comes_back_from_the_dead_has_no_part_in_it(machines: Machines, tmp_path: Path) -> None:
+def test_a_machine_that_was_frozen_and_replaced_stops_its_stale_program(machines: Machines, tmp_path: Path) -> None:
     """A machine that was frozen and replaced kills its stale program and is free for other jobs."""
     machines.miss_early()
     machines.start("a")
@@ -295,7 +295,7 @@ def test_a_job_dir_that_is_gone_keeps_no_machine(machines: Machines) -> None:
     assert job.seen.place("worker-0").outcome == "error"
 
 
-def test_who_is_not_needed_leaves(machines: Machines) -> None:
+def test_an_idle_machine_leaves(machines: Machines) -> None:
     machines.set(idle_s=1.0)
     job = FleetJob(machines, "sleep 3")
     job.submit()
@@ -307,7 +307,7 @@ def test_who_is_not_needed_leaves(machines: Machines) -> None:
     machines.until(lambda: list(map(machines.name, machines.view().alive)) == ["b"], "it is still counted on")
 
 
-def test_who_lets_jobs_fail_works_when_nobody_else_is_free(machines: Machines) -> None:
+def test_a_suspect_machine_works_only_if_no_other_is_free(machines: Machines) -> None:
     machines.start("a")
     for _ in range(2):
         bad = FleetJob(machines, "exit 1")
@@ -331,7 +331,7 @@ def test_who_lets_jobs_fail_works_when_nobody_else_is_free(machines: Machines) -
     assert machines.view().suspects == set(), "it has run one well"
 
 
-def test_a_suspect_machine_does_not_wait_for_who_takes_nothing(machines: Machines) -> None:
+def test_a_suspect_machine_does_not_wait_for_one_that_takes_no_jobs(machines: Machines) -> None:
     """The other free machine is about to reach its lifetime and takes no jobs."""
     machines.start("a")
     for _ in range(2):
@@ -397,7 +397,7 @@ def test_answers_that_are_lost_change_nothing(in_a_bucket: Machines, store: s3.S
     assert job.seen.place("worker-0").node == "worker-0.1"
 
 
-def test_who_is_cut_off_stops_before_another_begins(in_a_bucket: Machines, store: s3.S3) -> None:
+def test_a_machine_without_the_store_stops_before_another_begins(in_a_bucket: Machines, store: s3.S3) -> None:
     """A machine without access to the store stops by its own clock, earlier than others replace it."""
     in_a_bucket.set(silent_s=30.0, look_s=0.3)  # it must stop within the last third of silent_s
     in_a_bucket.start("a")
@@ -415,10 +415,10 @@ def test_who_is_cut_off_stops_before_another_begins(in_a_bucket: Machines, store
     assert job.seen.place("worker-0").node == "worker-0.2"
 
 
-def test_looking_costs_two_requests(in_a_bucket: Machines, store: s3.S3) -> None:
+def test_a_poll_costs_two_requests(in_a_bucket: Machines, store: s3.S3) -> None:
     in_a_bucket.set(look_s=0.2)
     in_a_bucket.start("a")
-    in_a_bucket.until(lambda: store.count("PUT", "/beat.json") > 1, "it does not beat")  # the settings have been read by then
+    in_a_bucket.until(lambda: store.count("PUT", "/beat.json") > 1, "it does not beat")  # settings have been read
     before = len(store.requests)
     in_a_bucket.until(lambda: len(store.requests) > before + 20, "it does not look")
     kinds = [request.kind for request in store.requests[before : before + 20]]

@@ -174,7 +174,7 @@ def test_one_that_may_not_leave_stays_and_works(world: World, agent: AgentFile) 
 
 
 def test_one_of_a_jobs_own_group_leaves_at_once_and_asks_until_it_may(world: World, agent: AgentFile) -> None:
-    world.machines.set(look_s=0.5)  # leaves idle_s at its default
+    world.machines.set(look_s=0.5)  # no idle_s: a machine with one_job leaves without it
     world.aws.control.fail(LEAVING, error("AccessDenied", 403), times=1)
     machine = world.boot(agent, one_job=True)
     world.until(lambda: not machine.is_on)

@@ -149,11 +149,11 @@ class ResourceManager:
             def do_POST(self) -> None:
                 body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
                 api.calls.append((self.path, body, self.headers["Authorization"].removeprefix("Bearer ")))
-                told = b"" if api.status == 202 else b'{"error": {"code": "No", "message": "no"}}'
+                answer = b"" if api.status == 202 else b'{"error": {"code": "No", "message": "no"}}'
                 self.send_response_only(api.status)
-                self.send_header("Content-Length", str(len(told)))
+                self.send_header("Content-Length", str(len(answer)))
                 self.end_headers()
-                self.wfile.write(told)
+                self.wfile.write(answer)
 
             def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - the base class's name
                 """Log nothing."""

@@ -28,11 +28,11 @@ class Region:
         self.control = GceControl(gcp.url)
         key = self.control.key_file(SUBMITTER, folder / "key.json")
         credentials = service_account.Credentials.from_service_account_file(str(key), scopes=[ALL])  # type: ignore[no-untyped-call]
-        told: dict[str, Any] = {"credentials": credentials, "client_options": {"api_endpoint": gcp.url}}
-        self.templates = cv.InstanceTemplatesClient(**told)
-        self.groups = cv.RegionInstanceGroupManagersClient(**told)
-        self.instances = cv.InstancesClient(**told)
-        self.networks = cv.NetworksClient(**told)
+        options: dict[str, Any] = {"credentials": credentials, "client_options": {"api_endpoint": gcp.url}}
+        self.templates = cv.InstanceTemplatesClient(**options)
+        self.groups = cv.RegionInstanceGroupManagersClient(**options)
+        self.instances = cv.InstancesClient(**options)
+        self.networks = cv.NetworksClient(**options)
 
     def template(self, name: str, **more: Any) -> str:
         properties = {
@@ -56,8 +56,8 @@ class Region:
                 **more,
             }
         )
-        told: dict[str, Any] = {"project": PROJECT, "region": REGION, "instance_group_manager_resource": made}
-        self.groups.insert_unary(**told, retry=None, timeout=180)
+        request: dict[str, Any] = {"project": PROJECT, "region": REGION, "instance_group_manager_resource": made}
+        self.groups.insert_unary(**request, retry=None, timeout=180)
 
     def change(self, **changes: Any) -> None:
         body = cv.InstanceGroupManager(changes)
@@ -142,7 +142,7 @@ def test_a_zone_without_room_is_passed_over_and_one_zone_is_kept_to(region: Regi
     assert {one["zone"].rpartition("/")[2] for one in region.running().values()} == {ZONES[1]}
 
 
-def test_who_leaves_makes_the_group_smaller(region: Region) -> None:
+def test_a_machine_that_leaves_shrinks_the_group(region: Region) -> None:
     region.group(region.template("t"))
     wait(lambda: len(region.running()) == 2)
     leaver = next(iter(region.running().values()))

@@ -48,13 +48,13 @@ class Project:
     def __init__(self, gcp: Gcp, folder: Path) -> None:
         self.url, self.control, self._folder = gcp.url, GceControl(gcp.url), folder
         self.session = self.session_of(SUBMITTER)
-        told: dict[str, Any] = {"credentials": self.session.credentials, "client_options": {"api_endpoint": gcp.url}}
-        self.instances = cv.InstancesClient(**told)
-        self.zone_operations = cv.ZoneOperationsClient(**told)
-        self.global_operations = cv.GlobalOperationsClient(**told)
-        self.firewalls = cv.FirewallsClient(**told)
-        self.disks = cv.DisksClient(**told)
-        self.regions = cv.RegionsClient(**told)
+        options: dict[str, Any] = {"credentials": self.session.credentials, "client_options": {"api_endpoint": gcp.url}}
+        self.instances = cv.InstancesClient(**options)
+        self.zone_operations = cv.ZoneOperationsClient(**options)
+        self.global_operations = cv.GlobalOperationsClient(**options)
+        self.firewalls = cv.FirewallsClient(**options)
+        self.disks = cv.DisksClient(**options)
+        self.regions = cv.RegionsClient(**options)
 
     def session_of(self, email: str, *scopes: str) -> AuthorizedSession:
         key = self.control.key_file(email, self._folder / "key.json")
@@ -92,13 +92,13 @@ class Project:
 
     def refusal(self, **more: Any) -> tuple[int, str, str]:
         """Insert an instance that must be refused; return status, reason and message."""
-        status, told = self.raw(
+        status, answer = self.raw(
             "POST", f"{PROJECT}/zones/{ZONE}/instances", body(**{"name": "one", "zone": ZONE, **more})
         )
-        assert "error" in told, told
-        return status, told["error"]["errors"][0]["reason"], told["error"]["message"]
+        assert "error" in answer, answer
+        return status, answer["error"]["errors"][0]["reason"], answer["error"]["message"]
 
-    def told(self, name: str = "one") -> Told:
+    def machine(self, name: str = "one") -> Told:
         return next(one for one in reversed(self.control.instances()) if one.name == name)
 
     def events(self, name: str = "one") -> list[str]:
@@ -210,11 +210,11 @@ def test_the_caller_is_killed(project: Project, server: Gcp, tmp_path: Path, fau
     assert len(project.control.resources("firewalls")) == rules
 
 
-def test_what_is_not_implemented_is_told_and_never_tried_again(project: Project) -> None:
+def test_unimplemented_methods_answer_501_and_are_not_retried(project: Project) -> None:
     for path in (f"{PROJECT}/zones/{ZONE}/nodeGroups", "nonsense/of/a/path"):
-        status, told = project.raw("GET", path)
-        assert (status, told["error"]["code"]) == (501, 501), told
-        assert "not implemented" in told["error"]["message"]
+        status, answer = project.raw("GET", path)
+        assert (status, answer["error"]["code"]) == (501, 501), answer
+        assert "not implemented" in answer["error"]["message"]
 
 
 # -- authentication and permissions
@@ -233,7 +233,7 @@ def test_tokens_of_real_keys_only(project: Project) -> None:
     assert [call.status for call in project.control.calls("zones.list")] == [401, 401, 401, 200, 401, 200]
 
 
-def test_an_assertion_that_nobody_signed_gets_no_token(project: Project, tmp_path: Path) -> None:
+def test_an_unsigned_assertion_gets_no_token(project: Project, tmp_path: Path) -> None:
     from google.auth.exceptions import RefreshError
     from google.auth.transport.requests import Request
 
@@ -382,7 +382,7 @@ def test_quotas(project: Project, region: str, metric: str, family: str, changes
     assert project.control.instances() == []
 
 
-def test_a_region_tells_limits_and_usage(project: Project) -> None:
+def test_a_region_has_limits_and_usage(project: Project) -> None:
     project.control.set_quota("us-central1", "NVIDIA_T4_GPUS", 8.0)
     project.insert()
     quotas = {
@@ -405,7 +405,7 @@ def test_reservations(project: Project) -> None:
     assert "specificReservationRequired is not set" in project.refusal(**affinity("anyones"))[2]
     assert project.refusal(**affinity("another"))[0] == 400
     assert project.insert("one", **affinity("ours")).error == cv.Error()
-    assert project.told().market == "reservation"
+    assert project.machine().market == "reservation"
     assert "does not have available resources" in first_error(project.insert("two", **affinity("ours"))).message
 
 
@@ -570,8 +570,8 @@ def test_firewalls(project: Project) -> None:
 def test_a_disk_that_does_not_go_with_its_machine_stays(project: Project) -> None:
     kept = {"boot": True, "autoDelete": False, "initializeParams": {"sourceImage": IMAGE, "diskSizeGb": "40"}}
     project.insert(disks=[kept])
-    status, told = project.raw("DELETE", f"{PROJECT}/zones/{ZONE}/disks/one")
-    assert (status, told["error"]["errors"][0]["reason"]) == (400, "resourceInUseByAnotherResource")
+    status, answer = project.raw("DELETE", f"{PROJECT}/zones/{ZONE}/disks/one")
+    assert (status, answer["error"]["errors"][0]["reason"]) == (400, "resourceInUseByAnotherResource")
     project.delete()
     assert [(one.name, one.size_gb) for one in project.disks.list(project=PROJECT, zone=ZONE)] == [("one", 40)]
     project.finish(project.disks.delete_unary(project=PROJECT, zone=ZONE, disk="one"))
@@ -581,24 +581,24 @@ def test_a_disk_that_does_not_go_with_its_machine_stays(project: Project) -> Non
 # -- machines
 
 
-def ask_metadata(told: Told, path: str) -> str:
+def ask_metadata(machine: Told, path: str) -> str:
     request = urllib.request.Request(
-        f"{told.metadata}/computeMetadata/v1/{path}", headers={"Metadata-Flavor": "Google"}
+        f"{machine.metadata}/computeMetadata/v1/{path}", headers={"Metadata-Flavor": "Google"}
     )
     return str(urllib.request.urlopen(request, timeout=180).read().decode())
 
 
 def test_the_metadata_server_knows_its_instance(project: Project) -> None:
     project.insert(script="true")
-    told = project.told()
-    assert ask_metadata(told, "instance/name") == "one"
-    assert ask_metadata(told, "instance/zone").rpartition("/")[2] == ZONE
-    assert ask_metadata(told, "instance/id") == told.identity
-    assert ask_metadata(told, "instance/attributes/startup-script").startswith("#!/bin/sh")
-    assert ask_metadata(told, "instance/scheduling/automatic-restart") == "TRUE"
-    assert ask_metadata(told, "project/project-id") == PROJECT
-    assert "service-accounts/\n" in ask_metadata(told, "instance/")
-    whole = json.loads(ask_metadata(told, "instance/service-accounts/default/?recursive=true"))
+    machine = project.machine()
+    assert ask_metadata(machine, "instance/name") == "one"
+    assert ask_metadata(machine, "instance/zone").rpartition("/")[2] == ZONE
+    assert ask_metadata(machine, "instance/id") == machine.identity
+    assert ask_metadata(machine, "instance/attributes/startup-script").startswith("#!/bin/sh")
+    assert ask_metadata(machine, "instance/scheduling/automatic-restart") == "TRUE"
+    assert ask_metadata(machine, "project/project-id") == PROJECT
+    assert "service-accounts/\n" in ask_metadata(machine, "instance/")
+    whole = json.loads(ask_metadata(machine, "instance/service-accounts/default/?recursive=true"))
     assert whole == {"aliases": ["default"], "email": MACHINE, "scopes": [ALL]}
     for path, headers, status in (
         ("instance/nonsense", {"Metadata-Flavor": "Google"}, 404),
@@ -606,7 +606,7 @@ def test_the_metadata_server_knows_its_instance(project: Project) -> None:
         ("instance/name", {"Metadata-Flavor": "Google", "X-Forwarded-For": "x"}, 403),
     ):
         with pytest.raises(urllib.error.HTTPError) as caught:
-            request = urllib.request.Request(f"{told.metadata}/computeMetadata/v1/{path}", headers=headers)
+            request = urllib.request.Request(f"{machine.metadata}/computeMetadata/v1/{path}", headers=headers)
             urllib.request.urlopen(request, timeout=180)
         assert caught.value.code == status
 
@@ -620,7 +620,7 @@ def test_googles_library_on_a_machine_is_its_service_account(project: Project) -
         f"print(p, s.delete('{project.url}/compute/v1/projects/{PROJECT}/zones/{ZONE}/instances/one').status_code)\n"
     )
     project.insert(script=f'{sys.executable} -c "{program}" > said 2>&1')
-    wait_for(lambda: not project.told().running)
+    wait_for(lambda: not project.machine().running)
     (call,) = project.control.calls("instances.delete")
     assert (call.caller, call.status) == (MACHINE, 200)
     wait_for(lambda: project.control.resources("instances") == [])
@@ -628,17 +628,17 @@ def test_googles_library_on_a_machine_is_its_service_account(project: Project) -
 
 def test_a_startup_script_runs_on_every_boot_on_a_disk_that_stays(project: Project) -> None:
     project.insert(script="mkdir -p /var/lib/x && echo boot >> /var/lib/x/boots && sleep 600")
-    boots = Path(project.told().root, "var/lib/x/boots")
+    boots = Path(project.machine().root, "var/lib/x/boots")
     wait_for(lambda: boots.exists() and boots.read_text())
     project.finish(project.instances.reset_unary(project=PROJECT, zone=ZONE, instance="one"))
     wait_for(lambda: boots.read_text() == "boot\nboot\n")
-    assert project.told().trouble == []
+    assert project.machine().trouble == []
 
 
-def test_a_startup_script_that_fails_is_told(project: Project) -> None:
+def test_a_failing_startup_script_is_reported(project: Project) -> None:
     project.insert(script="echo no >&2; exit 3")
-    wait_for(lambda: project.told().trouble)
-    assert "ended with 3" in project.told().trouble[0]
+    wait_for(lambda: project.machine().trouble)
+    assert "ended with 3" in project.machine().trouble[0]
     output = project.instances.get_serial_port_output(project=PROJECT, zone=ZONE, instance="one")
     assert output.contents == "no\n"
 
@@ -646,11 +646,11 @@ def test_a_startup_script_that_fails_is_told(project: Project) -> None:
 def test_without_an_address_there_is_no_way_to_google_but_private_access(project: Project) -> None:
     inside = [{"network": "global/networks/default"}]
     project.insert("one", networkInterfaces=inside, script="true")
-    assert "Private Google Access" in project.told("one").trouble[0]
+    assert "Private Google Access" in project.machine("one").trouble[0]
     project.control.set_private_access("us-central1")
     project.insert("two", networkInterfaces=inside, script="echo booted")
-    wait_for(lambda: project.told("two").console == "booted\n")
-    assert project.told("two").trouble == [] and not project.told("two").external
+    wait_for(lambda: project.machine("two").console == "booted\n")
+    assert project.machine("two").trouble == [] and not project.machine("two").external
 
 
 SERVICE = """
@@ -670,14 +670,14 @@ LINGERING = SERVICE.replace("exit 0", "while [ ! -e go ]; do sleep 0.1; done; ex
 def test_preemption(project: Project) -> None:
     """The notice and the ACPI shutdown come together; a machine that does not shut down in time is powered off."""
     project.insert(script=LINGERING, scheduling=scheduled(**SPOT))
-    wait_for(lambda: "up" in project.told().console)
+    wait_for(lambda: "up" in project.machine().console)
     project.control.set_times(stopping=600.0)
     project.control.preempt("one", 180.0)
-    assert ask_metadata(project.told(), "instance/preempted") == "TRUE"
+    assert ask_metadata(project.machine(), "instance/preempted") == "TRUE"
     assert project.get().status == "STOPPING"
-    wait_for(lambda: "asked to end" in project.told().console)
-    Path(project.told().root, "go").touch()
-    wait_for(lambda: project.told().reason == "compute.instances.preempted")
+    wait_for(lambda: "asked to end" in project.machine().console)
+    Path(project.machine().root, "go").touch()
+    wait_for(lambda: project.machine().reason == "compute.instances.preempted")
     wait_for(lambda: project.events() == ["insert", "compute.instances.preempted"])
     assert project.get().status == "STOPPING"
     project.control.hurry()
@@ -693,26 +693,26 @@ def test_a_preempted_machine_that_is_to_stop_stays(project: Project) -> None:
 
 def test_maintenance_is_announced_and_the_machine_comes_back(project: Project) -> None:
     project.insert(script=SERVICE)
-    wait_for(lambda: "up" in project.told().console)
+    wait_for(lambda: "up" in project.machine().console)
     project.control.maintain("one", 600.0, repair=600.0, shutdown=180.0)
-    announced = json.loads(ask_metadata(project.told(), "instance/upcoming-maintenance"))
+    announced = json.loads(ask_metadata(project.machine(), "instance/upcoming-maintenance"))
     assert announced["maintenanceStatus"] == "PENDING"
-    assert ask_metadata(project.told(), "instance/maintenance-event") == "TERMINATE_ON_HOST_MAINTENANCE"
+    assert ask_metadata(project.machine(), "instance/maintenance-event") == "TERMINATE_ON_HOST_MAINTENANCE"
     project.control.hurry()
     wait_for(lambda: project.get().status == "REPAIRING")
     project.control.hurry()
-    wait_for(lambda: project.told().console.count("up\n") == 2)
-    assert ask_metadata(project.told(), "instance/maintenance-event") == "NONE"
-    assert "asked to end" in project.told().console
+    wait_for(lambda: project.machine().console.count("up\n") == 2)
+    assert ask_metadata(project.machine(), "instance/maintenance-event") == "NONE"
+    assert "asked to end" in project.machine().console
     restarts = ["compute.instances.terminateOnHostMaintenance", "compute.instances.automaticRestart"]
     assert project.events() == ["insert", *restarts]
 
 
 def test_the_products_notices_see_it(project: Project) -> None:
     project.insert(script=LINGERING, scheduling=scheduled(**SPOT))
-    wait_for(lambda: "up" in project.told().console)
+    wait_for(lambda: "up" in project.machine().console)
     said: list[str] = []
-    environ = {"GCE_METADATA_HOST": project.told().metadata.partition("://")[2]}
+    environ = {"GCE_METADATA_HOST": project.machine().metadata.partition("://")[2]}
     watched = {look.name: look for look in looks(environ, said.append)}["preempted"]
     assert list(watched.look()) == []
     threading.Timer(0.3, lambda: project.control.preempt("one", 180.0)).start()
@@ -722,14 +722,14 @@ def test_the_products_notices_see_it(project: Project) -> None:
 @pytest.mark.parametrize("restarts", [True, False])
 def test_a_host_that_fails(project: Project, restarts: bool) -> None:
     project.insert(script=SERVICE, scheduling=scheduled(automaticRestart=restarts))
-    wait_for(lambda: "up" in project.told().console)
+    wait_for(lambda: "up" in project.machine().console)
     project.control.crash("one")
     if restarts:
-        wait_for(lambda: project.told().console.count("up\n") == 2)
+        wait_for(lambda: project.machine().console.count("up\n") == 2)
         assert project.events() == ["insert", "compute.instances.hostError", "compute.instances.automaticRestart"]
     else:
         wait_for(lambda: project.get().status == "TERMINATED")
-    assert "asked to end" not in project.told().console
+    assert "asked to end" not in project.machine().console
 
 
 def test_a_machine_that_powers_itself_off_is_stopped_and_its_disk_stays(project: Project) -> None:
@@ -748,22 +748,22 @@ def test_a_run_that_is_over(project: Project) -> None:
     assert resource.resource_status.scheduling.termination_timestamp > resource.creation_timestamp
     project.control.end_run("one")
     wait_for(lambda: project.control.resources("instances") == [] == project.control.resources("disks"))
-    assert project.told().reason == "compute.instances.scheduledTermination"
+    assert project.machine().reason == "compute.instances.scheduledTermination"
     assert project.refusal(scheduling={**limited, "maxRunDuration": {"seconds": "5"}})[0] == 400
 
 
 def test_stop_and_start(project: Project) -> None:
     project.insert(script=SERVICE)
-    wait_for(lambda: "up" in project.told().console)
+    wait_for(lambda: "up" in project.machine().console)
     project.finish(project.instances.stop_unary(project=PROJECT, zone=ZONE, instance="one"))
-    assert project.get().status == "TERMINATED" and "asked to end" in project.told().console
+    assert project.get().status == "TERMINATED" and "asked to end" in project.machine().console
     project.finish(project.instances.start_unary(project=PROJECT, zone=ZONE, instance="one"))
-    wait_for(lambda: project.told().console.count("up\n") == 2)
+    wait_for(lambda: project.machine().console.count("up\n") == 2)
 
 
 def test_what_a_deleted_machine_had_running_is_gone(project: Project) -> None:
     project.insert(script="sleep 1000 & echo $! > pid; wait")
-    pid = Path(project.told().root, "pid")
+    pid = Path(project.machine().root, "pid")
     wait_for(lambda: pid.exists() and pid.read_text().strip())
     number = pid.read_text().strip()
     project.delete()
