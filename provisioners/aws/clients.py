@@ -56,7 +56,7 @@ class Clients:
         self._made: dict[tuple[str, str, bool], Any] = {}
 
     def ec2(self, region: str) -> EC2Client:
-        """Return the EC2 client for idempotent calls; RunInstances is sent by launcher()."""
+        """Return the EC2 client for idempotent calls. For RunInstances use launcher()."""
         return cast("EC2Client", self._client("ec2", region))
 
     def launch_turn(self, region: str, token: str) -> AbstractContextManager[None]:

@@ -64,7 +64,7 @@ def retry(call: Callable[[], _T], *, timeout_s: float, clock: Clock) -> _T:
         try:
             return call()
         except ProvisionError as error:
-            wait = max(delay * random.uniform(0.5, 1.0), error.retry_after or 0.0)  # noqa: S311 - spreads callers
+            wait = max(delay * random.uniform(0.5, 1.0), error.retry_after or 0.0)  # noqa: S311 - jitter
             if error.error_class not in UNKNOWN or clock.monotonic() + wait > until:
                 raise
         pause(clock, wait)
@@ -284,7 +284,7 @@ def first_with_room(
     raise final
 
 
-# -- what answers say
+# -- parsing of responses
 
 
 def known_name(error: BaseException) -> str:

@@ -28,7 +28,7 @@ Progress = Callable[[int, int], None]
 
 _EARLIEST = datetime.date(2015, 1, 1)
 _LEAST_PART = 2
-"""A table with fewer rows than the shipped one divided by this factor is rejected as incomplete."""
+"""A table with fewer facts than the shipped one divided by this factor is rejected as incomplete."""
 
 
 class OddTableError(ValueError):

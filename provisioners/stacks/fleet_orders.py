@@ -13,7 +13,7 @@ from ...protocol.jobdir import JobDirError, is_login
 from ..base import ErrorClass, LaunchRequest, NodeState, ProvisionError
 
 _MARK_S = 30.0
-"""Seconds between two writes of the watch key, whose time stamp tells the store's clock."""
+"""Seconds between two writes of the watch key, whose time stamp is by the store's clock."""
 
 
 class Orders:

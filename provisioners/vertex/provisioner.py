@@ -158,7 +158,7 @@ class VertexProvisioner:
         ACCOUNTS.check(account, self._own)
 
     def price(self, offer: Offer) -> Decimal | None:  # noqa: ARG002 - required by the protocol
-        """Return None: no API has Vertex AI's fee on top of Compute Engine's prices."""
+        """Return None: Vertex AI's fee on top of Compute Engine's prices is not available from an API."""
         return None
 
     # -- helpers

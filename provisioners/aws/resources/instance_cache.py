@@ -45,7 +45,8 @@ a machine that has sent heartbeats."""
 _LASTING = "Client.InternalError"
 """StateReason code that usually means a missing permission on the disk's key, in every zone."""
 _LASTING_LAUNCHES = 2
-"""Number of a job's launches that end with _LASTING from which on it is classified as `auth`, not as `capacity`."""
+"""Number of a job's launches ended by _LASTING from which on the error is classified as `auth` instead of
+`capacity`."""
 
 
 @dataclass(frozen=True, slots=True)

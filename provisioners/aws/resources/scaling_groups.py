@@ -117,8 +117,9 @@ def suspend(clients: Clients, region: str, name: str, processes: list[str]) -> N
 
 
 def close(clients: Clients, region: str, name: str) -> bool:
-    """Delete a group with its machines; return whether it still exists, which is until they have ended. Raises
-    ProvisionError."""
+    """Delete a group with its machines; return whether it still exists. Raises ProvisionError.
+
+    Idempotent. The group exists until its machines have ended."""
     found = find_scaling_group(clients, region, name)
     if found is not None and not found.is_going:
         with translate_errors(f"delete {name} in {region}", clients.clock):
@@ -149,7 +150,7 @@ def _find_template(ec2: EC2Client, name: str) -> str | None:
 
 
 def trouble(clients: Clients, region: str, group: ScalingGroup) -> ProvisionError | None:
-    """Return the error for which a group gets no machines; None if a retry of the group may succeed.
+    """Return the error for which a group gets no machines; None if the group's own retries may succeed.
 
     An error is returned if the latest activities failed in all zones, or for a reason that does not depend on the zone.
     One call. Raises ProvisionError if that fails."""

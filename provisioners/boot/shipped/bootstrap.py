@@ -84,8 +84,8 @@ class Machine:
         return code
 
     def give_up(self, reason: str) -> int:
-        """Give up a machine that cannot be used: write the reason into the job dir and, in one job's group, leave
-        it."""
+        """Give up a machine that cannot be used: write the reason into the job dir, and step_down(). Return the exit
+        code."""
         try:
             with contextlib.suppress(Hopeless):
                 self.leave_word(f"the machine could not be used: {reason}")
@@ -211,7 +211,8 @@ class Machine:
             except Refused as error:
                 if error.status not in (403, 404):
                     raise
-                # S3 answers 403 for missing objects unless the role may list the whole bucket; then only writing tells.
+                # S3 answers 403 for missing objects unless the role may list the whole bucket; then only create() is
+                # conclusive.
                 if self.bucket.create(key, reason.encode()) or error.status == 404:
                     return True
         return False
