@@ -1,4 +1,4 @@
-"""How machines are got: one module per target behind one protocol."""
+"""Provisioners: launch, observe and terminate machines, with one package per target behind one protocol."""
 
 from __future__ import annotations
 
@@ -40,11 +40,11 @@ __all__ = [
 ]
 
 _set_up: set[tuple[str, frozenset[tuple[str, str]]]] = set()
-"""Targets that were found to be set up, and the environment of that time: looking takes an SDK tens of milliseconds."""
+"""Cache of is_set_up(): (target, environment) pairs that are set up. An SDK's check takes tens of milliseconds."""
 
 
 def can_launch(target: str) -> bool:
-    """Return whether this version launches on the target; otherwise it can be planned for at most."""
+    """Return whether this version can launch on the target; otherwise it can only plan for it."""
     return bool(targets.info(target).code)
 
 
@@ -54,7 +54,7 @@ def launchable() -> frozenset[str]:
 
 
 def get_provisioner(target: str) -> Provisioner:
-    """Return the provisioner of a target; raises ProvisionError(invalid) for one that cannot be launched on."""
+    """Return the provisioner of a target. Raises ProvisionError(invalid) if this version cannot launch on it."""
     found = target_of(target)
     if found is None:
         known = ", ".join(sorted(launchable()))
@@ -63,7 +63,7 @@ def get_provisioner(target: str) -> Provisioner:
 
 
 def is_set_up(target: str) -> bool:
-    """Return whether the target's SDK is there and finds credentials on this computer, without a call elsewhere."""
+    """Return whether the target's SDK is installed and finds credentials on this computer, without a network call."""
     found = target_of(target)
     if found is None or not found.set_up:
         return True
@@ -74,12 +74,12 @@ def is_set_up(target: str) -> bool:
 
 
 def setup_hint(target: str) -> str:
-    """Return what to say if a target is not set up."""
+    """Return the advice to the user if a target is not set up; "": the target is unknown or has none."""
     found = target_of(target)
     return found.setup_hint if found is not None else ""
 
 
 def architecture_of(target: str, machine_type: str) -> str | None:
-    """Return `x86_64` or `arm64`, for which the agent of such a machine must be; None: it needs no agent file."""
+    """Return the architecture (`x86_64` or `arm64`) of a machine type's agent file; None: it needs no agent file."""
     found = target_of(target)
     return str(code_of(target, found.architecture)(machine_type)) if found is not None and found.architecture else None

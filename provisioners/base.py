@@ -1,4 +1,4 @@
-"""How machines are got: one protocol for every target, and the errors it may raise."""
+"""Provisioner protocol that every target implements, its requests and results, and ProvisionError."""
 
 from __future__ import annotations
 
@@ -13,24 +13,24 @@ from typing import Any, Literal, Protocol, runtime_checkable
 from ..jobspecs.plan import Offer
 
 ErrorClass = Literal["capacity", "quota", "auth", "expired", "invalid", "throttled", "transient", "not_offered"]
-"""auth: the account lacks a permission. expired: the credentials are refused until they are renewed."""
+"""Class of an error. auth: the account lacks a permission. expired: the credentials must be renewed."""
 Scope = Literal["zone", "region", "market", "cloud", "attempt"]
-"""Scope of an error. market: all offers of the same market in the cloud. attempt: only the zones that it tried;
-`hints` are the zones of its offer that it did not try."""
+"""Scope of an error. market: all offers of the same market in the cloud. attempt: only the zones that the attempt
+tried; `hints` lists the offer's untried zones."""
 _UNAUTHENTICATED = 401
-"""HTTP status: the credentials are not accepted (RFC 9110, 15.5.2)."""
+"""HTTP status for credentials that are not accepted (RFC 9110, 15.5.2)."""
 _MOVED = {
     **dict.fromkeys(("project", "subscription", "account"), "account"),
     **{name: name for name in ("region", "zone", "owner")},
 }
-"""Key in Allocation.details of earlier versions -> the field that it is now."""
+"""Key in Allocation.details of earlier versions -> field of Allocation that holds the value now."""
 _LAUNCHED = "launched:"
-"""Beginning of such a key, followed by a node: the time of its launch."""
+"""Prefix of keys in `details` of earlier versions: `launched:<node>` holds the node's launch time."""
 
 
 @dataclass(frozen=True, slots=True)
 class NodeRequest:
-    """One machine to get."""
+    """One machine to launch."""
 
     node: str
     """`<role>-<index>.<incarnation>`, e.g. `worker-0.1`; unique within the attempt."""
@@ -44,72 +44,74 @@ class NodeRequest:
 
 @dataclass(frozen=True, slots=True)
 class AgentFile:
-    """The agent as one file in the job dir: what a machine in a cloud fetches and runs."""
+    """Agent file in the job dir, which a cloud machine fetches and runs."""
 
     key: str
-    """In the job dir, e.g. `agent/<sha256>.pyz`."""
+    """Key in the job dir, e.g. `agent/<sha256>.pyz`."""
     sha256: str
-    """The machine runs nothing else."""
+    """The machine refuses a file with another hash."""
     architecture: str
-    """`x86_64` or `arm64`, as in the tables of machine types."""
+    """`x86_64` or `arm64`, as spelled in the tables of machine types."""
 
 
 @dataclass(frozen=True, slots=True)
 class Owner:
-    """Who everything created is tagged with; `find()` looks for it."""
+    """Owner with which all created resources are tagged; `find()` filters by it."""
 
     name: str
 
 
 @dataclass(frozen=True, slots=True)
 class LaunchRequest:
-    """ "These nodes shall be there": everything a target needs for it; printable, made before any effect.
+    """Declarative request for an attempt's nodes; contains everything that a target needs to launch them.
 
-    The same token and the same nodes: the same machines. Nodes that a request with this token did not name before are
-    added, so a lost machine is replaced by asking for its next incarnation (`worker-1.2` for `worker-1.1`). A node that
-    was started once and is gone is not started again.
+    Idempotent: a repeated request with the same token and nodes yields the same machines. Nodes that earlier requests
+    with this token did not name are added: a lost machine is replaced by requesting its next incarnation (`worker-1.2`
+    for `worker-1.1`). A node that was started once and is gone is not started again.
     """
 
     job_id: str
     attempt: int
     token: str
-    """Derived from (job, attempt, place) and stored before the call: the same token means the same machines."""
+    """Idempotency token, derived from (job, attempt, place) and stored before the call."""
     owner: Owner
     job_dir: str
-    """URL of this job's folder, `<job_dir>/<job id>`."""
+    """URL of the folder of this job, `<job_dir>/<job id>`."""
     job_sha256: str
-    """Of job.json: the machine refuses any other."""
+    """Hash of job.json; the machine refuses a file with another hash."""
     region: str
     zone: str | None
     market: str
     disk_gb: float
     nodes: tuple[NodeRequest, ...]
     lifetime_s: int | None
-    """The machine ends itself after so long, whatever happens; None: no limit."""
+    """Seconds after which the machine terminates itself unconditionally; None: no limit."""
     expires: float | None = None
-    """Epoch seconds after which anybody may remove what this made (it is tagged so); None: never."""
+    """Epoch seconds after which any user may delete the launch's resources (stored in a tag); None: never."""
     agent: AgentFile | None = None
-    """None: the target has an agent of its own (`local`)."""
+    """None: the target provides the agent itself (`local`)."""
     reads: tuple[str, ...] = ()
     """URLs (`s3://bucket/prefix`) outside the job dir that the machines may read: the job's inputs."""
     writes: tuple[str, ...] = ()
-    """Likewise, that they may write: the job's outputs."""
+    """URLs outside the job dir that the machines may write: the job's outputs."""
     images: Mapping[str, str] = field(default_factory=dict)
-    """Role -> container image in which its program runs, of roles whose job file names one."""
+    """Role -> container image in which its program runs, for roles whose job file names one."""
     grouped: bool = False
-    """The machines are a group of their own, which replaces lost ones by itself (provisioners/stacks/job_groups.py).
-    All nodes have the same machine type then."""
+    """The machines form a dedicated group that replaces lost machines itself (provisioners/stacks/job_groups.py). All
+    nodes must then have the same machine type."""
     account: str = ""
-    """The account to launch in (provisioners/shared/accounts.py): credentials of another one are refused; "": any."""
+    """Account to launch in (provisioners/shared/accounts.py); credentials of another account are refused. "": any."""
     repeated: bool = field(default=False, compare=False)
-    """Somebody may have asked for the same before, and had no answer. For targets that cannot tell by the token."""
+    """The same request may have been sent before, without an answer. For targets that cannot detect this by the
+    token."""
 
 
 @dataclass(frozen=True, slots=True)
 class Allocation:
     """The machines of one request, as the target knows them. JSON values only.
 
-    It names what that request asked for. terminate() ends everything under the token, also what no allocation names.
+    It names the nodes of that request only. terminate() ends everything tagged with the token, including machines that
+    no allocation names.
     """
 
     target: str
@@ -117,9 +119,10 @@ class Allocation:
     attempt: int
     token: str
     machines: dict[str, str]
-    """node -> the target's id of its machine."""
+    """Node -> the target's id of its machine."""
     region: str = ""
-    """Region as offers spell it; "": unknown. Like `owner` and `account`, known even if the launch was not answered."""
+    """Region as offers spell it; "": unknown. Known even if the launch call got no answer, like `owner` and
+    `account`."""
     zone: str = ""
     """Zone as the provider spells it; "": unknown, or none."""
     owner: str = ""
@@ -127,15 +130,15 @@ class Allocation:
     account: str = ""
     """Id of the account (shared/accounts.py); "": unknown, or the target has none."""
     launched_at: dict[str, float] = field(default_factory=dict)
-    """node -> epoch seconds, of machines that launch() has started; not of those that it found there."""
+    """Node -> epoch seconds at which launch() started its machine; machines that already existed are left out."""
     details: dict[str, str] = field(default_factory=dict)
-    """Further data of the target."""
+    """Additional data, specific to the target."""
     is_fresh: bool = field(default=False, compare=False)
-    """All machines were started by the call of launch() that has returned it, none by an earlier one whose answer was
-    lost: they are paid for from the beginning of that call on."""
+    """True if the launch() call that returned this started all machines: billing began no earlier than that call. False
+    if an earlier call, whose answer was lost, may have started some."""
 
     def age_s(self, node: str, now: float) -> float:
-        """Return seconds since the launch of a node's machine; infinity if launch() has found it there."""
+        """Return seconds since the launch of a node's machine; infinity if launch() found an existing machine."""
         return now - self.launched_at.get(node, -math.inf)
 
     def to_json(self) -> dict[str, Any]:
@@ -143,38 +146,39 @@ class Allocation:
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> Allocation:
-        """Read what to_json() has written, also where earlier versions kept what are fields now in `details`."""
+        """Deserialize the result of to_json(), including that of earlier versions, which kept some fields in
+        `details`."""
         details: dict[str, str] = dict(value.get("details", {}))
         moved: dict[str, Any] = {field: details.pop(key) for key, field in _MOVED.items() if key in details}
         launched = [key for key in details if key.startswith(_LAUNCHED)]
         times = {key.removeprefix(_LAUNCHED): float(details.pop(key)) for key in launched}
-        if "launched" in details:  # of a whole group
+        if "launched" in details:  # one launch time for all machines of a group
             times = dict.fromkeys(value["machines"], float(details.pop("launched")))
         return cls(**{**value, **moved, **({"launched_at": times} if times else {}), "details": details})
 
 
 @dataclass(frozen=True, slots=True)
 class NodeState:
-    """What is really there. `gone` means: nothing of it runs and nothing bills any more."""
+    """Observed state of a node's machine. `gone`: it does not run and is no longer billed."""
 
     node: str
     phase: Literal["pending", "running", "gone"]
     detail: str = ""
-    """The provider's own words, e.g. `terminated: Server.SpotInstanceTermination: …`."""
+    """Text from the provider, e.g. `terminated: Server.SpotInstanceTermination: …`."""
     taken: bool = False
-    """The provider says that it took the machine back: it did not fail, and nobody ended it."""
+    """The provider says that it reclaimed the machine: it did not fail, and no user terminated it."""
     returns: bool = False
-    """The provider starts the same machine again, as after maintenance of its host: that it is silent until then tells
-    nothing."""
+    """The provider is restarting the same machine, e.g. after host maintenance: missing heartbeats do not mean that it
+    is lost."""
     queued: bool = False
-    """It waits for a machine, and nothing bills meanwhile: that nothing is heard of it tells nothing."""
+    """The node waits for a machine and is not billed meanwhile: missing heartbeats do not mean that it is lost."""
     refused: ProvisionError | None = None
-    """It is gone and never ran, for the provider had no machine for it after all: what launch() would have raised, had
-    the provider said so at once. Never `throttled` or `transient`."""
+    """The error with which the provider refused a node after launch() had returned; the node never ran and is gone.
+    Never `throttled` or `transient`."""
 
 
 class ProvisionError(Exception):
-    """A launch, observation or termination failed; `error_class` says what to do about it (design: errors as data)."""
+    """Error of a launch, observation or termination; callers decide by `error_class` what to do about it."""
 
     def __init__(
         self,
@@ -193,24 +197,25 @@ class ProvisionError(Exception):
         self.error_class: ErrorClass = error_class
         self.scope: Scope = scope
         self.code = code
-        """The provider's, or ""."""
+        """The provider's error code, or ""."""
         self.hints = tuple(hints)
         """Zones that the provider named as having capacity, as offers spell them."""
         self.retry_after = retry_after
-        """Seconds after which to ask again, where the provider said so."""
+        """Seconds after which to retry, if the provider named a time."""
         self.status = status
-        """HTTP status of the answer; None: there was none, or it is not known."""
+        """HTTP status of the answer; None: no answer, or unknown."""
         self.advice = advice
-        """Advice to the user, which is part of the message; "": none."""
+        """Advice to the user, also contained in the message; "": none."""
         self.is_unsent = is_unsent
-        """The call was held back here, for the provider would only have refused it before `retry_after`."""
+        """The call was not sent: the local rate limit (shared/token_bucket.py) allows it after `retry_after`
+        seconds."""
         self.may_have_created = False
-        """Raised after the first call that makes anything: something may be there, whatever the error says."""
+        """A create call was sent before this error: resources may exist, and the caller must clean up."""
         self.has_started = False
-        """Machines were started before it, and may have been billed."""
+        """Machines were started before this error and may have been billed."""
 
     def as_class(self, error_class: ErrorClass, more: str) -> ProvisionError:
-        """Return the same error with another class, and more text."""
+        """Return a copy of the error with another class and `more` appended to its message."""
         changed = ProvisionError(
             error_class,
             f"{self}{more}",
@@ -232,89 +237,90 @@ class ProvisionError(Exception):
 
     @property
     def is_final(self) -> bool:
-        """Return whether a retry would be refused too. Otherwise the resources of a launch stay: launch() is retried
-        with the same token and finds them."""
+        """Return whether a retry would fail too. Otherwise a launch keeps its resources: launch() is retried with the
+        same token and finds them."""
         return self.error_class not in ("throttled", "transient") and not self.is_login
 
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """Result of terminate()."""
+    """Result of Provisioner.terminate()."""
 
     has_started: bool
-    """A machine was there, or may have been."""
+    """A machine existed, or may have existed."""
     at: float | None = None
-    """Epoch seconds at which no machine was left, before the rest was removed; None: not known."""
+    """Epoch seconds at which the last machine was gone, before other resources were deleted; None: unknown."""
 
 
 class Provisioner(Protocol):
-    """The verbs of a target, and its price. Every one may be called again after a crash at any point."""
+    """Operations of a target. Each of them may be repeated after a crash at any point."""
 
     def launch(self, request: LaunchRequest) -> Allocation:
-        """Start the machines. Idempotent: the same token gives the same machines. Raises ProvisionError."""
+        """Launch the machines. Idempotent: the same token gives the same machines. Raises ProvisionError."""
 
     def observe(self, allocation: Allocation) -> list[NodeState]:
-        """One state per node of the allocation. Raises ProvisionError."""
+        """Return one state per node of the allocation. Raises ProvisionError."""
 
     def terminate(self, allocation: Allocation) -> Ended | None:
-        """End the machines and remove what was made for them. Idempotent; returns when nothing bills any more. None:
-        what there was is not known. Raises ProvisionError."""
+        """Terminate the machines and delete the resources created for them. Idempotent; returns when nothing is billed
+        any more. None: it is unknown what existed. Raises ProvisionError."""
 
     def remove(self, allocation: Allocation, nodes: Collection[str]) -> None:
-        """End some of the machines, and nothing else: those of lost nodes, which may still be there. Idempotent; does
-        not wait for their end. Raises ProvisionError."""
+        """Terminate only the machines of these nodes, e.g. of lost nodes whose machines may still exist. Idempotent;
+        does not wait until they are gone. Raises ProvisionError."""
 
     def find(self, owner: Owner) -> list[Allocation]:
-        """Every allocation tagged with this owner, without local state: for gc and after a crash."""
+        """Return every allocation tagged with this owner. Needs no local state: for gc, and after a crash."""
 
     def account(self) -> str:
-        """Return the id of the account that the credentials belong to; "": the target has no accounts. Raises
-        ProvisionError. The answer is cached for as long as the same credentials are used."""
+        """Return the id of the credentials' account; "": the target has no accounts. Cached while the same credentials
+        are used. Raises ProvisionError."""
 
     def check_account(self, account: str) -> None:
-        """Raise ProvisionError(auth) if the credentials belong to another account than this; "": nothing is asked.
+        """Raise ProvisionError(auth) if the credentials belong to another account; no-op for "".
 
-        The other verbs do the same for the account of their request or allocation. Credentials that were refused are
-        read anew by the next call.
+        The other methods do the same for the account of their request or allocation. After credentials were refused,
+        the next call reads them anew.
         """
 
     def price(self, offer: Offer) -> Decimal | None:
-        """US dollars an hour of the whole offer at this moment; None: nothing newer than the plan is known.
+        """Return the whole offer's current price in US dollars an hour; None: nothing newer than the plan is known.
 
-        Asked just before launch(), and frozen with the attempt. Never raises: a price that is not told stops nothing.
+        Called just before launch() and stored with the attempt. Never raises: an unknown price does not prevent a
+        launch.
         """
 
 
 @runtime_checkable
 class Explainer(Protocol):
-    """What a target's provisioner may be beside: it can read what a machine has written on its console."""
+    """Optional protocol of provisioners that can read a machine's console output."""
 
     def explain(self, allocation: Allocation, node: str) -> str:
-        """The last lines, for a node that has fallen silent; "": there are none. Costs a call or two, and changes
-        nothing. Raises ProvisionError."""
+        """Return the last console lines of a node that stopped sending heartbeats; "": there are none. Read-only; costs
+        one or two API calls. Raises ProvisionError."""
 
 
 @runtime_checkable
 class Shared(Protocol):
-    """Optional protocol of provisioners whose machines are fixed, so that jobs wait for one another."""
+    """Optional protocol of provisioners with a fixed set of machines, for which jobs queue."""
 
     def shortage(self, nodes: Sequence[NodeRequest], ahead: Mapping[str, int]) -> str:
-        """Return why launch() could not start the nodes now; "": nothing is short. Costs little, and changes nothing.
+        """Return why launch() could not start the nodes now; "": it could. Read-only and cheap.
 
-        `ahead`: accelerator -> GPUs that are kept for other jobs; CPU -> nodes of others without GPUs. Raises
-        ProvisionError.
+        `ahead`: accelerator -> number of GPUs reserved for other jobs; CPU -> number of other jobs' nodes without GPUs.
+        Raises ProvisionError.
         """
 
 
 def launch_token(job_id: str, attempt: int, region: str, zone: str | None) -> str:
-    """32 hex digits, the same for the same (job, attempt, place): a repeated call finds its own machines."""
+    """Return the idempotency token of a launch: 32 hex digits, a hash of (job, attempt, place)."""
     text = "\0".join((job_id, str(attempt), region, zone or ""))
     return hashlib.sha256(text.encode()).hexdigest()[:32]
 
 
 def node_token(token: str, node: str, *more: str) -> str:
-    """32 hex digits for one machine of a launch, to be sent with the call that starts it: a repeated call is known.
+    """Return the idempotency token of one machine of a launch, sent with the call that starts it: 32 hex digits.
 
-    `more` tells apart what the provider must not take for a repetition, e.g. another zone.
+    `more` distinguishes calls that the provider must not treat as retries, e.g. a call for another zone.
     """
     return hashlib.sha256("\0".join((token, node, *more)).encode()).hexdigest()[:32]

@@ -1,7 +1,7 @@
-"""Everything of ours that a target has, found by its tags alone: for `cloudgpu gc`, which may know of no job.
+"""Find and delete a target's resources by cloudgpu's tags alone: for `cloudgpu gc`, which needs no job records.
 
-A launch leaves more than machines: disks, interfaces, security groups, roles ... What belongs to one launch is one
-Leftover. Whether it may go is not decided here (control/gc_policy.py).
+A launch creates more than machines: disks, interfaces, security groups, roles ... All resources of one launch are one
+Leftover. Which of them may be deleted is decided in control/gc_policy.py.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ _OF_A_STACK = "%s: what bills and is left to its stack %s: %s (`cloudgpu cluster
 
 @dataclass(frozen=True, slots=True)
 class Thing:
-    """One thing that exists."""
+    """One cloud resource."""
 
     kind: str
     """e.g. "instance", "volume", "role"."""
     id: str
     region: str
-    """"": it belongs to no region."""
+    """"": the resource belongs to no region."""
     detail: str = ""
     """e.g. "g4dn.xlarge spot, running"."""
     price: Decimal | None = Decimal(0)
-    """US dollars an hour by the tables; None: unknown."""
+    """Price in US dollars an hour by the tables; None: unknown."""
     created: float | None = None
-    """Epoch seconds; None: the target does not tell."""
+    """Creation time in epoch seconds; None: unknown."""
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -51,28 +51,28 @@ class Thing:
 
 @dataclass(frozen=True, slots=True)
 class Leftover:
-    """What is there of one launch."""
+    """All resources found of one launch."""
 
     target: str
     owner: str
-    """As in Owner.name."""
+    """Value of Owner.name."""
     job_id: str
-    """"": its tag is gone; so with attempt 0."""
+    """"": the tag is missing (likewise attempt 0)."""
     attempt: int
     token: str
     expires: float | None
-    """Epoch seconds after which anybody may remove it; None: never."""
+    """Epoch seconds after which any user may delete it; None: never."""
     things: tuple[Thing, ...]
 
     @property
     def price(self) -> Decimal | None:
-        """US dollars an hour of all; None: that of a part is unknown."""
+        """Return the total price in US dollars an hour; None if the price of any resource is unknown."""
         prices = [thing.price for thing in self.things]
         return None if None in prices else sum((price for price in prices if price is not None), Decimal(0))
 
     @property
     def created(self) -> float | None:
-        """Of the oldest thing."""
+        """Return the creation time of the oldest resource."""
         return min((thing.created for thing in self.things if thing.created is not None), default=None)
 
     @property
@@ -81,18 +81,18 @@ class Leftover:
 
 
 class Tagged(NamedTuple):
-    """A thing with its tags, which somebody may have changed."""
+    """A resource with its tags, which users may have changed."""
 
     thing: Thing
     tags: Mapping[str, str]
 
 
 def launches(target: str, found: Iterable[Tagged]) -> list[Leftover]:
-    """What has the same token belongs together; without a token every thing is by itself.
+    """Group resources by launch token; a resource without a token is a Leftover by itself.
 
-    What a stack has made is no launch's: its stack removes it (`cloudgpu infra down`, `cloudgpu cluster down`), and
-    machines that were ended one by one would be replaced by their group. What of it bills is told: its stack may have
-    been forgotten.
+    Resources of a stack are left out: the stack deletes them (`cloudgpu infra down`, `cloudgpu cluster down`), and its
+    group would replace machines that gc terminates. Those that are billed are logged, since a stack may have been
+    forgotten.
     """
     groups: dict[str, list[Tagged]] = {}
     of_stacks: dict[str, list[Thing]] = {}
@@ -119,7 +119,7 @@ def _launch(target: str, group: Sequence[Tagged]) -> Leftover:
         job_id=first(tags.JOB),
         attempt=tags.attempt_of(first(tags.ATTEMPT)),
         token=first(tags.TOKEN),
-        # A machine that was added later expires later, and needs the others until then.
+        # Machines added later expire later, and need the other resources until then.
         expires=max(expiries, default=None),
         things=tuple(one.thing for one in group),
     )
@@ -127,32 +127,33 @@ def _launch(target: str, group: Sequence[Tagged]) -> Leftover:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """What a look at a target has found."""
+    """Result of find()."""
 
     leftovers: list[Leftover]
     missed: Mapping[str, str] = field(default_factory=dict)
-    """Where nobody could look ("eu-west-3", "roles") -> why."""
+    """Region or resource kind that could not be listed ("eu-west-3", "roles") -> reason."""
 
 
 class Collector(Protocol):
-    """A cloud's module for it."""
+    """Protocol of a cloud's module that finds and deletes tagged resources."""
 
     def find(self, regions: Sequence[str]) -> Found:
-        """Of every owner, in these regions (none: all that are enabled). Raises ProvisionError."""
+        """Return the resources of every owner in these regions (none: all enabled regions). Raises ProvisionError."""
 
     def remove(self, leftover: Leftover) -> None:
-        """All of it; idempotent; returns when nothing bills any more. Raises ProvisionError."""
+        """Delete all its resources. Idempotent; returns when nothing is billed any more. Raises ProvisionError."""
 
 
 def find(target: str, owner: Owner, regions: Sequence[str] = ()) -> Found:
-    """What a target has with our tags: of every owner in a cloud, of this one elsewhere. Raises ProvisionError."""
+    """Return a target's resources tagged by cloudgpu: of every owner if it has a collector, otherwise of `owner` only.
+    Raises ProvisionError."""
     if (collector := _collector(target)) is not None:
         return collector.find(regions)
     return Found([_leftover(allocation, owner) for allocation in get_provisioner(target).find(owner)])
 
 
 def remove(leftover: Leftover) -> None:
-    """Remove all of it; idempotent. Raises ProvisionError."""
+    """Delete all its resources. Idempotent. Raises ProvisionError."""
     if (collector := _collector(leftover.target)) is not None:
         collector.remove(leftover)
         return
@@ -169,6 +170,6 @@ def _leftover(allocation: Allocation, owner: Owner) -> Leftover:
 
 
 def _collector(target: str) -> Collector | None:
-    """Return the target's collector; None: it has machines only."""
+    """Return the target's collector; None: its only resources are machines."""
     found = target_of(target)
     return cast("Collector", code_of(target, found.collector)) if found is not None and found.collector else None

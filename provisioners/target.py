@@ -1,7 +1,7 @@
-"""The code of a target, as references that are imported on first use: an instance is `<target>/target.py`.
+"""Target: references to a target's code, imported on first use. Each `<target>/target.py` defines one instance.
 
-Pure data of a target is its TargetInfo (jobspecs/targets.py), whose `code` names the Target. A reference is
-`module:name`; a module that begins with a dot is relative to the Target's own package.
+The target's data is its TargetInfo (jobspecs/targets.py), whose `code` names the Target. A reference is `module:name`;
+a module that begins with a dot is relative to the package of the Target.
 """
 
 from __future__ import annotations
@@ -16,42 +16,42 @@ from ..jobspecs import targets
 
 
 class Stop(NamedTuple):
-    """The request by which a machine that is off, and still billed, ends itself (boot/stop_script.py)."""
+    """API request by which a machine deletes itself, for clouds that bill stopped machines (boot/stop_script.py)."""
 
     api: str
     """URL of the API."""
     end: str
-    """Shell function `end`: asks the API, and prints the status of the answer."""
+    """Source of the shell function `end`, which calls the API and prints the HTTP status of the answer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Boot:
-    """The start of a target's machines: with the bootstrap of provisioners/boot."""
+    """How a target's machines boot with the bootstrap of provisioners/boot."""
 
     bucket: str
     """Module of boot/shipped/ that reads and writes the job dir."""
     host: str
-    """Module there that knows, and ends, the machine."""
+    """Module of boot/shipped/ that queries and terminates the machine itself."""
     group: str = ""
-    """Module there by which a fleet's machine leaves its group; "": its machines are in no fleet."""
+    """Module of boot/shipped/ by which a fleet's machine leaves its group; "": the target has no fleets."""
     sent_as: Literal["user data", "startup script", "container"]
     max_bytes: int | None = None
-    """Limit of user data, before base64; None: boot/ knows the limit of the others."""
+    """Size limit of user data, before base64; None: not user data (boot/ has the limits of the other ways)."""
     needs_identity: bool = False
-    """The machine is told the client id of its managed identity, without which it reads nothing."""
+    """The boot record must contain the client id of a managed identity, without which the machine can read nothing."""
     stop: Stop | None = None
-    """None: a machine that is off is not billed."""
+    """None: stopped machines are not billed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Variables:
-    """Environment variables; names, and beginnings of names."""
+    """Set of environment variables, given by names and by prefixes of names."""
 
     names: tuple[str, ...] = ()
     beginnings: tuple[str, ...] = ()
 
     def among(self, environ: Mapping[str, str]) -> frozenset[str]:
-        """Return those that an environment has; empty ones count as unset."""
+        """Return the names of these variables that are set in `environ`; empty ones count as unset."""
         return frozenset(
             name
             for name, value in environ.items()
@@ -61,38 +61,38 @@ class Variables:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Target:
-    """The code that launches on a target and answers commands; every reference but the first may be ""."""
+    """References to the code of one target; every reference but `provisioner` may be ""."""
 
     provisioner: str
-    """() -> Provisioner."""
+    """Function: () -> Provisioner."""
     set_up: str = ""
-    """() -> bool: whether SDK and credentials are there, without a call over the network; "": nothing is needed."""
+    """Function: () -> bool, whether SDK and credentials are available, without a network call; "": needs no set-up."""
     setup_hint: str = ""
-    """The hint where they are not."""
+    """Advice to the user if the target is not set up."""
     architecture: str = ""
-    """(machine type) -> `x86_64` or `arm64`; "": its machines need no agent file."""
+    """Function: (machine type) -> `x86_64` or `arm64`; "": the target's machines need no agent file."""
     collector: str = ""
-    """Module that is a leftovers.Collector; "": it has machines only, and Provisioner.find() finds them."""
+    """Module that is a tagged_resources.Collector; "": the target has only machines, which Provisioner.find() finds."""
     tables: str = ""
-    """Module with refresh(), see shared/refresh.py; "": its tables cannot be refreshed."""
+    """Module with refresh(), see shared/refresh.py; "": the target's tables cannot be refreshed."""
     fleets: str = ""
-    """Module that is a stacks.for_stacks.FleetQueries; "": it has no fleets."""
+    """Module that is a stacks.fleet_queries.FleetQueries; "": the target has no fleets."""
     boot: Boot | None = None
-    """None: its machines do not start by themselves with a bootstrap."""
+    """None: the target's machines do not boot with a bootstrap."""
     settings: Variables = field(default_factory=Variables)
-    """Variables that decide whose machines are launched."""
+    """Environment variables that select the account in which machines are launched."""
     credentials: Variables = field(default_factory=Variables)
-    """Variables whose values expire, or are rotated, while a supervisor runs."""
+    """Environment variables whose values expire, or are rotated, while a supervisor runs."""
 
 
 def target_of(name: str) -> Target | None:
-    """Return what a target needs code for; None: this version cannot launch on it."""
+    """Return the Target of this name; None: this version cannot launch on it."""
     code = targets.info(name).code
     return _load(code) if code else None
 
 
 def code_of(name: str, reference: str) -> Any:
-    """Return what a reference of the target's Target stands for: a module, or something in one."""
+    """Import and return the object that a reference of a Target names: a module, or an attribute of one."""
     module, _, attribute = reference.partition(":")
     package = targets.info(name).code.partition(":")[0].rpartition(".")[0]
     found = importlib.import_module(module, package)

@@ -1,1 +1,1 @@
-"""Machines on EC2: see docs/aws.md."""
+"""Target `aws`: machines on EC2. See docs/aws.md."""

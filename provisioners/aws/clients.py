@@ -1,7 +1,7 @@
-"""boto3's clients of one account, and what their errors mean.
+"""Cached boto3 clients of one account.
 
-Credentials, region and endpoint come from where every AWS tool takes them (environment, profile, instance role); the
-only setting that is ours to check is the endpoint: plain http is for this very machine.
+Credentials, region and endpoint come from AWS's usual sources (environment, profile, instance role). Only the endpoint
+is checked here: plain http is allowed on the loopback only.
 """
 
 from __future__ import annotations
@@ -34,19 +34,19 @@ if TYPE_CHECKING:
     from types_boto3_sts import STSClient
 
 HOME_REGION = "us-east-1"
-"""Asked about the account's regions, where no other is configured."""
+"""Region for account-wide queries if none is configured."""
 _HOMES = {"aws": HOME_REGION, "aws-us-gov": "us-gov-west-1", "aws-cn": "cn-north-1"}
 PRICING_REGION = "us-east-1"
-"""The Price List API has endpoints in few regions, each with the prices of all (AWS: Price List Query API)."""
+"""The Price List API has endpoints in few regions, each with all regions' prices (AWS: Price List Query API)."""
 _CONNECTIONS = 128
-"""That a client keeps open, at most: as many threads may launch and look at the same time."""
+"""Size of a client's connection pool, for threads that launch and poll concurrently."""
 _OVER_THE_NETWORK = frozenset({"iam-role", "container-role"})
-"""Providers of credentials that ask a machine's or container's metadata service."""
+"""Credential providers that query a machine's or container's metadata service."""
 _VENDOR = Path("/sys/devices/virtual/dmi/id/sys_vendor")
 
 
 class Clients:
-    """The clients of one account: each is made once, and may be used by any thread."""
+    """Cache of the boto3 clients of one account. Thread-safe."""
 
     def __init__(self, session: Session | None = None, clock: Clock | None = None) -> None:
         self.clock: Clock = clock or SystemClock()
@@ -56,19 +56,19 @@ class Clients:
         self._made: dict[tuple[str, str, bool], Any] = {}
 
     def ec2(self, region: str) -> EC2Client:
-        """All of its calls are idempotent, but RunInstances: see launcher()."""
+        """Return the EC2 client for idempotent calls. For RunInstances use launcher()."""
         return cast("EC2Client", self._client("ec2", region))
 
     def launch_turn(self, region: str, token: str) -> AbstractContextManager[None]:
-        """Wait for the turn of a launch. Raises ProvisionError: see Calling.launch_turn."""
+        """Context manager: wait for the turn of a launch. Raises ProvisionError, see Calling.launch_turn()."""
         return self._calling.launch_turn(region, token)
 
     def launcher(self, region: str) -> EC2Client:
-        """For RunInstances only, with a client token: an answer may take a minute."""
+        """Return the EC2 client for RunInstances (with a client token), which may take a minute to answer."""
         return cast("EC2Client", self._client("ec2", region, patient=True))
 
     def autoscaling(self, region: str) -> AutoScalingClient:
-        """Its calls are idempotent: a group is known by its name."""
+        """Return the Auto Scaling client. Calls are idempotent, since groups are identified by name."""
         return cast("AutoScalingClient", self._client("autoscaling", region))
 
     def ssm(self, region: str) -> SSMClient:
@@ -81,36 +81,36 @@ class Clients:
         return cast("PricingClient", self._client("pricing", PRICING_REGION))
 
     def iam(self, region: str) -> IAMClient:
-        """IAM is one for all regions of the region's partition."""
+        """Return the IAM client of the region's partition; IAM is not regional."""
         return cast("IAMClient", self._client("iam", region))
 
     def sts(self, region: str) -> STSClient:
         return cast("STSClient", self._client("sts", region))
 
     def partition(self, region: str) -> str:
-        """`aws`, `aws-us-gov`, `aws-cn`: what ARNs of the region begin with."""
+        """Return the partition in ARNs of the region: `aws`, `aws-us-gov` or `aws-cn`."""
         return self._session.get_partition_for_region(region)
 
     def endpoint(self, region: str) -> str | None:
-        """The endpoint that stands for all of AWS, if that is on this machine (a test's); None: AWS's own."""
+        """Return the endpoint that replaces all of AWS if it is on the loopback (tests); None: AWS's real endpoints."""
         url = self.ec2(region).meta.endpoint_url
         return url if is_loopback(url) else None
 
     @cached_property
     def regions(self) -> dict[str, bool]:
-        """The account's regions, and whether each is enabled. Raises ProvisionError."""
+        """Return region -> whether it is enabled for the account. Raises ProvisionError."""
         with translate_errors("ask for the account's regions", self.clock):
             answer = self.ec2(self._home()).describe_regions(AllRegions=True)
         return {region["RegionName"]: region.get("OptInStatus") != "not-opted-in" for region in answer["Regions"]}
 
     @cached_property
     def account(self) -> str:
-        """The id of the account that the credentials belong to: a call that needs no right. Raises ProvisionError."""
+        """Return the id of the credentials' account. The call needs no permission. Raises ProvisionError."""
         with translate_errors("ask whose credentials these are", self.clock):
             return self.sts(self._home()).get_caller_identity()["Account"]
 
     def check_region(self, region: str) -> None:
-        """Raises ProvisionError for one that does not exist, or is not enabled for the account."""
+        """Raise ProvisionError if the region does not exist or is not enabled for the account."""
         enabled = self.regions.get(region)
         if enabled is None:
             meant = did_you_mean(region, self.regions) or f"there are {', '.join(sorted(self.regions))}"
@@ -121,7 +121,7 @@ class Clients:
             raise ProvisionError("not_offered", message, scope="region", code="OptInRequired")
 
     def forget(self) -> None:
-        """Read the AWS settings anew: whoever's credentials had expired may have logged in again."""
+        """Drop clients and credentials, so that the next call reloads them: the user may have logged in again."""
         with self._lock:
             self._made.clear()
             if self._session_given is None:
@@ -129,7 +129,7 @@ class Clients:
                     self.__dict__.pop(known, None)
 
     def _home(self) -> str:
-        """The configured region, or one of the same partition if there is no such region."""
+        """Return the configured region, or one of the same partition if it does not exist."""
         named = self._session.region_name or HOME_REGION
         partition = self._session.get_partition_for_region(named)
         known = self._session.get_available_regions("ec2", partition_name=partition)
@@ -145,7 +145,7 @@ class Clients:
         with translate_errors("read the AWS settings", self.clock):
             return self._session_given or boto3.session.Session()
 
-    def _client(self, service: str, region: str, *, patient: bool = False) -> Any:  # the callers cast it
+    def _client(self, service: str, region: str, *, patient: bool = False) -> Any:  # cast by the callers
         with self._lock:  # making clients is not thread-safe, using them is
             key = (service, region, patient)
             if key not in self._made:
@@ -157,7 +157,7 @@ class Clients:
         from botocore.config import Config
 
         config = Config(
-            retries={"mode": "standard", "total_max_attempts": 1},  # throttling.py repeats them
+            retries={"mode": "standard", "total_max_attempts": 1},  # throttling.py retries instead
             connect_timeout=5,
             read_timeout=60 if patient else 20,
             max_pool_connections=_CONNECTIONS,
@@ -170,7 +170,7 @@ class Clients:
 
 
 def could_be_used() -> bool:
-    """Whether boto3 is there and finds credentials of some kind; asks nobody but files and the environment."""
+    """Return whether boto3 is installed and finds credentials, from files and the environment only."""
     if importlib.util.find_spec("boto3") is None:
         return False
     from botocore.exceptions import BotoCoreError
@@ -181,11 +181,11 @@ def could_be_used() -> bool:
         found = any(one.load() is not None for one in providers if one.METHOD not in _OVER_THE_NETWORK)
         return found or _has_role()
     except BotoCoreError:
-        return True  # there is something, and it is wrong: whoever uses it is told what
+        return True  # the settings are invalid; using them raises the reason
 
 
 def _has_role() -> bool:
-    """Whether this may be a container or an EC2 instance that has a role."""
+    """Return whether this may be a container or an EC2 instance with a role."""
     if any(os.environ.get(f"AWS_CONTAINER_CREDENTIALS_{kind}_URI") for kind in ("RELATIVE", "FULL")):
         return True
     if os.environ.get("AWS_EC2_METADATA_DISABLED", "").lower() == "true":

@@ -1,4 +1,4 @@
-"""What an instance wrote on its console. Source: EC2's API reference, GetConsoleOutput."""
+"""Console output of an instance. Source: EC2's API reference, GetConsoleOutput."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from .errors import translate_errors
 
 
 def console(clients: Clients, region: str, instance: str) -> str:
-    """The last lines, as of now (`Latest`: instances on Nitro, as all that are launched); "": EC2 has none. One call.
-    Raises ProvisionError."""
+    """Return the last lines of an instance's console; "": there are none. One call. Raises ProvisionError.
+
+    `Latest` needs an instance on Nitro, as are all that cloudgpu launches."""
     with translate_errors(f"read the console of {instance}", clients.clock):
         return end_of(clients.ec2(region).get_console_output(InstanceId=instance, Latest=True).get("Output", ""))

@@ -1,4 +1,4 @@
-"""Translate boto3's errors, and accept those answers that a repeated call may get."""
+"""Translate boto3's errors, and ignore expected errors of idempotent calls."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ _ENCODED = " Encoded authorization failure message:"
 
 
 def translate_errors(doing: str, clock: Clock) -> contextlib.AbstractContextManager[None]:
-    """Raise ProvisionError in the place of boto3's errors, with what was being done."""
+    """Context manager: translate boto3's exceptions to ProvisionError, with `doing` in the message."""
     return api_calls.translate_errors(translate_error, doing, clock)
 
 
 def translate_error(error: Exception, doing: str, clock: Clock) -> ProvisionError | None:
-    """Translate an error of boto3; None: it is not one."""
+    """Translate an exception of boto3 to ProvisionError; None for other exceptions."""
     from botocore.exceptions import BotoCoreError, ClientError
     from botocore.exceptions import ConnectionError as BotoConnectionError
 
@@ -31,7 +31,7 @@ def translate_error(error: Exception, doing: str, clock: Clock) -> ProvisionErro
 
 
 class tolerate:  # noqa: N801 - used as a statement: `with tolerate("NoSuchEntity"):`
-    """Take these answers of AWS's for a success: what was to be made is there, what was to be removed is gone."""
+    """Context manager: ignore these AWS error codes, e.g. that a resource exists already or is gone already."""
 
     def __init__(self, *codes: str) -> None:
         self._codes = codes
@@ -45,8 +45,8 @@ class tolerate:  # noqa: N801 - used as a statement: `with tolerate("NoSuchEntit
         return isinstance(error, ClientError) and error.response.get("Error", {}).get("Code") in self._codes
 
 
-def _answered(error: Any, doing: str, clock: Clock) -> ProvisionError:  # ClientError is imported late
-    """AWS's answer: its code and text; the action that was denied, and a clock that is off, are told."""
+def _answered(error: Any, doing: str, clock: Clock) -> ProvisionError:  # a ClientError, which is imported lazily
+    """Translate a ClientError; auth errors also name the denied action and a clock skew."""
     code = str(error.response.get("Error", {}).get("Code", ""))
     message = str(error.response.get("Error", {}).get("Message", ""))
     about = error.response.get("ResponseMetadata", {})
@@ -64,5 +64,5 @@ def _answered(error: Any, doing: str, clock: Clock) -> ProvisionError:  # Client
         return found
     more = "" if error.operation_name in message else f" (the action is {error.operation_name})"
     skew = api_calls.clock_is_off(headers.get("date"), clock, "AWS")
-    error_class: ErrorClass = "auth" if skew else found.error_class  # no new login would be taken either
+    error_class: ErrorClass = "auth" if skew else found.error_class  # a new login would be refused, too
     return found.as_class(error_class, f"{more}{skew}")

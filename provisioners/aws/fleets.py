@@ -1,4 +1,4 @@
-"""Answer the queries of stacks for AWS; stacks/fleet_queries.py describes them."""
+"""Queries of stacks for AWS; stacks/fleet_queries.py describes them."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def quota(fleet: FleetSpec, more: int) -> None:
 
 
 def reserved(fleet: FleetSpec) -> Reserved:
-    """Return an On-Demand Capacity Reservation or a Capacity Block."""
+    """Return a matching On-Demand Capacity Reservation or Capacity Block."""
     clients = Clients()
 
     def find(zone: str | None) -> Reserved:
@@ -47,7 +47,7 @@ def reserved(fleet: FleetSpec) -> Reserved:
 
 
 def reserved_until(fleet: FleetSpec, reservation: str) -> float | None:
-    """Return when a Capacity Block begins to end its machines."""
+    """Return epoch seconds at which EC2 begins to terminate a Capacity Block's machines."""
     clients = Clients()
     with translate_errors(f"look for the reservation {reservation}", clients.clock):
         found = look_again(clients.ec2(fleet.region), fleet.machine_type, reservation)
@@ -55,11 +55,11 @@ def reserved_until(fleet: FleetSpec, reservation: str) -> float | None:
 
 
 def endpoints(region: str) -> Endpoints:
-    """Return the endpoint of this process's clients, twice."""
+    """Return the endpoint of this process's clients, for both store and API."""
     url = Clients().endpoint(region)
     return Endpoints(url, url)
 
 
 def boundary() -> str:
-    """Return the permissions boundary that this shell names."""
+    """Return the permissions boundary from the environment."""
     return os.environ.get(BOUNDARY_VARIABLE, "").strip()

@@ -1,10 +1,10 @@
-"""The target `aws`: every node is an EC2 instance. See docs/aws.md.
+"""Provisioner of the target `aws`: every node is an EC2 instance. See docs/aws.md.
 
-What a launch makes, in this order: a security group, a role with its instance profile, a placement group where the
-machines have Elastic Fabric Adapters, the instances with their disks and interfaces; or, of a grouped launch, a launch
-template and an Auto Scaling group (group_launch.py). The security group goes last. All of it is
-tagged with owner, job, attempt and token, and named by the token where it has a name. Nothing is remembered here but
-what was seen a moment ago: any process may call any verb at any time.
+A launch creates, in this order: a security group, a role with an instance profile, a placement group if the machines
+have Elastic Fabric Adapters, and the instances with their disks and interfaces; a grouped launch creates a launch
+template and an Auto Scaling group instead of instances (group_launch.py). The security group is deleted last. All
+resources are tagged with owner, job, attempt and token, and named by the token if they have names. The process keeps
+only caches: any process may call any method at any time.
 """
 
 from __future__ import annotations
@@ -51,12 +51,12 @@ ACCOUNTS = Accounts(
 )
 
 UNSEEN_S = 300.0
-"""A machine that was just launched may be missing from listings for so long; then it is gone."""
+"""Seconds for which a new machine may be missing from listings; after that a missing machine is gone."""
 _DENIED = frozenset({"UnauthorizedOperation", "AccessDenied"})
 
 
 class AwsProvisioner:
-    """EC2 instances. One for all jobs of a process (shared()); any thread may call any verb."""
+    """Provisioner of EC2 instances, shared by all jobs of a process (shared()). Thread-safe."""
 
     def __init__(self, session: Session | None = None, clock: Clock | None = None) -> None:
         self._clients = Clients(session, clock)
@@ -69,9 +69,9 @@ class AwsProvisioner:
 
     @renewing
     def launch(self, request: LaunchRequest) -> Allocation:
-        """Start the machines that are not there yet, all or none. Idempotent: see Launch.
+        """Start the missing machines, all or none. Idempotent, see Launch. Raises ProvisionError.
 
-        Constant in calls: two where all are there, else about a dozen and one for each machine.
+        Takes two calls if all machines exist, otherwise about a dozen and one for each machine.
         """
         ACCOUNTS.check(request.account, self._own)
         check_request(request)
@@ -86,10 +86,10 @@ class AwsProvisioner:
 
     @renewing
     def observe(self, allocation: Allocation) -> list[NodeState]:
-        """EC2's states, at most a few seconds old; one call a region for all who ask within that time.
+        """Return EC2's states, at most a few seconds old: jobs share one cached call for each region.
 
-        A machine that no listing shows is `pending` while it is young, as listings lag; later it is gone: EC2 shows
-        those that have ended for about an hour.
+        A machine that is not listed is `pending` for UNSEEN_S after its launch, since listings lag, and then gone: EC2
+        lists terminated machines for about an hour.
         """
         self._check(allocation)
         if job_groups.is_grouped(allocation):
@@ -99,11 +99,12 @@ class AwsProvisioner:
 
     @renewing
     def terminate(self, allocation: Allocation) -> Ended:
-        """Remove everything under the token, also what the allocation does not name. Raises ProvisionError(transient)
-        if machines are still ending after some minutes: call again.
+        """Delete everything tagged with the token, even if the allocation does not name it.
+
+        Raises ProvisionError(transient) if machines have not ended after some minutes: retry then.
         """
         self._check(allocation)
-        self._profiles.forget_launch(allocation.token)  # another launch with this token makes it again
+        self._profiles.forget_launch(allocation.token)  # a launch with this token must create it again
         region, owner = allocation.region, allocation.owner
         is_grouped = job_groups.is_grouped(allocation)
         machines = frozenset(allocation.machines.values() if region and not is_grouped else ())
@@ -116,8 +117,10 @@ class AwsProvisioner:
 
     @renewing
     def remove(self, allocation: Allocation, nodes: Collection[str]) -> None:
-        """A call for each that is not seen to be gone: EC2 ends none if it does not know one of them any more. A group
-        ends its own."""
+        """Terminate these nodes' machines, with one call each, since EC2 terminates none if it does not know one of
+        several.
+
+        No-op for a dedicated group, which terminates lost machines itself."""
         self._check(allocation)
         if job_groups.is_grouped(allocation):
             return
@@ -128,17 +131,18 @@ class AwsProvisioner:
 
     @renewing
     def find(self, owner: Owner) -> list[Allocation]:
-        """Every launch of which anything is left, in all regions of the account: two calls a region.
+        """Return every launch with remaining resources, in all regions of the account. Two calls for each region.
 
-        Regions that are not enabled are left out, and so are those where the account's administrators deny everything
-        (with a warning). Any other region that does not answer makes it fail: what is there is then not known.
+        Regions that are not enabled are left out, and with a warning those that a policy denies. Raises ProvisionError
+        if any other region does not answer, since its launches would be unknown.
         """
         regions = self._enabled_regions()
         return allocations.in_regions(regions, lambda region: self._find_in(region, owner), _is_denied)
 
     @renewing
     def explain(self, allocation: Allocation, node: str) -> str:
-        """What the instance's console ends with: one call. Nothing of a group: which machine it was is not kept."""
+        """Return the last lines of the instance's console (one call); "" for a dedicated group, whose machines are not
+        recorded."""
         self._check(allocation)
         if job_groups.is_grouped(allocation):
             return ""
@@ -146,7 +150,7 @@ class AwsProvisioner:
 
     @renewing
     def account(self) -> str:
-        """The AWS account's id: one call for as long as the same credentials are used."""
+        """Return the AWS account's id, cached while the same credentials are used."""
         return self._own()
 
     @renewing
@@ -155,8 +159,10 @@ class AwsProvisioner:
         ACCOUNTS.check(account, self._own)
 
     def price(self, offer: Offer) -> Decimal | None:
-        """The Spot price of the last minute in the offer's zone; list prices are as planned. Two calls at most, shared
-        by all jobs."""
+        """Return the offer's price by current Spot prices, at most a minute old; None for other markets, or if it is
+        unknown.
+
+        At most two calls, shared by all jobs."""
         if offer.market != "spot":
             return None
         try:
@@ -177,7 +183,8 @@ class AwsProvisioner:
         ACCOUNTS.check(allocation.account, self._own)
 
     def _seen(self, allocation: Allocation) -> tuple[str, Mapping[str, Sighting]]:
-        """The allocation's region, and what was seen there of its owner's machines."""
+        """Return the allocation's region, and the cached listing of its owner's machines there. Raises
+        ProvisionError."""
         region, owner = allocation.region, allocation.owner
         if not region:
             message = f"the region of launch {allocation.token} is not known: it can be ended, not watched"
@@ -219,4 +226,4 @@ def _is_denied(error: ProvisionError) -> bool:
 
 
 shared = PerSettings(AwsProvisioner, "AWS_")
-"""The one of this process, so that its jobs share what was seen; another once the AWS settings are others."""
+"""Return the process's shared provisioner, so that its jobs share caches; another one if AWS's settings change."""

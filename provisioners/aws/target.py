@@ -1,4 +1,4 @@
-"""The code of the target `aws`; provisioners/target.py describes the fields."""
+"""Target definition of `aws`; provisioners/target.py describes the fields."""
 
 from __future__ import annotations
 

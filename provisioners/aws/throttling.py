@@ -1,10 +1,10 @@
-"""How calls to AWS are sent: each waits for its token and is repeated while it is throttled or not answered.
+"""Client-side rate limits and retries of all AWS calls.
 
-boto3's own retries are off: they know of no other job, and together with ours they would multiply. Here is the one
-place through which each call of each client goes, whoever makes it (paginators as well).
+boto3's retries are disabled: they do not coordinate between jobs, and would multiply with the retries here. Every call
+of every client goes through this module, including those of paginators.
 
 Rates: EC2 developer guide, "Request throttling for the Amazon EC2 API" (each action of an account and region has a
-bucket of its own). IAM publishes none; its calls are of the account, and kept to what EC2 takes of a changing call.
+separate bucket). IAM publishes no rates; its calls are limited per account, at EC2's rate for mutating calls.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from ..shared.token_bucket import Bucket, Rate
 from .errors import translate_error
 
 PATIENCE_S = 30.0
-"""A call is repeated for this many seconds; one that hangs until its timeout is sent once more."""
+"""Timeout in seconds for retries of a call; a call that hangs until its own timeout is sent once more."""
 IN_PLACE_S = 5.0
-"""Longest wait in seconds for a turn within a call; for a later one ProvisionError is raised with `retry_after`."""
+"""Longest wait in seconds for a token within a call; for a longer wait ProvisionError is raised with `retry_after`."""
 _LAUNCH = "launch"
-"""Stands for an action of EC2: a whole launch, at the rate of its slowest call."""
+"""Pseudo-action of EC2 for a whole launch, at the rate of its slowest call."""
 _RATES: tuple[tuple[str, str, Rate], ...] = (
     ("ec2", _LAUNCH, Rate(2, 4)),
     ("ec2", "RunInstances", Rate(2, 4)),
@@ -38,31 +38,32 @@ _RATES: tuple[tuple[str, str, Rate], ...] = (
     ("iam", "List*", Rate(20, 100)),
     ("iam", "*", Rate(5, 50)),
 )
-"""Service, action, rate: the first that fits. Others are sent as they come. EC2 takes 5 RunInstances at once: one token
-is left over, as calls do not arrive as evenly as they are sent."""
+"""(service, action pattern, rate); the first match applies, other calls are not limited. EC2 allows bursts of 5
+RunInstances; one token is kept in reserve, since calls do not arrive as evenly as they are sent."""
 _GLOBAL = frozenset({"iam"})
 _IN_LINE = "InLine"
-"""Code of the error of a call whose turn is far off."""
+"""ProvisionError.code of a call that would have to wait longer than IN_PLACE_S."""
 _SERVER_ERROR = 500
 
 
 class Calling:
-    """The calls of one account, from all jobs of this process. Any thread may use it."""
+    """Rate limiter for the calls of one account, shared by all jobs of this process. Thread-safe."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._lock = threading.Lock()
         self._buckets: dict[tuple[str, str, str], Bucket] = {}
         self._begun: set[tuple[str, str]] = set()
-        """Region and token of the launches that have had their turn and are not complete."""
+        """(region, token) of launches that have had their turn and are not complete."""
 
     @contextlib.contextmanager
     def launch_turn(self, region: str, token: str) -> Iterator[None]:
-        """Wait for the turn of a launch before it makes anything. Raises ProvisionError if it is far off.
+        """Context manager: wait for the turn of a launch before it creates anything. Raises ProvisionError if that is
+        far off.
 
-        Launches that stopped at RunInstances instead would have made security groups and roles hundreds of seconds too
-        early, and come back for their turn behind others that do the same. A launch keeps its turn while single calls
-        of it are in line.
+        Otherwise launches would be held up at RunInstances only, hundreds of seconds after they created security groups
+        and roles, and would queue again behind others in the same state. A launch keeps its turn while its single calls
+        wait for tokens.
         """
         launch = region, token
         bucket = self._bucket("ec2", region, _LAUNCH)
@@ -79,12 +80,12 @@ class Calling:
             if not is_in_line:
                 self._begun.discard(launch)
 
-    def through(self, client: Any, service: str, region: str) -> None:  # a client of any service
-        """Send all calls of a client through here."""
+    def through(self, client: Any, service: str, region: str) -> None:  # a boto3 client of any service
+        """Route all calls of a client through this rate limiter."""
         send = client._make_api_call
 
         def paced(operation: str, params: Mapping[str, object]) -> Any:
-            # Sent as a copy: boto3 encodes some of the parameters in place.
+            # A copy, because boto3 encodes some parameters in place.
             return self._call(service, region, operation, params, lambda: send(operation, dict(params)))
 
         client._make_api_call = paced
@@ -113,7 +114,7 @@ class Calling:
         except ProvisionError as error:
             if error.__cause__ is None:
                 raise
-            raise error.__cause__ from None  # as boto3 raised it: who called knows what it was about
+            raise error.__cause__ from None  # boto3's exception, which the caller translates with its description
 
     def _await_turn(self, bucket: Bucket, key: str, operation: str, region: str) -> None:
         while wait := bucket.take(key):
@@ -139,14 +140,15 @@ class Calling:
 
 
 def _key(operation: str, params: Mapping[str, object]) -> str:
-    """Return the key of a call; a retry of the same call has the same key."""
+    """Return the queue key of a call; a retry of the same call has the same key."""
     token = params.get("ClientToken")
     return str(token) if token else hashlib.sha256(repr((operation, sorted(params.items()))).encode()).hexdigest()
 
 
 def _passing(error: Exception, clock: Clock) -> ProvisionError | None:
-    """Return the error of a call that a retry may not meet again; None if a retry would fail too. Eventual consistency
-    and resources still in use are left to the caller."""
+    """Return the error if a retry of the call may succeed, otherwise None.
+
+    Errors due to eventual consistency or resources in use count as final here: the callers handle them."""
     from botocore.exceptions import ClientError
 
     found = translate_error(error, "", clock)

@@ -1,7 +1,7 @@
-"""How a cloud's machine begins: it is told how to fetch the agent file from the job dir and run it, on every boot.
+"""Boot data of cloud machines: a bootstrap that fetches the agent file from the job dir and runs it, on every boot.
 
-user_data.py for EC2, startup_script.py for Compute Engine, container.py for Vertex AI: three ways of sending the same
-bootstrap.
+There are three ways of sending the same bootstrap: user_data.py (EC2, Azure), startup_script.py (Compute Engine) and
+container.py (Vertex AI).
 """
 
 from .container import container_command

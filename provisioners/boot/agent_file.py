@@ -1,7 +1,7 @@
-"""The agent as one file: cloudgpu.runtime and what it needs, for the machines of one architecture.
+"""Build the agent file: cloudgpu.runtime and its dependencies in one zip file, for machines of one architecture.
 
-The same inputs give the same bytes: the file is built once, kept under the state folder by its content, and uploaded
-once. What it does when it is run is agent_main.py.
+The build is reproducible: the file is built once, cached in the state directory by a hash of its content, and uploaded
+once. agent_main.py is what runs when the file is executed.
 """
 
 from __future__ import annotations
@@ -28,18 +28,18 @@ from . import shipped
 
 PYTHONS_VARIABLE = "CLOUDGPU_AGENT_PYTHONS"
 PYTHONS = ("3.11", "3.12", "3.13", "3.14")
-"""For programs in which of these the file holds what they need: the image's own (3.12) and those a setup may bring."""
+"""Python versions for which the file contains dependencies: the image's (3.12), and others that a setup may install."""
 ARCHITECTURES = {"x86_64": "x86_64", "arm64": "aarch64"}
-"""As the tables of machine types say it -> as wheels and Linux do."""
+"""Architecture as in the tables of machine types -> as in the names of wheels and in Linux."""
 
 _PACKAGE = Path(__file__).parents[2]
 _FOLDERS = ("runtime", "protocol", "storage")
 """Folders of the package that run on machines."""
-_GLIBCS = (17, 24, 26, 27, 28, 31, 34)  # minor versions for which wheels are made; Ubuntu 24.04 has 2.39
+_GLIBCS = (17, 24, 26, 27, 28, 31, 34)  # minor versions in tags of manylinux wheels; Ubuntu 24.04 has 2.39
 _KEPT_S = 30 * 86_400.0
 _PIP_S = 600.0
 
-# Python runs a module of this name.
+# Python runs this module of a zip file.
 _MAIN = b"""\
 import sys
 
@@ -47,7 +47,7 @@ from agent_main import main
 
 main(sys.argv[1:])
 """
-# Python finds what cloudgpu needs here, after everything that the program brings.
+# Appended to sys.path, so that the program's versions of the same packages take precedence.
 _FIND_NEEDS = b"""
 # Added by the agent file.
 import sys as _sys  # noqa: E402
@@ -73,18 +73,18 @@ class Built:
 
 @dataclass(frozen=True, slots=True)
 class _Need:
-    """A distribution that cloudgpu.runtime imports."""
+    """A distribution that cloudgpu.runtime depends on."""
 
     name: str
     abi3: bool
-    """One wheel serves every Python."""
+    """One wheel (stable ABI) works with every Python version."""
 
 
 _NEEDS = (_Need("obstore", abi3=True), _Need("xxhash", abi3=False))
 
 
 def build_agent_file(architecture: str) -> Built:
-    """The file for machines of an architecture (a key of ARCHITECTURES), made now or before. Raises AgentFileError."""
+    """Return the agent file for an architecture (a key of ARCHITECTURES), built or cached. Raises AgentFileError."""
     if architecture not in ARCHITECTURES:
         raise AgentFileError(f"there is no agent for {architecture}, only for {', '.join(ARCHITECTURES)}")
     folder = home() / "agents"
@@ -106,7 +106,8 @@ def build_agent_file(architecture: str) -> Built:
 
 
 def pythons() -> Sequence[str]:
-    """Raises AgentFileError."""
+    """Return the Python versions whose dependencies the file contains. Raises AgentFileError for a bad
+    PYTHONS_VARIABLE."""
     given = os.environ.get(PYTHONS_VARIABLE)
     if not given:
         return PYTHONS
@@ -117,7 +118,7 @@ def pythons() -> Sequence[str]:
 
 
 def _content(architecture: str, wheels: Path) -> dict[str, bytes]:
-    """Every file in the agent file by its name there."""
+    """Return the content of the agent file: name in the zip file -> data."""
     content = {"__main__.py": _MAIN, "agent_main.py": resources.files(shipped).joinpath("agent_main.py").read_bytes()}
     content["lib/cloudgpu/__init__.py"] = (_PACKAGE / "__init__.py").read_bytes() + _FIND_NEEDS
     for path in sorted(path for folder in _FOLDERS for path in (_PACKAGE / folder).rglob("*.py")):
@@ -133,7 +134,7 @@ def _content(architecture: str, wheels: Path) -> dict[str, bytes]:
 
 
 def _is_needed(name: str) -> bool:
-    """Neither what only an editor reads nor what an installer leaves behind."""
+    """Return whether a file of a distribution is needed at run time; stubs and installer metadata are not."""
     path = PurePosixPath(name)
     beside = {"INSTALLER", "RECORD", "REQUESTED", "direct_url.json", "WHEEL"}
     return ".." not in path.parts and path.suffix not in (".pyc", ".pyi") and path.name not in beside
@@ -147,7 +148,7 @@ def _installed(need: _Need) -> Iterator[tuple[str, bytes]]:
 
 
 def _wheel(need: _Need, python: str, architecture: str, wheels: Path) -> Iterator[tuple[str, bytes]]:
-    """Of the same version as here, fetched once."""
+    """Yield (name, data) from a wheel of the version that is installed here; the download is cached."""
     version = importlib.metadata.version(need.name)
     folder = wheels / f"{need.name}-{version}-{python}-{architecture}"
     found = next(folder.glob("*.whl"), None) or _download(need, version, python, architecture, folder)
@@ -158,7 +159,7 @@ def _wheel(need: _Need, python: str, architecture: str, wheels: Path) -> Iterato
 
 
 def _download(need: _Need, version: str, python: str, architecture: str, folder: Path) -> Path:
-    """By pip, from wherever this computer's pip gets its packages."""
+    """Download a wheel with pip, from the index that this computer's pip is configured for. Raises AgentFileError."""
     machine = ARCHITECTURES[architecture]
     platforms = [f"manylinux_2_{glibc}_{machine}" for glibc in _GLIBCS] + [f"manylinux2014_{machine}"]
     folder.parent.mkdir(parents=True, exist_ok=True)
@@ -190,7 +191,8 @@ def _advice(need: _Need, version: str, python: str, architecture: str, why: str)
 
 
 def _pip_environment() -> Mapping[str, str]:
-    """With the pip that comes with Python, where the environment has none, such as one made by uv."""
+    """Return an environment in which pip can run: Python's bundled pip if none is installed, as in a venv made by
+    uv."""
     if importlib.util.find_spec("pip") is not None or importlib.util.find_spec("ensurepip") is None:
         return os.environ
     import ensurepip
@@ -210,7 +212,7 @@ def _write(path: Path, content: Mapping[str, bytes]) -> None:
 
 
 def _prune(folder: Path) -> None:
-    """Files of other versions, once nobody has used them for long."""
+    """Delete agent files that have not been used for _KEPT_S seconds."""
     for path in folder.glob("*.pyz"):
         if time.time() - path.stat().st_mtime > _KEPT_S:
             path.unlink(missing_ok=True)

@@ -1,7 +1,8 @@
-"""What a container of a Vertex AI custom job runs: the bootstrap, in whatever image the job has.
+"""Command of a Vertex AI custom job's containers: it runs the bootstrap, in any image.
 
-A worker pool has one command for all of its replicas: so the record names no node, and what is sent along says which
-node is which replica of which pool. The files are an argument, unpacked into a folder of the container's own.
+A worker pool has one command for all of its replicas. The record therefore names no node, and a mapping from the
+replicas of each pool to nodes is sent with it. The files are passed as an argument and unpacked into a temporary
+folder.
 """
 
 from __future__ import annotations
@@ -15,9 +16,10 @@ from .files import MAIN, boot_files
 from .record import BootRecord
 
 MAX_ARGUMENT_BYTES = 100_000
-"""Of all arguments together: Vertex AI, "Configure container settings" says 100k characters of Python packages' own."""
+"""Limit of all arguments together. Vertex AI documents 100k characters for the arguments of Python packages ("Configure
+container settings")."""
 
-# Process 1 of the container is the bootstrap: Vertex's SIGTERM reaches it, and its exit code is the container's.
+# `exec` makes the bootstrap process 1, so that it receives Vertex's SIGTERM and sets the container's exit code.
 _SHELL = (
     "for python in python3 python; do command -v $python > /dev/null && "
     'exec $python -c "$0" "$1"; done; '
@@ -34,10 +36,10 @@ os.execv(sys.executable, [sys.executable, os.path.join(home, "{MAIN}")])
 
 
 def container_command(record: BootRecord, pools: Mapping[str, Sequence[str]]) -> tuple[list[str], list[str]]:
-    """`command` and `args` of a container, the same for all of a job.
+    """Return `command` and `args`, the same for all containers of a job.
 
-    `pools`: Vertex's task type, `workerpool0` and so on, -> the nodes of its replicas in the order of their indices;
-    the record's own node is "". Raises ValueError.
+    `pools`: Vertex's task type (`workerpool0`, ...) -> nodes of its replicas, in the order of their indices.
+    `record.node` must be "". Raises ValueError if it is not, or if the arguments are too long.
     """
     if record.node:
         raise ValueError(f"all containers of a job are told the same, so none can be told to be {record.node}")

@@ -1,4 +1,4 @@
-"""The files a machine begins with, for every way of sending them: the bootstrap, what it imports, and its record."""
+"""Files sent to a machine, whichever way they are sent: the bootstrap, the modules it imports, and the boot record."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ MAIN = "bootstrap.py"
 
 
 def boot_files(record: BootRecord, pools: Mapping[str, Sequence[str]] | None = None) -> dict[str, bytes]:
-    """Name -> content, the same bytes for the same record, which is first. `pools`: container.py."""
+    """Return name -> content, deterministically; the record is the first file. `pools`: see container.py."""
     boot, told = boot_of(record.cloud), dataclasses.asdict(record)
     if pools is not None:
         told["pools"] = {pool: list(nodes) for pool, nodes in pools.items()}
@@ -38,10 +38,10 @@ def _sent_module(name: str) -> bytes:
 
 
 def without_prose(program: str) -> str:
-    """Return a program without docstrings and comment lines, which would be half of what is sent.
+    """Return a program without docstrings and comment lines, which would be half of the data sent.
 
-    Every other line keeps its number, for tracebacks. Launches run in threads, which `ast` of CPython 3.11 does not
-    bear: "AST constructor recursion depth mismatch" (github.com/python/cpython/issues/106905).
+    All other lines keep their numbers, for tracebacks. `ast` is not used because launches run in threads, in which it
+    fails in CPython 3.11: "AST constructor recursion depth mismatch" (github.com/python/cpython/issues/106905).
     """
     tokens = list(tokenize.tokenize(io.BytesIO(program.encode()).readline))
     blank = {one.start[0] for one in tokens if one.type == tokenize.COMMENT and one.line.lstrip().startswith("#")}
@@ -50,7 +50,7 @@ def without_prose(program: str) -> str:
         is_statement = (
             before.type in _BEFORE_STATEMENT and text.type == tokenize.STRING and end.type == tokenize.NEWLINE
         )
-        is_alone = before.type == tokenize.INDENT and after.type == tokenize.DEDENT  # its block would be empty
+        is_alone = before.type == tokenize.INDENT and after.type == tokenize.DEDENT  # its block must not become empty
         if is_statement and not is_alone:
             blank.update(range(text.start[0], text.end[0] + 1))
     return "\n".join("" if number in blank else line for number, line in enumerate(program.split("\n"), 1))
@@ -60,7 +60,7 @@ _BEFORE_STATEMENT = frozenset({tokenize.ENCODING, tokenize.NEWLINE, tokenize.IND
 
 
 def packed(files: Mapping[str, bytes]) -> bytes:
-    """As a .tar.gz, the same bytes for the same files: packed together they are half of what they are one by one."""
+    """Return a reproducible .tar.gz of the files; it is half as large as the files compressed one by one."""
     content = io.BytesIO()
     with tarfile.open(fileobj=content, mode="w", format=tarfile.USTAR_FORMAT) as tar:
         for name, data in files.items():

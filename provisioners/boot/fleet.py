@@ -1,6 +1,6 @@
-"""What the machines of a fleet boot with: all of them the same, for they are made from one template.
+"""Boot data of a fleet's machines, identical for all of them because they are created from one template.
 
-Such a machine asks its fleet's folder for what to do (runtime/fleet/member.py), one job after the other.
+Such a machine polls its fleet's folder for orders (runtime/fleet/member.py) and runs one job after the other.
 """
 
 from __future__ import annotations
@@ -22,13 +22,14 @@ def fleet_boot(
     api_endpoint: str | None = None,
     one_job: bool = False,
 ) -> str:
-    """User data for the fleet's template: `#cloud-config`, or on gcp the metadata value `startup-script`.
+    """Return user data for the fleet's template: `#cloud-config`, or on gcp the metadata value `startup-script`.
 
-    `fleet_dir`: URL of the folder where its machines look for what to do, with `agent` in it: both are put there by
-    provisioners/cluster/files.py or job_groups.py. `identity`: azure's client id, Infrastructure.machine_role_id. The
-    endpoints are for tests. `one_job`: as in BootRecord.
-    The same text for the same arguments: nothing that may change without another template is of it. Raises ValueError
-    for what no machine could start from.
+    `fleet_dir`: URL of the fleet's folder, which contains `agent`; provisioners/cluster/files.py or job_groups.py write
+    it. `identity`: azure's client id, Infrastructure.machine_role_id. The endpoints are for tests. `one_job`: as in
+    BootRecord.
+
+    Deterministic: the text contains no settings that may change without a new template. Raises ValueError if no machine
+    could boot from it.
     """
     record = BootRecord(
         job_dir=fleet_dir.rstrip("/"),

@@ -1,4 +1,5 @@
-"""What a machine is told when it is started. Whoever may describe the machine reads it: so nothing here is secret."""
+"""Boot record: the data sent to a machine when it is launched. It must not contain secrets: all users who may describe
+the machine can read it."""
 
 from __future__ import annotations
 
@@ -10,45 +11,45 @@ from ...jobspecs.targets import info
 from ..target import Boot, target_of
 
 BUCKETS = {"s3": "BUCKET", "gs": "BUCKET", "az": "CONTAINER@ACCOUNT"}
-"""Scheme -> what follows it."""
+"""URL scheme -> what follows `://`."""
 
 
 @dataclass(frozen=True, slots=True)
 class BootRecord:
-    """One machine's part of an attempt; raises ValueError for what no machine could start from."""
+    """Boot record of one machine. Raises ValueError if no machine could boot from it."""
 
     job_dir: str
-    """URL of this job's folder: `s3://bucket/prefix/<job id>`, `gs://…`, `az://container@account/prefix/<job id>`."""
+    """URL of the job's folder: `s3://bucket/prefix/<job id>`, `gs://…`, `az://container@account/prefix/<job id>`."""
     job_id: str
     attempt: int
     node: str
-    """E.g. `worker-0.1`; "" where all machines are told the same, and find out by themselves (container.py)."""
+    """E.g. `worker-0.1`; "": all machines get the same record and determine their node themselves (container.py)."""
     job_sha256: str
-    """Of job.json: the agent refuses any other."""
+    """Hash of job.json; the agent refuses a file with another hash."""
     agent_key: str
-    """Of the agent file, in the job dir."""
+    """Key of the agent file in the job dir."""
     agent_sha256: str
     region: str
-    """Where the machine is. The bucket may be elsewhere: S3 says where, when it is asked in the wrong region."""
+    """Region of the machine. The bucket may be in another one: S3 names it if it gets a request in the wrong region."""
     cloud: str
-    """Target whose machine this is."""
+    """Target that the machine belongs to."""
     lifetime_s: int | None = None
-    """From the first boot on; then the machine powers itself off, whatever happens. None: no limit."""
+    """Seconds from the first boot after which the machine terminates itself unconditionally; None: no limit."""
     notices: str = "none"
-    """Target whose metadata server the agent watches; `none`: it watches none."""
+    """Target whose metadata server the agent polls for notices; `none`: it does not poll."""
     capacity_block_end: float | None = None
-    """Epoch seconds."""
+    """End of the capacity block in epoch seconds; None: the machine is in none."""
     endpoint: str | None = None
-    """Of the object store, for tests: on the loopback only."""
+    """Endpoint of the object store, for tests: on the loopback only."""
     api_endpoint: str | None = None
     """Endpoint of the cloud's API, for tests: on the loopback only."""
     identity: str | None = None
-    """Client id of the managed identity that the machine asks with; policies may have given it others."""
+    """Client id of the managed identity to use; policies may have assigned others to the machine."""
     fleet: str = ""
-    """Name of the fleet that it is a machine of (fleet.py): `job_dir` is then the fleet's folder, from which it has its
-    jobs, and what is of one job says nothing. "": it is one job's machine."""
+    """Name of the machine's fleet (fleet.py): `job_dir` is then the fleet's folder with its orders, and the fields
+    about a job and its node are empty. "": the machine belongs to one job."""
     one_job: bool = False
-    """The fleet is there for one job: a machine that finds no open order leaves it at once."""
+    """The fleet is for one job: a machine that finds no open order leaves it at once."""
 
     def __post_init__(self) -> None:
         boot = boot_of(self.cloud)
@@ -69,7 +70,7 @@ class BootRecord:
 
 
 def boot_of(cloud: str) -> Boot:
-    """Return how machines of a target start. Raises ValueError for one whose machines do not boot."""
+    """Return a target's Boot. Raises ValueError if its machines do not boot with a bootstrap."""
     found = target_of(cloud)
     if found is None or found.boot is None:
         raise ValueError(f"{cloud} has no machines that boot")
@@ -77,7 +78,7 @@ def boot_of(cloud: str) -> Boot:
 
 
 def is_loopback(url: str) -> bool:
-    """Whether a URL names this very machine."""
+    """Return whether the host of a URL is `localhost` or a loopback address."""
     host = urlsplit(url).hostname or ""
     try:
         return host == "localhost" or ipaddress.ip_address(host).is_loopback

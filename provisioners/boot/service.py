@@ -1,4 +1,4 @@
-"""The systemd service that runs the bootstrap, on machines of every cloud."""
+"""Systemd service that runs the bootstrap, on the machines of all clouds."""
 
 from __future__ import annotations
 
@@ -7,16 +7,18 @@ from .record import BootRecord, boot_of
 from .stop_script import stop_command
 
 HOME = "/var/lib/cloudgpu"
-"""The machine's folder: the bootstrap's files and all of the agent's."""
+"""Folder on the machine for the files of the bootstrap and of the agent."""
 SERVICE = "cloudgpu.service"
 UNIT_PATH = f"/etc/systemd/system/{SERVICE}"
 
-# FailureAction: a bootstrap that was itself killed, or could not switch the machine off, must not leave a machine that
-# bills and does nothing. systemd runs ExecStopPost before it, also for a process that was killed or never started.
-# KillMode: a shutdown asks the bootstrap, which asks the agent, which asks the program; what is left then is killed.
-# RefuseManualStop: Ubuntu's needrestart restarts every service that uses what apt has just installed, also this one if
-# its program is at it (`setup: apt-get install …`); a shutdown stops it all the same.
-# OOMPolicy: the program may use up the memory and be killed for it, the agent stays. LimitMEMLOCK: EFA and NCCL pin it.
+# FailureAction: a machine must not stay up idle, and billed, if the bootstrap was killed or could not power it off.
+# Before it systemd runs ExecStopPost, even if the process was killed or never started.
+# KillMode: at a shutdown SIGTERM goes to the bootstrap, which passes it on to the agent and that to the program; the
+# remaining processes are then killed.
+# RefuseManualStop: Ubuntu's needrestart restarts services that use packages that apt has just installed, including this
+# one while its program runs apt (`setup: apt-get install …`). A shutdown still stops it.
+# OOMPolicy: if the program is killed for using up the memory, the agent keeps running. LimitMEMLOCK: EFA and NCCL pin
+# memory.
 _UNIT = f"""\
 [Unit]
 Description=cloudgpu: one node of a job
@@ -42,8 +44,8 @@ WantedBy=multi-user.target
 """
 
 PANIC = ("kernel.panic=30", "kernel.panic_on_oops=1")
-"""Settings of sysctl(8): a kernel that has crashed restarts the machine after 30 s, which goes on with its node. The
-default is to stay as it is, and to be paid for."""
+"""Settings of sysctl(8): after a kernel panic the machine reboots in 30 s and continues with its node. By default it
+would hang, and be billed."""
 PANIC_PATH = "/etc/sysctl.d/90-cloudgpu.conf"
 
 
@@ -54,5 +56,5 @@ def unit(record: BootRecord) -> str:
 
 
 def minutes(seconds: float) -> int:
-    """As shutdown(8) counts: whole ones, and not less than one."""
+    """Convert to whole minutes for shutdown(8), rounded up, at least 1."""
     return max(1, -int(-seconds // 60))

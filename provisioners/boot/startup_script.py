@@ -1,8 +1,8 @@
-"""A machine's startup script on Compute Engine: it installs and starts the same service, on every boot.
+"""Startup script of Compute Engine machines: it installs and starts the bootstrap's service, on every boot.
 
-Google's guest agent runs the metadata value `startup-script` on each boot, as root, once the network is up; any image
-with the guest environment has it, cloud-init or not. The service is not enabled: the script is what starts it. The
-first of all commands sees to it that the machine ends, should nothing else work.
+Google's guest agent runs the metadata value `startup-script` as root on each boot, once the network is up; every image
+with the guest environment has it, with or without cloud-init. The service is not enabled: the script starts it. The
+first command schedules the shutdown, so that the machine ends even if everything else fails.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from .record import BootRecord
 from .service import HOME, PANIC, SERVICE, UNIT_PATH, minutes, unit
 
 MAX_SCRIPT_BYTES = 262_144
-"""Of a metadata value: Compute Engine, "Limitations" of custom metadata (256 KB)."""
+"""Limit of a metadata value (256 KB): Compute Engine, "Limitations" of custom metadata."""
 
-# Should the machine go down in the middle of it, the next boot does all of it again.
+# Idempotent: if the machine goes down in the middle, the next boot repeats the script.
 _SCRIPT = """\
 #!/bin/sh
 # cloudgpu: {what}
@@ -43,8 +43,8 @@ systemctl start --no-block {service}
 
 
 def startup_script(record: BootRecord) -> str:
-    """The same text for the same record. Raises ValueError if it is more than a metadata value may be."""
-    # On later boots the bootstrap soon says how much is left: it has written down when it ends.
+    """Return the startup script for a record, deterministically. Raises ValueError if it exceeds MAX_SCRIPT_BYTES."""
+    # On later boots the bootstrap soon corrects this: it stored the end of the lifetime in a file.
     first = ":" if record.lifetime_s is None else f"shutdown -P +{minutes(record.lifetime_s)} || true"
     files = boot_files(record)
     text = _SCRIPT.format(
@@ -70,6 +70,6 @@ def startup_script(record: BootRecord) -> str:
 
 
 def _lines(data: bytes) -> str:
-    """In base64, short enough for a terminal."""
+    """Encode as base64 in lines of 120 characters."""
     text = base64.b64encode(data).decode()
     return "\n".join(text[start : start + 120] for start in range(0, len(text), 120))

@@ -1,10 +1,10 @@
-"""The shell script that systemd runs when the bootstrap has not ended as it should.
+"""Shell script that systemd runs if the bootstrap has ended unexpectedly.
 
-It needs neither Python nor any other of the machine's files, which may be what is missing or broken.
+It needs neither Python nor other files, which may be missing or broken.
 
-Azure bills a machine that is only off, and Compute Engine the disk of one: so it asks the cloud to deallocate, or to
-delete, the machine, which may be asked twice. EC2 needs no such script: powering off is what terminates its machines,
-and systemd does that (FailureAction in service.py). Standard output goes to the machine's console.
+Azure bills a stopped machine, and Compute Engine bills its disk. The script therefore asks the cloud to deallocate or
+delete the machine, which is idempotent. EC2 needs no such script: its machines terminate when they power off, which
+systemd does (FailureAction in service.py). Standard output goes to the machine's console.
 
     sh stop.sh API [CLIENT ID OF THE MANAGED IDENTITY]
 """
@@ -16,8 +16,9 @@ from ..target import Stop
 NAME = "stop.sh"
 
 # $EXIT_CODE, $EXIT_STATUS: systemd.exec(5), "Environment Variables Set or Propagated by the Service Manager". They are
-# empty where no main process was ever started. After exit code 0 the bootstrap has ended the machine.
-# A machine that is rebooted goes on with its node. The file `rebooting` is bootstrap.py's: the cloud starts it again.
+# empty if no main process was started. After exit code 0 the bootstrap has ended the machine.
+# A rebooting machine continues with its node and must not be deleted. bootstrap.py creates the file `rebooting` if the
+# cloud will restart the machine.
 _HEAD = """\
 #!/bin/sh
 [ "$EXIT_CODE/$EXIT_STATUS" != exited/0 ] || exit 0
@@ -46,12 +47,12 @@ exit 1
 
 
 def stop_script(stop: Stop) -> bytes:
-    """Return the script for machines that end so."""
+    """Return the script for machines that end themselves by this API request."""
     return (_HEAD + stop.end + _TAIL).encode()
 
 
 def stop_command(home: str, stop: Stop | None, api_endpoint: str | None, identity: str | None) -> str:
-    """Return the command line for the unit; "" for machines that need none."""
+    """Return the command line for the systemd unit; "": the machines need no stop script."""
     if stop is None:
         return ""
     api = (api_endpoint or stop.api).rstrip("/")

@@ -1,8 +1,8 @@
-"""A machine's user data: `#cloud-config` that installs a service, which runs bootstrap.py on this and every later boot.
+"""User data of machines: `#cloud-config` that installs a service, which runs bootstrap.py on this and every later boot.
 
-cloud-init writes files and runs `runcmd` on the first boot only; the service is what outlives a reboot. The first of
-all commands sees to it that the machine ends, should nothing else work. (Not in `bootcmd`: that runs before
-systemd-logind, without which shutdown(8) cannot wait.)
+cloud-init writes files and runs `runcmd` on the first boot only; the enabled service runs on later boots. The first
+command schedules the shutdown, so that the machine ends even if everything else fails. (It is not in `bootcmd`, which
+runs before systemd-logind: without that, shutdown(8) cannot schedule.)
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _ARCHIVE = f"{HOME}/files.tar.gz"
 
 
 def user_data(record: BootRecord) -> bytes:
-    """The same bytes for the same record. Raises ValueError if they are more than its cloud takes."""
+    """Return the user data for a record, deterministically. Raises ValueError if it exceeds the cloud's size limit."""
     files = boot_files(record)
     first = [] if record.lifetime_s is None else [["shutdown", "-P", f"+{minutes(record.lifetime_s)}"]]
     config = {
@@ -30,15 +30,15 @@ def user_data(record: BootRecord) -> bytes:
         ],
         "runcmd": [
             *first,
-            ["sysctl", "-q", "-w", *PANIC],  # on later boots: by the file
+            ["sysctl", "-q", "-w", *PANIC],  # on later boots PANIC_PATH applies
             ["tar", "--no-same-owner", "-xzf", _ARCHIVE, "-C", HOME],
-            ["sync", "-f", HOME],  # a reset now would cut files that were written a moment ago
+            ["sync", "-f", HOME],  # a reset now would truncate the files just written
             ["systemctl", "daemon-reload"],
             ["systemctl", "enable", SERVICE],
             ["systemctl", "start", "--no-block", SERVICE],
         ],
     }
-    # JSON is YAML, and leaves no doubt about what is text.
+    # JSON is valid YAML, and quotes all strings.
     data = f"#cloud-config\n{json.dumps(config, separators=(',', ':'))}\n".encode()
     limit = boot_of(record.cloud).max_bytes
     if limit is not None and len(data) > limit:
@@ -48,7 +48,7 @@ def user_data(record: BootRecord) -> bytes:
 
 
 def _file(path: str, content: str | bytes) -> dict[str, str]:
-    file = {"path": path, "permissions": "0644"}  # of root, by default
+    file = {"path": path, "permissions": "0644"}  # the default owner is root
     if isinstance(content, str):
         return {**file, "content": content}
     return {**file, "encoding": "b64", "content": base64.b64encode(content).decode()}

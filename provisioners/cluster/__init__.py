@@ -1,1 +1,1 @@
-"""Machines that are there already: those of a cluster (`cloudgpu cluster up`). See docs/clusters.md."""
+"""Target `cluster`: jobs on machines that already exist (`cloudgpu cluster up`). See docs/clusters.md."""

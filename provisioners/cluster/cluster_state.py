@@ -1,4 +1,4 @@
-"""What a cluster's machines do at one moment, as its folder tells it: for `cloudgpu cluster status`."""
+"""Snapshot of a cluster's machines and queue, read from its folder, for `cloudgpu cluster status`."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from ..stacks.fleet_orders import Orders, translate_errors
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """A job that runs, or waits for its turn."""
+    """A job that runs or waits in the queue."""
 
     job_id: str
     attempt: int
     nodes: int
     machines: int
-    """So many it has."""
+    """Number of machines that it has."""
     after: int
-    """Of those that it lacks: so many other jobs get theirs first."""
+    """Number of other jobs that get their missing machines first."""
 
 
 @dataclass(frozen=True, slots=True)
 class Unusable:
-    """A machine that has given up before it could take a job."""
+    """A machine that gave up before it could take a job."""
 
     machine: str
     seconds_ago: float
@@ -34,23 +34,23 @@ class Unusable:
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """All of it."""
+    """Snapshot of a cluster."""
 
     answering: int
-    """Machines that were heard of lately."""
+    """Number of machines with a recent heartbeat."""
     queue: tuple[Turn, ...]
-    """In their turn."""
+    """Jobs in the order in which they get machines."""
     suspects: tuple[str, ...]
-    """Machines on which jobs fail: they get none while others are free."""
+    """Machines on which jobs failed; they get no jobs while others are free."""
     unusable: tuple[Unusable, ...]
-    """The newest first."""
+    """Unusable machines, the latest first."""
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
 
 
 def look(cluster: Cluster) -> Seen:
-    """Raises ProvisionError."""
+    """Read a cluster's folder and return its current state. Raises ProvisionError."""
     orders, url = Orders(), cluster.fleet_dir
     with translate_errors(url):
         view = orders.look(url, at_once=True)

@@ -1,4 +1,4 @@
-"""What a fleet's machines find in its folder before there is any job: their agent, and what they are to know."""
+"""Write the agent file and the settings of a fleet into its folder, where its machines read them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ..boot.agent_file import build_agent_file
 
 
 def put_agent(fleet: FleetSpec, fleet_dir: str) -> AgentFile:
-    """Put the agent for its machines there, for fleet_boot() to name. The same version is put there once.
+    """Upload the agent file for a fleet's machines, unless it is there, and return it for fleet_boot().
 
     Raises AgentFileError, JobDirError, OSError.
     """
@@ -22,6 +22,7 @@ def put_agent(fleet: FleetSpec, fleet_dir: str) -> AgentFile:
 
 
 def put_settings(fleet: FleetSpec, fleet_dir: str, expires: float | None = None) -> None:
-    """Tell its machines, also those that run already: called whenever the fleet is changed. `expires`: as in Settings.
-    Raises JobDirError."""
+    """Write the fleet's settings, which running machines read too; called whenever the fleet is changed.
+
+    `expires`: as in Settings. Raises JobDirError."""
     JobDir(fleet_dir).put(FLEET_KEY, Settings(idle_s=fleet.idle_s, expires=expires).to_bytes())

@@ -1,4 +1,4 @@
-"""Whether a job fits a cluster's machines, and the offer that it then is. Pure."""
+"""Plan a job on a cluster: one offer if it fits the cluster's machines, else refusals. Pure functions."""
 
 from __future__ import annotations
 
@@ -18,8 +18,10 @@ TARGET = "cluster"
 
 
 def plan_on(spec: JobSpec, cluster: Cluster) -> Plan:
-    """One offer, or the reasons why there is none. Its region is the cluster's name, its price the share that the job's
-    machines are of the cluster's: they are paid for whether it runs or not."""
+    """Return a plan with one offer, or with the refusals.
+
+    The offer's region is the cluster's name. Its price is that of the job's machines, which are billed whether or not
+    the job runs."""
     refusals = tuple(
         Refusal("cluster", TARGET, f"cluster {cluster.name}", message, allowed)
         for message, allowed in _obstacles(spec, cluster)
@@ -51,7 +53,7 @@ def _offer(spec: JobSpec, cluster: Cluster) -> Offer:
         market=fleet.market,
         roles=roles,
         disk_gb=fleet.disk_gb,
-        disk_price=Decimal(0),  # it is in the machines' price
+        disk_price=Decimal(0),  # included in the price of the machines
         price=None if price is None else price * nodes,
         price_date=None,
         notes=(f"{nodes} of {fleet.size} machines of {fleet.cloud} {fleet.region}, which are paid for anyway",),
@@ -59,7 +61,8 @@ def _offer(spec: JobSpec, cluster: Cluster) -> Offer:
 
 
 def _count(role: Role, fleet: FleetSpec) -> Fraction:
-    """GPUs of a machine that its program gets: as many as it asks for, all of them where it takes any number."""
+    """Return the GPUs that a node gets: the largest requested number that the machine has; all if it sets no
+    maximum."""
     if not role.accelerator:
         return Fraction(0)
     request = next(one for one in role.accelerator if _fits(one, fleet))
@@ -67,7 +70,7 @@ def _count(role: Role, fleet: FleetSpec) -> Fraction:
 
 
 def _obstacles(spec: JobSpec, cluster: Cluster) -> Iterator[tuple[str, str]]:
-    """(what is wrong, what would be allowed)."""
+    """Yield (obstacle, what would be allowed) for each reason why the job does not fit the cluster."""
     fleet, roles = cluster.fleet, spec.effective_roles()
     has = f"{fleet.accelerator}:{fleet.gpus}" if fleet.accelerator else "no GPU"
     nodes = sum(role.nodes for role in roles.values())
@@ -94,7 +97,7 @@ def _obstacles(spec: JobSpec, cluster: Cluster) -> Iterator[tuple[str, str]]:
 
 
 def _elsewhere(asked: Resources, fleet: FleetSpec) -> Iterator[tuple[str, str]]:
-    """Where, how and on what disk the job is to run, as far as it says so."""
+    """Yield obstacles in the job's cloud, region, zone, market and disk."""
     for key, wanted, own in (("cloud", asked.cloud, fleet.cloud), ("region", asked.region, fleet.region)):
         if wanted is not None and own not in wanted:
             yield f"the job may run in {key} {' or '.join(wanted)}, the cluster is in {own}", f"leave out {key}"
@@ -108,7 +111,8 @@ def _elsewhere(asked: Resources, fleet: FleetSpec) -> Iterator[tuple[str, str]]:
 
 
 def _out_of_reach(spec: JobSpec, cluster: Cluster) -> Iterator[tuple[str, str]]:
-    """Its machines' role opens what lies under the infra stack's job dir, and nothing else."""
+    """Yield the job's folders that the machines' role may not use: it grants access below the infra stack's job dir
+    only."""
     below = cluster.infrastructure.job_dir.rstrip("/")
     given = spec.job_dir_on(TARGET) or below
     if not f"{given.rstrip('/')}/".startswith(f"{below}/"):

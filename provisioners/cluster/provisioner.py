@@ -1,7 +1,7 @@
-"""The target `cluster`: a launch is an order in the fleet's folder, which its machines fill by themselves.
+"""Provisioner of the target `cluster`: a launch is an order in the fleet's folder, which the machines fill themselves.
 
-Nothing is created and nothing billed that was not there before. Lost machines are the fleet's own matter: it replaces
-them whether or not anybody looks (runtime/fleet/member.py).
+A launch creates no billed resources. The fleet itself replaces lost machines, even without a supervisor
+(runtime/fleet/member.py).
 """
 
 from __future__ import annotations
@@ -22,21 +22,22 @@ from ..stacks.fleet_orders import Orders, gone, node_states, translate_errors
 from .offer import TARGET
 
 LET_GO_S = 60.0
-"""Beyond the time after which a machine counts as lost: for those that live to kill what they run."""
+"""Seconds that terminate() waits, beyond the time after which a silent machine counts as lost, for machines to stop
+their programs."""
 LATELY_S = 3_600.0
-"""A machine that gave up before then says nothing of why an order waits now."""
-_PARTS = 3  # of what a machine is called in an allocation: cluster, number of the order, place
-_POLL_S = (0.2, 5.0)  # a folder on this computer; a bucket
+"""Age in seconds up to which a machine's failure is reported as the reason why an order waits."""
+_PARTS = 3  # parts of a machine's name in an allocation: cluster, number of the order, place
+_POLL_S = (0.2, 5.0)  # for a folder on this computer; for a bucket
 
 
 class ClusterProvisioner:
-    """Keeps nothing but what is the same for ever; may be used by several threads."""
+    """Provisioner of clusters. Caches only immutable data; thread-safe."""
 
     def __init__(self) -> None:
         self._orders = Orders()
 
     def launch(self, request: LaunchRequest) -> Allocation:
-        """Stand in the queue; who has been ended is not started again."""
+        """Enqueue an order. Idempotent; an ended order is not restarted. Raises ProvisionError."""
         cluster = _known(request.region)
         if len(request.nodes) > cluster.fleet.size:
             raise ProvisionError(
@@ -67,7 +68,7 @@ class ClusterProvisioner:
         return list(node_states(one, lambda node, _: NodeState(node, "pending", detail, queued=True), _unserved(one)))
 
     def terminate(self, allocation: Allocation) -> Ended | None:
-        """Returns when no machine runs anything of it."""
+        """End the order; return when no machine runs the job any more. Raises ProvisionError."""
         url = self._fleet_dir(allocation)
         if url is None:
             return None
@@ -78,7 +79,7 @@ class ClusterProvisioner:
         return Ended(one is not None and any(place.incarnation for place in one.places))
 
     def remove(self, allocation: Allocation, nodes: Collection[str]) -> None:
-        """A lost machine has lost its node by itself."""
+        """No-op: the fleet itself takes the node from a lost machine."""
 
     def find(self, owner: Owner) -> list[Allocation]:
         found = []
@@ -93,14 +94,14 @@ class ClusterProvisioner:
         return found
 
     def account(self) -> str:
-        """ "": there is none."""
+        """Return "": this target has no accounts."""
         return ""
 
     def check_account(self, account: str) -> None:
-        """Machines of this target are in no account."""
+        """No-op: this target has no accounts."""
 
     def price(self, offer: Offer) -> Decimal | None:  # noqa: ARG002 - the protocol's
-        """As planned: the cluster's machines were bought before."""
+        """Return None: the price does not change after planning, as the machines are running already."""
         return None
 
     def _await_release(self, url: str, number: int) -> None:
@@ -118,7 +119,7 @@ class ClusterProvisioner:
             time.sleep(_POLL_S[0] if self._orders.fleet(url).is_near else _POLL_S[1])
 
     def _trouble(self, url: str, name: str, view: View) -> str:
-        """Why nobody takes what waits, as far as it is known."""
+        """Return a known reason why no machine takes a waiting order; "": none."""
         if view.settings.has_expired:
             return f"; the cluster has expired: `cloudgpu cluster extend {name} 7d` brings machines back"
         lately = {machine: age for machine, age in view.failed.items() if age < LATELY_S}
@@ -129,8 +130,7 @@ class ClusterProvisioner:
         return "" if failure is None else f"; {newest} could not be used: {failure.reason}"
 
     def _fleet_dir(self, allocation: Allocation) -> str | None:
-        """By what is written in the allocation; of a launch whose answer nobody has, or of a leftover, by the cluster's
-        name."""
+        """Return the URL of the fleet's folder, from the allocation or else by the cluster's name; None: unknown."""
         name = _name_of(allocation)
         known = (cluster.fleet_dir for cluster in _all() if cluster.name == name)
         return allocation.details.get("fleet_dir") or next(known, None)
@@ -138,12 +138,12 @@ class ClusterProvisioner:
 
 @functools.cache
 def shared() -> ClusterProvisioner:
-    """The one of this process."""
+    """Return the process's shared provisioner."""
     return ClusterProvisioner()
 
 
 def architecture_of(machine_type: str) -> str:
-    """By the table that has it; of a type that none has, by the cluster that is made of it."""
+    """Return the architecture of a machine type, from the cloud of a cluster that uses it or whose table lists it."""
     from .. import architecture_of as of_cloud
 
     known = (one.cloud for one in _all() if one.fleet.machine_type == machine_type)
@@ -152,7 +152,8 @@ def architecture_of(machine_type: str) -> str:
 
 
 def could_be_used() -> bool:
-    """Whether a cluster is known here; one that cannot be read is told of when it is used."""
+    """Return whether this computer has the record of a cluster; an unreadable one counts, and raises when it is
+    used."""
     try:
         return bool(clusters.known())
     except ValueError:
@@ -167,15 +168,15 @@ def _all() -> list[clusters.Cluster]:
 
 
 def _name_of(allocation: Allocation) -> str:
-    """Of its cluster."""
+    """Return the name of the allocation's cluster."""
     return allocation.region or next(iter(allocation.machines.values()), "").partition("/")[0]
 
 
 def _stands(name: str) -> bool:
-    """Whether nobody has taken it down from here."""
+    """Return whether the record of the cluster exists, i.e. it was not taken down from this computer."""
     try:
         return clusters.load(name) is not None
-    except ValueError:  # told of when it is used
+    except ValueError:  # raised when the record is used
         return True
 
 
@@ -204,13 +205,13 @@ def _allocation(order: Order, name: str, fleet_dir: str, number: int) -> Allocat
 
 
 def _number_of(allocation: Allocation) -> int | None:
-    """Return the number of its order, which its machines are named after; None: it is not known."""
+    """Return the number of its order, taken from the machines' names; None: unknown."""
     parts = next(iter(allocation.machines.values()), "").split("/")
     return int(parts[1]) if len(parts) == _PARTS and parts[1].isdecimal() else None
 
 
 def _may_run(view: View, number: int | None) -> bool:
-    """Return whether machines may run an order that cannot be read: those that had read it before."""
+    """Return whether machines that read the order earlier may still run it, although it can no longer be read."""
     if number is None or number not in view.unreadable:
         return False
     ended_s = view.unreadable[number]

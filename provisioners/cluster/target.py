@@ -1,4 +1,4 @@
-"""The code of the target `cluster`; provisioners/target.py describes the fields."""
+"""Target definition of `cluster`; provisioners/target.py describes the fields."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""The target `local`: jobs on this machine."""
+"""Target `local`: jobs on this machine."""

@@ -1,7 +1,7 @@
-"""The GPUs of this machine: found through NVML, handed out by file locks that the kernel frees.
+"""GPUs of this machine: discovered through NVML, allocated by file locks that the kernel frees.
 
-A GPU is free if its lock, which all users of the machine share (local/locks.py), is not held and the driver lists no
-compute process on it: programs that cloudgpu has not started hold no lock.
+A GPU is free if its lock, which all users of the machine share (local/locks.py), is not held, and the driver lists no
+compute process on it (programs not started by cloudgpu hold no lock).
 """
 
 from __future__ import annotations
@@ -23,11 +23,12 @@ _T = TypeVar("_T")
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 _NVML = "libnvidia-ml.so.1"
-"""The driver's own library; WSL and containers have it, but not /proc/driver/nvidia."""
+"""Library of the GPU driver; WSL and containers have it, but not /proc/driver/nvidia."""
 
 
 def find_gpus() -> tuple[LocalGpu, ...]:
-    """What the driver shows, in PCI order; no driver: no GPUs. Those hidden by CUDA_VISIBLE_DEVICES are left out."""
+    """Return the GPUs in PCI order, except those hidden by CUDA_VISIBLE_DEVICES; () without a driver. Raises
+    ProvisionError."""
     return visible(_ask_driver(_gpu), os.environ.get(VISIBLE))
 
 
@@ -37,8 +38,8 @@ def find_processes() -> dict[str, tuple[int, ...]]:
 
 
 def _ask_driver(question: Callable[[object], _T]) -> list[_T]:
-    """Return the answers for all GPUs in PCI order; [] without a driver. Raises ProvisionError."""
-    if "pynvml" not in sys.modules and not _has_driver():  # the import takes ten times as long as asking
+    """Call `question` with the NVML handle of each GPU, in PCI order; [] without a driver. Raises ProvisionError."""
+    if "pynvml" not in sys.modules and not _has_driver():  # the import takes ten times as long as this check
         return []
     import pynvml
 
@@ -56,7 +57,7 @@ def _ask_driver(question: Callable[[object], _T]) -> list[_T]:
 
 
 def _has_driver() -> bool:
-    """Whether pynvml would find the driver's library."""
+    """Return whether pynvml would find the driver's library."""
     import ctypes
 
     try:
@@ -67,7 +68,8 @@ def _has_driver() -> bool:
 
 
 def visible(gpus: Sequence[LocalGpu], setting: str | None) -> tuple[LocalGpu, ...]:
-    """Those that CUDA_VISIBLE_DEVICES leaves, as CUDA reads it: numbers or starts of UUIDs, up to the first unknown."""
+    """Return the GPUs that CUDA_VISIBLE_DEVICES selects, parsed as CUDA does: indices or UUID prefixes, up to the first
+    invalid one."""
     if setting is None:
         return tuple(gpus)
     chosen: list[LocalGpu] = []
@@ -93,7 +95,7 @@ def _gpu(handle: object) -> LocalGpu:
 
 
 def _processes(handle: object) -> tuple[str, tuple[int, ...]]:
-    """Return a GPU's UUID and its compute processes; none where the driver does not list them (WSL)."""
+    """Return a GPU's UUID and the ids of its compute processes; () if the driver does not list them (WSL)."""
     import pynvml
 
     try:
@@ -104,24 +106,24 @@ def _processes(handle: object) -> tuple[str, tuple[int, ...]]:
 
 
 class Hold:
-    """GPUs held for one node by open, locked files: who inherits the descriptors holds the GPUs."""
+    """GPUs held for one node by open, locked files; processes that inherit the descriptors hold the GPUs, too."""
 
     def __init__(self) -> None:
         self.uuids: list[str] = []
         self.descriptors: list[int] = []
 
     def release(self) -> None:
-        """Close this process's descriptors; an heir's stay."""
+        """Close this process's descriptors; inherited copies stay open."""
         while self.descriptors:
             os.close(self.descriptors.pop())
 
 
 @contextlib.contextmanager
 def hold(nodes: Sequence[NodeRequest], everyone: Sequence[NodeRequest], folder: Path) -> Iterator[dict[str, Hold]]:
-    """GPUs for `nodes`, all or none, until the end of the block. Raises ProvisionError.
+    """Context manager: hold GPUs for `nodes`, all or none. Raises ProvisionError.
 
-    `everyone` are all nodes of the launch: what the machine can never hold at once is `invalid`, what others have taken
-    for now is `capacity`.
+    `everyone`: all nodes of the launch. The error is `invalid` if the machine has too few GPUs for them, `capacity` if
+    other jobs use the GPUs now.
     """
     holds = {node.node: Hold() for node in nodes}
     try:
@@ -146,8 +148,10 @@ def _check(nodes: Sequence[NodeRequest], gpus: Sequence[LocalGpu]) -> None:
 
 
 def shortage(nodes: Sequence[NodeRequest], ahead: Mapping[str, int]) -> str:
-    """Return why the nodes cannot have their GPUs now, if `ahead` are kept for other jobs; "": they can, or never
-    will: hold() says so. Raises ProvisionError, OSError."""
+    """Return why the nodes cannot have their GPUs now, if `ahead` are kept for other jobs. Raises ProvisionError,
+    OSError.
+
+    "": they can, or the machine has too few GPUs, for which hold() raises."""
     wanted = _sums(nodes)
     if not wanted:
         return ""
@@ -181,7 +185,7 @@ def _pids(processes: Sequence[int]) -> str:
 
 
 def _sums(nodes: Sequence[NodeRequest]) -> dict[str, int]:
-    """Return accelerator -> GPUs of all nodes; of parts of a GPU, which hold() refuses, the whole ones."""
+    """Return accelerator -> number of GPUs of all nodes. Fractions, which hold() refuses, are rounded down."""
     wanted: dict[str, int] = {}
     for node in nodes:
         if node.accelerator:
@@ -192,8 +196,8 @@ def _sums(nodes: Sequence[NodeRequest]) -> dict[str, int]:
 def _take(nodes: Sequence[NodeRequest], gpus: Sequence[LocalGpu], folder: Path, holds: dict[str, Hold]) -> None:
     private(folder)
     names = _names(gpus)
-    # One launch of this state directory at a time: two that take one by one could each end with half of what both need.
-    # Launches of others may do so, and try again.
+    # Serialize the launches of this state directory: two that lock GPUs one by one could each get half of what they
+    # need. Launches of other users are not excluded; both would then fail, and are retried.
     with (folder / "lock").open("wb") as turn:
         fcntl.flock(turn, fcntl.LOCK_EX)
         users = find_processes()
@@ -217,7 +221,8 @@ def _shortage(
     names: Sequence[str],
     users: Mapping[str, Sequence[int]],
 ) -> str:
-    """Return why a node gets no GPUs for now; processes that are not ours are named, for they may be forgotten ones."""
+    """Return why a node gets no GPUs now. It names processes not started by cloudgpu, since they may be forgotten
+    ones."""
     message = f"{node.node} needs {node.accelerator}:{node.count}, {free} are free on this machine"
     busy = {
         gpu.uuid: users[gpu.uuid]
@@ -229,7 +234,7 @@ def _shortage(
 
 
 def _names(gpus: Sequence[LocalGpu]) -> list[str]:
-    """Canonical names."""
+    """Return the canonical name of each GPU."""
     from ...jobspecs.planner.local import accelerator_of
 
     return [accelerator_of(gpu) for gpu in gpus]

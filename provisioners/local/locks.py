@@ -1,7 +1,7 @@
-"""Locks that all users of this machine share: one file for each GPU, in a world-writable folder of the kernel.
+"""GPU locks shared by all users of this machine: one file for each GPU, in a world-writable tmpfs.
 
-A lock file is empty and read-only for everyone, its owner included: flock() needs no right to write. It is never
-removed, so that two processes cannot hold locks on two files of the same name.
+A lock file is empty and read-only for all users, including its owner: flock() needs no write permission. It is never
+deleted, so that two processes cannot hold locks on two files of the same name.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ from pathlib import Path
 from ..base import ProvisionError
 
 FOLDER_VARIABLE = "CLOUDGPU_LOCK_DIR"
-"""Folder of the lock files, instead of SHARED_FOLDER."""
-SHARED_FOLDER = Path("/dev/shm")  # noqa: S108 - a fixed name is what lets all users meet
-"""Every user may create files here, only their owners may remove them, and no cleanup of old files visits it."""
+"""Environment variable with the folder of the lock files, instead of SHARED_FOLDER."""
+SHARED_FOLDER = Path("/dev/shm")  # noqa: S108 - all users must use the same folder
+"""All users may create files here, only their owners may delete them, and no tool cleans up old files here."""
 _PREFIX = "cloudgpu-gpu-"
 _READ_ONLY = 0o444
 
 
 def lock_gpu(uuid: str) -> int | None:
-    """Return a descriptor that holds a GPU's lock until it and all inherited copies are closed; None if it is held.
+    """Return a descriptor that holds a GPU's lock until it and all inherited copies are closed; None: already locked.
 
-    Raises ProvisionError (invalid) if something else is in the place of the lock file, OSError.
+    Raises OSError; ProvisionError(invalid) if the lock file cannot be opened or is not a regular file.
     """
     path = Path(os.environ.get(FOLDER_VARIABLE) or SHARED_FOLDER) / f"{_PREFIX}{uuid}.lock"
     descriptor = _open(path)
@@ -37,7 +37,7 @@ def lock_gpu(uuid: str) -> int | None:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         if os.path.samestat(status, path.lstat()):
             return descriptor
-    except (BlockingIOError, FileNotFoundError):  # held; or removed since it was opened
+    except (BlockingIOError, FileNotFoundError):  # locked by another process, or deleted since it was opened
         pass
     except BaseException:
         os.close(descriptor)
@@ -47,7 +47,7 @@ def lock_gpu(uuid: str) -> int | None:
 
 
 def _open(path: Path) -> int:
-    """Open a lock file, which is created if it is missing. Links are not followed, and a pipe does not block."""
+    """Open a lock file, creating it if it is missing. Does not follow symbolic links or block on a pipe."""
     flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
     try:
         try:
@@ -62,7 +62,8 @@ def _open(path: Path) -> int:
 
 
 def _create(path: Path) -> None:
-    """Create a lock file with its final mode: one that is cut off leaves no file that other users cannot open."""
+    """Create a lock file atomically with its final mode, so that a crash leaves no file that other users cannot
+    open."""
     partial = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
     descriptor = os.open(partial, os.O_RDONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, _READ_ONLY)
     try:

@@ -1,4 +1,4 @@
-"""A machine of the local target: a folder, a lock that its agent holds, and the processes that carry its marker."""
+"""Machine of the local target: a folder, a lock that its agent holds, and the processes with its marker."""
 
 from __future__ import annotations
 
@@ -23,34 +23,35 @@ if TYPE_CHECKING:
     import psutil
 
 MARKER = "CLOUDGPU_MACHINE"
-"""As in runtime/processes/program.py: `<token>/<node>` in the environment of all that runs on the machine."""
+"""Environment variable of all processes of a machine, with the marker `<token>/<node>`
+(runtime/processes/program.py)."""
 _LOG_KEPT = 64 << 10
 _KILL_PAUSE_S = 0.02
 _EXEC_LOOKS, _EXEC_PAUSE_S = 10, 0.001
 _BIRTH_S, _LOOK_S = 10.0, 0.02
-"""An agent has begun so long after its launcher has started it, at the latest; how often to look."""
+"""Longest time, in seconds, in which a forked agent starts to run; interval of polls for that."""
 
-# Agents started by this process: they must be waited for, or they stay as zombies.
+# Agents started by this process, which must be waited for, or they remain as zombies.
 _agents: list[subprocess.Popen[bytes]] = []
 _one_at_a_time = threading.Lock()
 
 
 class Machine:
-    """One node of one launch; all methods are to be called under the launch's guard()."""
+    """Machine of one node of a launch. Methods must be called within the launch's guard()."""
 
     def __init__(self, folder: Path, marker: str) -> None:
         self.folder, self.marker = folder, marker
 
     @property
     def started(self) -> bool:
-        """The agent has run at least its first line (it makes this file): it is not to be started again."""
+        """Return whether the agent was started: it creates this file first. It must not be started again."""
         return (self.folder / "started").exists()
 
     def take(self) -> int | None:
-        """The machine's lock, for an agent to inherit; None if an agent holds it, that is: runs.
+        """Return a descriptor of the machine's lock, for an agent to inherit; None: a running agent holds it.
 
-        A launcher that was killed may have left a child being born, which holds all locks for a moment more: so who
-        holds this one has also begun to run, or is waited for.
+        The forked child of a killed launcher holds all locks for a moment. If the lock is held and no agent has
+        started, this therefore waits until one has, up to _BIRTH_S.
         """
         private(self.folder)
         end = time.monotonic() + _BIRTH_S
@@ -61,7 +62,7 @@ class Machine:
             time.sleep(_LOOK_S)
 
     def is_on(self) -> bool:
-        """Whether the agent runs."""
+        """Return whether the agent runs."""
         try:
             descriptor = try_lock(self.folder / "lock", create=False)
         except FileNotFoundError:
@@ -74,7 +75,8 @@ class Machine:
     def start(
         self, request: LaunchRequest, node: str, gpus: Sequence[str], inherited: Sequence[int], options: Sequence[str]
     ) -> None:
-        """Start the agent: detached, it outlives this process and holds the inherited locks. Raises OSError."""
+        """Start the agent as a detached process, which outlives this one and holds the inherited locks. Raises
+        OSError."""
         command = [sys.executable, "-P", "-m", "cloudgpu.runtime.agent"]
         command += ["--job-dir", request.job_dir, "--attempt", str(request.attempt), "--node", node]
         command += ["--job-sha256", request.job_sha256, "--home", str(self.folder), "--host", "127.0.0.1"]
@@ -95,7 +97,7 @@ class Machine:
         _agents.append(agent)
 
     def last_words(self) -> str:
-        """The last line of agent.log; "" if there is none."""
+        """Return the last line of agent.log; "" if there is none."""
         try:
             with (self.folder / "agent.log").open("rb") as log:
                 log.seek(max(0, log.seek(0, os.SEEK_END) - 4096))
@@ -105,7 +107,7 @@ class Machine:
         return next((line.strip() for line in reversed(lines) if line.strip()), "")
 
     def clean(self) -> None:
-        """Remove all but the (end of the) agent's log; nothing may run here any more."""
+        """Delete all files but the end of the agent's log. No process of the machine may run any more."""
         for path in self.folder.iterdir() if self.folder.is_dir() else ():
             if path.name == "agent.log":
                 _keep_tail(path)
@@ -117,10 +119,10 @@ class Machine:
 
 @contextlib.contextmanager
 def guard(path: Path) -> Iterator[None]:
-    """One verb at a time for a launch, whoever calls; a dead caller's guard is freed by the kernel.
+    """Context manager: serialize operations on a launch, across processes. The kernel frees the lock of a dead process.
 
-    And one at a time in this process: a child that is being born holds, until it is another program, copies of all
-    locks that other threads have taken, and would keep them taken.
+    Within this process all launches are serialized: until exec, a forked child holds copies of the locks of other
+    threads.
     """
     private(path.parent)
     with _one_at_a_time, path.open("wb") as file:
@@ -129,7 +131,7 @@ def guard(path: Path) -> Iterator[None]:
 
 
 def kill_marked(marker: str, limit_s: float) -> list[int]:
-    """Kill every process with a marker (see marked()), until none is left; returns those that are after `limit_s`."""
+    """Kill all processes with a marker (see marked()) repeatedly; return those that remain after `limit_s` seconds."""
     end = time.monotonic() + limit_s
     while True:
         reap_agents()
@@ -143,7 +145,7 @@ def kill_marked(marker: str, limit_s: float) -> list[int]:
 
 
 def marked(marker: str) -> list[int]:
-    """Live processes of this user that carry a marker; one that ends in `/` stands for all that begin so."""
+    """Return the ids of this user's live processes with a marker; a marker that ends in `/` is a prefix."""
     import psutil
 
     found = []
@@ -152,15 +154,15 @@ def marked(marker: str) -> list[int]:
             value = _environment_of(process).get(MARKER, "")
             if value == marker or (marker.endswith("/") and value.startswith(marker)):
                 found += [process.pid] if process.status() != psutil.STATUS_ZOMBIE else []
-        except (psutil.Error, OSError):  # it ended meanwhile, or is another user's
+        except (psutil.Error, OSError):  # it has ended, or belongs to another user
             continue
     return found
 
 
 def _environment_of(process: psutil.Process) -> dict[str, str]:
-    """While it becomes another program (exec), a process shows none: it is looked at again. Raises psutil.Error.
+    """Return a process's environment. Raises psutil.Error.
 
-    Neither have the kernel's threads any, which have no file that they run.
+    It is empty during exec, and is then read again. It is always empty for kernel threads, which have no executable.
     """
     for _ in range(_EXEC_LOOKS):
         if (found := process.environ()) or not process.exe():
@@ -170,12 +172,13 @@ def _environment_of(process: psutil.Process) -> dict[str, str]:
 
 
 def reap_agents() -> None:
-    """Take note of the agents of ours that have ended."""
+    """Wait for agents of this process that have ended, which frees zombies."""
     _agents[:] = [agent for agent in _agents if agent.poll() is None]
 
 
 def _environment(marker: str, gpus: Sequence[str]) -> dict[str, str]:
-    """The agent's, from which the program's is made. cloudgpu's own settings stay here: they may hold secrets."""
+    """Return the environment of the agent, and thus of the program, without cloudgpu's settings, which may be
+    secret."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith("CLOUDGPU_")}
     return {**kept, "CUDA_VISIBLE_DEVICES": ",".join(gpus), MARKER: marker}
 

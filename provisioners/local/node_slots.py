@@ -1,6 +1,6 @@
-"""Slots of this machine: how many nodes of jobs without GPUs run at once, for each state directory.
+"""Slots of this machine: they limit the concurrent nodes of jobs without GPUs, for each state directory.
 
-All agents of a launch hold the lock files of its slots: the kernel frees them when the last agent is dead.
+All agents of a launch hold the lock files of its slots; the kernel frees them when the last agent has ended.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from ..base import NodeRequest, ProvisionError
 from ..shared.locks import try_lock
 
 SLOTS_VARIABLE = "CLOUDGPU_LOCAL_SLOTS"
-"""The number of slots, instead of the cores that this process may use."""
+"""Environment variable with the number of slots; default: the cores that this process may use."""
 _MOST_SLOTS = 1_000
 _MEMBERSHIP = Path("/proc/self/cgroup")
 _CGROUPS = Path("/sys/fs/cgroup")
@@ -67,7 +67,8 @@ def slots() -> int:
 
 
 def slots_of(nodes: Sequence[NodeRequest]) -> int:
-    """Return how many slots a launch takes: all, if it has more nodes; none, if it has GPUs. Raises ProvisionError."""
+    """Return the number of slots that a launch needs: one for each node, at most all; 0 with GPUs. Raises
+    ProvisionError."""
     return 0 if any(node.accelerator for node in nodes) else min(len(nodes), slots())
 
 
@@ -87,7 +88,7 @@ def slot_shortage(nodes: Sequence[NodeRequest], ahead: int, folder: Path) -> str
 
 @contextlib.contextmanager
 def hold_slots(count: int, folder: Path) -> Iterator[list[int]]:
-    """Hold slots, all or none, until the end of the block, and as long as any inherited descriptor is open.
+    """Context manager: hold `count` slots, all or none; yield their descriptors. Inherited copies hold them longer.
 
     Raises ProvisionError (capacity), OSError.
     """
@@ -135,7 +136,7 @@ def _is_free(path: Path) -> bool:
 
 @contextlib.contextmanager
 def _turn(folder: Path) -> Iterator[None]:
-    """Let one at a time look at the slots or take some: two that take one by one could each end with too few."""
+    """Context manager: serialize counting and locking of slots: two launches in parallel could each get too few."""
     with (folder / "lock").open("wb") as turn:
         fcntl.flock(turn, fcntl.LOCK_EX)
         yield

@@ -1,12 +1,12 @@
-"""The target `local`: every node is an agent process of its own on this machine. See docs/local.md.
+"""Provisioner of the target `local`: every node is a separate agent process on this machine. See docs/local.md.
 
-    <home>/local/<token>/allocation.json      what was launched, for whom
+    <home>/local/<token>/allocation.json      the allocation and its owner
     <home>/local/<token>/<node>/              the machine: lock, started, agent.log, code/, state/
-    <home>/local/<token>/ending, ended        terminate() has begun, is done: launch() starts nothing here any more
+    <home>/local/<token>/ending, ended        terminate() has begun, is done: launch() starts no more agents here
     <home>/local/guards/<token>, gpus/, slots/    locks
 
-What is true is what the kernel says: an agent holds the locks of its machine, its GPUs and its job's slots for as long
-as it lives.
+State is derived from kernel locks: an agent holds the locks of its machine, its GPUs and its job's slots as long as it
+runs.
 """
 
 from __future__ import annotations
@@ -31,27 +31,28 @@ from .node_slots import cores, hold_slots, slot_shortage, slots_of
 
 TARGET = "local"
 PRICE_VARIABLE = "CLOUDGPU_LOCAL_PRICE"
-"""US dollars an hour of this machine costs its owner."""
+"""Environment variable with the cost of this machine to its owner, in US dollars an hour."""
 _MOST_PRICE = Decimal(1_000_000)
-"""US dollars an hour. Whatever is more is a slip, and too long for sums to the cent."""
+"""Largest valid price in US dollars an hour; a larger one is a typing error, and too long for sums to the cent."""
 
 _FORBIDDEN = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR)
 _KILL_S = 10.0
 _LEFTOVERS_S = 2.0
-_KEPT_S = 7 * 86_400.0  # how long the logs of ended machines are kept
+_KEPT_S = 7 * 86_400.0  # logs of ended machines are kept for this time
 
 
 class LocalProvisioner:
-    """Machines as processes. State is in folders and locks only: any process may call any verb at any time."""
+    """Provisioner whose machines are processes. State is in folders and locks only: any process may call any method at
+    any time."""
 
     def __init__(self, root: Path | None = None, *, agent_options: Sequence[str] = ()) -> None:
         self._root = home() / TARGET if root is None else root
         self._agent_options = agent_options
 
     def launch(self, request: LaunchRequest) -> Allocation:
-        """Start an agent per node, all or none as far as GPUs and slots go. Idempotent.
+        """Start an agent per node; GPUs and slots are allocated for all nodes or none. Idempotent.
 
-        An ended machine is not started again.
+        An ended machine is not restarted.
         """
         allocation = Allocation(
             TARGET,
@@ -80,13 +81,13 @@ class LocalProvisioner:
         return allocation
 
     def observe(self, allocation: Allocation) -> list[NodeState]:
-        """Whether each agent runs. What a dead agent has left behind is killed: its machine has crashed."""
+        """Return whether each agent runs. If an agent has crashed, the machine's remaining processes are killed."""
         with _told("look at the machines"), self._guard(allocation.token):
             reap_agents()
             return [self._observe(allocation.token, node) for node in allocation.machines]
 
     def terminate(self, allocation: Allocation) -> None:
-        """Kill all processes of all nodes; returns when none is left. Raises ProvisionError if some do not die."""
+        """Kill all processes of all nodes; return when none is left. Raises ProvisionError if some do not end."""
         folder = self._folder(allocation.token)
         with _told("end the machines"), self._guard(allocation.token):
             if (folder / "ended").exists():
@@ -94,7 +95,7 @@ class LocalProvisioner:
             try:
                 private(folder)
                 (folder / "ending").touch()
-            finally:  # a full disk keeps nothing alive, though this must then be done once more
+            finally:  # processes are killed even if the disk is full; terminate() must then be retried
                 left = kill_marked(f"{allocation.token}/", _KILL_S)
             if left:
                 raise _undying(left)
@@ -103,7 +104,7 @@ class LocalProvisioner:
             (folder / "ended").touch()
 
     def remove(self, allocation: Allocation, nodes: Collection[str]) -> None:
-        """Kill all processes of these nodes. Raises ProvisionError if some do not die."""
+        """Kill all processes of these nodes. Raises ProvisionError if some do not end."""
         with _told("end the machines"), self._guard(allocation.token):
             left = [pid for node in nodes for pid in kill_marked(f"{allocation.token}/{node}", _KILL_S)]
         if left:
@@ -115,7 +116,8 @@ class LocalProvisioner:
             return shortage(nodes, ahead) or slot_shortage(nodes, ahead.get(CPU, 0), self._root / "slots")
 
     def find(self, owner: Owner) -> list[Allocation]:
-        """Launches that have not been terminated, from the folders; a damaged one is told by its processes only."""
+        """Return the owner's launches that have not been terminated; those with an unreadable allocation.json are left
+        out."""
         found = []
         for path in sorted(self._root.glob("*/allocation.json")):
             if (path.parent / "ended").exists():
@@ -127,20 +129,20 @@ class LocalProvisioner:
         return found
 
     def account(self) -> str:
-        """ "": there is none."""
+        """Return "": this target has no accounts."""
         return ""
 
     def check_account(self, account: str) -> None:
-        """Machines of this target are in no account."""
+        """No-op: this target has no accounts."""
 
     def price(self, offer: Offer) -> Decimal | None:  # noqa: ARG002 - the protocol's
-        """What this machine costs its owner does not change by the hour."""
+        """Return None: the price does not change after planning."""
         return None
 
     def _to_start(
         self, request: LaunchRequest, stack: contextlib.ExitStack
     ) -> Sequence[tuple[NodeRequest, Machine, int]]:
-        """The nodes that neither run nor have run, each with its lock taken until the stack is closed."""
+        """Return the nodes that were never started, each with its machine and lock; the stack releases the locks."""
         waiting = []
         for node in request.nodes:
             machine = self._machine(request.token, node.node)
@@ -163,7 +165,7 @@ class LocalProvisioner:
         return NodeState(node, "gone", machine.last_words())
 
     def _prune(self) -> None:
-        """Remove folders of launches that ended long ago."""
+        """Delete folders of launches that ended more than _KEPT_S ago."""
         for ended in self._root.glob("*/ended"):
             with contextlib.suppress(OSError):
                 if time.time() - ended.stat().st_mtime > _KEPT_S:
@@ -186,7 +188,7 @@ def _undying(processes: Sequence[int]) -> ProvisionError:
 
 
 def inspect_machine() -> LocalMachine:
-    """What this machine has: CPUs this process may use, memory, GPUs, and what an hour of it costs."""
+    """Return this machine's CPUs (that this process may use), memory, GPUs and hourly price. Raises ProvisionError."""
     return LocalMachine(
         cpus=cores(),
         memory_gb=round(_memory_bytes() / 1e9, 1),
@@ -196,7 +198,7 @@ def inspect_machine() -> LocalMachine:
 
 
 def _memory_bytes() -> int:
-    """Of the machine, or of the container where that is less."""
+    """Return the memory of the machine, or the container's limit if that is less."""
     total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     for limit in (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes")):
         with contextlib.suppress(OSError, ValueError):
@@ -218,7 +220,8 @@ def _price() -> Decimal:
 
 @contextlib.contextmanager
 def _told(doing: str) -> Iterator[None]:
-    """Errors of this machine's own disk and process table: a full disk is worth another try, a forbidden one is not."""
+    """Context manager: translate OSError to ProvisionError. Permission errors are `invalid`, others (e.g. a full disk)
+    `transient`."""
     try:
         yield
     except OSError as error:
@@ -228,7 +231,7 @@ def _told(doing: str) -> Iterator[None]:
 
 
 def _forget_unborn(folder: Path) -> None:
-    """Leave nothing of a launch that was refused before it began."""
+    """Delete the folder of a launch that was refused before it started an agent."""
     if not (folder / "allocation.json").exists():
         shutil.rmtree(folder, ignore_errors=True)
 

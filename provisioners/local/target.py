@@ -1,4 +1,4 @@
-"""The code of the target `local`; provisioners/target.py describes the fields."""
+"""Target definition of `local`; provisioners/target.py describes the fields."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Modules that the provisioners share: calls and errors, pacing, accounts, tags, boot records, refreshed tables."""
+"""Modules shared by the provisioners: API calls and errors, rate limits, accounts, tags, boot records, tables."""

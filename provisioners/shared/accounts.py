@@ -1,7 +1,7 @@
-"""Which account machines are in, and the refusal of credentials that belong to another one.
+"""Accounts: refuse credentials of another account than the one that a launch's machines are in.
 
-An account is what a provider bills and what a listing shows machines of: an AWS account, a Google Cloud project, an
-Azure subscription (its id is unique over all tenants). Its id is in Allocation.account and LaunchRequest.account.
+An account is the unit that a provider bills and lists machines by: an AWS account, a Google Cloud project, an Azure
+subscription (its id is unique over all tenants). Its id is in Allocation.account and LaunchRequest.account.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ OTHER_ACCOUNT = "OtherAccount"
 
 @dataclass(frozen=True, slots=True)
 class Accounts:
-    """The accounts of one target, in the words of its provider."""
+    """Account check of one target, with the provider's terms for its messages."""
 
     noun: str
     """e.g. "AWS account"."""
     advice: str
-    """How to get credentials of an account."""
+    """Advice to the user: how to get credentials of an account."""
 
     def check(self, made_in: str, here: Callable[[], str]) -> None:
-        """Raise ProvisionError(auth) if `here`, the account of the credentials, is not the one that machines are in.
+        """Raise ProvisionError(auth) if the account of the credentials (`here()`) is not `made_in`.
 
-        Nothing is asked where that account is unknown ("").
+        No-op if `made_in`, the account of the machines, is unknown ("").
         """
         if not made_in or made_in.lower() == (ours := here()).lower():
             return

@@ -1,4 +1,4 @@
-"""The allocation of a launch, from the launch itself or from the tags of what it made."""
+"""Build Allocation objects, from a launch or from the tags of the resources it created."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ _REGIONS_AT_ONCE = 8
 
 
 class Launched(Protocol):
-    """A launch that has succeeded."""
+    """Protocol of a successful launch."""
 
     @property
     def request(self) -> LaunchRequest: ...
 
     @property
     def machines(self) -> Mapping[str, str]:
-        """node -> machine, of the request's nodes at least."""
+        """Node -> machine id, for at least the nodes of the request."""
 
     @property
     def started(self) -> Sequence[str]:
-        """Nodes whose machines this launch has started; it found the others there."""
+        """Nodes whose machines this call started; the machines of other nodes already existed."""
 
     @property
     def zone(self) -> str | None: ...
@@ -40,7 +40,7 @@ class Launched(Protocol):
 def of_request(
     target: str, request: LaunchRequest, machines: Mapping[str, str], details: dict[str, str], account: str = ""
 ) -> Allocation:
-    """Return the allocation of a request whose nodes have these machines."""
+    """Return the allocation of a request. `machines`: node -> machine id, for at least the nodes of the request."""
     return Allocation(
         target,
         request.job_id,
@@ -57,7 +57,7 @@ def of_request(
 def of_launch(
     target: str, launch: Launched, account: str, now: float, details: dict[str, str] | None = None
 ) -> Allocation:
-    """Return the allocation of a launch that has succeeded at `now`, in epoch seconds."""
+    """Return the allocation of a launch that succeeded at `now`, in epoch seconds."""
     return replace(
         of_request(target, launch.request, launch.machines, details or {}, account),
         zone=launch.zone or "",
@@ -68,18 +68,18 @@ def of_launch(
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """A launch as it was found."""
+    """A launch that was found by its tags."""
 
     token: str
     tags: Mapping[str, str]
-    """Tags of what the launch made; anyone may have changed them."""
+    """Tags of the launch's resources; users may have changed them."""
     machines: Mapping[str, str]
     region: str
     zone: str = ""
 
 
 def of_found(target: str, owner: Owner, found: Found) -> Allocation:
-    """Return the allocation of a launch of which only what it made is known."""
+    """Return the allocation of a launch that was found by its tags."""
     return Allocation(
         target,
         found.tags.get(tags.JOB, ""),
@@ -95,10 +95,10 @@ def of_found(target: str, owner: Owner, found: Found) -> Allocation:
 def in_regions(
     regions: Sequence[str], find: Callable[[str], list[Allocation]], is_denied: Callable[[ProvisionError], bool]
 ) -> list[Allocation]:
-    """Return what `find` finds in each region.
+    """Call `find` for each region, in parallel, and return all allocations.
 
-    Regions that are denied to the account are left out with a warning. Raises ProvisionError if all are, or if another
-    region does not answer: what is there is unknown then.
+    Regions that the account may not use are left out with a warning. Raises ProvisionError if that is all of them, or
+    if a region fails for another reason: its allocations would be unknown.
     """
     found: list[Allocation] = []
     denied: list[ProvisionError] = []

@@ -1,4 +1,4 @@
-"""Helpers of calls to any cloud API: error translation, retries with a timeout, all-or-nothing launches."""
+"""Helpers for cloud API calls: error translation, retries with a timeout, all-or-nothing launches."""
 
 from __future__ import annotations
 
@@ -21,13 +21,14 @@ from .errors import rules
 log = logging.getLogger("cloudgpu.provisioners")
 
 ErrorTranslator = Callable[[Exception, str, Clock], ProvisionError | None]
-"""(an error of a cloud's SDK, what was being done, the time) -> what it means; None: it is none of the SDK's."""
+"""Function: (exception, description of the operation, clock) -> ProvisionError; None: not an error of the SDK."""
 
 UNKNOWN: frozenset[ErrorClass] = frozenset({"throttled", "transient"})
-"""After these it is not known what came of a call, and it may be repeated if it is one that may be."""
+"""Classes of errors after which a call's effect is unknown; an idempotent call may be retried."""
 _PAUSE_S = (1.0, 15.0)
+"""First and longest delay between retries, in seconds."""
 _SKEW_S = 240.0
-"""AWS takes signatures, and Google assertions, that are at most some five minutes off."""
+"""Clock skew in seconds that is reported: AWS and Google refuse signatures that are more than five minutes off."""
 
 _TRY_ELSEWHERE = frozenset({"capacity", "not_offered"})
 
@@ -38,7 +39,8 @@ _Name = TypeVar("_Name")
 
 @contextlib.contextmanager
 def translate_errors(translator: ErrorTranslator, doing: str, clock: Clock) -> Iterator[None]:
-    """Raise ProvisionError in the place of an SDK's errors, with what was being done. Other errors pass."""
+    """Context manager: translate an SDK's exceptions to ProvisionError, with `doing` in the message. Other exceptions
+    pass unchanged."""
     try:
         yield
     except ProvisionError:
@@ -53,8 +55,8 @@ def translate_errors(translator: ErrorTranslator, doing: str, clock: Clock) -> I
 def retry(call: Callable[[], _T], *, timeout_s: float, clock: Clock) -> _T:
     """Retry `call` with backoff and jitter while it raises `throttled` or `transient`. Raises the last ProvisionError.
 
-    `call` must be idempotent, e.g. by its client token. Within attentive() the retries end after LAUNCH_PATIENCE_S: the
-    supervisor repeats the whole launch then, and nothing sleeps meanwhile.
+    `call` must be idempotent, e.g. by its client token. Within attentive() the timeout is at most LAUNCH_PATIENCE_S:
+    the supervisor then retries the whole launch later, and no thread sleeps meanwhile.
     """
     timeout_s = timeout_s if _attention.get() is None else min(timeout_s, LAUNCH_PATIENCE_S)
     until, delay = clock.monotonic() + timeout_s, _PAUSE_S[0]
@@ -62,7 +64,7 @@ def retry(call: Callable[[], _T], *, timeout_s: float, clock: Clock) -> _T:
         try:
             return call()
         except ProvisionError as error:
-            wait = max(delay * random.uniform(0.5, 1.0), error.retry_after or 0.0)  # noqa: S311 - spreads callers
+            wait = max(delay * random.uniform(0.5, 1.0), error.retry_after or 0.0)  # noqa: S311 - jitter
             if error.error_class not in UNKNOWN or clock.monotonic() + wait > until:
                 raise
         pause(clock, wait)
@@ -70,7 +72,7 @@ def retry(call: Callable[[], _T], *, timeout_s: float, clock: Clock) -> _T:
 
 
 def ask(call: Callable[[], _T], translator: ErrorTranslator, doing: str, *, timeout_s: float, clock: Clock) -> _T:
-    """Return the answer of a call to an SDK, which is retried as retry() says. Raises ProvisionError."""
+    """Call an SDK with translate_errors() and retry(), and return the result. Raises ProvisionError."""
 
     def once() -> _T:
         with translate_errors(translator, doing, clock):
@@ -82,19 +84,20 @@ def ask(call: Callable[[], _T], translator: ErrorTranslator, doing: str, *, time
 # -- launches that can be interrupted
 
 LAUNCH_PATIENCE_S = 10.0
-"""A call within a launch is retried for this long, in seconds; after it the supervisor decides when to launch again."""
+"""Timeout in seconds for the retries of a call within a launch; then the supervisor decides when to retry the
+launch."""
 
 _attention: ContextVar[Callable[[], bool] | None] = ContextVar("attention", default=None)
 
 
 class LaunchInterruptedError(Exception):
-    """A launch was given up between two calls, since its machines are not wanted any more. What it made is still there:
-    terminate() ends it."""
+    """A launch was aborted between two calls, because its machines are no longer wanted. The caller must terminate()
+    what it created."""
 
 
 @contextlib.contextmanager
 def attentive(is_unwanted: Callable[[], bool]) -> Iterator[None]:
-    """Ask `is_unwanted` at each pause() of the launch within; raise LaunchInterruptedError there if it says so."""
+    """Context manager: make each pause() of the launch raise LaunchInterruptedError if `is_unwanted()` is true."""
     token = _attention.set(is_unwanted)
     try:
         yield
@@ -103,7 +106,8 @@ def attentive(is_unwanted: Callable[[], bool]) -> Iterator[None]:
 
 
 def pause(clock: Clock, seconds: float) -> None:
-    """Sleep between two tries or two polls. Raises LaunchInterruptedError within attentive()."""
+    """Sleep between two retries or polls. Raises LaunchInterruptedError within attentive() if the launch is
+    unwanted."""
     is_unwanted = _attention.get()
     if is_unwanted is not None and is_unwanted():
         raise LaunchInterruptedError
@@ -111,7 +115,7 @@ def pause(clock: Clock, seconds: float) -> None:
 
 
 def with_context(function: Callable[..., _T]) -> Callable[..., _T]:
-    """Return `function` for another thread, to run there within the attentive() of this one."""
+    """Wrap `function` to run in another thread with this thread's context variables, i.e. within its attentive()."""
     context = contextvars.copy_context()
     return lambda *arguments: context.copy().run(function, *arguments)
 
@@ -120,13 +124,13 @@ def with_context(function: Callable[..., _T]) -> Callable[..., _T]:
 
 
 class Forgetting(Protocol):
-    """Clients with credentials."""
+    """Protocol of API clients that cache credentials."""
 
     def forget(self) -> None: ...
 
 
 class HasClients(Protocol):
-    """A provisioner whose clients can read the credentials anew."""
+    """Protocol of provisioners whose clients can reload the credentials."""
 
     @property
     def _clients(self) -> Forgetting: ...
@@ -137,8 +141,9 @@ _P = ParamSpec("_P")
 
 
 def renewing(verb: Callable[Concatenate[_Self, _P], _T]) -> Callable[Concatenate[_Self, _P], _T]:
-    """Return the verb so that credentials that were not accepted are read anew, once, and the verb is repeated. A token
-    may have been revoked a moment ago, and the next one is good. Credentials that are refused are never kept."""
+    """Decorate a provisioner's method: if the credentials are refused, reload them and retry the method once.
+
+    A token may have been revoked a moment ago, and its successor is valid. Refused credentials are never kept."""
 
     @functools.wraps(verb)
     def repeated(self: _Self, *arguments: _P.args, **more: _P.kwargs) -> _T:
@@ -162,7 +167,7 @@ def renewing(verb: Callable[Concatenate[_Self, _P], _T]) -> Callable[Concatenate
 
 @contextlib.contextmanager
 def logged_in(forget: Callable[[], None]) -> Iterator[None]:
-    """Call `forget` when credentials were refused, so that the next call reads them anew."""
+    """Context manager: call `forget` if the credentials are refused, so that the next call reloads them."""
     try:
         yield
     except ProvisionError as error:
@@ -172,7 +177,7 @@ def logged_in(forget: Callable[[], None]) -> Iterator[None]:
 
 
 def last_of(ends: Iterable[Ended]) -> Ended:
-    """Return what is true of several parts of a launch."""
+    """Merge the results of terminating several parts of a launch; `at` is the latest time, None if any is unknown."""
     found = list(ends)
     times = [one.at for one in found]
     known = [at for at in times if at is not None]
@@ -184,7 +189,8 @@ def last_of(ends: Iterable[Ended]) -> Ended:
 
 @contextlib.contextmanager
 def mark_may_have_created() -> Iterator[None]:
-    """Set `may_have_created` of errors raised within: a call that creates something was sent before them."""
+    """Context manager: set `may_have_created` on errors raised inside, since resources may exist even after an auth
+    error."""
     try:
         yield
     except ProvisionError as error:
@@ -194,10 +200,10 @@ def mark_may_have_created() -> Iterator[None]:
 
 @contextlib.contextmanager
 def cleaning_up(job_id: str) -> Iterator[None]:
-    """Log what is raised within: it must not replace the error that the cleanup follows."""
+    """Context manager: log exceptions of a cleanup instead of raising them, so that the original error is kept."""
     try:
         yield
-    except Exception as error:  # noqa: BLE001 - whatever it is, the first error says what to do
+    except Exception as error:  # noqa: BLE001 - the original error decides what to do
         log.warning("%s: the cleanup after a refused launch failed, and is repeated later: %s", job_id, error)
 
 
@@ -209,10 +215,11 @@ def all_or_none(
     *,
     at_once: int,
 ) -> dict[_Name, _T]:
-    """Start one machine for each name: the first alone, then `at_once` at a time. Raises ProvisionError for a refusal.
+    """Start one machine for each name: the first alone, then `at_once` in parallel. Raises ProvisionError for a
+    refusal.
 
-    Without capacity one machine was asked for, and with it many do not wait for each other. After a final refusal those
-    that were started are handed to `end`. After any other error they stay for the next launch() with the same token.
+    The first call alone tests for capacity. After a final error the started machines are passed to `end`. After any
+    other error they are kept for the next launch() with the same token.
     """
     started: dict[_Name, _T] = {}
     refusals: list[ProvisionError] = []
@@ -247,13 +254,13 @@ def first_with_room(
     on_refusal: Callable[[ProvisionError], None],
     zone_of: Callable[[_Place], str] = str,
 ) -> None:
-    """Start all machines in one of several places, in the next one if the first has no room. Raises ProvisionError: the
-    refusal of all of them, `capacity` if one of them was only full.
+    """Start all machines in the first of several places (e.g. zones) that has capacity. Raises ProvisionError if all
+    places refuse: a `capacity` error if there is one, otherwise the last error.
 
-    A place where some machines came to be before another was refused (`has_begun`) is the last that is tried. They are
-    ended, but may have booted by then and taken their nodes in the job dir, which no other machine can have within this
-    attempt. So the next attempt begins one place further: `turn` counts attempts from 0. The refusal has the scope
-    `attempt` then, and its hints are the zones of the places that were not tried.
+    If a place refuses after it has started some machines (`has_begun`), no further place is tried: the started machines
+    are terminated, but may have booted and claimed their nodes in the job dir, which no other machine can claim within
+    this attempt. Therefore each attempt begins one place further; `turn` counts attempts from 0. The error then has the
+    scope `attempt`, and the untried zones as hints.
     """
     first = turn % len(places)
     order = [*places[first:], *places[:first]]
@@ -277,17 +284,18 @@ def first_with_room(
     raise final
 
 
-# -- what answers say
+# -- parsing of responses
 
 
 def known_name(error: BaseException) -> str:
-    """The class of an exception that errors.csv may know: the first that is not a mere base."""
+    """Return the name of the first class in the exception's MRO that errors.csv lists; else the exception's own class
+    name."""
     known = frozenset[str]().union(*(rule.codes for rule in rules()))
     return next((base.__name__ for base in type(error).__mro__ if base.__name__ in known), type(error).__name__)
 
 
 def retry_after_s(text: str | None, clock: Clock) -> float | None:
-    """Seconds that a header `Retry-After` asks for, as a number or as a date (RFC 9110); None: it asks for none."""
+    """Parse a `Retry-After` header, a number or a date (RFC 9110), to seconds; None if it is missing or invalid."""
     if text is None:
         return None
     if text.strip().isdecimal():
@@ -297,8 +305,10 @@ def retry_after_s(text: str | None, clock: Clock) -> float | None:
 
 
 def clock_is_off(date: str | None, clock: Clock, whose: str) -> str:
-    """`; this computer's clock is 7 minutes ahead of AWS's`, by an answer's header `Date`; "": it is not off, or
-    nobody can tell. A wrong clock is refused as wrong credentials are."""
+    """Return a note on clock skew, e.g. `; this computer's clock is 7 minutes ahead of AWS's`, from a response's `Date`
+    header.
+
+    "" if the skew is small or unknown. Providers answer a wrong clock with the same error as wrong credentials."""
     moment = None if date is None else _moment(date)
     skew = 0.0 if moment is None else clock.now() - moment
     if abs(skew) <= _SKEW_S:
@@ -308,8 +318,8 @@ def clock_is_off(date: str | None, clock: Clock, whose: str) -> str:
 
 
 def check_encrypted(setting: str, url: str) -> None:
-    """Raises ProvisionError for an endpoint that would be sent credentials in the open: plain http is for this very
-    machine, where tests are."""
+    """Raise ProvisionError for an endpoint that would receive credentials unencrypted. Plain http is allowed on the
+    loopback only, for tests."""
     if url.startswith("http:") and not is_loopback(url):
         message = f"{setting}: {url} is not encrypted: credentials would be sent in the open; use https"
         raise ProvisionError("invalid", message, scope="cloud")

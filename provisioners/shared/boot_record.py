@@ -1,4 +1,4 @@
-"""What every cloud's launch tells its machines: which agent to run, for which node of which job."""
+"""Build the boot record of a launch's machines: which agent to run, for which node of which job."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _T = TypeVar("_T")
 
 
 def check_agent(request: LaunchRequest, architecture_of: Callable[[NodeRequest], str]) -> None:
-    """Raises ProvisionError if there is no agent for the machines, or one of them is of another architecture."""
+    """Raise ProvisionError if the request has no agent file, or a machine has another architecture than the file."""
     agent = agent_of(request)
     for node in request.nodes:
         architecture = architecture_of(node)
@@ -34,9 +34,9 @@ def told_at_boot(
     identity: str | None = None,
     capacity_block_end: float | None = None,
 ) -> _T:
-    """What `write` makes of a machine's record: its user data, say. Arguments as in BootRecord.
+    """Build a machine's BootRecord and return it serialized by `write`, e.g. as user data. Arguments as in BootRecord.
 
-    Raises ProvisionError for what no machine could start from.
+    Raises ProvisionError if no machine could boot from the record.
     """
     agent = agent_of(request)
     try:
@@ -64,7 +64,7 @@ def told_at_boot(
 
 
 def agent_of(request: LaunchRequest) -> AgentFile:
-    """Raises ProvisionError."""
+    """Return the request's agent file. Raises ProvisionError if it has none."""
     if request.agent is None:
         raise ProvisionError("invalid", "there is no agent file for the machines in the job dir", scope="cloud")
     return request.agent

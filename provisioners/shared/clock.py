@@ -1,4 +1,4 @@
-"""The clock of provisioners and control, passed in so that tests need not wait."""
+"""Clock interface of provisioners and control, passed in so that tests need not wait."""
 
 from __future__ import annotations
 
@@ -7,20 +7,20 @@ from typing import Protocol
 
 
 class Clock(Protocol):
-    """Source of time, and of pauses."""
+    """Protocol of a clock that also sleeps."""
 
     def now(self) -> float:
-        """Return epoch seconds by the computer's clock, which may be set at any moment."""
+        """Return epoch seconds by the system clock, which may be set at any moment."""
 
     def monotonic(self) -> float:
-        """Return seconds since some moment, including the time for which the computer was suspended.
+        """Return seconds since an arbitrary moment, including the time for which the computer was suspended.
 
-        Machines run and bill while a laptop sleeps, and another supervisor may take over: limits, leases, timeouts and
-        the age of cached answers count that time too, which time.monotonic() of Linux leaves out.
+        Machines run and are billed while a laptop sleeps, and another supervisor may take over: limits, leases,
+        timeouts and the age of cached answers must include that time, which Linux's time.monotonic() leaves out.
         """
 
     def sleep(self, seconds: float) -> None:
-        """Pause for this time."""
+        """Sleep for this number of seconds."""
 
 
 class SystemClock:
@@ -30,7 +30,7 @@ class SystemClock:
         return time.time()
 
     def monotonic(self) -> float:
-        boottime = getattr(time, "CLOCK_BOOTTIME", None)  # Linux; monotonic() of macOS counts suspended time by itself
+        boottime = getattr(time, "CLOCK_BOOTTIME", None)  # Linux only; on macOS monotonic() includes suspended time
         return time.monotonic() if boottime is None else time.clock_gettime(boottime)
 
     def sleep(self, seconds: float) -> None:

@@ -1,4 +1,4 @@
-"""What a machine wrote on its console: of the end of it the lines that are worth telling."""
+"""Excerpt of a machine's console output."""
 
 from __future__ import annotations
 
@@ -6,6 +6,6 @@ _LINES, _CHARACTERS = 15, 1_500
 
 
 def end_of(text: str) -> str:
-    """The last lines, without empty ones; "": there is nothing. What no terminal should be sent is left out."""
+    """Return the last lines that are not empty, without unprintable characters; "": there are none."""
     lines = ["".join(letter for letter in line if letter.isprintable()).rstrip() for line in text.splitlines()]
     return "\n".join([line for line in lines if line][-_LINES:])[-_CHARACTERS:]

@@ -1,13 +1,13 @@
 """Translate a provider's errors into classes, by the table errors.csv.
 
-Columns: `cloud` (`*`: any); `code` (one of several, separated by blanks, whatever their case), `status` (a number,
-`5xx`, or `operation`: what was accepted, and failed later) and `pattern` (a regular expression, searched for in the
-message whatever its case) must match where they are not empty; `class` and `scope` as in ProvisionError; `advice`: what
-the user can do; `source`: where it is documented. The first row that matches decides, so special rows stand before
-general ones. A group named `hints` in a pattern names zones with capacity.
+Columns: `cloud` (`*`: any); `code` (several are separated by blanks; case-insensitive), `status` (a number, `5xx`, or
+`operation`: the request was accepted and failed later) and `pattern` (a case-insensitive regular expression, searched
+for in the message) must match unless they are empty; `class` and `scope` as in ProvisionError; `advice`: what the user
+can do; `source`: where it is documented. The first row that matches decides, so special rows come before general ones.
+A group named `hints` in a pattern captures zones with capacity.
 
-Codes that begin with `Client.` or `Server.` are reasons for which EC2 ended a machine; those that look like classes
-are botocore's exceptions. Codes rank before the status: EC2 answers 500 where it has no capacity.
+Codes that begin with `Client.` or `Server.` are reasons for which EC2 terminated a machine; codes that look like class
+names are botocore's exceptions. Rows with codes come before rows with a status: EC2 answers 500 if it lacks capacity.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ class Answer(NamedTuple):
 
     cloud: str
     code: str
-    """The provider's, or the class of an SDK's exception; "": none."""
+    """The provider's error code, or the class name of an SDK's exception; "": none."""
     message: str
     status: int | None = None
     """HTTP status."""
     is_operation: bool = False
-    """The request was accepted, and what it began has failed."""
+    """The request was accepted, and the operation it started failed later."""
 
 
 class Rule(NamedTuple):
@@ -44,9 +44,9 @@ class Rule(NamedTuple):
 
     cloud: str
     codes: frozenset[str]
-    """Documented codes; empty: any."""
+    """Error codes as documented; empty: any."""
     folded: frozenset[str]
-    """The same without case: Azure's own lists spell some codes in two ways."""
+    """`codes` in lower case for comparison: Azure's documentation spells some codes in two ways."""
     status: str
     pattern: re.Pattern[str] | None
     error_class: ErrorClass
@@ -55,7 +55,7 @@ class Rule(NamedTuple):
     source: str
 
     def match(self, answer: Answer) -> re.Match[str] | None:
-        """Return where the row's pattern matches the message; None if the row does not apply to the answer."""
+        """Return the match of the row's pattern in the message; None if the row does not apply to the answer."""
         if self.cloud not in (answer.cloud, "*") or (self.folded and answer.code.casefold() not in self.folded):
             return None
         return (self.pattern or _ANYTHING).search(answer.message) if self._has_status(answer) else None
@@ -81,11 +81,11 @@ def classify(
     retry_after: float | None = None,
     is_operation: bool = False,
 ) -> ProvisionError:
-    """Return the error to raise for a provider's answer, with the provider's code and words and what the user can do.
+    """Return the ProvisionError for a provider's error response, with its code, its message and advice to the user.
 
-    `doing`: what was tried, e.g. `start worker-0.1 in us-east-1a`. `hints`: zones that the answer names outside its
-    message. `is_operation`: the request was accepted, and failed later. An unknown code is `capacity` of an operation
-    or with status 409, `transient` with 5xx, `invalid` otherwise.
+    `doing`: the operation, e.g. `start worker-0.1 in us-east-1a`. `hints`: zones with capacity that the response names
+    outside its message. `is_operation`: the request was accepted and failed later. An unknown code becomes `capacity`
+    for an operation or with status 409, `transient` with 5xx, `invalid` otherwise.
     """
     rule, found = matching_rule(Answer(cloud, code, message, status, is_operation))
     return ProvisionError(
@@ -101,7 +101,7 @@ def classify(
 
 
 def matching_rule(answer: Answer) -> tuple[Rule, re.Match[str]]:
-    """Return the first row that applies to an answer, and where its pattern matches the message."""
+    """Return the first row that applies to an answer, with the match of its pattern in the message."""
     for rule in rules():
         found = rule.match(answer)
         if found is not None:
@@ -111,7 +111,7 @@ def matching_rule(answer: Answer) -> tuple[Rule, re.Match[str]]:
 
 @functools.cache
 def rules() -> tuple[Rule, ...]:
-    """errors.csv, in its order. Raises ValueError for a row that is wrong: a fault of this package."""
+    """Return the rows of errors.csv in order. Raises ValueError for an invalid row, which is a bug of this package."""
     with _TABLE.open(encoding="utf-8", newline="") as file:
         reader = csv.DictReader(file, strict=True)
         if tuple(reader.fieldnames or ()) != COLUMNS:
@@ -143,7 +143,7 @@ def _named(found: re.Match[str]) -> tuple[str, ...]:
 
 
 def _words(code: str, status: int | None, message: str, doing: str, advice: str) -> str:
-    """`start worker-0.1 in us-east-1a: VcpuLimitExceeded: You have requested …; ask for more at …`."""
+    """Return the message, e.g. `start worker-0.1 in us-east-1a: VcpuLimitExceeded: You have requested …; ask for …`."""
     said = message.strip().rstrip(".") or ("" if status is None else f"HTTP status {status}")
     told = ": ".join(part for part in (doing, "" if said.startswith(code) else code, said) if part)
     return f"{told}; {advice}" if advice else told

@@ -1,8 +1,8 @@
-"""What stands in a cloud before any job: the outputs of its infra stack, as launches and submit use them.
+"""Outputs of infra stacks (network, roles, job dir), stored on this computer for launches and submit.
 
-infra/ writes them (`cloudgpu infra up`), control and provisioners read them; Pulumi is not needed to. One file for
-each cloud and region in the state directory, 0600; nothing in it is secret. What is not said there is found, or made
-for each launch, as without a stack.
+infra/ writes them (`cloudgpu infra up`), control and provisioners read them without Pulumi. There is one file for each
+cloud and region in the state directory, with mode 0600; nothing in it is secret. A launch finds or creates what the
+outputs lack, as it does without a stack.
 """
 
 from __future__ import annotations
@@ -23,32 +23,32 @@ _FORMAT = 1
 
 @dataclass(frozen=True, slots=True)
 class Infrastructure:
-    """Outputs of one infra stack; also what its program exports under `cloudgpu`."""
+    """Outputs of one infra stack; its Pulumi program exports the same under `cloudgpu`."""
 
     cloud: str
     region: str
     stack: str
     """Name of the Pulumi stack."""
     owner: str
-    """As in Owner.name: who its things are tagged with."""
+    """Value of Owner.name with which its resources are tagged."""
     network: str
-    """aws: VPC id. gcp: the network's name. azure: resource id of the virtual network."""
+    """aws: VPC id. gcp: network name. azure: resource id of the virtual network."""
     subnets: Mapping[str, str] = field(default_factory=dict)
-    """Zone, as offers spell it, -> subnet. aws: AZ id -> subnet id. gcp: "" -> self link. azure: "" -> resource id."""
+    """Zone as offers spell it -> subnet. aws: AZ id -> subnet id. gcp: "" -> self link. azure: "" -> resource id."""
     machine_role: str = ""
-    """Who machines are. aws: ARN of the instance profile. gcp: e-mail of the service account. azure: resource id of the
-    user-assigned identity."""
+    """Identity of machines. aws: ARN of the instance profile. gcp: e-mail of the service account. azure: resource id of
+    the user-assigned identity."""
     machine_role_id: str = ""
-    """azure: client id of the same; elsewhere ""."""
+    """azure: client id of the identity; other clouds: ""."""
     job_dir: str = ""
-    """URL below which job dirs are, e.g. `s3://bucket/jobs`: the default of job files that name none."""
+    """Parent URL of job dirs, e.g. `s3://bucket/jobs`: the default for job files that name none."""
     backend: str = ""
-    """URL of where the stack is kept; "": not known, as of one that an older version wrote down, and in the export."""
+    """URL of the Pulumi backend; "": unknown (files of older versions, and the stack's export)."""
 
     def role_for(self, urls: Iterable[str]) -> str:
-        """`machine_role`, if it reaches all of these; "": it does not, or there is none.
+        """Return `machine_role` if it grants access to all of these URLs, otherwise "".
 
-        It reaches what is below `job_dir`: every job's folder, but no inputs from elsewhere.
+        The role grants access to everything below `job_dir`: every job's folder, but no inputs from elsewhere.
         """
         below = f"{self.job_dir.rstrip('/')}/"
         return self.machine_role if self.job_dir and all(url.startswith(below) for url in urls) else ""
@@ -58,7 +58,7 @@ class Infrastructure:
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> Infrastructure:
-        """Lenient: what another version added is dropped. Raises TypeError if something is missing."""
+        """Deserialize outputs, ignoring unknown keys of other versions. Raises TypeError if a key is missing."""
         return cls(**{key: one for key, one in value.items() if key in cls.__dataclass_fields__})
 
 
@@ -67,7 +67,8 @@ def path_of(cloud: str, region: str) -> Path:
 
 
 def load(cloud: str, region: str) -> Infrastructure | None:
-    """None: no stack is known here. Raises ValueError for a file that cannot be read, naming it."""
+    """Return the stored outputs; None: no stack is recorded on this computer. Raises ValueError, naming the file, if it
+    cannot be read."""
     path = path_of(cloud, region)
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
@@ -80,8 +81,10 @@ def load(cloud: str, region: str) -> Infrastructure | None:
 
 
 def group_obstacle(cloud: str, region: str, folders: Iterable[str]) -> Verdict | None:
-    """Why a job that uses these folders cannot have a group of its own there (job_groups.py), and what to do about it;
-    None: it can. Nobody is asked but this computer."""
+    """Return why a job that uses these folders cannot have a dedicated group there (job_groups.py), with advice; None:
+    it can.
+
+    Reads only the stored outputs, without a network call."""
     command = f"`cloudgpu infra up --cloud {cloud} --region {region}`"
     try:
         stack = load(cloud, region)
@@ -100,14 +103,14 @@ def group_obstacle(cloud: str, region: str, folders: Iterable[str]) -> Verdict |
 
 
 def known(cloud: str | None = None) -> list[Infrastructure]:
-    """All that are known here, by cloud and region. Raises ValueError as load()."""
+    """Return all stored outputs, sorted by cloud and region. Raises ValueError as load() does."""
     places = sorted(path.stem.split("-", 1) for path in (home() / "infra").glob("*-*.json"))
     found = [load(name, region) for name, region in places if cloud in (None, name)]
     return [one for one in found if one is not None]
 
 
 def save(outputs: Infrastructure) -> None:
-    """Raises OSError."""
+    """Store a stack's outputs. Raises OSError."""
     path = path_of(outputs.cloud, outputs.region)
     private(path.parent)
     text = json.dumps({"format": _FORMAT, "outputs": outputs.to_json()}, indent=2)
@@ -115,7 +118,7 @@ def save(outputs: Infrastructure) -> None:
 
 
 def forget(cloud: str, region: str, backend: str | None = None) -> None:
-    """`backend`: only if its stack is kept there, or nobody knows where; so is one that cannot be read."""
+    """Delete stored outputs. `backend`: only if their backend is this one or unknown, or the file cannot be read."""
     with contextlib.suppress(ValueError):
         if backend is not None and (one := load(cloud, region)) is not None and one.backend not in ("", backend):
             return

@@ -1,4 +1,4 @@
-"""Lock files whose truth is the kernel's: a lock is free as soon as the last process that holds it is dead."""
+"""Lock files held through flock(2): the kernel frees a lock when the last process that holds it ends."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from pathlib import Path
 
 
 def try_lock(path: Path, *, create: bool = True) -> int | None:
-    """A descriptor that holds the lock, for as long as it or an inherited copy of it is open; None: it is taken.
+    """Return a file descriptor that holds the lock until it and its inherited copies are closed; None: already locked.
 
-    Raises FileNotFoundError for a missing file that is not to be made, OSError.
+    Raises OSError; FileNotFoundError if the file is missing and `create` is False.
     """
     descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC | (os.O_CREAT if create else 0), 0o600)
     try:

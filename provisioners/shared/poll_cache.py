@@ -1,4 +1,4 @@
-"""Cache of answers of a cloud's API that the jobs of a process share: concurrent callers share one call."""
+"""Cache of cloud API responses, shared by all jobs of a process: concurrent callers share one call."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from .api_calls import LaunchInterruptedError
 from .clock import Clock
 
 TTL_S = 3.0
-"""Default age up to which a cached answer is used; launch() and terminate() ask for a fresh one by `since`."""
+"""Default TTL in seconds; launch() and terminate() request a fresh answer with `since`."""
 TTL_FACTOR = 4.0
-"""An answer that took long, e.g. a list of a thousand machines, is used for this multiple of the time it took."""
+"""The TTL is at least the duration of the call times this: a list of a thousand machines takes long."""
 STALE_S = 30.0
-"""While a call is in flight, callers use an answer of up to this age instead of waiting for a slow server. Also the
-longest time for which an answer is used because it took long."""
+"""Seconds up to which a stale answer is returned while a call is in flight, instead of waiting for a slow server. Also
+the limit of the TTL that TTL_FACTOR gives."""
 
 _Key = TypeVar("_Key", bound=Hashable)
 _Answer = TypeVar("_Answer")
 
 
 class _Entry(Generic[_Answer]):
-    """The last answer for one key."""
+    """Cache entry of one key."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
@@ -32,14 +32,14 @@ class _Entry(Generic[_Answer]):
         self.took_s = 0.0
         self.answer: _Answer | None = None
         self.failed: tuple[float, Exception] | None = None
-        """When the last call failed, and its error."""
+        """Monotonic time at which the last call failed, and its error."""
 
 
 class PollCache(Generic[_Key, _Answer]):
-    """Single-flight TTL cache with a lock for each key: a key whose call hangs delays no other key. Thread-safe."""
+    """Single-flight TTL cache with a lock for each key, so that a hanging call delays no other key. Thread-safe."""
 
     def __init__(self, call: Callable[[_Key], _Answer], clock: Clock, *, ttl_s: float = TTL_S) -> None:
-        """`ttl_s`: seconds for which an answer is used, unless `get` asks for a fresher one."""
+        """`ttl_s`: seconds for which an answer is used, unless get() is called with `since`."""
         self._call = call
         self._clock = clock
         self._ttl_s = ttl_s
@@ -47,11 +47,12 @@ class PollCache(Generic[_Key, _Answer]):
         self._entries: dict[_Key, _Entry[_Answer]] = {}
 
     def get(self, key: _Key, *, since: float | None = None) -> _Answer:
-        """Return the answer for a key.
+        """Return the answer for a key, cached or from a new call.
 
-        `since`: monotonic time; the answer's call began later. None: an answer of at most `ttl_s` is returned, or an
-        older one while another thread's call is in flight. Raises what the call raises, also in the callers that waited
-        for it: a hundred jobs do not wait for the same server one after the other. Errors are not cached.
+        `since`: monotonic time after which the answer's call must have begun. None: an answer of age up to `ttl_s` is
+        accepted, or an older one (STALE_S) while another thread's call is in flight. Exceptions of a call are raised in
+        every caller that waited for it, so that a hundred jobs do not wait for the same server one after the other.
+        Exceptions are not cached otherwise.
         """
         with self._lock:
             entry = self._entries.setdefault(key, _Entry())
@@ -71,7 +72,7 @@ class PollCache(Generic[_Key, _Answer]):
             entry.lock.release()
 
     def forget(self, key: _Key) -> None:
-        """Drop the answer for a key."""
+        """Invalidate the answer for a key."""
         with self._lock:
             self._entries.pop(key, None)
 

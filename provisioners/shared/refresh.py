@@ -1,8 +1,8 @@
-"""What `cloudgpu catalog refresh` does for every cloud alike: judge what a provider answered, then publish it.
+"""Cloud-independent part of `cloudgpu catalog refresh`: validate a refreshed table, then publish it.
 
-A cloud's own module (aws/catalog/refresh.py) asks and merges; here a table is compared with the shipped one and
-replaces what was used before in one step, or is refused, and then nothing changes. Tables are independent of each
-other: a place or price of a machine type that the other tables lack is just never looked up.
+A cloud's module (e.g. aws/catalog/refresh.py) queries the provider and merges the answers. Here the table is compared
+with the shipped one and atomically replaces the current one, or is rejected without any change. Tables are independent
+of each other: rows for machine types that other tables lack are never looked up.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ from ..target import code_of, target_of
 from .locks import try_lock
 
 Progress = Callable[[int, int], None]
-"""Requests answered, requests in all (more may be found on the way)."""
+"""Callback: (requests answered, total requests); the total may grow."""
 
 _EARLIEST = datetime.date(2015, 1, 1)
 _LEAST_PART = 2
-"""A provider that names fewer than the shipped facts by this factor has answered in part, or about something else."""
+"""A table with fewer facts than the shipped one divided by this factor is rejected as incomplete."""
 
 
 class OddTableError(ValueError):
-    """A table looks wrong; the message says how."""
+    """A table is implausible; the message says why."""
 
 
 def refreshable() -> list[str]:
@@ -41,9 +41,9 @@ def refreshable() -> list[str]:
 
 
 def ask(cloud: str, regions: Sequence[str], on_progress: Progress) -> Iterator[Outcome]:
-    """Ask a cloud about these regions (none: all that the account may use); what became of each table, one by one.
+    """Refresh a cloud's tables for these regions (none: all that the account may use); yield each table's outcome.
 
-    Raises ProvisionError if the cloud cannot be asked at all, OSError if the state directory cannot be written.
+    Raises ProvisionError if the cloud cannot be queried at all, OSError if the state directory cannot be written.
     """
     found = target_of(cloud)
     if found is None or not found.tables:
@@ -60,29 +60,29 @@ class Update:
     table: str
     columns: tuple[str, ...]
     rows: Sequence[tuple[str, ...]]
-    """All: those of regions that were not asked as they were before."""
+    """All rows of the table; rows of regions that were not queried are unchanged."""
     regions: tuple[str, ...]
-    """Those that were asked."""
+    """Regions that were queried."""
     found: int
-    """Facts that the provider told."""
+    """Number of facts in the provider's answers."""
     shipped: int = 0
-    """Facts of the same regions in the shipped table."""
+    """Number of facts about the same regions in the shipped table."""
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What became of a table."""
+    """Result of refreshing one table."""
 
     table: str
     state: Literal["refreshed", "kept"]
     facts: int = 0
-    """That the provider told."""
+    """Number of facts in the provider's answers."""
     reason: str = ""
-    """Why it was kept as it was; or what a refreshed one leaves out."""
+    """Reason for which the table was kept, or a remark on what the refreshed table lacks."""
 
 
 def publish(update: Update, now: datetime.datetime) -> Outcome:
-    """Put the table in use, or keep the one that is. Raises OSError if the state directory cannot be written."""
+    """Publish the table if it is plausible, else keep the current one. Raises OSError if it cannot be written."""
     try:
         check(update)
         content = table_overrides.encode(
@@ -95,7 +95,7 @@ def publish(update: Update, now: datetime.datetime) -> Outcome:
 
 
 def check(update: Update) -> None:
-    """Raise OddTableError for a table that nobody should plan with."""
+    """Raise OddTableError if the table is implausible: too few facts, impossible dates or prices."""
     if not update.found:
         raise OddTableError("the provider names nothing")
     if update.found * _LEAST_PART < update.shipped:
@@ -110,14 +110,15 @@ def check(update: Update) -> None:
 
 def _is_price(cell: str) -> bool:
     try:
-        return Decimal("0.001") <= Decimal(cell) <= 1000  # no machine with a GPU is beyond either end, by far
+        return Decimal("0.001") <= Decimal(cell) <= 1000  # all machines with GPUs are well within these bounds
     except InvalidOperation:
         return False
 
 
 @contextlib.contextmanager
 def alone() -> Iterator[None]:
-    """One refresh or reset of the tables at a time. Raises ProvisionError(transient) while another runs, OSError."""
+    """Context manager: hold the lock on the tables. Raises ProvisionError(transient) if another process holds it,
+    OSError."""
     folder = private(table_overrides.folder())
     held = try_lock(folder / "lock")
     if held is None:
@@ -129,7 +130,7 @@ def alone() -> Iterator[None]:
 
 
 def reset() -> list[str]:
-    """Go back to the shipped tables; returns the names of those that were removed. Raises as alone()."""
+    """Delete all refreshed tables, so that the shipped ones apply; return their names. Raises as alone() does."""
     if not table_overrides.folder().is_dir():
         return []
     with alone():

@@ -1,7 +1,7 @@
-"""What the refresh of every cloud's tables shares: many questions at once, and what is known besides the answers.
+"""Helpers of a catalog refresh: parallel queries, and the rows of the current and shipped tables.
 
-A table is complete for the regions that were asked, or it is not made. catalog/refresh.py of aws and of gcp
-say what is asked, and how the answers become rows; refresh.py judges and publishes the tables.
+A table is made only if all queries for its regions succeeded. catalog/refresh.py of aws and of gcp define the queries
+and turn the answers into rows; refresh.py validates and publishes the tables.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from .refresh import Outcome, Progress, Update, publish
 SOURCE = "refresh"
 """Id in jobspecs/tables/SOURCES.md."""
 
-# Columns of the tables that shipped ones are of too (docs/tables.md).
+# Columns of refreshed tables that are also shipped (docs/tables.md).
 MACHINE_TYPES = (
     *("machine_type", "accelerator", "counts", "vcpus", "memory_gb", "arch", "markets", "status", "ends"),
     *("offering", "provider_accelerator", "note", "source", "date"),
@@ -34,15 +34,15 @@ _Result = TypeVar("_Result")
 
 
 class OddAnswerError(ValueError):
-    """A provider's answer cannot be true; the message quotes it."""
+    """A provider's answer is implausible; the message quotes it."""
 
 
 class IncompleteError(Exception):
-    """Some of the calls that a table needs have failed; the message says which."""
+    """Some of the calls that a table needs failed; the message says which."""
 
 
 class Calls:
-    """The same question about many things at once; an answer is had for all of them, or for none."""
+    """Runner of parallel queries that counts progress; a set of queries succeeds as a whole or not at all."""
 
     def __init__(
         self,
@@ -50,7 +50,8 @@ class Calls:
         on_progress: Progress,
         tell: Callable[[str], AbstractContextManager[None]] = lambda _doing: nullcontext(),
     ) -> None:
-        """`tell`: given what is being done, raises ProvisionError in the place of an SDK's errors."""
+        """`tell`: function that takes a description of the call and returns a context manager that translates an SDK's
+        exceptions to ProvisionError."""
         self._pool = pool
         self._on_progress = on_progress
         self._tell = tell
@@ -59,8 +60,8 @@ class Calls:
         self._had: dict[str, object] = {}
 
     def once(self, name: str, ask: Callable[[], _Result]) -> _Result:
-        """An answer that several tables are made of: had once, or missed once, under this name. Raises
-        IncompleteError."""
+        """Return the result of `ask`, cached under `name` because several tables use it; an IncompleteError is cached
+        too."""
         if name not in self._had:
             try:
                 self._had[name] = ask()
@@ -69,7 +70,7 @@ class Calls:
         found = self._had[name]
         if isinstance(found, IncompleteError):
             raise found
-        return cast("_Result", found)  # what was put there under this name
+        return cast("_Result", found)  # a name always has the same type of result
 
     def each(
         self,
@@ -78,7 +79,7 @@ class Calls:
         ask: Callable[[_Item], _Result],
         words: Callable[[_Item], str] = str,
     ) -> dict[_Item, _Result]:
-        """item -> answer. Raises IncompleteError."""
+        """Call `ask` for each item in parallel; return item -> answer. Raises IncompleteError if any call fails."""
 
         def asked(item: _Item) -> _Result:
             with self._tell(f"ask for {what} {words(item)}"):
@@ -108,9 +109,10 @@ class Calls:
 def published(
     tables: Mapping[str, Callable[[], tuple[Update, str]]], settle: Callable[[Update], None], now: datetime.datetime
 ) -> Iterator[Outcome]:
-    """Make each table (name -> its rows, and a remark on what they leave out), and publish it if it is complete.
+    """Make and publish each table; yield its outcome. An incomplete or implausible table is kept as it was.
 
-    `settle` is told of every table that is now in use, before the next one is made. Raises OSError.
+    `tables`: name -> function that returns the update and a remark on what it lacks. `settle` is called with each
+    published update before the next table is made. Raises OSError.
     """
     for table, made in tables.items():
         try:
@@ -127,14 +129,14 @@ def published(
 
 
 def known_rows(table: str, columns: Sequence[str], keys: int) -> dict[Row, Row]:
-    """What is used now, by the first so many columns; of machine types also what only the shipped table has."""
+    """Return the current rows, keyed by their first `keys` columns; for machine types merged with the shipped rows."""
     newer = table_overrides.find(table)
     used = {} if newer is None else {row[:keys]: row for row in csv_tables.parse(newer.text, *columns)}
     return shipped_rows(table, columns, keys) | used if newer is None or table.startswith("machine") else used
 
 
 def shipped_rows(table: str, columns: Sequence[str], keys: int) -> dict[Row, Row]:
-    """Of the table that comes with cloudgpu, by the first so many columns; of none, nothing."""
+    """Return the rows of the shipped table, keyed by their first `keys` columns; {} if no such table is shipped."""
     try:
         text = csv_tables.shipped_text(table)
     except FileNotFoundError:  # Spot prices and quotas are in no shipped table
@@ -143,5 +145,5 @@ def shipped_rows(table: str, columns: Sequence[str], keys: int) -> dict[Row, Row
 
 
 def in_order(rows: Mapping[Row, Row]) -> list[Row]:
-    """By their keys, as a table has them."""
+    """Return the rows sorted by their keys."""
     return [rows[key] for key in sorted(rows)]

@@ -1,4 +1,4 @@
-"""The provisioner that all jobs of a process share, until the settings in the environment change."""
+"""Cache of a provisioner for all jobs of a process; another one is made if the environment's settings change."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ _T = TypeVar("_T")
 
 
 class PerSettings(Generic[_T]):
-    """Make one object for each state of some environment variables. Thread-safe."""
+    """Factory that caches one object per set of values of some environment variables. Thread-safe."""
 
     def __init__(self, make: Callable[[], _T], *prefixes: str) -> None:
-        """`prefixes`: of the variables that are its settings, e.g. `AWS_`."""
+        """`prefixes`: prefixes of the variables that are the cache key, e.g. `AWS_`."""
         self._make = make
         self._prefixes = prefixes
         self._lock = threading.Lock()

@@ -1,7 +1,7 @@
-"""Names of the tags (labels) on everything that is made in a cloud: one set for all clouds.
+"""Names of the tags (labels) on all resources created in a cloud; one set for all clouds.
 
-Lower case letters and `-` only, which AWS, Google Cloud and Azure all allow in a key. Values are text; who reads them
-must expect that somebody has changed them.
+They consist of lower case letters and `-`, which AWS, Google Cloud and Azure all allow in a key. Values are text;
+readers must expect that users have changed them.
 """
 
 from __future__ import annotations
@@ -12,22 +12,22 @@ OWNER = "cloudgpu-owner"
 JOB = "cloudgpu-job"
 ATTEMPT = "cloudgpu-attempt"
 TOKEN = "cloudgpu-token"  # noqa: S105 - a name
-"""Of the launch, as in Allocation.token."""
+"""Allocation.token of the launch."""
 EXPIRES = "cloudgpu-expires"
-"""Epoch seconds, whole, after which anybody may remove it; absent: never."""
+"""Epoch seconds (an integer) after which any user may delete the resource; absent: never."""
 ROLE = "cloudgpu-role"
 INDEX = "cloudgpu-index"
 RANK = "cloudgpu-rank"
 NODE = "cloudgpu-node"
-"""As in NodeRequest.node."""
+"""Value of NodeRequest.node."""
 STACK = "cloudgpu-stack"
-"""Name of the Pulumi stack that made it, and that removes it: launches and gc leave it alone."""
+"""Name of the Pulumi stack that created the resource and will delete it; launches and gc ignore the resource."""
 FLEET = "cloudgpu-fleet"
 """FleetSpec.name, on a fleet's group and on its machines."""
 
 
 def launch_tags(request: LaunchRequest) -> dict[str, str]:
-    """Of everything made for a launch."""
+    """Return the tags of every resource created for a launch."""
     tags = {
         OWNER: request.owner.name,
         JOB: request.job_id,
@@ -38,12 +38,12 @@ def launch_tags(request: LaunchRequest) -> dict[str, str]:
 
 
 def attempt_of(text: str) -> int:
-    """Return the value of the tag ATTEMPT; 0: there is none, or it was changed."""
+    """Parse the value of the tag ATTEMPT; 0 if it is missing or invalid."""
     return int(text) if text.isdecimal() else 0
 
 
 def node_tags(request: LaunchRequest, node: NodeRequest) -> dict[str, str]:
-    """Of a machine, and of all that is made with it."""
+    """Return the tags of a node's machine, and of resources created with it."""
     return {
         **launch_tags(request),
         ROLE: node.role,
@@ -54,6 +54,6 @@ def node_tags(request: LaunchRequest, node: NodeRequest) -> dict[str, str]:
 
 
 def stack_tags(owner: str, stack: str, expires: float | None = None, fleet: str = "") -> dict[str, str]:
-    """Of everything a Pulumi stack makes; `fleet`: of what belongs to one."""
+    """Return the tags of a Pulumi stack's resources. `fleet`: name of the fleet that a resource belongs to."""
     tags = {OWNER: owner, STACK: stack, **({FLEET: fleet} if fleet else {})}
     return tags if expires is None else {**tags, EXPIRES: str(int(expires))}

@@ -1,7 +1,7 @@
-"""Token buckets: how fast a provider takes calls of one kind, shared by all jobs of a process, first come first served.
+"""Token buckets: client-side rate limits of API calls, shared by all jobs of a process, first come first served.
 
-A caller that must wait keeps its place in the line under a key, e.g. the call's idempotency token. It may go away and
-come back when its turn has come: no thread has to sleep meanwhile.
+A caller that must wait is queued under a key, e.g. the call's idempotency token, and returns when its turn has come: no
+thread sleeps meanwhile.
 """
 
 from __future__ import annotations
@@ -12,24 +12,24 @@ from typing import NamedTuple
 from .clock import Clock
 
 SLOW_S = 10.0
-"""Seconds after a refusal for which the rate is halved, because other processes call the provider as well."""
+"""Seconds for which the rate is halved after the provider throttled a call: other processes use the same limit."""
 LATE_S = 5.0
-"""A caller that is this many seconds late does not hold up those behind it; it keeps its place."""
+"""A caller that is late by this number of seconds no longer delays those behind it, but keeps its position."""
 FORGOTTEN_S = 600.0
-"""A caller that is this many seconds late will not come back."""
+"""A caller that is late by this number of seconds is removed from the queue."""
 
 
 class Rate(NamedTuple):
     """Rate limit of a provider."""
 
     per_s: float
-    """Calls a second, in the long run."""
+    """Refill rate: calls per second."""
     burst: float
-    """Calls at once, after a pause."""
+    """Capacity of the bucket: calls at once after a pause."""
 
 
 class Bucket:
-    """One token bucket and the line before it. Any thread may call it."""
+    """Token bucket with a queue of waiting callers. Thread-safe."""
 
     def __init__(self, rate: Rate, clock: Clock) -> None:
         self.rate = rate
@@ -38,10 +38,10 @@ class Bucket:
         self._tokens, self._filled = rate.burst, clock.monotonic()
         self._slow_until = float("-inf")
         self._line: dict[str, float] = {}
-        """Key -> steady time of its turn, in the order in which they came."""
+        """Queue: key -> monotonic time of its turn, in order of arrival."""
 
     def take(self, key: str) -> float:
-        """Take a token and return 0; or return the seconds after which to ask again with the same key."""
+        """Take a token and return 0, or return the seconds after which to retry with the same key."""
         with self._lock:
             now = self._clock.monotonic()
             self._fill(now)
@@ -56,7 +56,8 @@ class Bucket:
             return wait
 
     def refuse(self) -> None:
-        """Note that the provider has refused a call: its bucket is empty, and others take from it."""
+        """Record that the provider throttled a call: empty the bucket, and slow down, as other processes use the same
+        limit."""
         with self._lock:
             now = self._clock.monotonic()
             self._fill(now)
@@ -65,12 +66,12 @@ class Bucket:
 
     @property
     def waiting(self) -> int:
-        """Callers in the line."""
+        """Number of callers in the queue."""
         with self._lock:
             return len(self._line)
 
     def _ahead(self, key: str, now: float) -> int:
-        """Callers before this one that are not late."""
+        """Return the number of callers before this one that are not late; drop those that will not return."""
         for one in [one for one, turn in self._line.items() if turn < now - FORGOTTEN_S and one != key]:
             del self._line[one]
         ahead = 0
@@ -87,6 +88,6 @@ class Bucket:
         self._filled = now
 
     def _until(self, missing: float, now: float) -> float:
-        """Return the seconds until `missing` tokens have been added."""
+        """Return the seconds in which `missing` tokens are added."""
         seconds, slow = missing / self.rate.per_s, max(0.0, self._slow_until - now)
         return seconds + min(seconds, slow / 2)

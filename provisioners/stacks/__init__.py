@@ -1,1 +1,1 @@
-"""Machines that outlive a launch: clusters, groups of a job's own, and what infra stacks ask of a cloud."""
+"""Machines that outlive a launch: clusters, dedicated groups of jobs, and queries of a cloud for infra stacks."""

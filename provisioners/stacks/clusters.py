@@ -1,7 +1,7 @@
-"""Clusters that are up: machines that wait for jobs, as `submit --cluster NAME` finds them.
+"""Records of clusters on this computer, which `submit --cluster NAME` looks up.
 
-`cloudgpu cluster up` writes them, control and provisioners read them; Pulumi is not needed to. One file for each in the
-state directory, 0600; nothing in it is secret.
+`cloudgpu cluster up` writes them, control and provisioners read them without Pulumi. There is one file for each cluster
+in the state directory, with mode 0600; nothing in it is secret.
 """
 
 from __future__ import annotations
@@ -23,28 +23,30 @@ _FORMAT = 1
 
 @dataclass(frozen=True, slots=True)
 class Cluster:
-    """One cluster, as it was when its stack was last brought up: how many machines there are now, its group knows."""
+    """Record of one cluster, as of the last update of its stack. The current number of machines is known to its group
+    only."""
 
     name: str
     stack: str
     """Name of the Pulumi stack."""
     backend: str
-    """URL of where the stack is kept."""
+    """URL of the Pulumi backend."""
     owner: str
-    """As in Owner.name: who its machines are tagged with."""
+    """Value of Owner.name with which its machines are tagged."""
     account: str
-    """As in infra.settings.InfraSettings."""
+    """Value of infra.settings.InfraSettings.account."""
     fleet: FleetSpec
     infrastructure: Infrastructure
-    """What it stands in."""
+    """Infra stack whose network and role the cluster uses."""
     group: str
     """aws: name of the Auto Scaling group. gcp: self link of the instance group. azure: id of the scale set."""
     fleet_dir: str
-    """URL where its machines look for what to do."""
+    """URL of the fleet folder, where its machines read their orders."""
     price_usd_h: str | None = None
-    """Of one machine with its disk, of machines of two markets on average; a Decimal's text; None: unknown."""
+    """Price of one machine with its disk (an average if there are two markets), as the text of a Decimal; None:
+    unknown."""
     expires: float | None = None
-    """Epoch seconds at which its machines end for good; None: never."""
+    """Epoch seconds at which its machines terminate themselves; None: never."""
 
     @property
     def cloud(self) -> str:
@@ -71,7 +73,7 @@ class Cluster:
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> Cluster:
-        """Lenient: what another version added is dropped. Raises TypeError, KeyError or ValueError for what is none."""
+        """Deserialize a cluster, ignoring unknown keys of other versions. Raises TypeError, KeyError or ValueError."""
         known = {key: one for key, one in value.items() if key in cls.__dataclass_fields__}
         fleet = FleetSpec.from_json(known["fleet"])
         return cls(**{**known, "fleet": fleet, "infrastructure": Infrastructure.from_json(known["infrastructure"])})
@@ -82,7 +84,7 @@ def path_of(name: str) -> Path:
 
 
 def load(name: str) -> Cluster | None:
-    """None: no such cluster is known here. Raises ValueError for a file that cannot be read, naming it."""
+    """Return the record of a cluster; None: there is none. Raises ValueError, naming the file, if it cannot be read."""
     path = path_of(name)
     try:
         return Cluster.from_json(json.loads(path.read_text(encoding="utf-8"))["cluster"])
@@ -93,13 +95,13 @@ def load(name: str) -> Cluster | None:
 
 
 def known() -> list[Cluster]:
-    """All that are known here, by name. Raises ValueError as load()."""
+    """Return all records, sorted by name. Raises ValueError as load() does."""
     found = [load(path.stem) for path in sorted((home() / "infra" / "clusters").glob("*.json"))]
     return [one for one in found if one is not None]
 
 
 def save(cluster: Cluster) -> None:
-    """Raises OSError."""
+    """Store the record of a cluster. Raises OSError."""
     path = path_of(cluster.name)
     private(path.parent)
     text = json.dumps({"format": _FORMAT, "cluster": cluster.to_json()}, indent=2)
@@ -107,7 +109,7 @@ def save(cluster: Cluster) -> None:
 
 
 def forget(name: str, backend: str | None = None) -> None:
-    """`backend`: only if its stack is kept there; what cannot be read is kept nowhere."""
+    """Delete the record of a cluster. `backend`: only if its stack is in this backend, or the record cannot be read."""
     with contextlib.suppress(ValueError):
         if backend is not None and (one := load(name)) is not None and one.backend != backend:
             return

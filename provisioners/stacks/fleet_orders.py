@@ -1,4 +1,4 @@
-"""Orders in a fleet's folder, as those see them who write them: clusters and jobs' own groups have them in common."""
+"""Orders in a fleet's folder, as seen by their submitter; shared by clusters and dedicated groups of jobs."""
 
 from __future__ import annotations
 
@@ -13,10 +13,12 @@ from ...protocol.jobdir import JobDirError, is_login
 from ..base import ErrorClass, LaunchRequest, NodeState, ProvisionError
 
 _MARK_S = 30.0
+"""Seconds between two writes of the watch key, whose time stamp is by the store's clock."""
 
 
 class Orders:
-    """Keeps nothing but what is the same for ever; may be used by several threads. Its methods raise JobDirError."""
+    """Client of fleet folders: place, poll and end orders. Caches only immutable data; thread-safe. Methods raise
+    JobDirError."""
 
     def __init__(self) -> None:
         self._fleets: dict[str, Fleet] = {}
@@ -26,7 +28,7 @@ class Orders:
         return self._fleets.get(url) or self._fleets.setdefault(url, Fleet(url))
 
     def place(self, url: str, request: LaunchRequest) -> tuple[int, Order]:
-        """Stand in the queue; the order and its number, the same however often it is repeated."""
+        """Enqueue an order; return its number and the order. Idempotent."""
         order = Order(
             job_id=request.job_id,
             attempt=request.attempt,
@@ -43,7 +45,10 @@ class Orders:
         return self.fleet(url).order(order), order
 
     def look(self, url: str, *, at_once: bool = False) -> View:
-        """Whether machines live is told by the store's clock, which is read by writing: not at every look."""
+        """Return the current state of a fleet folder.
+
+        Heartbeats are compared with the store's clock, which can be read only by writing an object: that is done every
+        _MARK_S seconds, or now if `at_once`."""
         now = time.monotonic()
         if at_once or now - self._marked.get(url, -_MARK_S) >= _MARK_S:
             self.fleet(url).mark(WATCH_KEY, Beat(time.time()))
@@ -53,9 +58,9 @@ class Orders:
     def end(
         self, url: str, token: str, reason: str, *, unserved: bool = False, number: int | None = None
     ) -> OrderView | None:
-        """End an order, so that nothing of it runs any more; return it as it is then. None: there is none.
+        """End an order, so that its machines stop it; return its new state. None: there is no such order.
 
-        `number`: of the order, where it is known: it is ended also if it cannot be read any more.
+        `number`: the order's number, if known; with it even an order that cannot be read is ended.
         """
         fleet = self.fleet(url)
         view = fleet.view()
@@ -71,12 +76,14 @@ class Orders:
 
 
 Waiting = Callable[[str, Place], NodeState]
-"""What is to be said of a node whose place waits for a machine."""
+"""Function: (node, place that waits for a machine) -> state of the node."""
 
 
 def node_states(one: OrderView, waiting: Waiting, refused: ProvisionError | None) -> Iterator[NodeState]:
-    """Of every incarnation there was of every place; one that was lost waits for the next, as long as there will be
-    one. `refused`: why there were no machines for it, where the order ended unserved."""
+    """Yield the state of every incarnation of every place of an order. A lost incarnation counts as waiting while it
+    will be replaced.
+
+    `refused`: the error of nodes for which there were no machines, if the order ended unserved."""
     unserved = refused if one.end is not None and one.end.unserved else None
     for place in one.places:
         for incarnation in range(1, max(1, place.incarnation) + 1):
@@ -95,7 +102,7 @@ def gone(node: str, why: str) -> NodeState:
 
 @contextlib.contextmanager
 def translate_errors(what: str) -> Iterator[None]:
-    """Raise ProvisionError in the place of the store's errors."""
+    """Context manager: translate JobDirError, an error of the object store, to ProvisionError."""
     try:
         yield
     except JobDirError as error:

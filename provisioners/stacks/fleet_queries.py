@@ -1,5 +1,6 @@
-"""Query a cloud for what a stack's program cannot ask itself: the account, the image, a reservation,
-what a quota leaves. Asked with the credentials of whoever runs the command; nothing is created."""
+"""Queries of a cloud that a stack's Pulumi program cannot make itself: account, image, reservation, remaining quota.
+
+They use the credentials of the user who runs the command, and create nothing."""
 
 from __future__ import annotations
 
@@ -13,25 +14,25 @@ from ..target import code_of, target_of
 
 
 class Reserved(NamedTuple):
-    """The reservation of a fleet of market reservation."""
+    """Reservation for a fleet of the market `reservation`."""
 
     zone: str | None
-    """Zone as offers spell it; None: in none."""
+    """Zone as offers spell it; None: not in a particular zone."""
     name: str | None
-    """Its name, as FleetSettings.reservation; None: it need not be named."""
+    """Value of FleetSettings.reservation; None: the reservation need not be named."""
     is_block: bool = False
-    """The value of FleetSettings.capacity_block."""
+    """Value of FleetSettings.capacity_block."""
 
 
 class Endpoints(NamedTuple):
-    """Endpoint that machines use instead of the cloud's, on this machine (tests only); None: the cloud's own."""
+    """Endpoints on the loopback that machines use in tests; None: the cloud's real endpoint."""
 
     store: str | None
     api: str | None
 
 
 class FleetQueries(Protocol):
-    """A cloud's module for it: provisioners/<cloud>/fleets.py. Each function raises ProvisionError."""
+    """Protocol of a cloud's module provisioners/<cloud>/fleets.py. Its functions raise ProvisionError."""
 
     def account(self, region: str, /) -> str: ...
     def image(self, fleet: FleetSpec, /) -> str: ...
@@ -43,17 +44,17 @@ class FleetQueries(Protocol):
 
 
 def account_of(cloud: str, region: str) -> str:
-    """aws: the account's id. gcp: the project's. azure: the subscription's. Raises ProvisionError."""
+    """Return the id of the credentials' account (gcp: project, azure: subscription). Raises ProvisionError."""
     return _queries(cloud).account(region)
 
 
 def boundary_of(cloud: str) -> str:
-    """Return the permissions boundary that this shell names for the roles of a stack; "": none."""
+    """Return the permissions boundary set in this shell's environment for the roles of a stack; "": none."""
     return _queries(cloud).boundary()
 
 
 def image_of(fleet: FleetSpec) -> str:
-    """The newest image for its machines, as FleetSettings.image spells it. Raises ProvisionError."""
+    """Return the newest image for the fleet's machines, as FleetSettings.image spells it. Raises ProvisionError."""
     return _queries(fleet.cloud).image(fleet)
 
 
@@ -63,27 +64,29 @@ def endpoints_of(cloud: str, region: str) -> Endpoints:
 
 
 def reserved_for(fleet: FleetSpec) -> Reserved:
-    """A reservation in one of its zones with room for all its machines. Raises ProvisionError(capacity)."""
+    """Return a reservation in one of the fleet's zones with room for all its machines. Raises
+    ProvisionError(capacity)."""
     return _queries(fleet.cloud).reserved(fleet)
 
 
 def reserved_until(fleet: FleetSpec, reservation: str) -> float | None:
-    """Epoch seconds at which the provider begins to end the machines of a reservation that the fleet has been given;
-    0: it is over. None: it does not end machines. Raises ProvisionError."""
+    """Return epoch seconds at which the provider begins to terminate the machines of the fleet's reservation.
+
+    0: the reservation is over. None: its machines are not terminated. Raises ProvisionError."""
     return _queries(fleet.cloud).reserved_until(fleet, reservation)
 
 
 def check_quota(fleet: FleetSpec, more: int) -> None:
-    """Raise ProvisionError(quota) if so many machines more do not fit beside what runs already.
+    """Raise ProvisionError(quota) if the quota does not allow `more` machines beside those that run.
 
-    What a provider does not tell is not held against the fleet: it is said once in the log, and the provider decides.
+    If the provider does not report a quota, the check passes with a warning in the log, and the provider decides.
     """
     if more > 0:
         _queries(fleet.cloud).quota(fleet, more)
 
 
 def nodes_of(fleet: FleetSpec, number: int) -> list[NodeRequest]:
-    """Return requests for that number of the fleet's machines."""
+    """Return `number` node requests for machines of the fleet."""
     return [
         NodeRequest(f"worker-{index}.1", "worker", index, index, fleet.machine_type, fleet.accelerator, fleet.count)
         for index in range(number)
@@ -91,7 +94,9 @@ def nodes_of(fleet: FleetSpec, number: int) -> list[NodeRequest]:
 
 
 def in_a_zone(fleet: FleetSpec, find: Callable[[str | None], Reserved]) -> Reserved:
-    """The best of the region, if the fleet may be there; else one in a zone where it may. Raises ProvisionError."""
+    """Return the best reservation of the region if the fleet allows its zone, else one in an allowed zone.
+
+    `find`: function of a zone (None: any) that raises ProvisionError if there is no reservation."""
     found = find(None)
     if not fleet.zones or found.zone in fleet.zones:
         return found

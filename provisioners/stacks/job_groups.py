@@ -1,8 +1,8 @@
-"""A group of a job's own (`recover: fleet`): what is the same for the groups of every cloud. See docs/recover.md.
+"""Dedicated machine groups of jobs (`recover: fleet`): the cloud-independent part. See docs/recover.md.
 
-A launch with LaunchRequest.grouped is one order in a fleet's folder within the job's, and a group of machines that
-boot from it: the same machines as a cluster's, but for one job. provisioners/<cloud>/lifecycle/group_launch.py
-makes the group.
+A launch with LaunchRequest.grouped consists of one order in a fleet folder inside the job dir, and a group of machines
+that boot from that folder, like a cluster's machines but for one job. provisioners/<cloud>/lifecycle/group_launch.py
+creates the group.
 """
 
 from __future__ import annotations
@@ -31,45 +31,45 @@ log = logging.getLogger("cloudgpu.provisioners")
 GROUP, FLEET_DIR = "group", "fleet_dir"
 """Keys of Allocation.details."""
 OUTLIVES_S = 600
-"""A machine lives so much longer than its order, of which it is to save and to leave the end."""
+"""Seconds by which a machine's lifetime exceeds the order's, to save a checkpoint and to write the outcome."""
 _LEFT = "all machines have left its group, and no other will come"
 _REFUSALS = frozenset({"capacity", "quota", "not_offered", "invalid", "auth"})
-"""What a provider may say of a group that will not pass by itself."""
+"""Error classes of a group that do not resolve by waiting."""
 
 
 @functools.cache
 def orders() -> Orders:
-    """Those of this process: what never changes is read once."""
+    """Return the process's shared Orders, so that immutable data is read once."""
     return Orders()
 
 
 class Prepared(NamedTuple):
-    """What a group is made of."""
+    """Inputs for creating a group."""
 
     fleet: FleetSpec
     infrastructure: Infrastructure
-    """What it stands in: network, and the machines' role."""
+    """Infra stack with the network and the machines' role."""
     fleet_dir: str
-    """URL where its machines look for their job."""
+    """URL of the fleet folder, where its machines read their order."""
     boot: str
-    """User data of the template, or its startup script: as fleet_boot()."""
+    """User data or startup script of the template: the result of fleet_boot()."""
 
 
 class GroupState(NamedTuple):
-    """A group as its provider knows it."""
+    """State of a group as its provider reports it."""
 
     exists: bool
     machines: int
-    """How many of it bill now: in any state but terminated."""
+    """Number of its machines that are billed: all but terminated ones."""
     trouble: ProvisionError | None = None
-    """Why it does not get machines, if the provider says so."""
+    """Why the group gets no machines, if the provider says so."""
     size: int | None = None
-    """So many it is to have: machines that leave make it smaller, and nothing makes it larger; None: not known."""
+    """Desired number of machines: decreased by machines that leave, never increased. None: unknown."""
 
 
 def prepare(request: LaunchRequest, cloud: str) -> Prepared:
-    """Put what its machines find there into the fleet's folder, before there is any. Idempotent: the same for the same
-    request. Raises ProvisionError."""
+    """Write the fleet's folder (agent, settings, order) before the group is created. Idempotent. Raises
+    ProvisionError."""
     stack = _stack_for(request, cloud)
     check_agent(request, lambda node: architecture_of(cloud, node.machine_type) or "")
     fleet, agent = fleet_of(request, cloud), agent_of(request)
@@ -84,22 +84,22 @@ def prepare(request: LaunchRequest, cloud: str) -> Prepared:
     with translate_errors(fleet_dir):
         job_dir = JobDir(request.job_dir)
         job_dir.copy(agent.key, f"{key}/{agent.key}")
-        # Not written anew for a group that stands: expire_by() may have been called for it.
+        # Not overwritten for an existing group: expire_by() may have changed it.
         job_dir.create(f"{key}/{FLEET_KEY}", Settings(expires=request.expires).to_bytes())
         orders().place(fleet_dir, request)
     return Prepared(fleet, stack, fleet_dir, boot)
 
 
 def expire_by(prepared: Prepared, request: LaunchRequest, when: float) -> None:
-    """Have what runs saved, and all machines leave, no later than at `when`, in epoch seconds: what they are bought as
-    ends then. Called before there are machines. Raises ProvisionError."""
+    """Make the machines save their work and leave by `when` (epoch seconds), at which their reservation ends. Called
+    before there are machines. Raises ProvisionError."""
     expires = when if request.expires is None else min(when, request.expires)
     with translate_errors(prepared.fleet_dir):
         JobDir(prepared.fleet_dir).put(FLEET_KEY, Settings(expires=expires).to_bytes())
 
 
 def fleet_of(request: LaunchRequest, cloud: str) -> FleetSpec:
-    """Raises ProvisionError for nodes that are not all alike."""
+    """Return the request's nodes as a fleet. Raises ProvisionError if they have different machine types or GPUs."""
     kinds = {(node.machine_type, node.accelerator, node.count) for node in request.nodes}
     if len(kinds) > 1:
         names = listing(sorted(kind[0] for kind in kinds))
@@ -123,19 +123,21 @@ def fleet_of(request: LaunchRequest, cloud: str) -> FleetSpec:
 
 
 def allocation(request: LaunchRequest, cloud: str, group: str, fleet_dir: str) -> Allocation:
-    """Of a launch that has succeeded. `group`: what the provider calls it."""
+    """Return the allocation of a successful launch. `group`: the provider's id of the group."""
     machines = {node.node: f"{group}/{place_of(node.node)}" for node in request.nodes}
     return of_request(cloud, request, machines, {GROUP: group, FLEET_DIR: fleet_dir})
 
 
 def is_grouped(allocation: Allocation) -> bool:
-    """False also of a launch whose answer nobody has: its group is to be looked for by the token."""
+    """Return whether the allocation names its group. False also if the launch's answer was lost: find the group by the
+    token then."""
     return FLEET_DIR in allocation.details
 
 
 def states(allocation: Allocation, group: GroupState) -> list[NodeState]:
-    """Of its nodes, as the order tells. An order that its provider has no machines for, or that all machines have left,
-    is ended. Raises ProvisionError."""
+    """Return the states of an allocation's nodes, from its order.
+
+    Ends the order if the provider has no machines for it, or if all machines have left. Raises ProvisionError."""
     if not group.exists:
         return _all_gone(allocation, "its group is gone")
     url, trouble = allocation.details[FLEET_DIR], group.trouble
@@ -152,12 +154,12 @@ def states(allocation: Allocation, group: GroupState) -> list[NodeState]:
                 one = orders().end(url, allocation.token, _LEFT, unserved=waits)
     if one is None:
         return _all_gone(allocation, "its order is gone")
-    is_free = group.machines == 0 and not view.silent and not view.failed  # of no use, they were paid for, too
+    is_free = group.machines == 0 and not view.silent and not view.failed  # silent or failed machines were billed, too
     return list(node_states(one, functools.partial(_waiting, trouble, is_free), refused or _unserved(one)))
 
 
 def dismiss(allocation: Allocation) -> None:
-    """Have its machines stop, and leave. What cannot be read is no reason not to remove the group."""
+    """End the order, so that its machines stop and leave. Errors are logged only: the group must be deleted anyway."""
     url = allocation.details.get(FLEET_DIR)
     if url is None:
         return
@@ -178,8 +180,10 @@ def _stack_for(request: LaunchRequest, cloud: str) -> Infrastructure:
 
 
 def _waiting(trouble: ProvisionError | None, is_free: bool, node: str, place: Place) -> NodeState:
-    """A machine that boots is paid for; where there never was one, nothing is. A lost one's place waits until its group
-    gets another: that nothing is heard of it tells nothing."""
+    """Return the state of a node that waits for a machine of the group.
+
+    It is `queued` if nothing is billed yet, or if its machine was lost and the group has still to replace it: missing
+    heartbeats mean nothing then. Otherwise a machine may be booting, which is billed."""
     why = "" if trouble is None else f": {trouble}"
     return NodeState(node, "pending", f"waits for a machine of its group{why}", queued=is_free or place.incarnation > 0)
 

@@ -1,1 +1,1 @@
-"""Custom jobs on Vertex AI: see docs/vertex.md."""
+"""Target `vertex`: custom jobs on Vertex AI. See docs/vertex.md."""

@@ -1,7 +1,7 @@
-"""Vertex AI's JobService, a client for each region, each call with an end to its patience.
+"""Cached clients of Vertex AI's JobService, one for each region, with timeouts and retries.
 
-The SDK's own defaults are none: its calls wait for ever, and are sent once. Account, project and credentials are those
-of the target `gcp`. Over which wire says `CLOUDGPU_VERTEX_TRANSPORT`; both are told apart by nothing else here.
+By default the SDK's calls have neither. Account, project and credentials are those of the target `gcp`.
+`CLOUDGPU_VERTEX_TRANSPORT` selects REST or gRPC.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ if TYPE_CHECKING:
 READ_S, WRITE_S, PATIENCE_S = gcp.READ_S, gcp.WRITE_S, gcp.PATIENCE_S
 TRANSPORT = "CLOUDGPU_VERTEX_TRANSPORT"
 ENDPOINT = "CLOUDGPU_VERTEX_ENDPOINT"
-"""Instead of what stands for all of Google's APIs: a test's, for the port where it speaks gRPC."""
+"""Environment variable with Vertex AI's endpoint in tests, e.g. for gRPC on a separate port; overrides the endpoint of
+all Google APIs."""
 TRANSPORTS = ("rest", "grpc")
 
 _T = TypeVar("_T")
@@ -36,18 +37,18 @@ translate_error = error_translator("vertex")
 
 
 class Clients:
-    """The clients of one project: each is made once, and may be used by any thread."""
+    """Cache of the clients of one project. Thread-safe."""
 
     def __init__(self, clock: Clock | None = None) -> None:
         self.clock: Clock = clock or SystemClock()
         self.google = gcp.Clients(self.clock)
-        """For what both targets have in common: project, service account, endpoint of Cloud Storage."""
+        """Clients of the target `gcp`, for project, service account and endpoint of Cloud Storage."""
         self.google.account = Account(self.clock, "vertex")
         self._lock = threading.Lock()
         self._made: dict[str, Any] = {}
 
     def jobs(self, region: str) -> aiplatform_v1.JobServiceClient:
-        """Raises ProvisionError."""
+        """Return the JobService client of a region. Raises ProvisionError."""
         with self._lock:  # making clients is not thread-safe, using them is
             if region not in self._made:
                 with translate_errors(f"reach Vertex AI in {region}", self.clock):
@@ -55,15 +56,16 @@ class Clients:
             return cast("aiplatform_v1.JobServiceClient", self._made[region])
 
     def parent(self, region: str) -> str:
-        """What a region's jobs are in. Raises ProvisionError."""
+        """Return the parent resource of a region's jobs. Raises ProvisionError."""
         return f"projects/{self.google.project}/locations/{region}"
 
     def ask(self, doing: str, call: Callable[[], _T]) -> _T:
-        """An answer, or ProvisionError: a question is asked again while it is throttled or not answered."""
+        """Return the result of an idempotent call, retried while it is throttled or not answered. Raises
+        ProvisionError."""
         return api_calls.ask(call, translate_error, doing, timeout_s=PATIENCE_S, clock=self.clock)
 
     def forget(self) -> None:
-        """Read the settings anew: whoever's credentials had expired may have logged in again."""
+        """Drop clients and credentials, so that the next call reloads them: the user may have logged in again."""
         with self._lock:
             self._made.clear()
         self.google.forget()
@@ -90,7 +92,7 @@ class Clients:
         return aiplatform_v1.JobServiceClient(transport=transport, credentials=credentials, client_options=options)
 
     def _endpoint(self, region: str) -> str:
-        """Jobs of a region are known to that region's own endpoint only."""
+        """Return the endpoint URL of a region; regional endpoints know the jobs of their region only."""
         own = os.environ.get(ENDPOINT, "").rstrip("/")
         api_calls.check_encrypted(ENDPOINT, own)
         if own and not is_loopback(own):
@@ -99,10 +101,10 @@ class Clients:
 
 
 def regions() -> list[str]:
-    """Where Vertex AI is served."""
+    """Return the regions that have Vertex AI."""
     return sorted(region for (region,) in rows("regions_vertex", "region") if region != "global")
 
 
 def translate_errors(doing: str, clock: Clock) -> contextlib.AbstractContextManager[None]:
-    """Raise ProvisionError in the place of the SDK's errors, with what was being done."""
+    """Context manager: translate the SDK's exceptions to ProvisionError, with `doing` in the message."""
     return api_calls.translate_errors(translate_error, doing, clock)

@@ -1,6 +1,6 @@
-"""Custom jobs that carry our labels, of every owner, and how to end them: for `cloudgpu gc`.
+"""Find and cancel custom jobs labelled by cloudgpu, of all owners, for `cloudgpu gc`.
 
-A custom job is all that a launch makes. One that has ended is a record: it costs nothing, and stays.
+A launch creates one custom job and nothing else. Ended jobs are kept as records, which cost nothing.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ _REGIONS_AT_ONCE = 8
 
 
 def find(regions: Sequence[str], clients: vertex.Clients | None = None) -> Found:
-    """Of every owner, in these regions (none: all that Vertex AI has); a call for each. Raises ProvisionError."""
+    """Return the live jobs of every owner in these regions (none: all), with one call for each. Raises
+    ProvisionError."""
     sightings = Sightings(clients or vertex.Clients())
     known = vertex.regions()
     for region in regions:
@@ -39,7 +40,8 @@ def find(regions: Sequence[str], clients: vertex.Clients | None = None) -> Found
                 missed[region] = str(error)
                 refusals.append(error)
             if number == _REGIONS_AT_ONCE and [one.error_class for one in refusals] == ["transient"] * number:
-                # It is the network, or credentials, and not so many regions: each of the others would take minutes.
+                # Probably the network or the credentials fail: give up, as each of the other regions would take
+                # minutes, too.
                 pool.shutdown(wait=False, cancel_futures=True)
                 raise refusals[0]
     if len(refusals) == len(asked):
@@ -48,7 +50,7 @@ def find(regions: Sequence[str], clients: vertex.Clients | None = None) -> Found
 
 
 def remove(leftover: Leftover, clients: vertex.Clients | None = None) -> None:
-    """Cancel it; idempotent; returns when nothing of it bills any more. Raises ProvisionError."""
+    """Cancel its jobs. Idempotent; returns when nothing is billed any more. Raises ProvisionError."""
     clients = clients or vertex.Clients()
     for region in leftover.regions:
         names = [thing.id for thing in leftover.things if thing.region == region]

@@ -1,7 +1,8 @@
-"""The container image of a job that names none: images.csv says which.
+"""Default container images, from images.csv, for jobs that name none.
 
-Vertex AI's own prebuilt training images have Python 3.10 at most, and the agent needs 3.11: so these are others.
-Source: "Prebuilt containers for serverless training"; "Create a serverless training job" on where images may be.
+Vertex AI's prebuilt training images have at most Python 3.10, but the agent needs 3.11: therefore other images are
+used. Sources: "Prebuilt containers for serverless training"; "Create a serverless training job" for the allowed
+registries.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ _NONE, _ANY = "-", "*"
 
 
 def default_image(machine_type: str, architecture: str, accelerator: str | None) -> str:
-    """For a machine with this accelerator. Raises ProvisionError where a job has to name its own image."""
+    """Return the default image for a machine. Raises ProvisionError if there is none, so that the job must name one."""
     if architecture != "x86_64":
         message = f"{machine_type} is {architecture}, for which there is no image: name one with `image:`"
         raise ProvisionError("not_offered", message, scope="cloud", code="NoImage")
@@ -27,6 +28,6 @@ def default_image(machine_type: str, architecture: str, accelerator: str | None)
 
 @functools.cache
 def _images() -> dict[str, str]:
-    """Accelerator, "-" for none, "*" for any other -> image."""
+    """Return accelerator ("-": none, "*": any other) -> image."""
     with _TABLE.open(encoding="utf-8", newline="") as file:
         return {name: row["image"] for row in csv.DictReader(file, strict=True) for name in row["accelerators"].split()}

@@ -1,4 +1,4 @@
-"""gRPC in the open, to this very machine: for tests. gRPC itself sends credentials over TLS only."""
+"""Unencrypted gRPC channel to the loopback, for tests; gRPC itself sends credentials over TLS only."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ if TYPE_CHECKING:
 
 
 def plain_transport(target: str, credentials: Credentials) -> JobServiceGrpcTransport:
-    """`target`: host and port, on the loopback: whoever calls this has made sure of it."""
+    """Return an unencrypted transport. `target`: host and port; the caller must ensure that it is on the loopback."""
     from google.cloud.aiplatform_v1.services.job_service.transports.grpc import JobServiceGrpcTransport
 
-    options = [("grpc.enable_http_proxy", 0)]  # no proxy is between this machine and itself
+    options = [("grpc.enable_http_proxy", 0)]  # no proxy for the loopback
     channel = grpc.intercept_channel(grpc.insecure_channel(target, options), _Bearer(credentials))
     return JobServiceGrpcTransport(channel=channel)
 
@@ -32,7 +32,7 @@ class _Details(NamedTuple):
 
 
 class _Bearer(grpc.UnaryUnaryClientInterceptor):  # type: ignore[misc,type-arg,unused-ignore]
-    """Puts the token into the headers of each call."""
+    """Interceptor that adds the access token to the metadata of each call."""
 
     def __init__(self, credentials: Credentials) -> None:
         self._credentials = credentials
@@ -41,7 +41,7 @@ class _Bearer(grpc.UnaryUnaryClientInterceptor):  # type: ignore[misc,type-arg,u
     def intercept_unary_unary(
         self,
         continuation: Callable[[Any, Any], Any],
-        client_call_details: Any,  # as gRPC hands it on
+        client_call_details: Any,  # gRPC's type
         request: Any,
     ) -> Any:
         from google.auth.transport.requests import Request

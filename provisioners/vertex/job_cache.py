@@ -1,4 +1,5 @@
-"""What is there on Vertex AI, and what it means: one list of a region for all jobs of a process, for a short time."""
+"""Cache of Vertex AI's job lists, one call for each region shared by all jobs of a process, and mapping to node
+states."""
 
 from __future__ import annotations
 
@@ -20,7 +21,7 @@ from .request import MARKET
 if TYPE_CHECKING:
     from google.cloud import aiplatform_v1
 
-# The phase of each state. What is being cancelled still runs, and bills.
+# Job state -> phase. A job that is being cancelled still runs and is billed.
 _PHASES: dict[str, Literal["pending", "running", "gone"]] = {
     "QUEUED": "pending",
     "PENDING": "pending",
@@ -35,41 +36,42 @@ _PHASES: dict[str, Literal["pending", "running", "gone"]] = {
     "PARTIALLY_SUCCEEDED": "gone",
 }
 _LIVE = " AND ".join(f'state!="JOB_STATE_{state}"' for state in ("SUCCEEDED", "FAILED", "CANCELLED"))
-"""Jobs stay in lists for ever: a filter keeps those that have ended out of them."""
+"""Filter for jobs that have not ended; ended jobs stay in lists forever."""
 _FIELDS = ("name", "state", "create_time", "start_time", "end_time", "error", "labels")
-"""What is read of a job in a list: not its commands, which are most of it."""
+"""Field mask of lists; it leaves out the commands, which are most of a job's size."""
 _PAGE = 100
 _REFUSALS = frozenset({"capacity", "quota", "not_offered", "auth", "invalid"})
 _RAN = re.compile(r"\breplicas?\b.*\b(exited|ran)\b|non-zero status", re.IGNORECASE)
-"""A program's end. Containers may run before all machines are there, and with them the job's start."""
+"""Message about the exit of a program. Programs may exit before the job has started: containers run as soon as their
+machines are ready."""
 _NO_PLACE = re.compile(r"non-zero status of 3\b")
-"""The agent ends so where another machine has its node's place in the job dir: runtime/agent/agent.py, CLAIMED."""
+"""Exit code of the agent if another machine has claimed its node in the job dir: runtime/agent/agent.py, CLAIMED."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sighting:
-    """A custom job as it was last seen."""
+    """Custom job as last listed."""
 
     name: str
     """`projects/NUMBER/locations/REGION/customJobs/ID`."""
     state: str
-    """Vertex AI's word without `JOB_STATE_`."""
+    """Vertex AI's JobState without `JOB_STATE_`."""
     tags: Mapping[str, str]
     replicas: Mapping[str, str]
-    """node -> `workerpool1-0`."""
+    """Node -> replica, e.g. `workerpool1-0`."""
     market: str
     created: float
-    """Epoch seconds; also `ended`."""
+    """Epoch seconds, like `ended`."""
     started: bool
-    """It ran: all of its machines were there."""
+    """True if it has a start time, i.e. it got all of its machines."""
     ended: float | None
     code: int
-    """Of google.rpc.Code; 0: no error."""
+    """Value of google.rpc.Code; 0: no error."""
     message: str
 
     @property
     def token(self) -> str:
-        """Of the launch."""
+        """Return the token of its launch; "": the label is missing."""
         return self.tags.get(tags.TOKEN, "")
 
     @property
@@ -82,25 +84,26 @@ class Sighting:
 
     @property
     def is_waiting(self) -> bool:
-        """For machines; nothing bills."""
+        """Return whether it waits for machines."""
         return _PHASES.get(self.state, "running") == "pending"
 
     @property
     def found_no_place(self) -> bool:
-        """It has failed since another job had its nodes' places in the job dir."""
+        """Return whether it failed because another job had claimed its nodes in the job dir."""
         return self.state == "FAILED" and bool(_NO_PLACE.search(self.message))
 
     @property
     def has_run(self) -> bool:
-        """It has ended by itself, and its nodes had their places: any other job of its launch finds them taken."""
+        """Return whether it ended by itself after claiming its nodes; no other job of its launch can claim them
+        then."""
         return self.started and self.state in {"SUCCEEDED", "FAILED"} and not self.found_no_place
 
     def machines(self) -> dict[str, str]:
-        """node -> what names its replica to the target."""
+        """Return node -> machine id (job name and replica)."""
         return {node: f"{self.name}/{replica}" for node, replica in self.replicas.items()}
 
     def as_node(self, node: str) -> NodeState:
-        """What it means for any of its nodes."""
+        """Return the state of one of its nodes."""
         phase = _PHASES.get(self.state, "running")
         detail = "" if self.state == "RUNNING" else ": ".join(part for part in (self.state, self.message) if part)
         if self.found_no_place:
@@ -113,40 +116,40 @@ class Sighting:
         return NodeState(node, phase, detail, refused=error if error.error_class in _REFUSALS else None)
 
     def _meaning(self) -> ProvisionError | None:
-        """Of that with which the job has failed; None: it has not, or a program has."""
+        """Return the error with which the job failed; None if it did not fail, or because of a program's exit code."""
         if self.state == "EXPIRED" and not self.started:
             message = f"a job in {self.region} was not given its machines in time"
             return ProvisionError("capacity", message, scope="region", code=self.state)
         if self.state != "FAILED" or not self.code or _RAN.search(self.message):
             return None
         doing = f"run a job in {self.region}"
-        # An unknown error of a job that ran is not a lack of capacity.
+        # An unknown error counts as lack of capacity only if the job never started.
         code, is_operation = str(self.code), not self.started
         return classify("vertex", code=code, message=self.message, doing=doing, is_operation=is_operation)
 
 
 class Sightings:
-    """Looks at all jobs of an owner, or of a launch, that have not ended."""
+    """Lists of custom jobs, cached by owner and shared by all jobs of the process. Thread-safe."""
 
     def __init__(self, clients: Clients) -> None:
         self._clients = clients
         self._cache = PollCache(self._ask, clients.clock)
 
     def of_owner(self, region: str, owner: str, *, since: float | None = None) -> list[Sighting]:
-        """Those that have not ended, the oldest first; `since` as in PollCache.get(). Raises ProvisionError."""
+        """Return an owner's live jobs, oldest first. `since`: as in PollCache.get(). Raises ProvisionError."""
         return self._cache.get((region, tags.OWNER, owner), since=since)
 
     def of_token(self, region: str, token: str, *, live: bool = True) -> list[Sighting]:
-        """Those of one launch, always looked at afresh; with `live` false also those that have ended."""
+        """Return the live jobs of one launch, uncached; if `live` is False also ended ones. Raises ProvisionError."""
         where = _label(tags.TOKEN, token)
         return self._list(region, f"{where} AND {_LIVE}" if live else where)
 
     def of_everybody(self, region: str) -> list[Sighting]:
-        """Those of all owners that have not ended, always looked at afresh. Raises ProvisionError."""
+        """Return the live jobs of all owners, uncached. Raises ProvisionError."""
         return self._list(region, f"labels.{tags.OWNER}:* AND {_LIVE}")
 
     def named(self, name: str) -> Sighting | None:
-        """The job as it is now; None: there is none of this name. Raises ProvisionError."""
+        """Return the current state of a job, uncached; None: there is none of this name. Raises ProvisionError."""
         jobs = self._clients.jobs(name.split("/")[3])
         from google.api_core.exceptions import NotFound
 
@@ -164,8 +167,9 @@ class Sightings:
         return self._list(region, f"{_label(label, value)} AND {_LIVE}")
 
     def _list(self, region: str, where: str) -> list[Sighting]:
-        """Page by page, each with its own patience; a half list is none. Where Vertex AI is not there are no jobs."""
-        jobs, parent = self._clients.jobs(region), self._clients.parent(region)  # without the SDK: says so
+        """List jobs, oldest first; each page is retried separately. [] if the region has no Vertex AI. Raises
+        ProvisionError."""
+        jobs, parent = self._clients.jobs(region), self._clients.parent(region)  # raises if the SDK is missing
         from google.api_core.exceptions import NotFound
         from google.cloud import aiplatform_v1
 
@@ -189,12 +193,12 @@ class Sightings:
 
 
 def in_order(found: Iterable[Sighting]) -> list[Sighting]:
-    """The oldest first; of the same moment by name, so that everybody comes to the same order."""
+    """Sort jobs by creation time, then by name, so that the order is the same in every process."""
     return sorted(found, key=lambda one: (one.created, one.name))
 
 
 def sighting(job: aiplatform_v1.CustomJob) -> Sighting:
-    """From Vertex AI's answer."""
+    """Parse a job of Vertex AI's answer."""
     known = dict(job.labels)
     return Sighting(
         name=job.name,
@@ -211,11 +215,11 @@ def sighting(job: aiplatform_v1.CustomJob) -> Sighting:
 
 
 def _epoch(moment: object) -> float | None:
-    """proto-plus gives a datetime, or None for a field that is not set."""
+    """Return epoch seconds of a proto-plus datetime; None if the field is not set."""
     stamp = getattr(moment, "timestamp", None)
     return None if stamp is None else float(stamp())
 
 
 def _label(key: str, value: str) -> str:
-    """As the API reference of customJobs.list writes it; a label's value holds nothing that needs quotes."""
+    """Return a filter by label, as in the API reference of customJobs.list; label values need no quotes."""
     return f"labels.{key}={labels.encode(value)}"

@@ -1,7 +1,7 @@
-"""One launch: the custom job is looked for, and created if there is none.
+"""Launch of a custom job: find it by the launch's token, or create it.
 
-CreateCustomJob knows no request id. So what an unanswered call has come to is found by the launch's token, which is a
-label of the job: nothing is created again before that was looked for, for a while.
+CreateCustomJob has no request id, so that it is not idempotent. The launch's token is therefore a label of the job:
+after a call without an answer the job is searched for UNSEEN_S before it is created again.
 """
 
 from __future__ import annotations
@@ -23,30 +23,31 @@ from .teardown import keep_one
 log = logging.getLogger("cloudgpu.provisioners.vertex")
 
 UNSEEN_S = 20.0
-"""So long a new job may be missing in lists (unverified)."""
+"""Seconds for which a new job may be missing from lists (unverified)."""
 DOUBT_S = 120.0
-"""So long whoever ends a launch looks for a job that nobody has seen, after a call without an answer."""
+"""Seconds for which, after a create call without an answer, terminate() searches for a job that was not listed."""
 _POLL_S = 2.0
 
 
 @dataclass(slots=True)
 class Launch:
-    """A request on its way. run() is called once."""
+    """Launch of one request. run() is called once."""
 
     clients: Clients
     sightings: Sightings
     request: LaunchRequest
     on_asked: Callable[[], None]
-    """Called before a job may come to be."""
+    """Called before a create call."""
     on_answered: Callable[[], None]
-    """Called when it is known what came of that."""
+    """Called when the outcome of all create calls is known."""
     doubtful: float | None = None
-    """Epoch seconds until which a list may still show another job: one whose creation was not answered."""
+    """Epoch seconds until which another job of the launch may appear in lists, from an unanswered create call; None:
+    none."""
     is_fresh: bool = False
-    """This call has created the job, as Allocation.is_fresh says."""
+    """True if this call created the job (Allocation.is_fresh)."""
 
     def run(self) -> Sighting:
-        """The job, new or not. Raises ProvisionError; then there is none of this launch, or it is not known."""
+        """Return the launch's job, existing or new. Raises ProvisionError; there is then no job, or that is unknown."""
         body = self._body()
         found = self._find()
         if found is not None:
@@ -55,7 +56,9 @@ class Launch:
         return retry(lambda: self._create(json.dumps(body)), timeout_s=PATIENCE_S, clock=self.clients.clock)
 
     def _body(self) -> dict[str, Any]:
-        """What cannot be asked for was asked for by nobody: whoever called before came to the same."""
+        """Return the request's body. Raises ProvisionError if it is invalid.
+
+        The body is deterministic: if it is invalid now, no earlier call can have created a job."""
         google = self.clients.google
         try:
             return custom_job(self.request, read_settings(google.service_account, google.storage_endpoint))
@@ -64,7 +67,7 @@ class Launch:
             raise
 
     def _check_quotas(self) -> None:
-        """A job that its quota can never hold would wait in the queue. Raises ProvisionError(quota)."""
+        """Raise ProvisionError(quota) if the job exceeds its quota; Vertex AI would leave it in the queue."""
         request = self.request
         try:
             quotas.check(
@@ -79,12 +82,13 @@ class Launch:
             raise
 
     def _find(self) -> Sighting | None:
-        """Also if it has ended: what was started once is not started again."""
+        """Return the launch's job, even if it has ended, since it must not be started again; None: there is none."""
         return keep_one(self.clients, self.sightings.of_token(self.request.region, self.request.token, live=False))
 
     def _create(self, body: str) -> Sighting:
-        """Sent once. Raises ProvisionError; if it is `throttled` or `transient` there is no job, so far as can be seen:
-        it may be called again."""
+        """Send the create call once and return the job. Raises ProvisionError.
+
+        After `throttled` or `transient` no job is listed, and the call may be retried."""
         from google.cloud import aiplatform_v1
 
         request, clock = self.request, self.clients.clock
@@ -98,7 +102,7 @@ class Launch:
                 made = jobs.create_custom_job(parent=parent, custom_job=job, timeout=WRITE_S, retry=None)
         except ProvisionError as error:
             if error.error_class not in UNKNOWN:
-                if self.doubtful is None:  # else what an earlier call has made may yet be seen
+                if self.doubtful is None:  # otherwise a job of an earlier call may still appear
                     self.on_answered()
                 raise
             with mark_may_have_created():
@@ -115,7 +119,7 @@ class Launch:
         return sighting(made)
 
     def _look_for(self) -> Sighting | None:
-        """What a call without an answer has made; None: it cannot be seen within UNSEEN_S."""
+        """Return the job that an unanswered call created; None if none is listed within UNSEEN_S."""
         clock = self.clients.clock
         until = clock.monotonic() + UNSEEN_S
         while True:

@@ -1,7 +1,7 @@
-"""The target `vertex`: every attempt is one custom job of Vertex AI, every node a replica of it. See docs/vertex.md.
+"""Provisioner of the target `vertex`: an attempt is one custom job, a node a replica of it. See docs/vertex.md.
 
-The job is all that a launch makes. It is labelled with owner, job, attempt and token, and found by them. Nothing is
-remembered here but what was seen a moment ago: any process may call any verb at any time.
+A launch creates the custom job and nothing else. It is labelled with owner, job, attempt and token, and found by them.
+The process keeps only caches: any process may call any method at any time.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ log = logging.getLogger("cloudgpu.provisioners.vertex")
 
 TARGET = "vertex"
 JOB, DOUBTFUL = "job", "doubtful"
-"""Keys of Allocation.details: the custom job's full name, and as Launch.doubtful."""
+"""Keys of Allocation.details: the custom job's full name, and the value of Launch.doubtful."""
 QUEUE_S = 600.0
-"""A job that is QUEUED for so long waits for quota: that is brief unless the project's is used up. Source: "Understand
-the serverless training service"."""
+"""Seconds after which a QUEUED job counts as refused: jobs are queued only briefly unless the quota is used up. Source:
+"Understand the serverless training service"."""
 PENDING_S = 3_600.0
-"""A job that is PENDING for so long does not get its machines. Those that are there run meanwhile, and are paid for:
-containers are started as their machines come (same source)."""
+"""Seconds after which a PENDING job counts as lacking capacity. Machines that it already has run meanwhile and are
+billed, since containers start as soon as their machines are ready (same source)."""
 _LOOKED_FOR = (
     "it ended, for another job of this launch has the node's place in the job dir; no list shows that one yet, and it "
     "is looked for"
@@ -47,18 +47,19 @@ _PATIENCE_S = {"QUEUED": QUEUE_S, "PENDING": PENDING_S}
 
 
 class VertexProvisioner:
-    """Custom jobs. One for all jobs of a process (shared()); any thread may call any verb."""
+    """Provisioner of custom jobs, shared by all jobs of a process (shared()). Thread-safe."""
 
     def __init__(self, clock: Clock | None = None) -> None:
         self._clients = Clients(clock)
         self._sightings = Sightings(self._clients)
         self._lock = threading.Lock()
         self._answered: dict[str, bool] = {}
-        """token -> whether it is known what came of every call that may have made a job; absent: nobody here called."""
+        """Token -> whether the outcome of every create call is known; absent: no create call in this process."""
 
     @api_calls.renewing
     def launch(self, request: LaunchRequest) -> Allocation:
-        """Have the job, which waits for its machines by itself. Idempotent: see Launch. Two calls, if all is well."""
+        """Create the custom job, which itself waits for its machines. Idempotent, see Launch. Two calls without errors.
+        Raises ProvisionError."""
         ACCOUNTS.check(request.account, self._own)
         token = request.token
         with self._lock:
@@ -85,8 +86,9 @@ class VertexProvisioner:
 
     @api_calls.renewing
     def observe(self, allocation: Allocation) -> list[NodeState]:
-        """Vertex AI's state of the job, at most a few seconds old; one list of the region for all who ask within that
-        time, and a call more for a job that has ended, or is not in the list yet."""
+        """Return the nodes' states, at most a few seconds old. Raises ProvisionError.
+
+        Jobs share one cached list of each region; a job that has ended, or is not listed yet, takes another call."""
         self._check(allocation)
         job = self._job(allocation) if allocation.machines else None
         if job is not None and self._is_stuck(job):
@@ -99,11 +101,11 @@ class VertexProvisioner:
 
     @api_calls.renewing
     def terminate(self, allocation: Allocation) -> Ended:
-        """Cancel every job under the token, also what the allocation does not name. Raises ProvisionError(transient) if
-        one is still ending after some minutes: call again.
+        """Cancel every job labelled with the token, even if the allocation does not name it.
 
-        Where it is not known what came of the call that creates it, the job is looked for for some seconds: a list may
-        show it late. Once one job of the launch has run, another would find its nodes' places taken and end by itself.
+        Raises ProvisionError(transient) if a job has not ended after some minutes: retry then. If the outcome of a
+        create call is unknown, this searches for some time for a job that lists may show late. That is skipped once a
+        job of the launch has run: another one could not claim its nodes and would end by itself.
         """
         self._check(allocation)
         region, name = allocation.region, allocation.details.get(JOB)
@@ -123,7 +125,8 @@ class VertexProvisioner:
 
     @api_calls.renewing
     def remove(self, allocation: Allocation, nodes: Collection[str]) -> None:
-        """All nodes or none: Vertex AI ends a job, not a replica of it. Raises ProvisionError(invalid) for some."""
+        """Cancel the job if `nodes` are all of its nodes. Raises ProvisionError(invalid) for a part: replicas cannot be
+        ended."""
         self._check(allocation)
         if not nodes:
             return
@@ -135,10 +138,10 @@ class VertexProvisioner:
 
     @api_calls.renewing
     def find(self, owner: Owner) -> list[Allocation]:
-        """Every launch whose job has not ended, in all regions: a call each.
+        """Return every launch whose job has not ended, in all regions, with one call for each.
 
-        Regions that the account may not use are left out, with a warning, if it may use any. Any other region that does
-        not answer makes it fail: what is there is then not known.
+        Regions that the account may not use are left out with a warning. Raises ProvisionError if that is all of them,
+        or if any other region does not answer, since its launches would be unknown.
         """
         return allocations.in_regions(
             regions(), lambda region: self._find_in(region, owner), lambda error: error.error_class == "auth"
@@ -146,7 +149,7 @@ class VertexProvisioner:
 
     @api_calls.renewing
     def account(self) -> str:
-        """The project's id: a setting, for which no call is made."""
+        """Return the project's id, from the settings without a call."""
         return self._own()
 
     @api_calls.renewing
@@ -154,8 +157,8 @@ class VertexProvisioner:
         """See Provisioner."""
         ACCOUNTS.check(account, self._own)
 
-    def price(self, offer: Offer) -> Decimal | None:  # noqa: ARG002 - no offer's is known
-        """None: Vertex AI's fee on top of Compute Engine's prices is published for people only."""
+    def price(self, offer: Offer) -> Decimal | None:  # noqa: ARG002 - required by the protocol
+        """Return None: Vertex AI's fee on top of Compute Engine's prices is not available from an API."""
         return None
 
     # -- helpers
@@ -173,11 +176,11 @@ class VertexProvisioner:
             self._answered[token] = answered
 
     def _doubt_s(self, allocation: Allocation) -> float:
-        """Seconds for which a list may yet show another job of the launch; 0 or less: none."""
+        """Return the seconds for which another job of the launch may still appear in lists; 0 or less: none can."""
         return float(allocation.details.get(DOUBTFUL, "0")) - self._clients.clock.now()
 
     def _job(self, allocation: Allocation) -> Sighting | None:
-        """The one that counts, should there be several; None: there is none any more."""
+        """Return the allocation's job, after ending duplicates; None: there is none any more. Raises ProvisionError."""
         region, owner, name = allocation.region, allocation.owner, allocation.details.get(JOB)
         if not region:
             message = f"the region of launch {allocation.token} is not known: it can be ended, not watched"
@@ -196,8 +199,9 @@ class VertexProvisioner:
         return job.market != "flex-start" and age > _PATIENCE_S.get(job.state, math.inf)
 
     def _give_up(self, allocation: Allocation, job: Sighting) -> list[NodeState]:
-        """Neither a quota nor a machine is waited for without end. What ran after all, in the moment when it was
-        cancelled, is not refused."""
+        """Cancel a job that waited too long for quota or machines, and return refused states.
+
+        If it started just before it was cancelled, its nodes are not refused."""
         Ending(self._clients, self._sightings, job.region, job.token, [job.name]).run()
         ended = self._sightings.named(job.name)
         if ended is not None and ended.started:
@@ -209,7 +213,7 @@ class VertexProvisioner:
         since = self._clients.clock.monotonic()
         launches: dict[str, Sighting] = {}
         for one in reversed(self._sightings.of_owner(region, owner.name, since=since)):
-            launches[one.token] = one  # of several the oldest
+            launches[one.token] = one  # the oldest overwrites others
         account = self._own()
         return [
             dataclasses.replace(
@@ -223,7 +227,7 @@ class VertexProvisioner:
 
 
 def _stuck(job: Sighting) -> ProvisionError:
-    """What it means that a job was in one state for longer than _PATIENCE_S."""
+    """Return the error for a job that was in one state for longer than _PATIENCE_S."""
     if job.state == "QUEUED":
         message = (
             f"the job was in Vertex AI's queue for more than {QUEUE_S:.0f} s: the quota for training in {job.region} "
@@ -241,4 +245,4 @@ def _stuck(job: Sighting) -> ProvisionError:
 shared = PerSettings(
     VertexProvisioner, "GOOGLE_", "CLOUDSDK_", "CLOUDGPU_GCP_", "CLOUDGPU_VERTEX_", "STORAGE_EMULATOR_HOST"
 )
-"""The one of this process, so that its jobs share what was seen; another once the settings are others."""
+"""Return the process's shared provisioner, so that its jobs share caches; another one if the settings change."""

@@ -1,4 +1,4 @@
-"""From what is asked for to a CustomJob, as the REST API has it. Pure: it can be printed, and is what tests look at."""
+"""Build the REST body of a CustomJob from a launch request. Pure functions, for tests and for display."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from . import worker_pools
 from .images import default_image
 
 MARKET = "cloudgpu-market"
-"""A label of ours beside those of tags.py: a job in a list does not tell its strategy."""
+"""Label with the job's market, in addition to those of tags.py: lists do not contain the job's strategy."""
 NETWORK = "CLOUDGPU_VERTEX_NETWORK"
 RESERVATION = "CLOUDGPU_VERTEX_RESERVATION"
 _STRATEGIES = {
@@ -29,15 +29,15 @@ _STRATEGIES = {
     "flex-start": "FLEX_START",
 }
 _MIN_DISK_GB = 100
-"""Of a boot disk: API reference, DiskSpec."""
+"""Smallest boot disk. Source: API reference, DiskSpec."""
 MAX_FLEX_S = 7 * 86_400
-"""So long a flex-start job may run: "Schedule training jobs based on resource availability"."""
+"""Maximum run time of a flex-start job: "Schedule training jobs based on resource availability"."""
 MAX_RUN_S = 30 * 86_400
-"""The longest timeout that is asked for. What Vertex AI takes at most is written nowhere; its default is 7 days."""
+"""Longest timeout that is requested. Vertex AI's maximum is not documented; its default is 7 days."""
 _GRACE_S = 600
-"""A container ends itself at its lifetime; Vertex AI ends the job so much later, should it not."""
+"""Margin of Vertex AI's timeout over the lifetime, at which the container normally ends itself."""
 MAX_WAIT_S = 86_400
-"""So long one waits for its machines: the service's own default, said aloud."""
+"""Longest wait of a flex-start job for its machines: the service's default, set explicitly."""
 _MAX_NAME = 128
 _NETWORK = re.compile(r"projects/[^/]+/global/networks/[^/]+")
 _RESERVATION = re.compile(r"projects/[^/]+/zones/(?P<region>[a-z0-9-]+)-[a-z]/reservations/[^/]+")
@@ -46,11 +46,11 @@ _KEY = "compute.googleapis.com/reservation-name"
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What a launch takes from the environment and the account."""
+    """Settings of a launch from the environment and the account."""
 
     service_account: str
     storage_endpoint: str | None = None
-    """A test's Cloud Storage, on this machine; None: Google's own."""
+    """Endpoint of Cloud Storage on the loopback, for tests; None: Google's real endpoint."""
     network: str = ""
     """`projects/NUMBER/global/networks/NAME` that jobs are peered with; "": none."""
     reservations: tuple[str, ...] = ()
@@ -58,7 +58,7 @@ class Settings:
 
 
 def read_settings(service_account: str, storage_endpoint: str | None) -> Settings:
-    """Raises ProvisionError for a variable that cannot be what it is to be."""
+    """Read the settings from the environment. Raises ProvisionError for an invalid variable."""
     network = os.environ.get(NETWORK, "")
     if network and not _NETWORK.fullmatch(network):
         message = f"{NETWORK}={network}: expected projects/PROJECT_NUMBER/global/networks/NAME"
@@ -72,11 +72,11 @@ def read_settings(service_account: str, storage_endpoint: str | None) -> Setting
 
 
 def custom_job(request: LaunchRequest, settings: Settings) -> dict[str, Any]:
-    """The body of customJobs.create. Raises ProvisionError for what no custom job can be."""
+    """Return the body of customJobs.create. Raises ProvisionError if the request does not fit a custom job."""
     check_request(request)
     placed = worker_pools.pools_of(request.nodes)
     command, args = _command(request, settings, placed)
-    specs: list[dict[str, Any]] = [{} for _ in range(placed[-1].index + 1)]  # an empty one is a pool that is skipped
+    specs: list[dict[str, Any]] = [{} for _ in range(placed[-1].index + 1)]  # {}: the pool is skipped
     for pool in placed:
         specs[pool.index] = {
             "machineSpec": _machine(request, pool.nodes[0], settings),
@@ -100,7 +100,8 @@ def custom_job(request: LaunchRequest, settings: Settings) -> dict[str, Any]:
 
 
 def check_request(request: LaunchRequest) -> None:
-    """Raises ProvisionError for a market that there is not, and for an agent that does not fit the machines."""
+    """Raise ProvisionError if Vertex AI does not have the market, or the agent file or market does not fit the
+    machines."""
     if request.market not in _STRATEGIES:
         raise ProvisionError("invalid", f"Vertex AI has no market {request.market}", scope="cloud")
     check_agent(request, lambda node: _type(node).arch)
@@ -141,12 +142,13 @@ def _machine(request: LaunchRequest, node: NodeRequest, settings: Settings) -> d
 
 
 def _is_reserved(request: LaunchRequest, node: NodeRequest) -> bool:
-    """Who reserves GPUs has no reservation for the parameter servers beside them."""
+    """Return whether a node uses the reservation: in a job with GPUs only the nodes that have GPUs do."""
     return node.accelerator is not None or all(one.accelerator is None for one in request.nodes)
 
 
 def _affinity(region: str, settings: Settings) -> dict[str, Any]:
-    """A reservation by name: with `any`, Vertex AI would fall back to machines that nobody has reserved."""
+    """Return the affinity to a named reservation; with `any`, Vertex AI would fall back to machines without
+    reservation."""
     for name in settings.reservations:
         found = _RESERVATION.fullmatch(name)
         if found is not None and found["region"] == region:
@@ -161,8 +163,8 @@ def _image(request: LaunchRequest, node: NodeRequest) -> str:
 
 
 def _scheduling(request: LaunchRequest) -> dict[str, Any]:
-    """No retries by the service: a container that it starts again has an empty disk and finds its place taken; the
-    supervisor makes attempts."""
+    """Return the scheduling options. The service's retries are disabled, since the supervisor makes new attempts: a
+    restarted container has an empty disk and cannot claim its node again."""
     life_s = _life_s(request)
     scheduling: dict[str, Any] = {
         "strategy": _STRATEGIES[request.market],
@@ -177,7 +179,7 @@ def _scheduling(request: LaunchRequest) -> dict[str, Any]:
 
 
 def _life_s(request: LaunchRequest) -> int | None:
-    """How long a container may run; None: as long as Vertex AI's default lets it."""
+    """Return the maximum run time of a container in seconds; None: Vertex AI's default."""
     flex = request.market == "flex-start"
     longest = (MAX_FLEX_S if flex else MAX_RUN_S) - _GRACE_S
     if request.lifetime_s is None:

@@ -1,6 +1,6 @@
-"""The end of custom jobs: they are cancelled, and stay as records that nothing is paid for.
+"""Teardown of custom jobs: cancel them. They remain as records, which are not billed.
 
-A record is also what tells a later launch() that the job was started once.
+By its record a later launch() detects that the job was started before.
 """
 
 from __future__ import annotations
@@ -16,26 +16,27 @@ from .job_cache import Sighting, Sightings
 log = logging.getLogger("cloudgpu.provisioners.vertex")
 
 PATIENCE_S = 300.0
-"""So long a cancelled job is waited for to end. Whoever wants it gone then asks again."""
+"""Timeout in seconds for the end of a cancelled job. The caller then retries."""
 _POLL_S = 3.0
 
 
 @dataclass(frozen=True, slots=True)
 class Ending:
-    """What is to end, in one region. Every step may be repeated; nothing is done for what is gone."""
+    """Teardown of one launch in one region. All steps are idempotent."""
 
     clients: Clients
     sightings: Sightings
     region: str
     token: str
-    """"" if nobody knows it: then only what is named is ended."""
+    """"": unknown; only the jobs in `names` are then cancelled."""
     names: Collection[str] = ()
-    """Jobs that somebody knows of: they are ended also if no list shows them yet."""
+    """Job names from the allocation: cancelled even if lists do not show them yet."""
     unseen_s: float = 0.0
-    """So long it may be that a list does not show a job whose creation nobody has an answer to."""
+    """Seconds for which to search for a job from an unanswered create call."""
 
     def run(self) -> Ended:
-        """Cancel all of it; returns when nothing bills any more. Raises ProvisionError, and may then be run again."""
+        """Cancel all jobs of the launch; return when nothing is billed any more. Raises ProvisionError; may be retried
+        then."""
         clock = self.clients.clock
         begun = clock.monotonic()
         cancelled: set[str] = set()
@@ -57,7 +58,7 @@ class Ending:
             clock.sleep(_POLL_S)
 
     def _found(self) -> list[Sighting]:
-        """All jobs of the launch, also those that have ended."""
+        """Return all jobs of the launch, including ended ones."""
         listed = self.sightings.of_token(self.region, self.token, live=False) if self.token else []
         seen = {one.name for one in listed}
         hidden = [self.sightings.named(name) for name in self.names if name not in seen]
@@ -65,10 +66,10 @@ class Ending:
 
 
 def keep_one(clients: Clients, found: list[Sighting]) -> Sighting | None:
-    """Of the jobs of one launch, the oldest first: the one that counts. The others, should there be any, are ended.
+    """Choose the job to keep (the oldest live one, else the oldest), and end duplicates; None if `found` is empty.
 
-    There is a second one if the list did not show, for a long time, a job whose creation was not answered. Its nodes
-    find their places in the job dir taken. A record of one that has ended is deleted: it tells nothing.
+    A duplicate exists if a job from an unanswered create call appeared in lists too late. It cannot claim its nodes in
+    the job dir. Live duplicates are cancelled; records of ended ones are deleted.
     """
     if not found:
         return None
@@ -85,7 +86,7 @@ def keep_one(clients: Clients, found: list[Sighting]) -> Sighting | None:
 
 
 def cancel(clients: Clients, name: str) -> None:
-    """Tell a job to end; one that has ended, or that nobody knows, is nobody's business. Raises ProvisionError."""
+    """Cancel a job. Idempotent; no-op if it has ended or does not exist. Raises ProvisionError."""
     jobs = clients.jobs(name.split("/")[3])
     from google.api_core.exceptions import BadRequest, FailedPrecondition, NotFound
 
@@ -94,7 +95,7 @@ def cancel(clients: Clients, name: str) -> None:
             jobs.cancel_custom_job(name=name, timeout=WRITE_S, retry=None)
         except NotFound:
             return
-        except BadRequest as error:  # over REST also what is FailedPrecondition over gRPC
+        except BadRequest as error:  # over REST this includes FailedPrecondition
             if not isinstance(error, FailedPrecondition) and "FAILED_PRECONDITION" not in _status(error):
                 raise
 
@@ -118,7 +119,7 @@ def _delete(clients: Clients, name: str) -> None:
 
 
 def _status(error: Exception) -> str:
-    """`FAILED_PRECONDITION`, as the wire has it."""
+    """Return the status name in the response, e.g. `FAILED_PRECONDITION`; "": unknown."""
     from google.api_core.exceptions import GoogleAPICallError
 
     from ..gcp.account import reason_of

@@ -1,9 +1,9 @@
-"""Roles as worker pools, and back.
+"""Map nodes to Vertex AI's worker pools, and labels back to nodes.
 
-A custom job has up to four pools with a meaning each: the primary replica, which is one and whose end is the job's
-end; workers; parameter servers; evaluators. The chief is the primary replica; where there is none, the first node is.
-Which node is which replica stands in the job's labels, so that a job found by them tells its nodes.
-Source: "Distributed training" in Vertex AI's documentation.
+A custom job has up to four pools with fixed meanings: the primary replica, a single one whose end is the job's end;
+workers; parameter servers; evaluators. The primary replica is the chief or, without a chief, the first node. The
+mapping is stored in the job's labels, so that the nodes of a job can be read from lists. Source: "Distributed training"
+in Vertex AI's documentation.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from ..base import NodeRequest, ProvisionError
 
 POOLS = ("workerpool0", "workerpool1", "workerpool2", "workerpool3")
-"""As CLUSTER_SPEC names them (its task's type)."""
+"""Names of the pools in CLUSTER_SPEC (type of its task)."""
 _POOL_OF = {"chief": 0, "worker": 1, "parameter_server": 2, "evaluator": 3}
 _LABEL = "cloudgpu-pool"
 _FIRST_INCARNATION = 1
@@ -22,15 +22,16 @@ _FIRST_INCARNATION = 1
 
 @dataclass(frozen=True, slots=True)
 class Pool:
-    """Replicas with the same machine, in order."""
+    """Worker pool: replicas with the same machine type, in order."""
 
     index: int
-    """In POOLS."""
+    """Index in POOLS."""
     nodes: tuple[NodeRequest, ...]
 
 
 def pools_of(nodes: Sequence[NodeRequest]) -> list[Pool]:
-    """Those that have nodes. `nodes` are in rank order. Raises ProvisionError for what no custom job can be."""
+    """Return the pools that have nodes. `nodes`: in rank order. Raises ProvisionError if they do not fit a custom
+    job."""
     if not nodes:
         raise ProvisionError("invalid", "the job has no nodes", scope="cloud")
     chief = next((node for node in nodes if node.role == "chief"), nodes[0])
@@ -45,17 +46,17 @@ def pools_of(nodes: Sequence[NodeRequest]) -> list[Pool]:
 
 
 def replicas(pools: Sequence[Pool]) -> dict[str, list[str]]:
-    """Name of a pool -> its nodes."""
+    """Return pool name -> names of its nodes."""
     return {POOLS[pool.index]: [node.node for node in pool.nodes] for pool in pools}
 
 
 def to_labels(pools: Sequence[Pool]) -> dict[str, str]:
-    """`cloudgpu-pool1: worker-1-8`: role, first index, how many. The values need no escaping."""
+    """Return labels such as `cloudgpu-pool1: worker-1-8` (role, first index, number). The values need no escaping."""
     return {f"{_LABEL}{pool.index}": f"{pool.nodes[0].role}-{pool.nodes[0].index}-{len(pool.nodes)}" for pool in pools}
 
 
 def from_labels(labels: Mapping[str, str]) -> dict[str, str]:
-    """node -> `workerpool1-0`; labels that somebody has changed are left out."""
+    """Parse labels to node -> replica, e.g. `workerpool1-0`; invalid labels are ignored."""
     found: dict[str, str] = {}
     for index, pool in enumerate(POOLS):
         role, first, count = ["", "", *labels.get(f"{_LABEL}{index}", "").rsplit("-", 2)][-3:]
@@ -72,7 +73,7 @@ def _pool_of(node: NodeRequest) -> int:
 
 
 def _check(pool: Pool) -> None:
-    """What to_labels() and a pool take for granted."""
+    """Raise ProvisionError if a pool's nodes are not consecutive, first incarnations or of the same machine type."""
     first = pool.nodes[0]
     for at, node in enumerate(pool.nodes):
         if node.node != f"{first.role}-{first.index + at}.{_FIRST_INCARNATION}":

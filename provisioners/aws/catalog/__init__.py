@@ -1,1 +1,1 @@
-"""Tables, prices and quotas, as AWS has them now."""
+"""Current machine types, prices and quotas of AWS."""

@@ -1,7 +1,7 @@
-"""What machines cost on EC2 now: list prices from the Price List API, Spot prices from the price history.
+"""Current EC2 prices: list prices from the Price List API, Spot prices from the price history.
 
-The Price List is asked type by type (pricing:GetProducts, a few kilobytes an answer): the alternative that needs no
-permission, the bulk offer file, holds every SKU of a region and is hundreds of megabytes.
+The Price List API is queried for each machine type (pricing:GetProducts, a few kilobytes a response). The alternative
+that needs no permission, the bulk offer file, contains every SKU of a region and has hundreds of megabytes.
 """
 
 from __future__ import annotations
@@ -22,43 +22,43 @@ if TYPE_CHECKING:
 _MICRO = Decimal("0.000001")
 _LINUX = "Linux/UNIX"
 _CLOCKS_DIFFER = datetime.timedelta(hours=1)
-"""This computer's clock may be ahead of AWS's, which knows no prices of the future."""
+"""Margin for a clock that is ahead of AWS's; a start time in the future would return no prices."""
 _SOLD_AS = {
     "operatingSystem": "Linux",
     "tenancy": "Shared",
     "preInstalledSw": "NA",
     "capacitystatus": "Used",
 }
-"""Of all a machine type is sold as, what RunInstances gives: no other price is ours."""
+"""Price List attributes of the machines that RunInstances starts; other variants of a type have other prices."""
 
 
 class SpotPrice(NamedTuple):
-    """US dollars an hour of one machine in one zone."""
+    """Spot price of one machine type in one zone."""
 
     machine_type: str
     zone: str
-    """AZ id; or the name, where the account does not tell its id."""
+    """AZ id, or the AZ name if the id is unknown."""
     amount: Decimal
     since: datetime.datetime
-    """When the price began; it holds until it is replaced."""
+    """Time from which the price applies, until a newer one replaces it."""
 
 
 class OddPriceError(OddAnswerError):
-    """The API's answer cannot be a price; the message quotes it."""
+    """The API returned an implausible price; the message quotes it."""
 
 
 def spot_prices(
     ec2: EC2Client, machine_types: Iterable[str], zones: Mapping[str, str], now: datetime.datetime
 ) -> list[SpotPrice]:
-    """The price that holds now of every type in every zone of the region where it is sold as Spot.
+    """Return the current Spot price of each machine type in each zone of the region that has one.
 
     `zones`: AZ name -> AZ id (zone_ids()). Raises botocore's errors, OddPriceError.
     """
     newest: dict[tuple[str, str], SpotPrice] = {}
     pages = ec2.get_paginator("describe_spot_price_history").paginate(
-        InstanceTypes=sorted(machine_types),  # type: ignore[arg-type]  # the stubs list the types of their day
+        InstanceTypes=sorted(machine_types),  # type: ignore[arg-type]  # the stubs lack newer types
         ProductDescriptions=[_LINUX],
-        StartTime=now - _CLOCKS_DIFFER,  # also told: the price that held then, so one is always there
+        StartTime=now - _CLOCKS_DIFFER,  # the price in force then is included
     )
     for page in pages:
         for item in page["SpotPriceHistory"]:
@@ -76,13 +76,13 @@ def spot_prices(
 
 
 def zone_ids(ec2: EC2Client) -> dict[str, str]:
-    """AZ name -> AZ id in this account and region. Raises botocore's errors."""
+    """Return AZ name -> AZ id for this account and region. Raises botocore's errors."""
     answer = ec2.describe_availability_zones()
     return {zone["ZoneName"]: zone["ZoneId"] for zone in answer["AvailabilityZones"]}
 
 
 def on_demand_prices(pricing: PricingClient, machine_type: str) -> dict[str, Decimal]:
-    """region -> US dollars an hour. Raises botocore's errors, OddPriceError."""
+    """Return region -> list price in US dollars an hour. Raises botocore's errors, OddPriceError."""
     filters = {"instanceType": machine_type, **_SOLD_AS}
     pages = pricing.get_paginator("get_products").paginate(
         ServiceCode="AmazonEC2",
@@ -93,7 +93,7 @@ def on_demand_prices(pricing: PricingClient, machine_type: str) -> dict[str, Dec
         for text in page["PriceList"]:
             product = json.loads(text)
             attributes = product["product"]["attributes"]
-            # Capacity Blocks are a product of their own; older answers have no such attribute.
+            # Capacity Blocks are separate products; older responses lack this attribute.
             if attributes.get("marketoption", "OnDemand") != "OnDemand":
                 continue
             for amount in _hourly(product, machine_type):
@@ -104,7 +104,7 @@ def on_demand_prices(pricing: PricingClient, machine_type: str) -> dict[str, Dec
 
 
 def _hourly(product: Mapping[str, Any], machine_type: str) -> Iterator[Decimal]:
-    """Of a product's on-demand terms; one with nothing to pay is no offer (the use of a reservation)."""
+    """Yield the hourly prices of a product's on-demand terms, except zero, which is the use of a reservation."""
     for term in product.get("terms", {}).get("OnDemand", {}).values():
         for dimension in term["priceDimensions"].values():
             if dimension["unit"] == "Hrs":
@@ -124,10 +124,11 @@ def _amount(text: str, machine_type: str, *, free: bool = False) -> Decimal:
 
 
 def offer_price(found: Iterable[SpotPrice], offer: Offer) -> Decimal | None:
-    """Return what the whole offer costs an hour by these Spot prices, disks included; None: nothing newer than the plan
-    is known.
+    """Return the whole offer's price an hour by these Spot prices, with disks; None: nothing newer than the plan is
+    known.
 
-    List prices hardly move; a Spot price does, and is the zone's own. Where EC2 chooses the zone, the dearest counts.
+    Only Spot prices are considered, since list prices hardly change. They differ between zones: if EC2 chooses the
+    zone, the highest price counts.
     """
     if offer.market != "spot" or offer.disk_price is None:
         return None

@@ -1,8 +1,8 @@
-"""How many vCPUs the account may have in a region, and whether machines still fit: asked before they are launched.
+"""EC2's vCPU quotas: check before a launch whether its machines fit.
 
-EC2 limits running vCPUs by region, by a group of families and by market: spot and on-demand are apart, and all zones
-share them. quotas.csv tells which group has which quota code; a family it does not name (Spot on P6, of which no code
-could be verified) is not looked at here: EC2 itself refuses what is too much.
+EC2 limits running vCPUs by region, by group of instance families and by market; spot and on-demand have separate
+limits, and all zones share them. quotas.csv maps families to quota codes. Families that it lacks (Spot on P6, for which
+no code could be verified) are not checked; EC2 itself refuses too many machines.
 """
 
 from __future__ import annotations
@@ -32,28 +32,28 @@ if TYPE_CHECKING:
 log = logging.getLogger("cloudgpu.provisioners.aws")
 
 LIMIT_S = 600.0
-"""Seconds for which a limit is taken as it was; one that cannot be asked for, as unknown."""
+"""TTL of a limit in seconds; failed queries are cached, too, as an unknown limit."""
 UNSEEN_S = 120.0
-"""Seconds for which a launch counts although no listing shows its machines."""
+"""Seconds for which a launch counts as used although listings do not show its machines yet."""
 _TABLE = Path(__file__).with_name("quotas.csv")
 _FAMILY = re.compile(r"([a-z]+)(\d*)")
 
 
 class Quota(NamedTuple):
-    """A limit on the vCPUs of a group of families in one market of a region."""
+    """Limit on the vCPUs of a group of instance families in one market of a region."""
 
     code: str
     name: str
     market: str
-    """`on-demand` or `spot`; machines of a Capacity Block are paid for already and count against neither."""
+    """`on-demand` or `spot`; machines of a Capacity Block, which are prepaid, count against neither."""
 
     def link(self, region: str) -> str:
-        """Where more is asked for."""
+        """Return the console's URL for requesting an increase."""
         return f"https://{region}.console.aws.amazon.com/servicequotas/home/services/ec2/quotas/{self.code}"
 
 
 def quota_of(machine_type: str, market: str) -> Quota | None:
-    """The quota that a machine of this type counts against; None: none is known."""
+    """Return the quota that a machine of this type counts against; None: unknown."""
     found = _FAMILY.match(machine_type)
     if found is None:
         return None
@@ -63,37 +63,41 @@ def quota_of(machine_type: str, market: str) -> Quota | None:
 
 
 def quotas() -> list[Quota]:
-    """All that are known."""
+    """Return all known quotas."""
     return list(dict.fromkeys(_quotas().values()))
 
 
 def check(
     ec2: EC2Client, service_quotas: ServiceQuotasClient, *, region: str, market: str, machine_types: Sequence[str]
 ) -> None:
-    """Raise ProvisionError(quota) if these machines, one entry each, do not fit beside those that run already.
+    """Raise ProvisionError(quota) if the quota does not allow these machines beside those that run.
 
-    `machine_types` are the machines about to be started: those of the same launch that run already count as used. What
-    the API does not tell (no permission, no answer, no such quota) is not held against the launch: it is logged once,
-    and EC2 decides. Two read-only calls for each quota (ec2:DescribeInstances, servicequotas:GetServiceQuota).
+    `machine_types`: one entry for each machine to start; running machines of the same launch count as used. If the API
+    does not return a limit (no permission, no answer, no such quota), that is logged once and the check passes, so that
+    EC2 decides. Makes two read-only calls for each quota (ec2:DescribeInstances, servicequotas:GetServiceQuota).
     """
     for quota, vcpus in _needed(machine_types, market).items():
         _check_one(ec2, service_quotas, region, quota, vcpus)
 
 
 class Quotas:
-    """Quotas of the launches of one process: limits are remembered, and their use is that of the owner's machines which
-    are seen anyway. Of others' machines EC2 knows. Any thread may use it."""
+    """Quota check of all launches of a process, with cached limits. Thread-safe.
+
+    Usage is counted from cached listings of the owner's machines; machines of others are left to EC2's own check."""
 
     def __init__(self, clients: Clients, sightings: Sightings) -> None:
         self._clients, self._sightings = clients, sightings
         self._limits: PollCache[tuple[str, Quota], float | None] = PollCache(self._ask, clients.clock, ttl_s=LIMIT_S)
         self._lock = threading.Lock()
         self._begun: dict[tuple[str, Quota], dict[str, tuple[int, float]]] = {}
-        """Token -> vCPUs of a launch that listings may not show yet, and when it began."""
+        """Token -> vCPUs of a launch that listings may not show yet, and its monotonic start time."""
 
     def check(self, request: LaunchRequest, missing: Sequence[str]) -> None:
-        """Raise ProvisionError if these machine types of a launch, one entry for each, do not fit: `quota` if the limit
-        is below what the launch needs, `capacity` if it only is in use now, and may be free later."""
+        """Raise ProvisionError if the quotas do not allow the missing machines of a launch, and reserve their vCPUs
+        otherwise.
+
+        `missing`: one machine type for each machine. The error is `quota` if the limit is below what the whole launch
+        needs, `capacity` if too much of it is in use now."""
         whole = _needed([node.machine_type for node in request.nodes], request.market)
         for quota, vcpus in _needed(missing, request.market).items():
             allowed = self._limits.get((request.region, quota))
@@ -110,7 +114,8 @@ class Quotas:
                 begun[request.token] = (vcpus + seen[request.token], self._clients.clock.monotonic())
 
     def are_known_to_suffice(self, request: LaunchRequest) -> bool:
-        """Return whether every quota is large enough for the whole launch, so that only present use can exceed it."""
+        """Return whether all limits are known and large enough for the whole launch, so that only current usage exceeds
+        them."""
         whole = _needed([node.machine_type for node in request.nodes], request.market)
         limits = {quota: self._limits.get((request.region, quota)) for quota in whole}
         return bool(limits) and all(
@@ -118,13 +123,13 @@ class Quotas:
         )
 
     def release(self, request: LaunchRequest) -> None:
-        """Nothing has come of the launch."""
+        """Drop the vCPUs that check() reserved for a launch, because it failed."""
         with self._lock:
             for begun in self._begun.values():
                 begun.pop(request.token, None)
 
     def _seen(self, request: LaunchRequest, quota: Quota) -> Counter[str]:
-        """Token -> vCPUs of machines that are there; 0: all have ended."""
+        """Return token -> vCPUs of running machines; 0 if all have ended."""
         seen: Counter[str] = Counter()
         for one in self._sightings.of_owner(request.region, request.owner.name).values():
             if quota_of(one.machine_type, one.market) == quota:
@@ -132,7 +137,7 @@ class Quotas:
         return seen
 
     def _used(self, request: LaunchRequest, quota: Quota, seen: Counter[str]) -> int:
-        """vCPUs of what is seen, and of other launches that were begun just now and are not seen yet."""
+        """Return the vCPUs of listed machines, and of other recent launches that listings do not show yet."""
         begun, now = self._begun.get((request.region, quota), {}), self._clients.clock.monotonic()
         for token in [token for token, (_, at) in begun.items() if now - at > UNSEEN_S]:
             del begun[token]
@@ -150,7 +155,7 @@ class Quotas:
 
 
 def _needed(machine_types: Sequence[str], market: str) -> Counter[Quota]:
-    """vCPUs by quota, of those that are known."""
+    """Return the needed vCPUs of each quota; machine types with unknown quota or vCPUs are left out."""
     needed: Counter[Quota] = Counter()
     for machine_type in machine_types:
         quota, vcpus = quota_of(machine_type, market), _vcpus(machine_type)
@@ -159,7 +164,7 @@ def _needed(machine_types: Sequence[str], market: str) -> Counter[Quota]:
     return needed
 
 
-def _refusal(  # noqa: PLR0917 - what the sentence says
+def _refusal(  # noqa: PLR0917 - the parts of the message
     kind: ErrorClass, region: str, quota: Quota, needed: int, allowed: float, used: int
 ) -> ProvisionError:
     beside = f" and {used} are in use" if used else ""
@@ -174,7 +179,7 @@ def _refusal(  # noqa: PLR0917 - what the sentence says
 
 
 def limit(service_quotas: ServiceQuotasClient, quota: Quota) -> float:
-    """vCPUs. Raises botocore's errors."""
+    """Return a quota's limit in vCPUs. Raises botocore's errors."""
     answer = service_quotas.get_service_quota(ServiceCode="ec2", QuotaCode=quota.code)
     return answer["Quota"]["Value"]
 
@@ -193,7 +198,7 @@ def _check_one(ec2: EC2Client, service_quotas: ServiceQuotasClient, region: str,
 
 
 def _used(ec2: EC2Client, quota: Quota) -> int:
-    """vCPUs of the account's machines that count against the quota."""
+    """Return the vCPUs of the account's pending and running machines that count against the quota."""
     pages = ec2.get_paginator("describe_instances").paginate(
         Filters=[{"Name": "instance-state-name", "Values": ["pending", "running"]}]
     )
@@ -218,7 +223,7 @@ def _vcpus(machine_type: str) -> int | None:
 
 @cache
 def _quotas() -> dict[tuple[str, str], Quota]:
-    """(family, with or without its generation; market) -> quota."""
+    """Return (family with or without its generation, market) -> quota."""
     return {
         (family, row["market"]): Quota(row["code"], row["name"], row["market"])
         for row in _rows()

@@ -1,8 +1,8 @@
-"""The AWS tables, asked of AWS: machine types, places, list prices, Spot prices and quotas, region by region.
+"""Refresh of the AWS tables from AWS's APIs: machine types, places, list prices, Spot prices and quotas.
 
 Read-only calls: ec2:DescribeRegions, DescribeInstanceTypes, DescribeInstanceTypeOfferings, DescribeAvailabilityZones
-and DescribeSpotPriceHistory, pricing:GetProducts, servicequotas:GetServiceQuota. A table is complete for the regions
-that were asked, or it is not made: whoever may not ask about one region leaves it out by name.
+and DescribeSpotPriceHistory, pricing:GetProducts, servicequotas:GetServiceQuota. A table is made only if all queries
+succeed for all regions; users without permission in a region must name the other regions.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ CLOUD = "aws"
 _WORKERS = 8
 _MARKETS = {"on-demand": "on-demand", "spot": "spot", "capacity-block": "reservation"}
 _ZONE_ID = re.compile(r"[a-z0-9]+-az\d+")
-"""Of an availability zone proper; local and Wavelength zones have a part more."""
+"""Id of an availability zone; ids of local and Wavelength zones have one more part."""
 _MEMORY_TOLERANCE = 0.15
 
 SPOT = ("sku", "region", "spot_usd_h", "source", "date")
@@ -51,7 +51,7 @@ QUOTAS = ("region", "market", "code", "name", "vcpus", "source", "date")
 
 
 class Machine(NamedTuple):
-    """A machine type as EC2 describes it in a region."""
+    """Machine type as described by EC2 in one region."""
 
     name: str
     vcpus: int
@@ -59,16 +59,17 @@ class Machine(NamedTuple):
     arch: str
     markets: frozenset[str]
     provider_accelerator: str
-    """The API's name; "": it tells of none."""
+    """Accelerator name in the API; "": none."""
     accelerator: str | None
-    """Canonical; None: not in our tables."""
+    """Canonical accelerator name; None: not in the tables."""
     gpus: Fraction
 
 
 def refresh(regions: Sequence[str], on_progress: Progress, clients: Clients | None = None) -> Iterator[Outcome]:
-    """Ask about these regions (none: all that the account has enabled), publish each table as soon as it is complete.
+    """Refresh the tables for these regions (none: all enabled regions); yield the outcome of each table when it is
+    made.
 
-    Raises ProvisionError before anything is asked about a region that does not exist, or where nobody may ask; OSError.
+    Raises ProvisionError before any query if a region does not exist or is not enabled; OSError.
     """
     clients = clients or Clients()
     for region in regions:
@@ -86,7 +87,9 @@ def refresh(regions: Sequence[str], on_progress: Progress, clients: Clients | No
 
 
 class _Asking:
-    """The tables' questions, and how the answers are merged with what was known. Each is called once, in this order."""
+    """Queries of one refresh, and merging of the answers with the current tables.
+
+    The methods named after tables are called once each, in the order of their definition."""
 
     def __init__(self, clients: Clients, regions: tuple[str, ...], now: datetime.datetime, calls: Calls) -> None:
         self._clients = clients
@@ -98,7 +101,7 @@ class _Asking:
         self._places = known_rows("places_aws", PLACES, 2)
 
     def settle(self, update: Update) -> None:
-        """The table is in use: the ones that follow are of its machine types, and of its places."""
+        """Use a published table of machine types or places for the tables that follow."""
         if update.columns is MACHINE_TYPES:
             self._types = {row[:1]: row for row in update.rows}
         elif update.columns is PLACES:
@@ -150,7 +153,7 @@ class _Asking:
         return self._priced("prices_aws", PRICES, found), ""
 
     def spot(self) -> tuple[Update, str]:
-        """The dearest zone's: a limit on the price then holds wherever in the region the machine is got."""
+        """Return the highest Spot price among the zones: a price limit then holds in every zone of the region."""
         names = set(self._sold("spot"))
         there = {region: {name for name, where in self._places if where == region} & names for region in self._regions}
         answers = self._calls.each(
@@ -169,7 +172,7 @@ class _Asking:
         ec2 = self._clients.ec2(region)
         dearest: dict[str, Decimal] = {}
         for price in spot_prices(ec2, names, zone_ids(ec2), self._now):
-            if price.since.year < 2015:  # EC2 had no GPUs for sale as Spot then: no real clock wrote this
+            if price.since.year < 2015:  # before EC2 sold GPUs as Spot: a wrong date
                 raise OddPriceError(f"{price.machine_type} has a Spot price of {price.since.date()}")
             dearest[price.machine_type] = max(price.amount, dearest.get(price.machine_type, price.amount))
         return dearest
@@ -188,7 +191,7 @@ class _Asking:
         return self._update("quotas_aws", QUOTAS, kept | found, len(found), 0), ""
 
     def _limit(self, region: str, quota: Quota) -> float | None:
-        """vCPUs; None: the region has no such quota."""
+        """Return the limit in vCPUs; None: the region has no such quota."""
         service_quotas = self._clients.service_quotas(region)
         try:
             return limit(service_quotas, quota)
@@ -196,14 +199,15 @@ class _Asking:
             return None
 
     def _sold(self, market: str) -> list[str]:
-        """Machine types that are sold so, in a region that was asked."""
+        """Return the machine types that are sold in this market in any of the queried regions."""
         there = {name for name, region in self._places if region in self._regions}
         return sorted(row[0] for row in self._types.values() if market in row[6].split() and row[0] in there)
 
     def _merged(self, machine: Machine) -> Row | None:
-        """The table's row with what EC2 says of it; None: it carries something the tables do not know.
+        """Return the table's row updated from EC2's answer; None for a new type with an unknown accelerator.
 
-        What a known machine type carries is left as the tables have it: SOURCES.md tells where they overrule the API.
+        The accelerators of a known machine type are kept from the table: SOURCES.md says where the tables override the
+        API.
         """
         before = dict(zip(MACHINE_TYPES, self._types.get((machine.name,), ()), strict=False))
         if not before and machine.accelerator is None:
@@ -244,8 +248,9 @@ class _Asking:
 
 
 def _patterns(machine_types: Iterable[str]) -> list[str]:
-    """For EC2's filters: all families that begin as the known ones do, so that their successors are found: `g*`."""
-    letters = {re.match("[a-z]+", name)[0] for name in machine_types}  # type: ignore[index]  # all names begin so
+    """Return name patterns for EC2's filters, e.g. `g*`: prefixes of known families, which also match their
+    successors."""
+    letters = {re.match("[a-z]+", name)[0] for name in machine_types}  # type: ignore[index]  # names begin with letters
     return sorted(f"{name}*" for name in letters if not any(name != o and name.startswith(o) for o in letters))
 
 
@@ -258,7 +263,7 @@ def _describe(ec2: EC2Client, patterns: list[str]) -> list[Machine]:
 
 
 def _machine(item: Mapping[str, Any]) -> Machine | None:
-    """None: no accelerator is told of, and no known machine type is meant."""
+    """Parse a machine type; None if it has no accelerators and is not in the shipped table."""
     devices = (
         *(item.get("GpuInfo") or {}).get("Gpus", ()),
         *(item.get("NeuronInfo") or {}).get("NeuronDevices", ()),
@@ -284,12 +289,13 @@ def _machine(item: Mapping[str, Any]) -> Machine | None:
 
 @cache
 def _table_names() -> frozenset[str]:
-    """Machine types of the shipped table."""
+    """Return the machine types of the shipped table."""
     return frozenset(name for (name,) in shipped_rows("machine_types_aws", MACHINE_TYPES, 1))
 
 
 def _accelerator(name: str, memory_gb: float) -> str | None:
-    """Canonical name; None: not known. EC2 calls both sizes of the A100 and of the V100 alike: the memory tells."""
+    """Return the canonical name; None: unknown. EC2 has one name for both sizes of the A100 and V100; memory
+    decides."""
     known = _provider_names().get(name, set())
     found = find_accelerator(name) if name and not known else None
     sizes = [accelerators()[one] for one in sorted(known)] or ([found] if found else [])
@@ -301,7 +307,7 @@ def _accelerator(name: str, memory_gb: float) -> str | None:
 
 @cache
 def _provider_names() -> dict[str, set[str]]:
-    """EC2's name of an accelerator -> ours, as in the shipped table."""
+    """Return EC2's name of an accelerator -> canonical names, from the shipped table."""
     names: dict[str, set[str]] = {}
     text = csv_tables.shipped_text("machine_types_aws")
     for theirs, ours in csv_tables.parse(text, "provider_accelerator", "accelerator"):
@@ -310,7 +316,7 @@ def _provider_names() -> dict[str, set[str]]:
 
 
 def _offered(ec2: EC2Client) -> dict[str, set[str]]:
-    """machine type -> AZ ids. Of all types: that this call's filter knows wildcards is written nowhere."""
+    """Return machine type -> AZ ids, for all types, since wildcards in this call's filter are not documented."""
     pages = ec2.get_paginator("describe_instance_type_offerings").paginate(
         LocationType="availability-zone-id", PaginationConfig={"PageSize": 1000}
     )
@@ -323,10 +329,10 @@ def _offered(ec2: EC2Client) -> dict[str, set[str]]:
 
 
 def _words(pair: tuple[str, Quota]) -> str:
-    """`us-east-1 L-DB2E81BA`."""
+    """Return e.g. `us-east-1 L-DB2E81BA`."""
     return f"{pair[0]} {pair[1].code}"
 
 
 def _decimal(amount: Decimal) -> str:
-    """Never in exponents."""
+    """Format an amount without an exponent."""
     return f"{amount:f}"

@@ -1,6 +1,7 @@
 """Cache of a region's zones, subnets and Spot prices, shared by all jobs of a process.
 
-None of it decides whether a machine runs or bills. What a launch was refused for is asked again: see forget().
+These data do not decide whether a machine runs or is billed. After a refused launch they are queried again: see
+forget().
 """
 
 from __future__ import annotations
@@ -36,20 +37,20 @@ class Answers:
         )
 
     def zone_ids(self, region: str) -> Mapping[str, str]:
-        """AZ name -> AZ id. Raises ProvisionError."""
+        """Return AZ name -> AZ id. Raises ProvisionError."""
         return self._zones.get(region)
 
     def subnets(self, region: str) -> list[network.Listed]:
-        """Raises ProvisionError."""
+        """Return the region's subnets. Raises ProvisionError."""
         return self._subnets.get(region)
 
     def spot_prices(self, region: str, machine_types: Iterable[str]) -> list[prices.SpotPrice]:
-        """Return the Spot prices of these machine types and of all that the tables list as Spot: one call a minute for
-        all jobs. Raises ProvisionError."""
+        """Return the Spot prices of these machine types and of all that the tables list as Spot, so that all jobs share
+        one call a minute. Raises ProvisionError."""
         return self._prices.get((region, _sold_as_spot() | frozenset(machine_types)))
 
     def forget(self, region: str) -> None:
-        """Ask anew where machines can be: a launch was refused, perhaps by what has changed since."""
+        """Invalidate zones and subnets: a launch was refused, perhaps because they have changed."""
         self._zones.forget(region)
         self._subnets.forget(region)
 

@@ -1,1 +1,1 @@
-"""Launches from start to end: machines are started, alone or as a group, removed, and collected by `cloudgpu gc`."""
+"""Life cycle of launches: start of machines, alone or as a group, teardown, and `cloudgpu gc`."""

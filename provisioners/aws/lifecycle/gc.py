@@ -1,8 +1,8 @@
-"""Everything on AWS that carries our tags, in every region and of every owner, and how to remove it: for `cloudgpu gc`.
+"""Find and delete resources tagged by cloudgpu, of all owners in all regions of AWS, for `cloudgpu gc`.
 
-What a launch makes is removed as its own supervisor would have done (teardown.py); here is what it takes to find things
-without any local state, and to remove what no security group leads to any more: a role of a launch that died early, a
-volume that was kept, an open Spot request.
+Launches are removed by the same code that a supervisor uses (teardown.py). This module finds resources without local
+state, and deletes those that are no longer reachable through a launch's security group: a role of a launch that failed
+early, a volume that was kept, an open Spot request.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 _REGIONS_AT_ONCE = 8
 _ENDING_S = 300.0
-"""So long remove() waits for machines that it has ended by itself."""
+"""Seconds for which remove() waits for the end of machines that it terminated."""
 _POLL_S = 3.0
 _OURS: Any = [{"Name": "tag-key", "Values": [tags.OWNER]}]
 _MARKETS = {"spot": "spot", "capacity-block": "reservation"}
@@ -42,7 +42,8 @@ _OPEN: Any = {"Name": "state", "Values": ["open", "active"]}
 
 
 def find(regions: Sequence[str], clients: Clients | None = None) -> Found:
-    """Of every owner, in these regions (none: all that the account has enabled). Raises ProvisionError."""
+    """Return the tagged resources of every owner in these regions (none: all enabled regions). Raises
+    ProvisionError."""
     clients = clients or Clients()
     for region in regions:
         clients.check_region(region)
@@ -78,7 +79,7 @@ def _in_region(clients: Clients, region: str) -> Iterator[Tagged]:
 
 
 def _scaling_groups(autoscaling: AutoScalingClient, region: str) -> Iterator[Tagged]:
-    """Their machines are listed by themselves."""
+    """Yield Auto Scaling groups; _instances() lists their machines."""
     for page in autoscaling.get_paginator("describe_auto_scaling_groups").paginate(Filters=_OURS):
         for group in map(scaling_groups.seen, page["AutoScalingGroups"]):
             detail = f"{group.machines} of {group.wanted} machines"
@@ -149,7 +150,7 @@ def _spot_requests(ec2: EC2Client, region: str) -> Iterator[Tagged]:
 
 
 def _identities(iam: IAMClient) -> Iterator[Tagged]:
-    """Roles and instance profiles under our path. Listings leave out tags: each is asked for its own."""
+    """Yield roles and instance profiles under cloudgpu's path. Listings omit tags, so that each takes another call."""
     for roles in iam.get_paginator("list_roles").paginate(PathPrefix=PATH):
         for name in [role["RoleName"] for role in roles["Roles"]]:
             with tolerate("NoSuchEntity"):
@@ -178,10 +179,10 @@ def _machine_price(machine_type: str, region: str, market: str) -> Decimal | Non
 
 
 def remove(leftover: Leftover, clients: Clients | None = None) -> None:
-    """All of it; idempotent; returns when nothing of it bills any more. Raises ProvisionError."""
+    """Delete all its resources. Idempotent; returns when nothing is billed any more. Raises ProvisionError."""
     clients = clients or Clients()
     for thing in leftover.things:
-        if thing.kind == _GROUP:  # before its machines: it would replace them
+        if thing.kind == _GROUP:  # before its machines, which it would replace
             scaling_groups.close(clients, thing.region, thing.id)
     for region in leftover.regions:
         if leftover.token:
@@ -191,7 +192,7 @@ def remove(leftover: Leftover, clients: Clients | None = None) -> None:
 
 
 def _remove_things(clients: Clients, region: str, leftover: Leftover) -> None:
-    """Those of one region (or of none), kind by kind: what others depend on goes last."""
+    """Delete the resources of one region ("": global), kind by kind, with dependencies last."""
     here = [thing for thing in leftover.things if thing.region == region]
     for kind, delete in _DELETE.items():
         if kind == "volume":
@@ -202,7 +203,7 @@ def _remove_things(clients: Clients, region: str, leftover: Leftover) -> None:
 
 
 def _end(clients: Clients, region: str, instances: Sequence[str]) -> None:
-    """Terminate, and wait for the end: until then their disks bill, and groups cannot be removed."""
+    """Terminate instances and wait until they are gone: until then disks are billed, and security groups in use."""
     until = clients.clock.monotonic() + _ENDING_S
     left = _alive(clients, region, instances) if instances else []
     if left:
@@ -281,4 +282,5 @@ _DELETE: dict[str, Callable[[Clients, str, str], None]] = {
     "instance profile": _delete_profile,
     "role": _delete_role,
 }
-"""In this order; machines end before the first volume, and groups of machines before all."""
+"""Kind -> function that deletes a resource, in order of deletion. Machines are terminated before the first volume, and
+Auto Scaling groups are deleted before all."""

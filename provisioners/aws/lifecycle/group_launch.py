@@ -1,9 +1,9 @@
-"""A launch whose machines are an Auto Scaling group of its own (LaunchRequest.grouped). See docs/recover.md.
+"""Launch of a dedicated Auto Scaling group (LaunchRequest.grouped). See docs/recover.md.
 
-Made in this order: the security group, which is the launch's memory as of every launch; a placement group where the
+Resources are created in this order: the security group, by whose tags launches are found; a placement group if the
 machines have Elastic Fabric Adapters; the launch template; the Auto Scaling group, which starts the machines and
-replaces lost ones. Machines and group are what the component GpuFleet makes (infra/aws/fleet.py), by the same functions
-(template.py); the network and the machines' role are the infra stack's.
+replaces lost ones. Template and group have the same settings as those of the component GpuFleet (infra/aws/fleet.py),
+from the same functions (template.py). The network and the machines' role belong to the infra stack.
 """
 
 from __future__ import annotations
@@ -32,15 +32,16 @@ from ..resources.network import tag_list
 from .launching import PATIENCE_S, Launch
 
 UNSEEN_S = 300.0
-"""A group that was just made may be missing from listings for so long; then it is gone."""
+"""Seconds for which a new group may be missing from listings; after that a missing group is gone."""
 
 
 @dataclass(slots=True)
 class GroupLaunch(Launch):
-    """A grouped request on its way. allocate() is called once."""
+    """Launch of one grouped request. allocate() is called once."""
 
     def allocate(self) -> Allocation:
-        """Have the group. Raises ProvisionError; then nothing of this call is left, as after Launch.run()."""
+        """Create the group, or find it, and return its allocation. Raises ProvisionError; cleans up as Launch.run()
+        does."""
         request, region = self.request, self.request.region
         prepared = job_groups.prepare(request, "aws")
         self.stack = prepared.infrastructure
@@ -114,11 +115,12 @@ class GroupLaunch(Launch):
             raise
 
     def _near(self, subnets: list[network.Subnet]) -> list[network.Subnet]:
-        """One zone for all: Elastic Fabric Adapters reach no other. The next attempt takes the next."""
+        """Return the subnet of one zone: Elastic Fabric Adapters do not work across zones. Each attempt takes the next
+        zone."""
         return [subnets[(self.request.attempt - 1) % len(subnets)]]
 
     def _make_standing(self, fleet: FleetSpec, around: Surroundings, subnets: list[network.Subnet]) -> None:
-        """Template and group. It may be repeated, and has to be: AWS may not know yet what it has made."""
+        """Create template and group. Idempotent; callers retry, since AWS may not see yet what it has just created."""
         region, name = self.request.region, self._name
         with translate_errors(f"make {name} in {region}", self.clients.clock):
             made = scaling_groups.make_template(
@@ -137,7 +139,7 @@ class GroupLaunch(Launch):
 
 
 class Groups:
-    """What is seen of groups, shared by all who look at the same ones."""
+    """Observer of dedicated groups, with a cache shared by all jobs."""
 
     def __init__(self, clients: Clients, sightings: Sightings, answers: Answers) -> None:
         self._clients, self._sightings, self._answers = clients, sightings, answers
@@ -146,8 +148,9 @@ class Groups:
         )
 
     def observe(self, allocation: Allocation) -> list[NodeState]:
-        """Two calls a region for all who ask within a short time, and one more for a group that lacks machines.
-        Raises ProvisionError."""
+        """Return the states of an allocation's nodes. Raises ProvisionError.
+
+        Jobs share two cached calls for each region; a group that lacks machines takes one more."""
         return job_groups.states(allocation, self._state(allocation))
 
     def _state(self, allocation: Allocation) -> GroupState:
@@ -165,7 +168,7 @@ class Groups:
 
     def _trouble(self, region: str, seen: scaling_groups.ScalingGroup) -> ProvisionError | None:
         refusal = scaling_groups.trouble(self._clients, region, seen)
-        if refusal is not None and refusal.hints:  # as offers spell zones
+        if refusal is not None and refusal.hints:  # AZ names to AZ ids, as offers spell zones
             ids = self._answers.zone_ids(region)
             refusal.hints = tuple(ids[name] for name in refusal.hints if name in ids)
         return refusal

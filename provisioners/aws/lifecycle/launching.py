@@ -1,4 +1,4 @@
-"""One launch: what it takes is found, then made, then the machines are started; all that are missing, or none."""
+"""Launch of EC2 machines: find or create the resources they need, then start all missing machines or none."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ from .teardown import Ending, terminate
 log = logging.getLogger("cloudgpu.provisioners.aws")
 
 PATIENCE_S = 90.0
-"""So long a call is repeated that was throttled or not answered, or that speaks of what was made just now."""
+"""Timeout in seconds for retries of calls that were throttled, not answered, or refer to resources just created."""
 _NO_PROFILE = "Invalid IAM Instance Profile"
-"""What EC2 says, see errors.csv."""
+"""Part of EC2's message about an unknown instance profile, see errors.csv."""
 _IN_USE = frozenset({"VcpuLimitExceeded", "MaxSpotInstanceCountExceeded"})
-"""A quota is used up: by what runs, where it is large enough for the launch."""
+"""Error codes for an exhausted quota; if the limit would allow the launch alone, running machines use it."""
 _SAYS_NOTHING_OF_PLACES = frozenset({"capacity", "throttled"})
 _UNSEEN_S = 60.0
-"""So long a machine that must be there is looked for."""
+"""Timeout in seconds until a machine that must exist is listed."""
 _POLL_S = 3.0
 _AT_ONCE = 4
-"""Machines of a launch that are asked for at the same time; EC2 takes about two such calls a second, five at once."""
+"""Parallel RunInstances calls of a launch; EC2 allows about two a second, with bursts of five."""
 _ONE_ADAPTER = (
     "%s: the subnets of %s are public, where a machine can use one Elastic Fabric Adapter at most; tag private subnets "
     "with %s to use all of them"
@@ -44,7 +44,7 @@ _ONE_ADAPTER = (
 
 @dataclass(slots=True)
 class Launch:
-    """A request on its way. run() is called once."""
+    """Launch of one request. run() is called once."""
 
     clients: Clients
     images: Images
@@ -54,26 +54,26 @@ class Launch:
     profiles: Profiles
     request: LaunchRequest
     machines: dict[str, str] = field(default_factory=dict)
-    """node -> instance, of all that were started under this token and group, also of those that are gone."""
+    """Node -> instance id of all machines started under this token and security group, including terminated ones."""
     started: tuple[str, ...] = ()
-    """Nodes of them that this call has started; the others were seen."""
+    """Nodes whose machines this call started; machines of other nodes already existed."""
     zone: str = ""
     """AZ name of the machines."""
     group: network.Group | None = None
     zone_ids: dict[str, str] = field(default_factory=dict)
-    """AZ name -> AZ id, of the zones in which machines can be attached."""
+    """AZ name -> AZ id of the zones with usable subnets."""
     has_begun: bool = False
-    """Machines have come to be, and were ended since others did not."""
+    """True if machines were started and terminated because others were refused."""
     stack: Infrastructure | None = None
-    """What the infra stack of the region has made."""
+    """Outputs of the region's infra stack; None: there is none."""
     has_created: bool = False
-    """Something may have been made under this token, by this call or by an earlier one."""
+    """True if resources may exist under this token, from this call or an earlier one."""
 
     def run(self) -> None:
-        """Have all nodes of the request. Raises ProvisionError.
+        """Start the machines of all nodes of the request that have none. Raises ProvisionError.
 
-        After a final refusal nothing of this call is left; what was there before it stays. After any other error
-        everything stays: the next launch() with this token finds it, as does terminate().
+        After a final error a new launch is undone; machines of earlier calls stay. After any other error all resources
+        stay for the next launch() with this token, or terminate().
         """
         with self.clients.launch_turn(self.request.region, self.request.token):
             self._run()
@@ -95,17 +95,17 @@ class Launch:
 
     @property
     def is_fresh(self) -> bool:
-        """Return whether this call has started all machines (Allocation.is_fresh)."""
+        """Return whether this call started all machines (Allocation.is_fresh)."""
         return len(self.started) == len(self.request.nodes)
 
     def _forget(self, error: ProvisionError) -> None:
-        """Ask anew, at the next launch, for what this refusal may contradict."""
+        """Invalidate cached data that the error may contradict."""
         if error.error_class not in _SAYS_NOTHING_OF_PLACES:
             self.answers.forget(self.request.region)
         if error.is_final:
             self.quotas.release(self.request)
 
-    # -- what there is
+    # -- find the launch
 
     def _find(self) -> None:
         request, clock = self.request, self.clients.clock
@@ -120,15 +120,16 @@ class Launch:
                 self.machines[one.node], self.zone = one.instance, one.zone
 
     def _client_token(self, node: str, zone_name: str) -> str:
-        """A machine's: another after all of a launch was removed, when its group is another. Raises ProvisionError.
+        """Return the client token of a machine. Raises ProvisionError if there is no security group yet.
 
-        EC2 would answer the same token with the machine that was ended then.
+        It depends on the security group, so that a launch repeated after teardown gets new machines: for the same token
+        EC2 would return the terminated one.
         """
         if self.group is None:
             raise ProvisionError("transient", "the launch has no security group yet", scope="region")
         return node_token(self.request.token, node, self.group.group, zone_name)
 
-    # -- what is needed
+    # -- prepare the launch
 
     def _start(self, missing: Sequence[NodeRequest]) -> None:
         request = self.request
@@ -138,7 +139,8 @@ class Launch:
         self.quotas.check(request, [node.machine_type for node in missing])
         if wants_efa(request.nodes) and subnets[0].public:
             log.warning(_ONE_ADAPTER, request.job_id, request.region, network.SUBNET_TAG)
-        # A cluster is in one zone: where EC2 chooses it, the first try would bind all others to it.
+        # A cluster placement group is in one zone: if EC2 chose the zone, the first attempt would fix it for the
+        # others.
         placed = wants_efa(request.nodes) and (request.zone is not None or request.market == "reservation")
         self.has_created = True
         profile, placement = retry(
@@ -159,14 +161,14 @@ class Launch:
                 on_refusal=lambda error: log.info("%s: %s", request.job_id, error),
                 zone_of=lambda subnet: subnet.zone_name,
             )
-        except ProvisionError as error:  # hints are as offers spell zones
+        except ProvisionError as error:  # hints use AZ ids, as offers do
             error.hints = tuple(self.zone_ids[name] for name in error.hints if name in self.zone_ids)
             if error.code in _IN_USE and self.quotas.are_known_to_suffice(request):
                 error.error_class = "capacity"
             raise
 
     def _places(self, missing: Sequence[NodeRequest]) -> tuple[list[network.Subnet], Mapping[str, Reservation]]:
-        """Subnets to try, in this order, and the reservations to launch into. Raises ProvisionError."""
+        """Return the subnets to try, in order, and the reservations to launch into. Raises ProvisionError."""
         request = self.request
         ec2, zone = self.clients.ec2(request.region), self.zone or request.zone
         reservations: dict[str, Reservation] = {}
@@ -179,7 +181,7 @@ class Launch:
                     reservations[machine_type] = found
         self.zone_ids = {subnet.zone_name: subnet.zone for subnet in subnets}
         chosen = network.subnets_in(subnets, zone, request.region)
-        # Machines that are there, or on their way, are in the group's VPC, whatever subnets are tagged now.
+        # Existing machines are in the security group's VPC, even if other subnets are tagged now.
         ours = [subnet for subnet in chosen if self.group is None or subnet.vpc == self.group.vpc]
         if not ours:
             message = f"{request.region}: the job's machines are in another VPC than its subnets are now"
@@ -187,9 +189,10 @@ class Launch:
         return ours, reservations
 
     def _make(self, vpc: str, *, placed: bool) -> tuple[str, str | None]:
-        """Group, role and placement group; the instance profile's ARN and the placement group's name.
+        """Create security group, role and placement group; return the instance profile's ARN and the placement group's
+        name.
 
-        It may be repeated, and has to be: AWS may not know yet, in one call, what it has made in the one before.
+        Idempotent; callers retry, since a call may not see yet what the call before has created.
         """
         request = self.request
         ec2 = self.clients.ec2(request.region)
@@ -215,7 +218,7 @@ class Launch:
     # -- the machines
 
     def _start_in(self, place: Place, missing: Sequence[NodeRequest], images: Mapping[str, Image]) -> None:
-        """Start them in one zone; a refusal ends those before it."""
+        """Start the missing machines in one zone; after a final refusal those already started are terminated."""
         nodes = {node.node: node for node in missing}
         started = all_or_none(
             list(nodes),
@@ -228,8 +231,10 @@ class Launch:
         self.zone = place.subnet.zone_name
 
     def _end(self, started: Mapping[str, str]) -> None:
-        """Terminate machines of a launch of which another one was refused. EC2 may not know one yet that it has just
-        started. What cannot be ended is left to terminate(), and never replaces the refusal."""
+        """Terminate started machines of a launch of which another machine was refused.
+
+        Retried, since EC2 may not know a new machine yet. Errors are logged only, to keep the refusal; terminate() then
+        cleans up."""
         self.has_begun = True
         left = set(started.values())
 
@@ -244,7 +249,8 @@ class Launch:
             log.warning("%s: after a launch that was refused: %s", self.request.job_id, error)
 
     def _start_one(self, place: Place, node: NodeRequest, image: Image) -> str:
-        """The instance. A call that was throttled or not answered is repeated with the same client token."""
+        """Start one machine and return its instance id. Throttled or unanswered calls are retried with the same client
+        token."""
         request, clock = self.request, self.clients.clock
         zone = place.subnet.zone_name
         token = self._client_token(node.node, zone)
@@ -273,11 +279,12 @@ class Launch:
             self._check_role(error)
             if error.code != "IdempotentParameterMismatch":
                 raise
-            # An earlier call has succeeded, whose answer was lost; since then e.g. the image has become another.
+            # An earlier call succeeded and its answer was lost; since then a parameter has changed, e.g. the image.
             return self._started_before(token, error)
 
     def _await_profile(self, arn: str) -> None:
-        """Raise ProvisionError(transient) while EC2 is not expected to know a new profile: it would only refuse it."""
+        """Raise ProvisionError(transient) while a new profile has probably not propagated to EC2, which would refuse
+        it."""
         wait = self.profiles.wait_s(arn)
         if wait > 0:
             message = f"the machines' role was made just now; EC2 is expected to know it in {wait:.0f} s"
@@ -286,7 +293,8 @@ class Launch:
             )
 
     def _check_role(self, error: ProvisionError) -> None:
-        """EC2 may not know a role yet that was made just now; a stack's is not made now. Raises ProvisionError."""
+        """Raise ProvisionError(invalid) if EC2 does not know the stack's profile. (A launch's new profile may only need
+        time.)"""
         profile = self.group.shared_profile if self.group is not None else ""
         if profile and _NO_PROFILE in str(error):
             region = self.request.region
@@ -297,7 +305,8 @@ class Launch:
             raise ProvisionError("invalid", message, scope="region", code="NoProfile") from error
 
     def _started_before(self, token: str, error: ProvisionError) -> str:
-        """The machine that was started with a client token. Raises ProvisionError(transient) if it cannot be seen."""
+        """Return the machine that was started with a client token. Raises ProvisionError(transient) if it is not
+        listed."""
         clock, request = self.clients.clock, self.request
         until = clock.monotonic() + _UNSEEN_S
         while True:
@@ -309,10 +318,10 @@ class Launch:
                 raise ProvisionError("transient", f"{error}; it cannot be seen yet", code=error.code) from error
             pause(clock, _POLL_S)
 
-    # -- what EC2 refused
+    # -- undo
 
     def _undo(self) -> None:
-        """Remove what was made and started; terminate() removes what cannot be removed now."""
+        """Delete the launch's resources; errors are logged, and terminate() deletes the rest."""
         request = self.request
         self.profiles.forget_launch(request.token)
         with cleaning_up(request.job_id):
@@ -320,7 +329,8 @@ class Launch:
 
 
 def known_stack(region: str) -> Infrastructure | None:
-    """Outputs of the infra stack of a region; None: there is none. Raises ProvisionError if its file is damaged."""
+    """Return the outputs of a region's infra stack; None: there is none. Raises ProvisionError if its file is
+    damaged."""
     try:
         return load("aws", region)
     except ValueError as error:

@@ -1,4 +1,4 @@
-"""The end of a launch: everything under its token is removed, whether anybody remembers it or not."""
+"""Teardown of a launch: find and delete all resources tagged with its token."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from types_boto3_ec2.type_defs import FilterTypeDef
 
 PATIENCE_S = 300.0
-"""So long machines are waited for to end: large ones take minutes. Whoever wants them gone then asks again."""
+"""Timeout in seconds for the end of machines; large ones take minutes. The caller then retries."""
 _POLL_S = 3.0
 _DENIED = "UnauthorizedOperation"
 _UNKNOWN = "InvalidInstanceID.NotFound"
@@ -29,19 +29,19 @@ _STILL_USED = frozenset({"DependencyViolation", "InvalidGroup.InUse", "InvalidPl
 
 @dataclass(frozen=True, slots=True)
 class Ending:
-    """What is to end, in one region. Every step may be repeated; nothing is done for what is gone."""
+    """Teardown of one launch in one region. All steps are idempotent."""
 
     clients: Clients
     sightings: Sightings
     region: str
     token: str
     owner: str
-    """"" if it is not known."""
+    """"": unknown."""
     named: Collection[str] = ()
-    """Instances that somebody knows of: they are ended also if no listing shows them yet."""
+    """Instance ids from the allocation: terminated even if listings do not show them yet."""
 
     def run(self) -> Ended:
-        """Remove all of it; returns when nothing bills any more. Raises ProvisionError, and may then be run again."""
+        """Delete all resources; return when nothing is billed any more. Raises ProvisionError; may be retried then."""
         ec2, clock = self.clients.ec2(self.region), self.clients.clock
         until = clock.monotonic() + PATIENCE_S
         with translate_errors(f"look for the launch in {self.region}", clock):
@@ -49,7 +49,7 @@ class Ending:
         hidden, since = set(self.named), clock.monotonic()
         has_started, at = group is not None and group.is_grouped, clock.now()
         while True:
-            # Before its machines: it would replace them.
+            # Before its machines, which it would replace.
             stands = group is not None and group.is_grouped and self._close(group)
             ran, left = self._end_machines(hidden, since)
             hidden.clear()
@@ -66,8 +66,10 @@ class Ending:
             clock.sleep(_POLL_S)
 
     def _end_machines(self, hidden: Collection[str], since: float) -> tuple[bool, set[str]]:
-        """Terminate all machines, `hidden` even if they are not seen. Return whether any of them may have run, also one
-        that has ended, and those that have not ended yet. EC2 bills nothing for a machine that it ended at its start.
+        """Terminate all machines of the launch, and those in `hidden` even if they are not listed.
+
+        Return whether any machine, including terminated ones, may have run (EC2 does not bill a machine that it refused
+        at its start), and the ids of those that have not ended yet.
         """
         seen = self._look(since)
         left = {one.instance: one for one in seen if not one.is_gone}
@@ -89,9 +91,10 @@ class Ending:
         return [one for one in seen.values() if one.token == self.token]
 
     def _remove_rest(self, group: network.Group, hidden: set[str]) -> bool:
-        """What is left when no machine is seen any more, the group last; False: something is still attached to it.
+        """Delete the other resources when no machine is listed, the security group last.
 
-        Machines among that are put into `hidden`.
+        Return False if something is still attached to the security group; ids of attached machines are added to
+        `hidden`.
         """
         ec2, clock = self.clients.ec2(self.region), self.clients.clock
         with translate_errors(f"remove what {self.token} made in {self.region}", clock):
@@ -106,7 +109,7 @@ class Ending:
                     network.remove_placement_group(ec2, self.token)
                 network.remove_group(ec2, group)
         except ProvisionError as error:
-            if error.code == _DENIED:  # so it says of a group that is gone: the answer to its end was lost
+            if error.code == _DENIED:  # also EC2's answer for a deleted group, e.g. by a call whose answer was lost
                 with translate_errors(f"look for the launch in {self.region}", clock):
                     if network.find_group(ec2, self.token) is None:
                         return True
@@ -119,7 +122,7 @@ class Ending:
         return False
 
     def _delete_volumes(self, ec2: EC2Client) -> None:
-        """Disks that somebody has taken off a machine: the others are gone with theirs."""
+        """Delete detached volumes; attached ones are deleted with their machines."""
         where: list[FilterTypeDef] = [
             {"Name": f"tag:{tags.TOKEN}", "Values": [self.token]},
             {"Name": "status", "Values": ["available"]},
@@ -131,10 +134,10 @@ class Ending:
 
 
 def terminate(clients: Clients, region: str, instances: Collection[str]) -> set[str]:
-    """Terminate instances; return those that EC2 does not know: any more, or not yet. Raises ProvisionError.
+    """Terminate instances; return those that EC2 does not know (any more, or yet). Raises ProvisionError.
 
-    EC2 ends none of several if it does not know one of them. Where a policy allows the call by a tag only, it says that
-    it is not allowed, of what it does not know: there is no tag to compare.
+    If EC2 does not know one of several instances it terminates none, so that they are then terminated one by one. If
+    the policy allows the call by tag only, EC2 answers UnauthorizedOperation for unknown instances, which have no tags.
     """
     doing = f"end {', '.join(sorted(instances))} in {region}"
     try:

@@ -1,1 +1,1 @@
-"""A machine in the API's format: its image, its parts, and the request or template that makes it."""
+"""API requests for machines: image, reservation, instance parameters, RunInstances and launch template."""

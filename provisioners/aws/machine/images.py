@@ -1,7 +1,7 @@
-"""The image a machine boots: the vendor's own with the driver of its GPUs, the newest there is in the region.
+"""Images of machines: the newest AWS image in the region with the driver of the machine's GPUs.
 
-images.csv says which: the first row whose `machine_types` (patterns) and `architecture` fit. `parameter` is the public
-parameter of Systems Manager that names the image's id; a row without one says why there is no image. All of them are
+The first row of images.csv whose `machine_types` (patterns) and `architecture` match decides. `parameter` is the public
+Systems Manager parameter that contains the image's id; a row without it says why there is no image. All images are
 Ubuntu 24.04, with cloud-init and Python 3.12.
 """
 
@@ -24,16 +24,16 @@ if TYPE_CHECKING:
 
 _TABLE = Path(__file__).with_name("images.csv")
 _TTL_S = 3_600.0
-"""Seconds for which an answer is taken for the newest image."""
+"""Seconds for which an image is cached."""
 
 
 class Image(NamedTuple):
-    """What RunInstances must know of an image."""
+    """Properties of an image that RunInstances needs."""
 
     ami: str
     root_device: str
     min_gb: int
-    """GiB of its own snapshot: the root volume cannot be smaller."""
+    """Size of its snapshot in GiB: the smallest possible root volume."""
 
 
 class Images:
@@ -44,7 +44,8 @@ class Images:
         self._cache = PollCache(self._ask, clients.clock, ttl_s=_TTL_S)
 
     def find(self, region: str, machine_type: str) -> Image:
-        """Raises ProvisionError: `invalid` if AWS has no image for the type, `not_offered` if the region has none."""
+        """Return the image for a machine type. Raises ProvisionError: `invalid` if AWS has none, `not_offered` if the
+        region has none."""
         return self._cache.get((region, parameter_for(machine_type)))
 
     def _ask(self, key: tuple[str, str]) -> Image:
@@ -63,7 +64,8 @@ class Images:
 
 
 def parameter_for(machine_type: str) -> str:
-    """The public parameter that names the image for a machine type. Raises ProvisionError(invalid) if there is none."""
+    """Return the public parameter with the image id for a machine type. Raises ProvisionError(invalid) if there is
+    none."""
     architecture = architecture_of(machine_type)
     for patterns, fits, parameter, why_not in _rows():
         if architecture == fits and any(fnmatchcase(machine_type, pattern) for pattern in patterns.split()):
@@ -74,7 +76,7 @@ def parameter_for(machine_type: str) -> str:
 
 
 def architecture_of(machine_type: str) -> str:
-    """`x86_64` or `arm64`; that of a type the tables do not know (one without GPU) is read off its name."""
+    """Return `x86_64` or `arm64`, derived from the name for types that the tables lack (those without GPUs)."""
     known = catalog.machine_types("aws").get(machine_type)
     if known:
         return known[0].arch
@@ -84,7 +86,7 @@ def architecture_of(machine_type: str) -> str:
 
 
 def _root(image: ImageTypeDef) -> tuple[str, int]:
-    """Device name and size of the root volume."""
+    """Return device name and size (GiB) of the root volume."""
     root = image.get("RootDeviceName") or "/dev/sda1"
     sizes = [
         int(mapping.get("Ebs", {}).get("VolumeSize", 0))

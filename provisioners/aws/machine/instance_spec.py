@@ -1,8 +1,7 @@
-"""What a machine is, in the words of EC2's API: the same for a launch and for the launch template of a fleet.
+"""EC2 API parameters common to RunInstances and RequestLaunchTemplateData. Pure functions.
 
-RunInstances and RequestLaunchTemplateData spell all of this alike. What is found or made before (image, group, profile,
-subnet) is text here; a Pulumi program gives what it does not know yet, an Output, in its place: nothing here looks into
-it. Pure.
+Ids of resources (image, security group, profile, subnet) are passed through unread: a Pulumi program passes Outputs
+instead of text.
 """
 
 from __future__ import annotations
@@ -16,24 +15,24 @@ from ..resources.network import efa_cards, tag_list
 from .reservations import Reservation
 
 TAGGED = ("instance", "volume", "network-interface")
-"""What is made with a machine, and carries its tags."""
+"""Resource types that are created with a machine and get its tags."""
 
 Text = Any
 """str, or a Pulumi Output of one."""
 Number = Any
-"""int, likewise."""
+"""int, or a Pulumi Output of one."""
 
 
 @dataclass(frozen=True, slots=True)
 class Attachment:
-    """Where a machine's interfaces are."""
+    """Network attachment of a machine's interfaces."""
 
     group: Text
-    """Security group."""
+    """Id of the security group."""
     public: bool
-    """The machine gets a public address, without which it reaches nothing from a public subnet."""
+    """The machine gets a public address, without which it has no internet access in a public subnet."""
     subnet: Text | None = None
-    """None: whoever starts the machine says it."""
+    """None: set by the caller that starts the machine, e.g. an Auto Scaling group."""
 
 
 def machine(
@@ -47,7 +46,7 @@ def machine(
     reservation: Reservation | None = None,
     placement_group: Text | None = None,
 ) -> dict[str, Any]:
-    """All that does not tell one machine from another of its kind."""
+    """Return the parameters that are equal for all machines of a kind."""
     parameters: dict[str, Any] = {
         "ImageId": ami,
         "InstanceType": machine_type,
@@ -58,7 +57,7 @@ def machine(
         "InstanceInitiatedShutdownBehavior": "terminate",
     }
     if market == "spot":
-        # Without a maximum price: EC2 asks for no more than the on-demand price, and a low one only gets less.
+        # No maximum price: EC2 charges at most the on-demand price, and a lower maximum only reduces availability.
         options = {"SpotInstanceType": "one-time", "InstanceInterruptionBehavior": "terminate"}
         parameters["InstanceMarketOptions"] = {"MarketType": "spot", "SpotOptions": options}
     if reservation is not None:
@@ -72,11 +71,11 @@ def machine(
 
 
 def interfaces(at: Attachment, cards: range) -> list[dict[str, Any]]:
-    """One for IP, and those of the Elastic Fabric Adapter: one for each of the network cards that are to be used.
+    """Return a machine's network interfaces: one for IP, and one Elastic Fabric Adapter for each card in `cards`.
 
-    Where a machine has several interfaces EC2 gives it no public address, without which it reaches nothing from a
-    public subnet. There it has a single adapter, which carries IP as well; all of them are used in private subnets.
-    Layout: EC2 user guide, "Maximize network bandwidth on instances with multiple network cards".
+    EC2 gives no public address to a machine with several interfaces, and without one it has no internet access in a
+    public subnet. There it gets a single adapter, which carries IP as well; all adapters are used in private subnets
+    only. Layout: EC2 user guide, "Maximize network bandwidth on instances with multiple network cards".
     """
     subnet = {} if at.subnet is None else {"SubnetId": at.subnet}
     base = {**subnet, "Groups": [at.group], "DeleteOnTermination": True}
@@ -93,21 +92,21 @@ def interfaces(at: Attachment, cards: range) -> list[dict[str, Any]]:
 
 
 def cards_of(machine_type: str, *, wants_efa: bool) -> range:
-    """Network cards whose Elastic Fabric Adapters are used."""
+    """Return the network cards whose Elastic Fabric Adapters are used."""
     return efa_cards(machine_type) if wants_efa else range(0)
 
 
 def disk_gib(asked_gb: float, image_gb: int) -> int:
-    """Of the volume: as asked for, and no smaller than the image's snapshot."""
+    """Return the volume's size in GiB: as requested, but at least that of the image's snapshot."""
     return max(math.ceil(asked_gb), image_gb)
 
 
 def root_disk(device: Text, gib: Number) -> dict[str, Any]:
-    """The one disk, encrypted with the account's default key, gone with the machine."""
+    """Return the root disk, encrypted with the account's default key and deleted with the machine."""
     disk = {"VolumeType": "gp3", "VolumeSize": gib, "Encrypted": True, "DeleteOnTermination": True}
     return {"DeviceName": device, "Ebs": disk}
 
 
 def tagged(values: Mapping[str, Text], resources: tuple[str, ...] = TAGGED) -> list[dict[str, Any]]:
-    """TagSpecifications: the same tags on everything that is made."""
+    """Return TagSpecifications with the same tags for all resource types."""
     return [{"ResourceType": resource, "Tags": tag_list(values)} for resource in resources]

@@ -1,4 +1,4 @@
-"""From what is asked for to the parameters of RunInstances. Pure: it can be printed, and is what tests look at."""
+"""Build the parameters of RunInstances from a launch request. Pure functions, for tests and for display."""
 
 from __future__ import annotations
 
@@ -18,27 +18,27 @@ from .reservations import Reservation
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """What was found, and made, for a launch before its machines: all of one zone."""
+    """Resources of one zone that were found or created for a launch before its machines."""
 
     subnet: Subnet
     group: str
     profile_arn: str
     reservations: Mapping[str, Reservation]
-    """By machine type; empty in the other markets."""
+    """Machine type -> reservation; empty in other markets."""
     placement_group: str | None = None
     endpoint: str | None = None
-    """Of the object store, as the machines reach it: a test's, on this machine. None: AWS's own."""
+    """Endpoint of the object store on the loopback, for tests; None: AWS's real endpoint."""
 
 
 def run_instances(
     request: LaunchRequest, node: NodeRequest, place: Place, image: Image, client_token: str
 ) -> dict[str, Any]:
-    """Parameters that start one machine. Raises ProvisionError for what no machine can be started with.
+    """Return the parameters to start one machine. Raises ProvisionError if they would be invalid.
 
-    One call for each machine, and not CreateFleet (type instant): machines differ in user data and tags by their node,
-    for which a fleet would need a launch template each; zones and types are tried in the plan's order, not in EC2's;
-    and a client token for each machine tells after a lost answer which machines there are. What a fleet would add,
-    all machines or none, is had by ending those that were got.
+    Each machine is started by a separate call rather than by CreateFleet (type instant): user data and tags differ
+    between nodes, for which a fleet would need a launch template each; zones and types are tried in the plan's order,
+    not EC2's; and a client token for each machine identifies it if the answer is lost. All-or-none, which a fleet would
+    add, is achieved by terminating machines after a refusal.
     """
     at = Attachment(place.group, place.subnet.public, place.subnet.subnet)
     cards = cards_of(node.machine_type, wants_efa=wants_efa(request.nodes))
@@ -62,12 +62,12 @@ def run_instances(
 
 
 def wants_efa(nodes: Sequence[NodeRequest]) -> bool:
-    """Whether the machines talk through Elastic Fabric Adapters: several of them, and all have one."""
+    """Return whether the machines use Elastic Fabric Adapters: there are several, and all have adapters."""
     return len(nodes) > 1 and all(efa_cards(node.machine_type) for node in nodes)
 
 
 def check_request(request: LaunchRequest) -> None:
-    """Raises ProvisionError for a market EC2 does not have, and for an agent that does not fit the machines."""
+    """Raise ProvisionError if EC2 does not have the market, or the agent file does not fit the machines."""
     if request.market not in ("on-demand", "spot", "reservation"):
         raise ProvisionError("invalid", f"EC2 has no market {request.market}", scope="cloud")
     check_agent(request, lambda node: architecture_of(node.machine_type))

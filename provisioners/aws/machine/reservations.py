@@ -1,7 +1,7 @@
-"""Capacity that is paid for already: Capacity Blocks for ML, and On-Demand Capacity Reservations.
+"""Capacity reservations: Capacity Blocks for ML, and On-Demand Capacity Reservations.
 
-The market `reservation` launches into one of the account's own that is active in the zone and has room for all
-machines of a type; buying one stays with the user: it is paid in advance and cannot be given back.
+The market `reservation` launches into a reservation of the account that is active in the zone and has room for all
+machines of a type. Users buy reservations themselves, since they are prepaid and not refundable.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ _COMING = frozenset({"pending", "scheduled", "payment-pending"})
 
 
 class Reservation(NamedTuple):
-    """One to launch into."""
+    """A reservation to launch into."""
 
     reservation: str
     is_block: bool
-    """A Capacity Block: it has a market type of its own, and an end."""
+    """True for a Capacity Block, which has a separate market type and an end."""
     end: float | None
-    """Epoch seconds; EC2 begins to end a block's machines some time before. None: none is set."""
+    """Epoch seconds; EC2 begins to terminate a block's machines some time before. None: no end."""
 
     @property
     def machines_end(self) -> float | None:
-        """When EC2 begins to end its machines, in epoch seconds; None: it leaves them alone, as it does those of a
-        reservation that is no block, and ends."""
+        """Return epoch seconds at which EC2 begins to terminate its machines; None: it does not, as for reservations
+        other than blocks."""
         return self.end - BLOCK_ENDS_EARLY_S if self.is_block and self.end is not None else None
 
     def is_ending(self, now: float) -> bool:
@@ -41,8 +41,9 @@ class Reservation(NamedTuple):
 def find_reservation(
     ec2: EC2Client, machine_type: str, zone: str | None, machines: int, clock: Clock
 ) -> tuple[Reservation, str]:
-    """The one with the least room to spare that holds all machines, and its zone's id; not a block whose machines are
-    being ended. Raises ProvisionError."""
+    """Return the reservation with the least free capacity that holds all machines, and its zone's id.
+
+    Blocks whose machines are being terminated are left out. Raises ProvisionError(capacity) if there is none."""
     everywhere = _all(ec2, machine_type)
     ours = [one for one in everywhere if zone in (None, one.get("AvailabilityZoneId"), one.get("AvailabilityZone"))]
     active = [one for one in ours if one["State"] == "active" and not _read(one).is_ending(clock.now())]
@@ -54,7 +55,7 @@ def find_reservation(
 
 
 def look_again(ec2: EC2Client, machine_type: str, reservation: str) -> Reservation | None:
-    """One that was found before, as it is now: a block may have been extended. None: it is over."""
+    """Return the current state of a known reservation; a block may have been extended. None: it is over."""
     there = (one for one in _all(ec2, machine_type) if one["CapacityReservationId"] == reservation)
     return next((_read(one) for one in there if one["State"] == "active"), None)
 
@@ -84,7 +85,7 @@ def _none(
     machines: int,
     clock: Clock,
 ) -> ProvisionError:
-    """Why none will do, and when one will."""
+    """Return the error if no reservation fits, with the start of the next one if there is one."""
     where = f" in {zone}" if zone else ""
     starts = [one["StartDate"] for one in ours if one["State"] in _COMING and "StartDate" in one]
     if starts:

@@ -1,8 +1,8 @@
-"""A fleet's machines as launch template data, and what its Auto Scaling group is told. Pure.
+"""Launch template data and Auto Scaling group settings of a fleet. Pure functions.
 
-Both are the words of AWS's APIs (RequestLaunchTemplateData, CreateAutoScalingGroup); infra/aws registers them through
-infra/pulumi_arguments.py, group_launch.py sends them itself. The machines are those of a direct launch, made by the
-same functions (instance_spec.py); what differs is said in template().
+Both are in the format of AWS's APIs (RequestLaunchTemplateData, CreateAutoScalingGroup); infra/aws registers them
+through infra/pulumi_arguments.py, group_launch.py sends them directly. Machines are defined by the same functions as
+those of a direct launch (instance_spec.py); template() lists the differences.
 """
 
 from __future__ import annotations
@@ -19,38 +19,38 @@ from .reservations import Reservation
 
 MARKETS = ("on-demand", "spot", "reservation")
 GRACE_S = 120
-"""A machine that the group ends is told so long before: as long as a Spot machine has to save."""
+"""Seconds of notice before the group terminates a machine: the same as for a Spot interruption."""
 _YOUNG_S = 300
-"""So long a machine is not judged: it boots."""
+"""Grace period in seconds of the health check, while a machine boots."""
 
 
 @dataclass(frozen=True, slots=True)
 class Surroundings:
-    """What a fleet's template names that is not the fleet's: text, or a Pulumi Output of it."""
+    """Resources outside the fleet that its template refers to, as text or as Pulumi Outputs."""
 
     ami: Text
     root_device: Text
-    """The image's, e.g. `/dev/sda1`."""
+    """Root device of the image, e.g. `/dev/sda1`."""
     disk_gib: Number
-    """Of the volume: machine.disk_gib()."""
+    """Size of the volume: the result of instance_spec.disk_gib()."""
     profile_arn: Text
     group: Text
-    """Security group."""
+    """Id of the security group."""
     public: bool
     """The subnets are public."""
     user_data: Text
-    """As base64."""
+    """User data in base64."""
     tags: Mapping[str, Text]
     placement_group: Text | None = None
     reservation: Reservation | None = None
 
 
 def template(fleet: FleetSpec, around: Surroundings) -> dict[str, Any]:
-    """RequestLaunchTemplateData of a fleet's machines.
+    """Return RequestLaunchTemplateData for a fleet's machines.
 
-    As run_instances() asks for them, but: the subnet is the group's to say; Spot too (buying()), for a template that
-    asks for Spot itself cannot be a part of a mixed group, so that requests for Spot have no tags of their own; and
-    all machines have the same tags and user data.
+    Differences from run_instances(): the group sets the subnet and Spot (buying()), since a template that requests Spot
+    cannot be part of a mixed group, so that Spot requests have no tags; and all machines have the same tags and user
+    data.
     """
     cards = cards_of(fleet.machine_type, wants_efa=wants_efa(fleet))
     return {
@@ -70,10 +70,10 @@ def template(fleet: FleetSpec, around: Surroundings) -> dict[str, Any]:
 
 
 def buying(fleet: FleetSpec, template_id: Text, version: Text) -> dict[str, Any]:
-    """LaunchTemplate or MixedInstancesPolicy of CreateAutoScalingGroup.
+    """Return LaunchTemplate or MixedInstancesPolicy for CreateAutoScalingGroup.
 
-    Spot machines, of which the first `on_demand` are not, come from the zone where they are least likely to be taken
-    at a low price; without a maximum price, as in a launch.
+    A fleet of the market `spot` has `on_demand` on-demand machines first, then Spot machines from the zones where
+    interruptions are least likely at a low price; without a maximum price, as in a direct launch.
     """
     named = {"LaunchTemplateId": template_id, "Version": version}
     if fleet.market != "spot":
@@ -88,7 +88,7 @@ def buying(fleet: FleetSpec, template_id: Text, version: Text) -> dict[str, Any]
 
 
 def group(fleet: FleetSpec) -> dict[str, Any]:
-    """What CreateAutoScalingGroup is told of every fleet, beside size, subnets, tags and buying()."""
+    """Return settings for CreateAutoScalingGroup, except size, subnets, tags and buying()."""
     hook = {
         "LifecycleHookName": "save",
         "LifecycleTransition": "autoscaling:EC2_INSTANCE_TERMINATING",
@@ -96,7 +96,7 @@ def group(fleet: FleetSpec) -> dict[str, Any]:
         "DefaultResult": "CONTINUE",
     }
     return {
-        "MinSize": 0,  # machines may leave by themselves
+        "MinSize": 0,  # machines may leave the group themselves
         "CapacityRebalance": fleet.market == "spot" and fleet.heal,
         "HealthCheckType": "EC2",
         "HealthCheckGracePeriod": _YOUNG_S,
@@ -105,29 +105,29 @@ def group(fleet: FleetSpec) -> dict[str, Any]:
 
 
 def suspended(fleet: FleetSpec) -> list[str]:
-    """Processes that the group is to leave alone: a machine that trains is not moved for the sake of even zones."""
+    """Return the group's processes to suspend: AZRebalance would terminate training machines to balance zones."""
     return ["AZRebalance"] if fleet.heal else ["AZRebalance", "ReplaceUnhealthy"]
 
 
 def group_tags(fleet: FleetSpec, values: Mapping[str, Text], profile_arn: Text) -> list[dict[str, Any]]:
-    """Tags of CreateAutoScalingGroup: the machines get them too, but for the one that gives them the right to leave."""
+    """Return tags for CreateAutoScalingGroup, propagated to machines except the tag that permits them to leave."""
     own = {"Name": fleet.name, **values}
     propagated = [{"Key": key, "Value": value, "PropagateAtLaunch": True} for key, value in own.items()]
     return [*propagated, {"Key": PROFILE_TAG, "Value": profile_arn, "PropagateAtLaunch": False}]
 
 
 def wants_efa(fleet: FleetSpec) -> bool:
-    """Whether the machines talk through Elastic Fabric Adapters."""
+    """Return whether the machines use Elastic Fabric Adapters."""
     return fleet.peers and bool(efa_cards(fleet.machine_type))
 
 
 def is_placed(fleet: FleetSpec) -> bool:
-    """Whether there is a placement group: a cluster is in one zone, and is for those who talk fast."""
+    """Return whether the fleet has a cluster placement group, which is in one zone: if its machines use EFA."""
     return wants_efa(fleet)
 
 
 def check_fleet(fleet: FleetSpec) -> None:
-    """Raises ProvisionError(invalid) for a fleet that cannot be on EC2."""
+    """Raise ProvisionError(invalid) if the fleet cannot run on EC2."""
     if fleet.cloud != "aws":
         raise ProvisionError("invalid", f"fleet {fleet.name} is of {fleet.cloud}, not of aws", scope="cloud")
     if fleet.market not in MARKETS:

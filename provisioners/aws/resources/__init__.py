@@ -1,1 +1,1 @@
-"""Resources of a launch beside its machines, and which machines there are."""
+"""Resources of a launch (network, identity, groups), and the cached listing of machines."""

@@ -1,7 +1,7 @@
-"""Who a launch's machines are: a role that reaches this job's folder of its bucket, and nothing else.
+"""IAM role of a launch's machines, which grants access to the job's folder, inputs and outputs only.
 
-Each launch has a role and an instance profile of its own, named by its token, under the path `/cloudgpu/<owner>/`.
-Where an infra stack has made a role that reaches all that a launch needs, it is used, and IAM is not asked anything.
+Each launch has a dedicated role and instance profile, named by its token, under the path `/cloudgpu/<owner>/`. If the
+role of an infra stack grants all that a launch needs, that is used instead, without calls to IAM.
 """
 
 from __future__ import annotations
@@ -22,21 +22,21 @@ if TYPE_CHECKING:
     from types_boto3_iam.type_defs import TagTypeDef
 
 PATH = "/cloudgpu/"
-"""Of all roles and profiles that are ours: what a submitter's permissions are limited to."""
+"""IAM path of all roles and profiles created by cloudgpu; a submitter's permissions can be limited to it."""
 BOUNDARY_VARIABLE = "CLOUDGPU_AWS_BOUNDARY"
-"""ARN of a policy: no role that is made can do more than it allows (IAM's permissions boundary)."""
+"""Environment variable with the ARN of a policy used as permissions boundary of created roles."""
 _POLICY = "job"
 _READ = ("s3:GetObject",)
 _WRITE = ("s3:PutObject", "s3:DeleteObject", "s3:AbortMultipartUpload", "s3:ListMultipartUploadParts")
 
 
 def shared_profile(stack: Infrastructure | None, request: LaunchRequest) -> str:
-    """ARN of the stack's instance profile, if its role reaches all that the machines need; "": it does not."""
+    """Return the ARN of the stack's instance profile if its role grants all that the machines need, otherwise ""."""
     return "" if stack is None else stack.role_for((request.job_dir, *request.reads, *request.writes))
 
 
 def make_identity(iam: IAMClient, request: LaunchRequest, partition: str) -> str:
-    """The instance profile's ARN. Made in four calls; each finds what an earlier try has made."""
+    """Create role and instance profile, and return the profile's ARN. Idempotent. Raises botocore's errors."""
     name, path = name_of(request.token), f"{PATH}{request.owner.name}/"
     labels: list[TagTypeDef] = [{"Key": key, "Value": value} for key, value in tags.launch_tags(request).items()]
     boundary = os.environ.get(BOUNDARY_VARIABLE)
@@ -56,13 +56,13 @@ def make_identity(iam: IAMClient, request: LaunchRequest, partition: str) -> str
         iam.create_instance_profile(InstanceProfileName=name, Path=path, Tags=labels)
     profile = iam.get_instance_profile(InstanceProfileName=name)["InstanceProfile"]
     if not profile["Roles"]:
-        with tolerate("LimitExceeded"):  # a profile holds one role: then it is there, and the answer was lost
+        with tolerate("LimitExceeded"):  # a profile holds one role: it was added by a call whose answer was lost
             iam.add_role_to_instance_profile(InstanceProfileName=name, RoleName=name)
     return profile["Arn"]
 
 
 def remove_identity(iam: IAMClient, token: str) -> None:
-    """Role and profile; nothing happens if they are gone."""
+    """Delete role and profile. Idempotent. Raises botocore's errors."""
     name = name_of(token)
     with tolerate("NoSuchEntity"):
         iam.remove_role_from_instance_profile(InstanceProfileName=name, RoleName=name)
@@ -75,14 +75,14 @@ def remove_identity(iam: IAMClient, token: str) -> None:
 
 
 def trust_policy(partition: str) -> dict[str, Any]:
-    """Only EC2 may hand the role to a machine."""
+    """Return the trust policy of the role: only EC2 may assume it."""
     service = "ec2.amazonaws.com.cn" if partition == "aws-cn" else "ec2.amazonaws.com"
     statement = {"Effect": "Allow", "Principal": {"Service": service}, "Action": "sts:AssumeRole"}
     return policy([statement])
 
 
 def machine_policy(request: LaunchRequest, partition: str) -> dict[str, Any]:
-    """What the machines of a launch may do: read and write the job's folder, read its inputs, write its outputs."""
+    """Return the policy of a launch's machines: read and write the job's folder and outputs, read its inputs."""
     places = [
         (request.job_dir, True),
         *((url, False) for url in request.reads),
@@ -92,10 +92,10 @@ def machine_policy(request: LaunchRequest, partition: str) -> dict[str, Any]:
 
 
 def reach(places: Iterable[tuple[str, bool]], partition: str) -> list[dict[str, Any]]:
-    """Statements for URLs that may be read and, if so said, written.
+    """Return policy statements for (URL, may write) pairs; all URLs may be read.
 
-    Whoever has them may list what it may read, by prefix. Where S3 is asked for an object that is not there, it answers
-    403, not 404, to who may not list the whole bucket: JobDir tells the two apart by a listing.
+    They also allow listing below each URL's prefix. S3 answers 403 instead of 404 for a missing object unless the
+    caller may list the whole bucket: JobDir distinguishes the two by a listing.
     """
     statements: list[dict[str, Any]] = []
     for url, may_write in places:
@@ -118,11 +118,11 @@ def policy(statements: Sequence[Mapping[str, object]]) -> dict[str, Any]:
 
 
 def split_url(url: str) -> tuple[str, str]:
-    """Bucket and prefix of `s3://bucket/prefix`. Raises ProvisionError(invalid) for another URL."""
+    """Return bucket and prefix of `s3://bucket/prefix`. Raises ProvisionError(invalid) for another URL."""
     scheme, _, rest = url.partition("://")
     bucket, _, prefix = rest.partition("/")
     if scheme != "s3" or not bucket:
         raise ProvisionError("invalid", f"a machine on aws cannot reach {url}: it must be s3://BUCKET/…", scope="cloud")
-    if any(character in prefix for character in "*?$"):  # IAM would take them for patterns and variables
+    if any(character in prefix for character in "*?$"):  # patterns and variables in IAM policies
         raise ProvisionError("invalid", f"{url}: `*`, `?` and `$` cannot be in it on aws", scope="cloud")
     return bucket, prefix.strip("/")

@@ -1,4 +1,4 @@
-"""What is there on EC2: one DescribeInstances a region for all jobs of a process, within a short time."""
+"""Cache of DescribeInstances, one call for each region shared by all jobs of a process."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ..errors import translate_errors
 if TYPE_CHECKING:
     from types_boto3_ec2.type_defs import InstanceTypeDef
 
-# The phase of each state of an instance. Until `terminated` its disk is there and bills, as it does in `stopped`.
+# EC2's instance state -> phase. Until `terminated` the disk exists and is billed, also in `stopped`.
 _PHASES: dict[str, Literal["pending", "running", "gone"]] = {
     "pending": "pending",
     "running": "running",
@@ -26,9 +26,9 @@ _PHASES: dict[str, Literal["pending", "running", "gone"]] = {
     "terminated": "gone",
 }
 _MARKETS = {"spot": "spot", "capacity-block": "reservation"}
-"""Instance life cycle (EC2) -> market."""
+"""EC2's InstanceLifecycle -> market; absent: on-demand."""
 _TAKEN = frozenset({"Server.SpotInstanceTermination", "Server.SpotInstanceShutdown", "Server.ScheduledStop"})
-"""Of the StateReason: the provider took the machine back. Source: EC2 API reference, StateReason."""
+"""StateReason codes of reclaimed machines. Source: EC2 API reference, StateReason."""
 _REFUSALS = (
     "Server.InsufficientInstanceCapacity",
     "Server.InternalError",
@@ -39,41 +39,42 @@ _REFUSALS = (
     "Client.UnauthorizedOperation",
     "Client.VolumeLimitExceeded",
 )
-"""Beginnings of the StateReasons with which EC2 ends an instance that is still `pending`. Source: EC2 user guide,
-"Instance terminates immediately". Server.InternalError also ends instances that run: the caller ignores the refusal
-of a machine that has reported."""
+"""Prefixes of StateReason codes with which EC2 terminates an instance that is still `pending`. Source: EC2 user guide,
+"Instance terminates immediately". Server.InternalError also terminates running instances: callers ignore the refusal of
+a machine that has sent heartbeats."""
 _LASTING = "Client.InternalError"
-"""Mostly a right on the key of the disk that is missing: no zone changes that."""
+"""StateReason code that usually means a missing permission on the disk's key, in every zone."""
 _LASTING_LAUNCHES = 2
-"""After as many launches of a job that end so, it is no lack of capacity."""
+"""Number of a job's launches ended by _LASTING from which on the error is classified as `auth` instead of
+`capacity`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sighting:
-    """An instance as it was last seen."""
+    """Instance as last listed."""
 
     instance: str
     state: str
-    """EC2's word, e.g. `shutting-down`."""
+    """EC2's state name, e.g. `shutting-down`."""
     tags: Mapping[str, str]
     client_token: str
     reason: str
-    """EC2's code for the state, e.g. `Server.SpotInstanceTermination`; "": none."""
+    """EC2's StateReason code, e.g. `Server.SpotInstanceTermination`; "": none."""
     message: str
     zone: str
-    """AZ name: an instance does not tell the id."""
+    """AZ name; EC2 does not return the AZ id of an instance."""
     machine_type: str
     market: str
     """Market as in offers."""
 
     @property
     def token(self) -> str:
-        """Of the launch."""
+        """Return the token of its launch; "": the tag is missing."""
         return self.tags.get(tags.TOKEN, "")
 
     @property
     def node(self) -> str:
-        """As in NodeRequest; "" if somebody has removed the tag."""
+        """Return its node, as in NodeRequest; "": the tag is missing."""
         return self.tags.get(tags.NODE, "")
 
     @property
@@ -82,12 +83,12 @@ class Sighting:
 
     @property
     def was_refused(self) -> bool:
-        """Return whether EC2 terminated it instead of starting it. EC2 bills nothing before `running`."""
+        """Return whether EC2 terminated it instead of starting it; it was then not billed."""
         return self.is_gone and self.reason.startswith(_REFUSALS)
 
     def as_node(self, node: str, others: Iterable[Sighting] = ()) -> NodeState:
-        """Return what it means for a node. `others`: the owner's instances, among which launches of the same job that
-        ended alike are looked for."""
+        """Return the state of its node. `others`: the owner's instances, searched for launches of the job with the same
+        end."""
         phase = _PHASES.get(self.state, "running")
         words = self.message or self.reason
         if self.reason and self.reason not in words:
@@ -107,26 +108,27 @@ class Sighting:
 
 
 class Sightings:
-    """What is seen of instances, shared by all who look at the same ones."""
+    """Cached listings of instances, shared by all jobs. Thread-safe."""
 
     def __init__(self, clients: Clients) -> None:
         self._clients = clients
         self._cache: PollCache[tuple[str, str, str], Mapping[str, Sighting]] = PollCache(self._ask, clients.clock)
 
     def of_owner(self, region: str, owner: str, *, since: float | None = None) -> Mapping[str, Sighting]:
-        """Instance id -> what was seen, of everything the owner has in a region; EC2 forgets the dead after an hour.
+        """Return instance id -> state of all the owner's instances in a region; terminated ones for about an hour.
 
-        `since` as in PollCache.get(). Raises ProvisionError.
+        `since`: as in PollCache.get(). Raises ProvisionError.
         """
         return self._cache.get((region, tags.OWNER, owner), since=since)
 
     def of_token(self, region: str, token: str, *, since: float | None = None) -> Mapping[str, Sighting]:
-        """The same of one launch whose owner is not known."""
+        """Return the instances of one launch, cached; for launches of unknown owner. Raises ProvisionError."""
         return self._cache.get((region, tags.TOKEN, token), since=since)
 
     def of_launch(self, region: str, token: str) -> Mapping[str, Sighting]:
-        """The same of one launch, by a look of its own: launches that wait for their turn would otherwise list all of
-        the owner's machines again and again. Raises ProvisionError."""
+        """Return the instances of one launch, uncached. Raises ProvisionError.
+
+        Launches that wait for their turn would otherwise list all of the owner's machines repeatedly."""
         return self._ask((region, tags.TOKEN, token))
 
     def _ask(self, where: tuple[str, str, str]) -> Mapping[str, Sighting]:
@@ -146,7 +148,7 @@ class Sightings:
 
 
 def sighting(instance: InstanceTypeDef) -> Sighting:
-    """From EC2's answer."""
+    """Parse an instance of EC2's answer."""
     reason = instance.get("StateReason", {})
     return Sighting(
         instance=instance["InstanceId"],

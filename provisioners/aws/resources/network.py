@@ -1,8 +1,8 @@
-"""Where a launch's machines are attached: subnets that exist, and a security group and a placement group of its own.
+"""Network of a launch's machines: existing subnets, and a dedicated security group and placement group.
 
-The security group is made first and removed last of all that a launch makes: as long as anything of it exists, the
-group does. So the group is where to look for launches (find), and deleting it proves that nothing is left: EC2 refuses
-while any machine is attached to it, even one that no listing shows yet.
+The security group is created first and deleted last: it exists as long as any resource of the launch does. Launches are
+therefore found by their security groups, and its deletion proves that nothing is left: EC2 refuses it while any machine
+is attached, even one that is not listed yet.
 """
 
 from __future__ import annotations
@@ -23,34 +23,34 @@ if TYPE_CHECKING:
     from types_boto3_ec2.type_defs import FilterTypeDef, IpPermissionTypeDef, TagTypeDef
 
 SUBNET_TAG = "cloudgpu-subnet"
-"""Subnets with this tag, whatever its value, are used in the place of the default VPC's."""
+"""Key of a tag; subnets that have it, with any value, are used instead of those of the default VPC."""
 _PLACEMENT_TAG = "cloudgpu-placement"
-"""On the security group: there may be a placement group of the same name."""
+"""Tag of the security group: a placement group of the same name may exist."""
 _GROUPED_TAG = "cloudgpu-grouped"
-"""On the security group: the launch's machines are an Auto Scaling group (group_launch.py)."""
+"""Tag of the security group: the launch's machines are in an Auto Scaling group (group_launch.py)."""
 PROFILE_TAG = "cloudgpu-profile"
-"""ARN of the instance profile of the machines: on a launch's security group, where it is not the launch's own, and on
-fleets' groups, for the machines' right to leave."""
+"""Tag with the ARN of the machines' instance profile: on a launch's security group if the profile is shared, and on
+fleets' Auto Scaling groups, where it permits the machines to leave."""
 _EFA = Path(__file__).with_name("efa.csv")
 
 
 class Subnet(NamedTuple):
-    """A subnet that machines may be attached to."""
+    """Subnet for machines."""
 
     subnet: str
     vpc: str
     zone: str
-    """AZ id, e.g. `use1-az2`: as offers spell zones."""
+    """AZ id, e.g. `use1-az2`, as in offers."""
     zone_name: str
-    """AZ name, e.g. `us-east-1a`: as EC2's messages spell them. Names differ between accounts."""
+    """AZ name, e.g. `us-east-1a`, as in EC2's messages. Names differ between accounts."""
     public: bool
-    """Its machines get public addresses."""
+    """Machines in the subnet get public addresses."""
     free: int
-    """Addresses."""
+    """Number of free addresses."""
 
 
 class Group(NamedTuple):
-    """The security group of a launch."""
+    """Security group of a launch."""
 
     group: str
     vpc: str
@@ -70,17 +70,17 @@ class Group(NamedTuple):
 
     @property
     def shared_profile(self) -> str:
-        """Of machines that are somebody else's role, which stays; "": the launch has a role of its own."""
+        """Return the ARN of a shared instance profile, which teardown keeps; "": the launch has a dedicated role."""
         return self.tags.get(PROFILE_TAG, "")
 
 
 def name_of(token: str) -> str:
-    """Of all that belongs to a launch and has a name."""
+    """Return the name of a launch's resources."""
     return f"cloudgpu-{token}"
 
 
 def tag_list(values: Mapping[str, str]) -> list[TagTypeDef]:
-    """As EC2 and IAM take tags."""
+    """Return tags in the format of EC2 and IAM."""
     return [{"Key": key, "Value": value} for key, value in values.items()]
 
 
@@ -88,17 +88,17 @@ def tag_list(values: Mapping[str, str]) -> list[TagTypeDef]:
 
 
 class Listed(NamedTuple):
-    """A subnet of the account."""
+    """Subnet of the account with its tag keys."""
 
     subnet: Subnet
     tags: frozenset[str]
-    """Keys."""
+    """Tag keys."""
     default: bool
-    """It is the default of its zone."""
+    """True for the default subnet of its zone."""
 
 
 def list_subnets(ec2: EC2Client) -> list[Listed]:
-    """All of a region. Raises botocore's errors."""
+    """Return all subnets of a region. Raises botocore's errors."""
     return [
         Listed(
             Subnet(
@@ -118,10 +118,11 @@ def list_subnets(ec2: EC2Client) -> list[Listed]:
 
 
 def find_subnets(listed: Iterable[Listed], region: str, stack: Infrastructure | None = None) -> list[Subnet]:
-    """Those of the stack, or else those tagged SUBNET_TAG (by hand before those of stacks that are not known here), or
-    else the default VPC's; the one with most free addresses of each zone, by zone.
+    """Return the subnets to use, one for each zone (that with most free addresses), sorted by zone.
 
-    Raises ProvisionError(invalid) if there is none, or if they are in several VPCs.
+    Candidates are the first that exist of: the stack's subnets; those tagged SUBNET_TAG by users; those tagged by
+    stacks without a record on this computer; those of the default VPC. Raises ProvisionError(invalid) if there are
+    none, or if they are in several VPCs.
     """
     ours: list[Subnet] = []
     tagged: list[Subnet] = []
@@ -160,7 +161,7 @@ def find_subnets(listed: Iterable[Listed], region: str, stack: Infrastructure | 
 
 
 def subnets_in(subnets: Sequence[Subnet], zone: str | None, region: str) -> list[Subnet]:
-    """Of one zone (id or name); None: all. Raises ProvisionError(not_offered) if the zone has none."""
+    """Filter subnets by zone (id or name; None: any). Raises ProvisionError(not_offered) if none is left."""
     chosen = [subnet for subnet in subnets if zone in (None, subnet.zone, subnet.zone_name)]
     if not chosen:
         there = ", ".join(f"{subnet.zone} ({subnet.zone_name})" for subnet in subnets)
@@ -173,18 +174,18 @@ def subnets_in(subnets: Sequence[Subnet], zone: str | None, region: str) -> list
 
 
 def find_group(ec2: EC2Client, token: str) -> Group | None:
-    """The group of a launch, if there is any of it."""
+    """Return the security group of a launch; None: no resource of the launch exists."""
     groups = _groups(ec2, {"Name": "group-name", "Values": [name_of(token)]})
     return next(groups, None)
 
 
 def groups_of(ec2: EC2Client, owner: str) -> list[Group]:
-    """Of every launch of an owner."""
+    """Return the security groups of all launches of an owner."""
     return list(_groups(ec2, {"Name": f"tag:{tags.OWNER}", "Values": [owner]}))
 
 
 def make_group(ec2: EC2Client, request: LaunchRequest, vpc: str, *, placement: bool, shared_profile: str = "") -> Group:
-    """Make a launch's security group, with no rule for what comes in; or find it, if another has just made it."""
+    """Create a launch's security group, without ingress rules, or find it if it exists. Raises ProvisionError."""
     values = {
         **tags.launch_tags(request),
         **({_PLACEMENT_TAG: "yes"} if placement else {}),
@@ -207,7 +208,7 @@ def make_group(ec2: EC2Client, request: LaunchRequest, vpc: str, *, placement: b
 
 
 def connect_peers(ec2: EC2Client, group: str) -> None:
-    """Let the group's machines reach each other, and nobody else. EFA asks for the outward rule as well."""
+    """Allow traffic between the group's machines only. EFA needs the egress rule as well. Idempotent."""
     rule: list[IpPermissionTypeDef] = [{"IpProtocol": "-1", "UserIdGroupPairs": [{"GroupId": group}]}]
     with tolerate("InvalidPermission.Duplicate"):
         ec2.authorize_security_group_ingress(GroupId=group, IpPermissions=rule)
@@ -216,13 +217,13 @@ def connect_peers(ec2: EC2Client, group: str) -> None:
 
 
 def remove_group(ec2: EC2Client, group: Group) -> None:
-    """Raises ClientError DependencyViolation while anything is attached to it."""
+    """Delete a security group. Raises ClientError DependencyViolation while anything is attached to it."""
     with tolerate("InvalidGroup.NotFound", "InvalidGroupId.Malformed"):
         ec2.delete_security_group(GroupId=group.group)
 
 
 def free(ec2: EC2Client, group: Group) -> set[str]:
-    """Delete the group's interfaces that are attached to nothing; the instances that the others are attached to."""
+    """Delete the group's unattached interfaces; return the instances that others are attached to."""
     instances = set()
     where: list[FilterTypeDef] = [{"Name": "group-id", "Values": [group.group]}]
     for page in ec2.get_paginator("describe_network_interfaces").paginate(Filters=where):
@@ -247,7 +248,7 @@ def _groups(ec2: EC2Client, where: FilterTypeDef) -> Iterator[Group]:
 
 
 def make_placement_group(ec2: EC2Client, request: LaunchRequest) -> str:
-    """A cluster placement group: machines close to each other, in one zone. Its name."""
+    """Create a cluster placement group (machines close together, in one zone) and return its name. Idempotent."""
     name = name_of(request.token)
     with tolerate("InvalidPlacementGroup.Duplicate"):
         ec2.create_placement_group(
@@ -259,7 +260,7 @@ def make_placement_group(ec2: EC2Client, request: LaunchRequest) -> str:
 
 
 def remove_placement_group(ec2: EC2Client, token: str) -> None:
-    """Raises ClientError InvalidPlacementGroup.InUse while a machine is in it."""
+    """Delete a launch's placement group. Raises ClientError InvalidPlacementGroup.InUse while a machine is in it."""
     with tolerate("InvalidPlacementGroup.Unknown"):
         ec2.delete_placement_group(GroupName=name_of(token))
 
@@ -268,13 +269,15 @@ def remove_placement_group(ec2: EC2Client, token: str) -> None:
 
 
 def efa_cards(machine_type: str) -> range:
-    """Network cards of a machine type that have an Elastic Fabric Adapter; empty: none."""
+    """Return the network cards of a machine type that have Elastic Fabric Adapters; empty: none."""
     first, cards = _efa().get(machine_type, (0, 0))
     return range(first, first + cards)
 
 
 @functools.cache
 def _efa() -> Mapping[str, tuple[int, int]]:
-    """efa.csv: from DescribeInstanceTypes, NetworkInfo (as in moto 5.2.5 of 2026-10); cards without a gap."""
+    """Return machine type -> (first card, number of cards), from efa.csv. Cards have contiguous indices.
+
+    Source: DescribeInstanceTypes, NetworkInfo (as in moto 5.2.5 of 2026-10)."""
     with _EFA.open(encoding="utf-8", newline="") as file:
         return {row["machine_type"]: (int(row["first_card"]), int(row["cards"])) for row in csv.DictReader(file)}

@@ -1,7 +1,7 @@
-"""How long EC2 takes to learn of a new instance profile: learned from its answers, by all jobs of a process.
+"""Estimate of the time in which new instance profiles propagate to EC2, shared by all jobs of a process.
 
-IAM is eventually consistent (IAM user guide, troubleshooting): for some seconds EC2 refuses a profile that was made
-just now. Each such refusal costs a RunInstances call, of which EC2 takes two a second.
+IAM is eventually consistent (IAM user guide, troubleshooting): EC2 refuses a new profile for some seconds. Each such
+refusal costs a RunInstances call, of which EC2 allows two a second.
 """
 
 from __future__ import annotations
@@ -11,28 +11,28 @@ import threading
 from ...shared.clock import Clock
 
 FIRST_S = 5.0
-"""Pause after the first refusal, in seconds; it doubles with the profile's age."""
+"""Shortest estimate after a refusal, in seconds; later refusals set it to twice the profile's age."""
 LONGEST_S = 120.0
-"""The longest pause that is learned, in seconds."""
+"""Largest estimate, in seconds."""
 FORGOTTEN_S = 600.0
-"""A profile of this age, in seconds, is known everywhere."""
+"""Age in seconds from which a profile is assumed to have propagated."""
 _FADES = 0.95
-"""With each profile that was known in time, a shorter pause is tried."""
+"""Factor by which the estimate decreases with each profile that EC2 accepts."""
 
 
 class Profiles:
-    """New instance profiles by their ARN. Any thread may use it."""
+    """Recently created instance profiles, and the estimated propagation time. Thread-safe."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._lock = threading.Lock()
         self._made: dict[str, float] = {}
         self._of_launches: dict[str, tuple[str, float]] = {}
-        """Launch token -> ARN, and when it was made. A launch that waits for its turn is repeated and finds it here."""
+        """Launch token -> ARN and creation time, for retries of a launch that waited for its turn."""
         self._lag_s = 0.0
 
     def add(self, arn: str, token: str = "") -> None:
-        """Note that a profile has been made, now or earlier; `token`: of the launch that has it for itself."""
+        """Record a profile, created now unless it is recorded already. `token`: of the launch that it belongs to."""
         now = self._clock.monotonic()
         with self._lock:
             for old in [one for one, made in self._made.items() if now - made > FORGOTTEN_S]:
@@ -44,31 +44,33 @@ class Profiles:
                 self._of_launches.setdefault(token, (arn, now))
 
     def of_launch(self, token: str) -> str | None:
-        """Return the ARN of the profile that this process has made for a launch some minutes ago at most."""
+        """Return the ARN of the profile that this process created for a launch within FORGOTTEN_S; None: there is
+        none."""
         with self._lock:
             arn, made = self._of_launches.get(token, ("", 0.0))
         return arn if arn and self._clock.monotonic() - made <= FORGOTTEN_S else None
 
     def forget_launch(self, token: str) -> None:
-        """Have the next launch with this token see to its profile: it may have been removed."""
+        """Drop a launch's profile, which may have been deleted, so that the next launch with this token creates or
+        checks it."""
         with self._lock:
             self._of_launches.pop(token, None)
 
     def wait_s(self, arn: str) -> float:
-        """Seconds after which EC2 is expected to know it."""
+        """Return the seconds after which EC2 is expected to accept the profile; 0: now."""
         with self._lock:
             made = self._made.get(arn)
             return 0.0 if made is None else max(0.0, made + self._lag_s - self._clock.monotonic())
 
     def refuse(self, arn: str) -> None:
-        """EC2 does not know it yet."""
+        """Record that EC2 refused the profile as unknown, and raise the estimate."""
         now = self._clock.monotonic()
         with self._lock:
             age = now - self._made.setdefault(arn, now)
             self._lag_s = max(self._lag_s, min(max(FIRST_S, 2 * age), LONGEST_S))
 
     def accept(self, arn: str) -> None:
-        """EC2 knows it."""
+        """Record that EC2 accepted the profile, and lower the estimate."""
         with self._lock:
             if self._made.pop(arn, None) is not None:
                 self._lag_s = self._lag_s * _FADES if self._lag_s * _FADES >= 1.0 else 0.0

@@ -1,8 +1,8 @@
-"""The launch template and the Auto Scaling group of one launch: made, found and removed by name.
+"""Launch template and Auto Scaling group of a launch: create, find and delete them by name.
 
-Both are named by the launch's token and its security group, which is made before and removed after them: a call that
-is repeated finds its own, and one that comes late, after all was removed, names a security group that is gone. EC2
-then starts nothing, whatever has come to be.
+Both are named by the launch's token and its security group, which is created before and deleted after them. A retried
+call therefore finds its own resources. A delayed call that takes effect after the teardown refers to a deleted security
+group, so that EC2 starts no machines.
 """
 
 from __future__ import annotations
@@ -23,42 +23,42 @@ if TYPE_CHECKING:
     from types_boto3_ec2 import EC2Client
 
 VERSION = "1"
-"""Of a launch's template, which is never changed."""
+"""Version of a launch's template, which is immutable."""
 _DELETING = "Delete in progress"
 _ENOUGH = 20
-"""So many of the newest activities tell how every zone has answered."""
+"""Number of the newest scaling activities to read, enough to see an answer from every zone."""
 _FAILED = re.compile(
     r"(?:Could not launch \S+ Instances\. )?(?:(?P<code>[A-Z][\w.]+) - )?(?P<words>.*?)"
     r"(?: Launching EC2 instance failed\.)?",
     re.DOTALL,
 )
-"""Of an activity's StatusMessage: with the code of EC2's error where the group has a mixed instances policy. Traces:
+"""StatusMessage of a failed activity; with EC2's error code if the group has a mixed instances policy. Examples:
 kubernetes/autoscaler#1263 and #3241, cortex#1258, aws-parallelcluster#1944."""
 
 
 class ScalingGroup(NamedTuple):
-    """An Auto Scaling group as it was seen."""
+    """Auto Scaling group as last listed."""
 
     name: str
     wanted: int
-    """Machines it is to have."""
+    """Desired number of machines."""
     machines: int
-    """Machines it has, those that start or end included."""
+    """Number of its machines, including those that start or end."""
     zones: frozenset[str]
     """AZ names."""
     suspended: frozenset[str]
     tags: Mapping[str, str]
     is_going: bool
-    """It was deleted, and waits for its machines to end."""
+    """True if it is being deleted, and waits for its machines to end."""
 
 
 def group_name(group: Group) -> str:
-    """Of the template, too."""
+    """Return the name of a launch's Auto Scaling group and launch template."""
     return f"{name_of(group.token)}-{group.group}"
 
 
 def seen(group: AutoScalingGroupTypeDef) -> ScalingGroup:
-    """From Auto Scaling's answer."""
+    """Parse a group of Auto Scaling's answer."""
     return ScalingGroup(
         name=group["AutoScalingGroupName"],
         wanted=group["DesiredCapacity"],
@@ -71,7 +71,7 @@ def seen(group: AutoScalingGroupTypeDef) -> ScalingGroup:
 
 
 def find_scaling_group(clients: Clients, region: str, name: str) -> ScalingGroup | None:
-    """Raises ProvisionError."""
+    """Return a group by name; None: there is none. Raises ProvisionError."""
     with translate_errors(f"look for {name} in {region}", clients.clock):
         answer = clients.autoscaling(region).describe_auto_scaling_groups(AutoScalingGroupNames=[name])
     return next((seen(group) for group in answer["AutoScalingGroups"]), None)
@@ -81,7 +81,8 @@ def find_scaling_group(clients: Clients, region: str, name: str) -> ScalingGroup
 
 
 def make_template(ec2: EC2Client, name: str, data: Mapping[str, Any], tags: list[Any]) -> str:
-    """Its id; or that of the one that an earlier try has made. Raises botocore's errors, ProvisionError."""
+    """Create a launch template, or find it if it exists, and return its id. Raises botocore's errors,
+    ProvisionError."""
     specification: list[Any] = [{"ResourceType": "launch-template", "Tags": tags}]
     with tolerate("InvalidLaunchTemplateName.AlreadyExistsException"):
         wanted: Any = data
@@ -96,7 +97,7 @@ def make_template(ec2: EC2Client, name: str, data: Mapping[str, Any], tags: list
 
 
 def make_scaling_group(clients: Clients, region: str, wanted: Mapping[str, Any]) -> None:
-    """Or find it, if an earlier try has made it. Raises ProvisionError."""
+    """Create a group unless it exists. Raises ProvisionError(transient) if it is being deleted or not listed yet."""
     name = wanted["AutoScalingGroupName"]
     with translate_errors(f"make {name} in {region}", clients.clock), tolerate("AlreadyExists"):
         clients.autoscaling(region).create_auto_scaling_group(**wanted)
@@ -116,8 +117,9 @@ def suspend(clients: Clients, region: str, name: str, processes: list[str]) -> N
 
 
 def close(clients: Clients, region: str, name: str) -> bool:
-    """Have a group deleted with its machines, so that it starts no other; whether it is still there: it is gone when
-    they are. Raises ProvisionError."""
+    """Delete a group with its machines; return whether it still exists. Raises ProvisionError.
+
+    Idempotent. The group exists until its machines have ended."""
     found = find_scaling_group(clients, region, name)
     if found is not None and not found.is_going:
         with translate_errors(f"delete {name} in {region}", clients.clock):
@@ -144,18 +146,20 @@ def _find_template(ec2: EC2Client, name: str) -> str | None:
     return None
 
 
-# --- why it gets no machines ------------------------------------------------------------------------------------------
+# --- diagnose ---------------------------------------------------------------------------------------------------------
 
 
 def trouble(clients: Clients, region: str, group: ScalingGroup) -> ProvisionError | None:
-    """What Auto Scaling says of its last tries, where none of them may go well by itself: all zones are full, or it is
-    nothing that another zone would change. One call. Raises ProvisionError."""
+    """Return the error for which a group gets no machines; None if the group's own retries may succeed.
+
+    An error is returned if the latest activities failed in all zones, or for a reason that does not depend on the zone.
+    One call. Raises ProvisionError if that fails."""
     with translate_errors(f"ask why {group.name} lacks machines", clients.clock):
         answer = clients.autoscaling(region).describe_scaling_activities(
             AutoScalingGroupName=group.name, MaxRecords=_ENOUGH
         )
     refusals: dict[str, ProvisionError] = {}
-    for activity in answer["Activities"]:  # the newest first
+    for activity in answer["Activities"]:  # newest first
         if activity["StatusCode"] != "Failed":
             break
         refusal = _refusal(activity, f"start machines of {group.name}")
@@ -178,7 +182,7 @@ def _refusal(activity: ActivityTypeDef, doing: str) -> ProvisionError:
 
 
 def _zone_of(activity: ActivityTypeDef) -> str:
-    """AZ name; "": it is said of none."""
+    """Return the activity's AZ name; "": it names none."""
     try:
         return str(json.loads(activity.get("Details") or "{}").get("Availability Zone", ""))
     except (ValueError, AttributeError):

@@ -1,1 +1,1 @@
-"""Files that run on machines, without the package: each has the same name there."""
+"""Modules that run on machines without the package, under the same file names."""

@@ -1,10 +1,10 @@
-"""Run an agent file: unpack it once and become the agent.
+"""Entry point of the agent file: unpack it once and exec the agent.
 
 python3 -I <sha256>.pyz --home DIR <options of cloudgpu.runtime.agent, or of cloudgpu.runtime.fleet.member>
 
 <home>/agent-<sha256>/lib     cloudgpu: on the PYTHONPATH of the agent and of the user's program
-<home>/agent-<sha256>/needs   what cloudgpu needs: found after everything else, so a program's own versions win
-<home>/venv                   first on the PATH: there is a `python`, and `pip install` changes nothing else
+<home>/agent-<sha256>/needs   dependencies of cloudgpu: last on sys.path, so a program's versions take precedence
+<home>/venv                   first on the PATH: `python` is there, and `pip install` changes nothing else
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def main(argv: list[str]) -> None:
 
 
 def unpack(file: Path, home: Path) -> Path:
-    """Unpack atomically: the machine may go down meanwhile."""
+    """Unpack an agent file and return its folder. Atomic, since the machine may go down meanwhile."""
     folder = home / f"agent-{hashlib.sha256(file.read_bytes()).hexdigest()[:16]}"
     if not folder.exists():
         partial = folder.with_name(folder.name + ".partial")
@@ -49,7 +49,7 @@ def unpack(file: Path, home: Path) -> Path:
 
 
 def make_venv(folder: Path) -> Path | None:
-    """A virtual environment that sees the image's packages; None where the image cannot make one."""
+    """Return a virtual environment that sees the image's packages, created once; None if it cannot be created."""
     done = folder / "made"
     if done.exists():
         return folder
@@ -72,7 +72,8 @@ def make_venv(folder: Path) -> Path | None:
 
 
 def add_pip(folder: Path) -> None:
-    """The image's pip, installing into this environment: that saves the seconds in which another would be copied."""
+    """Add wrappers that run the image's pip in this environment, which is seconds faster than installing another
+    pip."""
     for name in ("pip", "pip3"):
         shim = folder / "bin" / name
         shim.write_text(_SHIM.format(python=folder / "bin/python"))

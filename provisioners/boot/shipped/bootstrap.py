@@ -1,8 +1,9 @@
-"""What a cloud's machine runs on every boot: get the agent file from the job dir, run it, end the machine.
+"""Bootstrap that a cloud machine runs on every boot: fetch the agent file from the job dir, run it, end the machine.
 
-It runs alone, from a folder with boot.json (BootRecord), common.py and the modules that boot.json names: `bucket`, the
-store's own; `host`, the machine's; on a fleet's machine also `group`. Python's standard library only. What goes
-wrong is said on the console and, so far as the bucket can be reached, as the node's result in the job dir.
+It runs without the package, from a folder with boot.json (BootRecord), common.py and the modules that boot.json names:
+`bucket` (object store), `host` (kind of machine) and, on a fleet's machine, `group`. It uses only Python's standard
+library. Errors are printed on the console and, if the bucket can be reached, written as the node's result into the job
+dir.
 """
 
 from __future__ import annotations
@@ -28,24 +29,24 @@ else:
     from common import HOME, TROUBLE, Hopeless, Refused, insist, say, write
 
 LAST_PATIENCE_S = 60.0
-AGENT_TRIES = 3  # an agent that dies goes on where it was
-# Exit codes of the agent (runtime/agent/agent.py): those with which it has ended, one of these because of the job dir,
-# and one with which it is to go on.
+AGENT_TRIES = 3  # a restarted agent resumes its node
+# Exit codes of the agent (runtime/agent/agent.py). ENDED: the node has ended, with JOB_DIR_LOST because the job dir
+# could not be used. AGAIN: the agent is to be restarted.
 JOB_DIR_LOST = 4
 ENDED = {0, 3, JOB_DIR_LOST, 5, 6}
 AGAIN = 7
-LEAVES, UNREACHABLE = 8, 9  # of runtime/fleet/member.py
+LEAVES, UNREACHABLE = 8, 9  # exit codes of runtime/fleet/member.py
 LEAVE_S = 120.0
 LEAVE_AGAIN_S = 15.0
-REPLACED = 8  # so often machines of one job's group that cannot be used are replaced by others
+REPLACED = 8  # limit of replacements of unusable machines in one job's group
 
 
 class GoingDown(BaseException):
-    """The machine goes down before the agent has begun."""
+    """Raised by the SIGTERM handler if the machine goes down before the agent has started."""
 
 
 class Machine:
-    """This machine on this boot. All that is kept from boot to boot are files in HOME."""
+    """This machine during one boot. State that outlives a boot is in files in HOME."""
 
     def __init__(self, record: dict[str, Any]) -> None:
         self.record = record
@@ -55,20 +56,20 @@ class Machine:
         self.started = time.time()
         self.agent: subprocess.Popen[bytes] | None = None
         self.rebooting = HOME / "rebooting"
-        """Tells the agent that the node has not ended, though everything on the machine does."""
+        """File that signals to the agent that the machine will boot again, so that the node has not ended."""
         self.going_down = False
         self.ending = False
-        """It is on its way to its end, which nothing is to interrupt."""
+        """The machine is being ended; SIGTERM must not interrupt that."""
         self.name = ""
         self.stays = False
-        """It is not to leave its group."""
+        """The machine could not leave its group and is to stay in it."""
 
     def module(self, part: str) -> Any:
         """Return this machine's module for a part: `bucket`, `host` or `group`."""
         return importlib.import_module(self.record["modules"][part])
 
     def live(self) -> int:
-        """Go through the whole boot; return the agent's exit code, 1 where the machine could not be used."""
+        """Run the whole boot; return the agent's exit code, or 1 if the machine could not be used."""
         try:
             newer_python()
             code = self.run()
@@ -76,14 +77,15 @@ class Machine:
                 self.explain()
         except GoingDown:
             return self.host.STOPPED
-        except Exception as error:  # noqa: BLE001 - whatever it is, the machine must not stay
+        except Exception as error:  # noqa: BLE001 - the machine must end after any error
             reason = str(error) if isinstance(error, Hopeless) else f"{type(error).__name__}: {error}"
             say(f"this machine cannot be used: {reason}")
             return self.give_up(reason)
         return code
 
     def give_up(self, reason: str) -> int:
-        """Leave a machine that cannot be used, with its reason in the job dir."""
+        """Give up a machine that cannot be used: write the reason into the job dir, and step_down(). Return the exit
+        code."""
         try:
             with contextlib.suppress(Hopeless):
                 self.leave_word(f"the machine could not be used: {reason}")
@@ -93,7 +95,7 @@ class Machine:
         return 1
 
     def run(self) -> int:
-        """Have the agent run until it has ended; return its exit code. Raises Hopeless."""
+        """Run the agent, restarting it after crashes, until it has ended; return its exit code. Raises Hopeless."""
         with contextlib.suppress(FileNotFoundError):
             self.rebooting.unlink()
         signal.signal(signal.SIGTERM, self.on_sigterm)
@@ -128,18 +130,19 @@ class Machine:
         raise Hopeless(f"the agent died {AGENT_TRIES} times, at last with exit code {code}: {last_line()}")
 
     def limit_life(self) -> float | None:
-        """Have the machine ended in the end, whatever happens until then; how many seconds are left."""
+        """Schedule the unconditional end of the machine; return the remaining seconds, None if its lifetime is
+        unlimited."""
         lifetime_s, path = self.record["lifetime_s"], HOME / "ends"
         if lifetime_s is None:
             return None
         if not path.exists():
             write(path, str(time.time() + lifetime_s).encode())
         left = min(lifetime_s, max(1.0, float(path.read_text()) - time.time()))
-        self.host.limit_life(left)  # the agent ends itself as well
+        self.host.limit_life(left)  # the agent has the same limit
         return float(left)
 
     def fetch(self, file: Path) -> None:
-        """Raises OSError, Hopeless."""
+        """Download the agent file and check its hash. Raises OSError, Hopeless."""
         data = self.bucket.get(self.record["agent_key"])
         found = hashlib.sha256(data).hexdigest()
         if found != self.record["agent_sha256"]:
@@ -149,7 +152,8 @@ class Machine:
         write(file, data)
 
     def run_agent(self, file: Path, name: str, left: float | None) -> int:
-        """Until it ends; its exit code. All processes of the machine carry its name."""
+        """Run the agent until it ends; return its exit code. The machine's name is in the environment of its
+        processes."""
         record = self.record
         line = [sys.executable, "-I", str(file), "--home", str(HOME), "--notices", record["notices"]]
         if record["fleet"]:
@@ -169,8 +173,10 @@ class Machine:
         return self.agent.wait()
 
     def leave(self) -> bool:
-        """Out of the group, for good. One that may not stays: another would only be got in its place. On a cluster it
-        works then; of one job's group it asks again and again, for there is no other job."""
+        """Leave the group for good; return whether that worked.
+
+        A machine that fails to leave must not end itself, since the group would replace it. On a cluster it stays and
+        takes jobs; in the group of a single job, which has no other work, it retries forever."""
         one_job = self.record["one_job"]
         try:
             insist("this machine cannot leave its group", self.leave_group, LEAVE_S)
@@ -181,8 +187,10 @@ class Machine:
         return True
 
     def step_down(self, reason: str) -> None:
-        """Of a machine that cannot be used: its group gets another, but where one job's have failed again and again, or
-        where the bucket does not say, it leaves: nobody may be there to stop it."""
+        """Decide whether an unusable machine of one job's group is to be replaced.
+
+        Normally it just ends and the group replaces it. After REPLACED failures, or if their number is unknown, it
+        leaves the group instead, because no supervisor may be running to stop the replacements."""
         if not self.record["one_job"]:
             return
         try:
@@ -194,7 +202,8 @@ class Machine:
             self.leave()
 
     def count(self, reason: str) -> bool:
-        """Whether this is one of the first that have failed; those that fail at once count as one. Raises OSError."""
+        """Record the failure; return whether it is among the first REPLACED. Simultaneous failures may count as one.
+        Raises OSError."""
         for number in range(REPLACED):
             key = f"failed/{number}"
             try:
@@ -202,7 +211,8 @@ class Machine:
             except Refused as error:
                 if error.status not in (403, 404):
                     raise
-                # S3 tells nobody what is missing who may not list the whole bucket: 403 says nothing, the writing does.
+                # S3 answers 403 for missing objects unless the role may list the whole bucket; then only create() is
+                # conclusive.
                 if self.bucket.create(key, reason.encode()) or error.status == 404:
                     return True
         return False
@@ -215,7 +225,7 @@ class Machine:
         self.module("group").leave(self.record)
 
     def on_sigterm(self, _number: int, _frame: object) -> None:
-        """The machine is going down: whether for good is for its host to say."""
+        """Handle SIGTERM: the machine is going down; `host` knows whether it will boot again."""
         self.going_down = True
         if self.host.comes_back():
             self.rebooting.touch()
@@ -228,7 +238,7 @@ class Machine:
         return f"attempts/{self.record['attempt']:04d}/nodes/{node or self.node}/{name}"
 
     def has_ended(self, node: str) -> bool:
-        """Whether a node of the attempt has left its result, so far as can be seen."""
+        """Return whether a node of the attempt has written its result; False if that cannot be read."""
         try:
             self.bucket.get(self.node_key("result.json", node))
         except TROUBLE:
@@ -236,7 +246,8 @@ class Machine:
         return True
 
     def leave_word(self, reason: str) -> None:
-        """The node's result, unless the agent has written one: nobody has to wait for this machine."""
+        """Write an error as the node's result, unless the agent has written one, so that the job does not wait for this
+        machine."""
         if self.record["fleet"]:
             key, data = f"members/{self.name}/failed.json", json.dumps({"reason": reason, "time": time.time()}).encode()
             if self.name:
@@ -244,16 +255,16 @@ class Machine:
             return
         with contextlib.suppress(Hopeless):
             self.node = self.host.node()
-        if not self.node:  # it is not known which
+        if not self.node:  # unknown
             return
         end = {"outcome": "error", "exit_code": None, "reason": reason, "started": self.started, "ended": time.time()}
         data = json.dumps(end).encode()
         insist("no word can be left", lambda: self.bucket.create(self.node_key("result.json"), data), LAST_PATIENCE_S)
 
     def explain(self) -> None:
-        """Leave the reason for which the agent gave up on the job dir, should that answer by now.
+        """Write the reason for which the agent gave up on the job dir, in case that can be reached again.
 
-        It is no result: the node is lost, and the job goes on with another machine.
+        This is not a result: the node is lost, and the job continues with another machine.
         """
         reason = f"{self.record['job_dir']} could not be used for too long: {last_line()}"
         say(reason)
@@ -265,14 +276,15 @@ class Machine:
             insist("no word can be left", lambda: self.bucket.create(key, data), LAST_PATIENCE_S)
 
     def exit_code(self, of_agent: int) -> int:
-        """The job's own, as far as it is known: the agent's says only that the node's result is written."""
+        """Return the exit code of the node's program. The agent's code 0 means only that the node's result is
+        written."""
         if of_agent:
-            return abs(of_agent)  # below 0: it was killed
+            return abs(of_agent)  # negative: killed by a signal
 
-        def read() -> Any:  # JSON
+        def read() -> Any:  # parsed JSON
             return json.loads(self.bucket.get(self.node_key("result.json")))
 
-        try:  # insisting: a code of failure ends the job, and with it all that others still do
+        try:  # retried, because an exit code of failure makes Vertex end the whole job
             result = insist("the node's result cannot be read", read, LAST_PATIENCE_S)
         except Hopeless as error:
             say(str(error))
@@ -291,7 +303,7 @@ def sha256_of(path: Path) -> str:
 
 
 def last_line() -> str:
-    """Of what the agent has said."""
+    """Return the last line of the agent's log."""
     try:
         lines = (HOME / "agent.log").read_bytes()[-4_096:].decode(errors="replace").split("\n")
     except OSError:
@@ -300,7 +312,7 @@ def last_line() -> str:
 
 
 def newer_python() -> None:
-    """Go on in a Python that can run the agent, where this one cannot."""
+    """Re-execute in Python 3.11 or newer if this one is older. Raises Hopeless if there is none."""
     if tuple(sys.version_info) >= (3, 11):
         return
     for minor in range(20, 10, -1):
@@ -311,7 +323,7 @@ def newer_python() -> None:
 
 
 def main() -> None:
-    """Exit with 1 where the machine may stay up: systemd ends it then (service.py)."""
+    """Run the bootstrap. Exit code 1 means that the machine may stay up: systemd then ends it (service.py)."""
     machine = Machine(json.loads((HOME / "boot.json").read_text()))
     code = machine.live()
     machine.ending = True

@@ -1,6 +1,6 @@
-"""The job dir's container in Blob Storage, asked with the machine's managed identity."""
+"""Client of the job dir's container in Blob Storage, authenticated by the machine's managed identity."""
 
-# ruff: noqa: S310 - every address is the metadata server's, Resource Manager's or Blob Storage's
+# ruff: noqa: S310 - all URLs are of the metadata service, Resource Manager or Blob Storage
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ else:
     from common import Refused, ask
 
 METADATA = "CLOUDGPU_AZURE_METADATA"
-"""The metadata service, for tests: Azure's own libraries have no variable for it."""
+"""Environment variable with the URL of the metadata service, for tests; Azure's libraries have no such variable."""
 VERSION = "2023-11-03"
-"""Of Blob Storage's REST API."""
+"""Version of Blob Storage's REST API."""
 
 
 def metadata(path: str, query: dict[str, str], timeout: float = 5.0) -> str:
-    """From the instance metadata service, by a path such as `instance/compute/name`. Raises OSError."""
+    """Return a value of the instance metadata service by its path, e.g. `instance/compute/name`. Raises OSError."""
     base = (os.environ.get(METADATA) or "http://169.254.169.254").rstrip("/")
     url = f"{base}/metadata/{path}?{urllib.parse.urlencode(query)}"
     try:
@@ -35,13 +35,13 @@ def metadata(path: str, query: dict[str, str], timeout: float = 5.0) -> str:
 
 
 def token(identity: str, audience: str) -> str:
-    """An access token of the machine's managed identity, by its client id. Raises OSError, ValueError, LookupError."""
+    """Return an access token of the managed identity with this client id. Raises OSError, ValueError, LookupError."""
     query = {"api-version": "2018-02-01", "resource": audience, "client_id": identity}
     return str(json.loads(metadata("identity/oauth2/token", query, timeout=15.0))["access_token"])
 
 
 def send(request: urllib.request.Request, bearer: str, timeout: float | None = None) -> bytes:
-    """What one of Azure's APIs answers. Raises OSError: Refused, where it is an answer."""
+    """Send a request to an Azure API and return the body. Raises OSError; Refused for an error response."""
     request.add_header("Authorization", f"Bearer {bearer}")
     try:
         return ask(request, timeout)
@@ -51,7 +51,7 @@ def send(request: urllib.request.Request, bearer: str, timeout: float | None = N
 
 
 class Bucket:
-    """One container of a storage account."""
+    """Client of one container of a storage account."""
 
     def __init__(self, record: dict[str, Any]) -> None:
         where, _, self.prefix = record["job_dir"].partition("://")[2].partition("/")
@@ -63,7 +63,7 @@ class Bucket:
         return self.send("GET", key)
 
     def create(self, key: str, body: bytes) -> bool:
-        """Write it, unless there is such an object already; whether there was none."""
+        """Create an object unless it exists; return whether it was created. Raises OSError."""
         try:
             self.send("PUT", key, body, {"If-None-Match": "*", "x-ms-blob-type": "BlockBlob"})
         except Refused as error:
@@ -73,7 +73,7 @@ class Bucket:
         return True
 
     def send(self, method: str, key: str, body: bytes | None = None, headers: dict[str, str] | None = None) -> bytes:
-        """Raises OSError."""
+        """Send a request for an object and return the body. Raises OSError."""
         sent = {"x-ms-version": VERSION, "x-ms-date": formatdate(usegmt=True), **(headers or {})}
         request = urllib.request.Request(self.address(key), data=body, headers=sent, method=method)
         return send(request, token(self.identity, "https://storage.azure.com/"))

@@ -1,6 +1,6 @@
-"""The job dir's bucket in Cloud Storage, asked with the machine's service account."""
+"""Client of the job dir's bucket in Cloud Storage, authenticated by the machine's service account."""
 
-# ruff: noqa: S310 - every address is the metadata server's or Cloud Storage's
+# ruff: noqa: S310 - all URLs are of the metadata server or Cloud Storage
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ else:
     from common import Refused, ask
 
 PASSING = ("rateLimitExceeded", "userRateLimitExceeded", "resourceNotReady")
-"""Codes of the Compute Engine API that say nothing against asking again."""
+"""Error codes of the Compute Engine API after which a call may be retried."""
 
 
 def metadata(path: str, timeout: float = 5.0) -> str:
-    """From the metadata server, by a path such as `instance/id`. By its address, which no name service has to know.
+    """Return a value of the metadata server by its path, e.g. `instance/id`. Raises OSError.
 
-    Raises OSError.
+    The server's IP address is used, so that no DNS is needed.
     """
     host = os.environ.get("GCE_METADATA_HOST") or "169.254.169.254"
     url = f"http://{host}/computeMetadata/v1/{path}"
@@ -36,7 +36,7 @@ def metadata(path: str, timeout: float = 5.0) -> str:
 
 
 def token() -> str:
-    """An access token of the machine's service account."""
+    """Return an access token of the machine's service account. Raises OSError."""
     return str(json.loads(metadata("instance/service-accounts/default/token"))["access_token"])
 
 
@@ -47,7 +47,7 @@ def send(
     headers: dict[str, str] | None = None,
     timeout: float | None = None,
 ) -> bytes:
-    """What one of Google's APIs answers. Raises OSError: Refused, where it is an answer."""
+    """Send a request to a Google API and return the body. Raises OSError; Refused for an error response."""
     sent = {**(headers or {}), "authorization": f"Bearer {token()}"}
     try:
         return ask(urllib.request.Request(url, data=body, headers=sent, method=method), timeout)
@@ -56,7 +56,7 @@ def send(
 
 
 class Bucket:
-    """By the XML API, whose objects are plain paths."""
+    """Client of one bucket, by the XML API, in which objects are plain paths."""
 
     def __init__(self, record: dict[str, Any]) -> None:
         self.name, _, self.prefix = record["job_dir"].partition("://")[2].partition("/")
@@ -66,7 +66,7 @@ class Bucket:
         return send("GET", self.address(key))
 
     def create(self, key: str, body: bytes) -> bool:
-        """Write it, unless there is such an object already; whether there was none."""
+        """Create an object unless it exists; return whether it was created. Raises OSError."""
         headers = {"x-goog-if-generation-match": "0", "content-type": "application/octet-stream"}
         try:
             send("PUT", self.address(key), body, headers)

@@ -1,6 +1,6 @@
-"""The job dir's bucket in S3, asked with the role of the EC2 machine."""
+"""Client of the job dir's bucket in S3, authenticated by the role of the EC2 machine."""
 
-# ruff: noqa: S310 - every address is the metadata server's or S3's
+# ruff: noqa: S310 - all URLs are of the metadata service or S3
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ else:
 
 
 def metadata(path: str) -> str:
-    """From the instance metadata service, version 2."""
+    """Return a value of the instance metadata service (IMDSv2) by its path, e.g. `instance-id`. Raises OSError."""
     given = os.environ.get("AWS_EC2_METADATA_SERVICE_ENDPOINT") or "http://169.254.169.254"
     base = given.rstrip("/") + "/latest"
     headers = {"X-aws-ec2-metadata-token-ttl-seconds": "60"}
@@ -33,15 +33,17 @@ def metadata(path: str) -> str:
 
 
 def credentials() -> dict[str, str]:
-    """Of the machine's role."""
+    """Return the temporary credentials of the machine's role. Raises OSError."""
     path = "iam/security-credentials/"
     known: dict[str, str] = json.loads(metadata(path + metadata(path).split()[0]))
     return known
 
 
 def sign(request: urllib.request.Request, body: bytes, service: str, region: str, now: float) -> urllib.request.Request:
-    """The request with the machine's role on it, by AWS Signature Version 4 as the S3 API reference has it
-    ("Authenticating Requests"): all of its headers are signed; it has no query, and its path is quoted.
+    """Sign a request with the credentials of the machine's role (AWS Signature Version 4) and return it.
+
+    All headers are signed. The request must have no query, and its path must be quoted. See "Authenticating Requests"
+    in the S3 API reference.
     """
     known = credentials()
     moment = datetime.datetime.fromtimestamp(now, datetime.timezone.utc)  # noqa: UP017
@@ -69,19 +71,19 @@ def sign(request: urllib.request.Request, body: bytes, service: str, region: str
 
 
 class Bucket:
-    """The job dir's bucket, asked with the machine's role."""
+    """Client of the job dir's bucket, authenticated by the machine's role."""
 
     def __init__(self, record: dict[str, Any]) -> None:
         self.name, _, self.prefix = record["job_dir"].partition("://")[2].partition("/")
         self.region: str = record["region"]
         self.endpoint: str | None = record["endpoint"]
-        self.ahead_s = 0.0  # by how much S3's clock is ahead of this machine's
+        self.ahead_s = 0.0  # offset of S3's clock from this machine's
 
     def get(self, key: str) -> bytes:
         return self.send("GET", key)
 
     def create(self, key: str, body: bytes) -> bool:
-        """Write it, unless there is such an object already; whether there was none."""
+        """Create an object unless it exists; return whether it was created. Raises OSError."""
         try:
             self.send("PUT", key, body, {"if-none-match": "*"})
         except Refused as error:
@@ -91,7 +93,8 @@ class Bucket:
         return True
 
     def send(self, method: str, key: str, body: bytes = b"", headers: dict[str, str] | None = None) -> bytes:
-        """What S3 answers. Raises OSError, and has then learnt what a next try needs."""
+        """Send a request and return the body. Raises OSError; a retry then uses the region and clock offset that S3
+        returned."""
         try:
             return ask(self.signed(method, key, body, headers or {}))
         except urllib.error.HTTPError as error:
@@ -108,7 +111,8 @@ class Bucket:
         return sign(request, body, "s3", self.region, time.time() + self.ahead_s)
 
     def address(self, key: str) -> tuple[str, str]:
-        """Scheme and host, and the path. A bucket with dots in its name is in no certificate: it goes into the path."""
+        """Return scheme and host, and the path. A bucket name with dots goes into the path, as no certificate covers
+        it."""
         path = "/" + urllib.parse.quote(key, safe="/~")
         if self.endpoint:
             return self.endpoint.rstrip("/"), f"/{self.name}{path}"

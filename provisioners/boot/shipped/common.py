@@ -1,4 +1,4 @@
-"""What all parts of the bootstrap share: HTTP, patience, commands, files."""
+"""Helpers shared by the bootstrap's modules: HTTP, retries, commands, files."""
 
 from __future__ import annotations
 
@@ -11,32 +11,33 @@ import time
 import urllib.error
 import urllib.request
 from pathlib import Path
-from typing import Any, Callable  # noqa: UP035 - also read by Pythons that are too old to run it
+from typing import Any, Callable  # noqa: UP035 - must compile in older Pythons, too
 
 HOME = Path(__file__).resolve().parent
 PAUSE_S = (1.0, 15.0)
 SILENCE_S = 10.0
-"""Limits the seconds to connect, and those between two parts of an answer. A request that hangs costs no more: the
-machine is paid for meanwhile, and the request is made again."""
+"""Timeout in seconds to connect, and between two parts of a response. It is short because requests are retried, and the
+machine is billed meanwhile."""
 LARGEST = 256 << 20
-"""Limits the bytes of an answer; an agent file has some 8 MB."""
+"""Largest response in bytes; an agent file has about 8 MB."""
 SYNC_S = 10.0
-"""Limits the seconds to write out file systems, of which one that the program has mounted may hang."""
-LONGEST_S = 600.0  # of what a `Retry-After` may ask for: machines that wait are paid for
+"""Timeout of sync(1) in seconds; a file system that the program has mounted may hang."""
+LONGEST_S = 600.0  # limit of `Retry-After`: waiting machines are billed
 TROUBLE = (OSError, http.client.HTTPException, ValueError, LookupError)
-"""What asking somebody over the network may raise: there was no answer, or a broken one."""
+"""Exceptions of a failed network request: no response, or a malformed one."""
 ABSENT = ("NoSuchKey", "NoSuchBucket", "BlobNotFound", "ContainerNotFound")
+"""Error codes for a missing object, which are not retried."""
 
 
 class Hopeless(Exception):  # noqa: N818
-    """Trying again would change nothing; the message is what is told."""
+    """An error that a retry would not resolve; its message is reported as the reason."""
 
 
 class Refused(OSError):  # noqa: N818
-    """A store or an API has answered, and not with what was asked for."""
+    """Error response of an object store or an API."""
 
     def __init__(self, status: int, body: str, again: str | None = None) -> None:
-        """`again`: the header `Retry-After`; a date in it is not looked at."""
+        """`again`: the header `Retry-After`; a date in it is ignored."""
         self.status = status
         self.after_s = min(float(again), LONGEST_S) if again and again.isdecimal() else 0.0
         self.code, message = self.read(body)
@@ -44,7 +45,7 @@ class Refused(OSError):  # noqa: N818
 
     @staticmethod
     def read(body: str) -> tuple[str, str]:
-        """Code and message, of XML as stores answer, or of JSON as Google's and Azure's APIs do."""
+        """Parse code and message from XML (object stores) or JSON (APIs of Google and Azure)."""
         found = re.search("<Code>(.*?)</Code>", body), re.search("<Message>(.*?)</Message>", body, re.DOTALL)
         if found[0] or found[1]:
             return found[0][1] if found[0] else "", found[1][1] if found[1] else ""
@@ -61,9 +62,9 @@ def say(text: str) -> None:
 
 
 def ask(request: urllib.request.Request, timeout: float | None = None) -> bytes:
-    """Return the whole answer, without any proxy: neither the metadata server nor a store is behind one.
+    """Send a request and return the body. Proxies are not used: metadata server and store are reached directly.
 
-    `timeout`: seconds, in place of SILENCE_S. Raises OSError.
+    `timeout`: seconds, instead of SILENCE_S. Raises OSError.
     """
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     with opener.open(request, timeout=timeout or SILENCE_S) as answer:
@@ -76,8 +77,9 @@ def ask(request: urllib.request.Request, timeout: float | None = None) -> bytes:
 
 
 def insist(what: str, call: Callable[[], object], patience_s: float, longest_s: float = PAUSE_S[1]) -> Any:
-    """Call again for a while, with pauses that grow to the longest, or are as long as the answer asks for. Raises
-    Hopeless with the last reason."""
+    """Retry `call` with exponential backoff up to `longest_s`, or after `Retry-After`, for `patience_s` seconds.
+
+    Returns its result. Raises Hopeless with the last error, at once if the object does not exist."""
     until, pause = time.monotonic() + patience_s, PAUSE_S[0]
     while True:
         try:
@@ -94,17 +96,17 @@ def insist(what: str, call: Callable[[], object], patience_s: float, longest_s: 
 
 
 def power_off() -> bool:
-    """Begin to switch the machine off; return whether one of the ways has worked."""
+    """Start powering the machine off; return whether one of the commands worked."""
     flush()
     ways = (("shutdown", "-P", "now"), ("systemctl", "poweroff", "--force"), ("poweroff", "-f"))
     return any(command(*words) is not None for words in ways)
 
 
 def flush() -> None:
-    """Write out all file systems, or give up after SYNC_S.
+    """Sync all file systems, or give up after SYNC_S.
 
-    By a process of its own: one that hangs in the kernel cannot be killed, and is left behind. A thread that hangs
-    there would keep this process from ending.
+    A separate process is used because sync may hang in the kernel: the process is then abandoned, whereas a hanging
+    thread would keep this process from exiting.
     """
     try:
         subprocess.Popen(["sync"]).wait(SYNC_S)
@@ -113,7 +115,7 @@ def flush() -> None:
 
 
 def command(*words: str) -> str | None:
-    """What it prints; None if it fails, which is said and never raised."""
+    """Run a command and return its output; None if it fails, which is logged. Never raises."""
     try:
         done = subprocess.run(words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=10, check=False)
     except (OSError, subprocess.TimeoutExpired) as error:
@@ -127,13 +129,12 @@ def command(*words: str) -> str | None:
 
 
 def limit_life(left_s: float) -> None:
-    """Have the machine powered off in the end, whatever happens until then. shutdown(8) counts whole minutes."""
+    """Schedule a power-off after `left_s` seconds. shutdown(8) counts whole minutes."""
     command("shutdown", "-P", f"+{max(1, -int(-left_s // 60))}")
 
 
 def goes_down_to() -> str:
-    """Return where systemd is going: `reboot`, `poweroff`, `unknown` where it does not answer, or "" where the machine
-    stays up."""
+    """Return systemd's pending shutdown: `reboot`, `poweroff`, "" (none), or `unknown` if systemd does not answer."""
     jobs = command("systemctl", "list-jobs", "--no-legend")
     if jobs is None:
         return "unknown"
@@ -143,7 +144,7 @@ def goes_down_to() -> str:
 
 
 def write(path: Path, data: bytes) -> None:
-    """All of it or nothing, also when the machine goes down meanwhile."""
+    """Write a file atomically, even if the machine goes down meanwhile."""
     partial = path.with_name(path.name + ".partial")
     with partial.open("wb") as file:
         file.write(data)

@@ -1,9 +1,9 @@
-"""The Auto Scaling group that a machine of EC2 is in.
+"""Leave the Auto Scaling group of an EC2 machine.
 
-Needs `autoscaling:TerminateInstanceInAutoScalingGroup` on the group, in the machine's role.
+The machine's role needs `autoscaling:TerminateInstanceInAutoScalingGroup` on the group.
 """
 
-# ruff: noqa: S310 - every address is Auto Scaling's
+# ruff: noqa: S310 - all URLs are of Auto Scaling
 
 from __future__ import annotations
 
@@ -20,14 +20,16 @@ else:
     from bucket_s3 import metadata, sign
     from common import Hopeless, Refused, ask
 
-VERSION = "2011-01-01"  # of the API, as botocore has it
+VERSION = "2011-01-01"  # API version, as in botocore
 PASSING = ("Throttling", "RequestLimitExceeded", "ScalingActivityInProgress", "ResourceContention")
 WITHOUT = "No managed instance found"
-"""What the API says of an instance that is in no group: it has left already, or was started by itself."""
+"""Part of the API's error for an instance in no group: it has left already, or was never in one."""
 
 
 def leave(record: dict[str, Any]) -> None:
-    """Have this machine terminated, and the group be smaller by it. Accepted is enough. Raises OSError, Hopeless."""
+    """Request that this machine is terminated and its group's size decreased. Raises OSError, Hopeless.
+
+    Returns when the request is accepted."""
     region = record["region"]
     domain = "amazonaws.com.cn" if region.startswith("cn-") else "amazonaws.com"
     host = (record["api_endpoint"] or f"https://autoscaling.{region}.{domain}").rstrip("/")

@@ -1,10 +1,10 @@
-"""The Flexible scale set that a machine of Azure is in.
+"""Leave the Flexible scale set of an Azure machine.
 
-Needs `Microsoft.Compute/virtualMachineScaleSets/delete/action` on the scale set, in a role of the machine's identity.
-Unverified against a real account: that a Flexible scale set knows its machines by their names there.
+A role of the machine's identity needs `Microsoft.Compute/virtualMachineScaleSets/delete/action` on the scale set.
+Unverified against a real account: that a Flexible scale set accepts the machines' names as instance ids.
 """
 
-# ruff: noqa: S310 - every address is Resource Manager's
+# ruff: noqa: S310 - all URLs are of Resource Manager
 
 from __future__ import annotations
 
@@ -25,7 +25,9 @@ VERSION = "2024-07-01"
 
 
 def leave(record: dict[str, Any]) -> None:
-    """Have this machine deleted, and the scale set be smaller by it. Accepted is enough. Raises OSError, Hopeless."""
+    """Request that this machine is deleted and its scale set's size decreased. Raises OSError, Hopeless.
+
+    Returns when the request is accepted."""
     base = (record["api_endpoint"] or "https://management.azure.com").rstrip("/")
     name, group = metadata("instance/compute/name", INSTANCE), metadata("instance/compute/vmScaleSetName", INSTANCE)
     scope = metadata("instance/compute/resourceId", INSTANCE).rpartition("/virtualMachines/")[0]
@@ -39,7 +41,7 @@ def leave(record: dict[str, Any]) -> None:
     try:
         send(request, token(str(record["identity"]), "https://management.azure.com/"), ANSWER_S)
     except Refused as error:
-        if error.status == 404:  # it is being deleted, or its scale set is
+        if error.status == 404:  # the machine or its scale set is being deleted
             return
         if error.status in (400, 403):
             raise Hopeless(f"this machine may not leave its scale set: {error}") from error

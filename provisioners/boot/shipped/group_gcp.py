@@ -1,7 +1,8 @@
-"""The managed instance group that a machine of Compute Engine is in.
+"""Leave the managed instance group of a Compute Engine machine.
 
-Needs `compute.instanceGroupManagers.update` on the group and `compute.instances.delete` on the instance, in a role of
-the machine's service account ("instanceGroupManagers.deleteInstances", IAM permissions of the API reference).
+A role of the machine's service account needs `compute.instanceGroupManagers.update` on the group and
+`compute.instances.delete` on the instance ("instanceGroupManagers.deleteInstances", IAM permissions of the API
+reference).
 """
 
 from __future__ import annotations
@@ -20,8 +21,10 @@ ANSWER_S = 15.0
 
 
 def leave(record: dict[str, Any]) -> None:
-    """Have this machine deleted, and the group be smaller by it. Accepted is enough. Raises OSError, Hopeless."""
-    # `projects/NUMBER/zones|regions/PLACE/instanceGroupManagers/NAME`: the group writes it on what it makes.
+    """Request that this machine is deleted and its group's size decreased. Raises OSError, Hopeless.
+
+    Returns when the request is accepted."""
+    # `projects/NUMBER/zones|regions/PLACE/instanceGroupManagers/NAME`: the group sets it on its instances.
     group = metadata("instance/attributes/created-by").strip()
     name, project = metadata("instance/name"), metadata("project/project-id")
     zone = metadata("instance/zone").rpartition("/")[2]
@@ -33,7 +36,7 @@ def leave(record: dict[str, Any]) -> None:
     try:
         send("POST", f"{base}/projects/{project}/{place}/deleteInstances", body, headers, ANSWER_S)
     except Refused as error:
-        if error.status == 404:  # the group is being deleted, with all that is in it
+        if error.status == 404:  # the group and its machines are being deleted
             return
         if error.status < 500 and error.status != 429 and error.code not in PASSING:
             raise Hopeless(f"this machine may not leave its group: {error}") from error

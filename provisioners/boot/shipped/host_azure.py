@@ -1,10 +1,10 @@
-"""A virtual machine of Azure: it deallocates itself.
+"""Host module for Azure virtual machines, which deallocate themselves.
 
-One that only powers itself off stays allocated, and is paid for as if it ran ("States and billing status of Azure
-Virtual Machines"). So Resource Manager is asked to deallocate it, by the machine's own identity, which may do that and
-start it, and neither make nor delete anything ("Desktop Virtualization Power On Off Contributor" on the launch's
-group). It asks until it is heard: off, it would be paid for just the same, and could ask no more. Its disk is paid for
-until the supervisor or `cloudgpu gc` deletes the group.
+A machine that only powers off stays allocated and is billed as if it ran ("States and billing status of Azure Virtual
+Machines"). It therefore calls Resource Manager to deallocate itself, with its managed identity, which may start and
+deallocate it but neither create nor delete anything ("Desktop Virtualization Power On Off Contributor" on the launch's
+resource group). It retries until the call succeeds: a stopped machine is still billed and cannot retry. Its disk is
+billed until the supervisor or `cloudgpu gc` deletes the resource group.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import json
 import math
 import os
 import urllib.request
-from typing import TYPE_CHECKING, Any, Callable  # noqa: UP035 - also read by Pythons that are too old to run it
+from typing import TYPE_CHECKING, Any, Callable  # noqa: UP035 - must compile in older Pythons, too
 
 if TYPE_CHECKING:
     from .bucket_az import METADATA, metadata, send, token
@@ -22,13 +22,13 @@ else:
     from bucket_az import METADATA, metadata, send, token
     from common import Hopeless, Refused, command, goes_down_to, insist, limit_life, power_off, say
 
-KNOWN_S = 900.0  # from the launch on; "Troubleshoot Azure RBAC": a role assignment is known after up to ten minutes
+KNOWN_S = 900.0  # "Troubleshoot Azure RBAC": a role assignment takes up to ten minutes to propagate
 ANSWER_S = 15.0
-REST_S = 60.0  # between one call to be deallocated and the next, in the end: Compute counts calls by the hour
-GOING_S = 10.0  # the program has had its time, and systemd waits for 45 s in all
-LAST_S = 2.0  # for the metadata service, while the machine goes down
+REST_S = 60.0  # longest pause between calls to deallocate: Compute limits calls per hour
+GOING_S = 10.0  # the program has been stopped before this; systemd waits for 45 s in all
+LAST_S = 2.0  # timeout of the metadata service while the machine goes down
 RETURNS = ("reboot", "redeploy")
-"""Scheduled events after which Azure starts the machine again, with its disk."""
+"""Scheduled events after which Azure restarts the machine with its disk."""
 INSTANCE = {"api-version": "2021-02-01", "format": "text"}
 EVENTS = {"api-version": "2020-07-01"}
 DEALLOCATE = "api-version=2024-07-01"
@@ -36,9 +36,9 @@ CANNOT = "this machine cannot deallocate itself, and is paid for until it can or
 
 
 class Host:
-    """What the bootstrap must know of, and can do to, the machine it runs on."""
+    """Machine on which the bootstrap runs: its identity, environment and end."""
 
-    STOPPED = 0  # exit code where SIGTERM comes before the agent has begun: the unit has not failed then
+    STOPPED = 0  # exit code if SIGTERM comes before the agent starts: the unit must not fail
     PATIENCE_S = KNOWN_S
 
     def __init__(self, record: dict[str, Any]) -> None:
@@ -46,20 +46,21 @@ class Host:
         self.stays_down = False
 
     def name(self) -> str:
-        """Of no other machine: their names are the same in each launch."""
+        """Return the machine's unique id; VM names are the same in each launch."""
         return metadata("instance/compute/vmId", INSTANCE)
 
     def node(self) -> str:
         return str(self.record["node"])
 
     def address(self) -> str | None:
-        """By which other nodes reach this one; None: the agent finds out."""
+        """Return the address at which other nodes reach this one; None: the agent determines it."""
         return None
 
     def environment(self) -> dict[str, str]:
-        """Of the agent, and of the program: Azure's libraries ask with the identity of this client id."""
+        """Return environment variables of the agent and the program; Azure's libraries use the identity of this client
+        id."""
         told = {"HOME": "/root", "AZURE_CLIENT_ID": str(self.record["identity"])}
-        if os.environ.get(METADATA):  # in a test; these are obstore's names
+        if os.environ.get(METADATA):  # in tests; the variable's name is obstore's
             told["AZURE_MSI_ENDPOINT"] = f"{os.environ[METADATA].rstrip('/')}/metadata/identity/oauth2/token"
         return told | {"AZURE_STORAGE_ENDPOINT": self.record["endpoint"]} if self.record["endpoint"] else told
 
@@ -67,16 +68,16 @@ class Host:
         limit_life(left_s)
 
     def comes_back(self) -> bool:
-        """Asked when the machine goes down: after a reboot, its own or Azure's, and after a move to another host."""
+        """Return whether the machine that goes down will boot again: a reboot, or Azure moves it to another host."""
         where = goes_down_to()
         back = where == "reboot" or (where == "poweroff" and is_moved(own_name))
         self.stays_down = where == "poweroff" and not back
         return back
 
     def end(self, going_down: bool, _code: Callable[[], int], _has_ended: Callable[[str], bool]) -> bool:
-        """End the machine of a node that has ended, which is not needed any more; return whether it ends."""
+        """End the machine, whose node has ended; return whether that succeeded."""
         if not going_down or not goes_down_to():
-            command("shutdown", "-c")  # of limit_life(): see above
+            command("shutdown", "-c")  # scheduled by limit_life(); a stopped machine is billed
             insist(CANNOT, self.deallocate, math.inf, REST_S)
             return power_off()
         if self.stays_down:
@@ -88,26 +89,24 @@ class Host:
         return True
 
     def deallocate(self) -> None:
-        """Have this machine deallocated: accepted is enough. Raises OSError."""
+        """Request that this machine is deallocated; return when that is accepted. Raises OSError."""
         base = (self.record["api_endpoint"] or "https://management.azure.com").rstrip("/")
         url = f"{base}{metadata('instance/compute/resourceId', INSTANCE)}/deallocate?{DEALLOCATE}"
-        request = urllib.request.Request(url, data=b"", method="POST")  # noqa: S310 - Resource Manager's
+        request = urllib.request.Request(url, data=b"", method="POST")  # noqa: S310 - URL of Resource Manager
         try:
             send(request, token(str(self.record["identity"]), "https://management.azure.com/"), ANSWER_S)
         except Refused as error:
-            if error.status != 404:  # it is being deleted
+            if error.status != 404:  # 404: the machine is being deleted
                 raise
 
 
 def own_name() -> str:
-    """As scheduled events have it."""
+    """Return the machine's name as in scheduled events."""
     return metadata("instance/compute/name", INSTANCE)
 
 
 def is_moved(name: Callable[[], str]) -> bool:
-    """Whether Azure has announced what it starts this machine again after; not where it says nothing: what is not known
-    to come back is not waited for.
-    """
+    """Return whether Azure has announced events after which it restarts this machine; False if that is unknown."""
     try:
         own = name().casefold()
         events = json.loads(metadata("scheduledevents", EVENTS, LAST_S))["Events"]

@@ -1,6 +1,6 @@
-"""A container of a Vertex AI custom job: it ends by exiting, with the job's own exit code.
+"""Host module for containers of a Vertex AI custom job, which exit with the exit code of the node's program.
 
-All containers of a worker pool are started with the same words. Which node one is says CLUSTER_SPEC, which Vertex sets.
+All containers of a worker pool have the same command. Each determines its node from CLUSTER_SPEC, which Vertex sets.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import os
 import signal
 import sys
 import time
-from typing import TYPE_CHECKING, Any, Callable, NoReturn  # noqa: UP035 - also read by Pythons that are too old to run it
+from typing import TYPE_CHECKING, Any, Callable, NoReturn  # noqa: UP035 - must compile in older Pythons, too
 
 if TYPE_CHECKING:
     from .common import Hopeless
@@ -19,16 +19,16 @@ else:
 
 
 PRIMARY = "workerpool0"
-OTHERS_S = 180.0  # a stop reaches a node within seconds, and its program has 30 s to end
+OTHERS_S = 180.0  # a stop request reaches a node within seconds, and its program has 30 s to end
 PAUSE_S = 2.0
 
 
 class Host:
-    """What the bootstrap must know of, and can do to, the container it runs in."""
+    """Container in which the bootstrap runs: its identity, environment and end."""
 
-    STOPPED = 143  # exit code where SIGTERM comes before the agent has begun: 0 would be success to Vertex
+    STOPPED = 143  # exit code if SIGTERM comes before the agent starts: 0 would mean success to Vertex
 
-    PATIENCE_S = 300.0  # a role that was made a minute ago is not known everywhere yet, a network may come late
+    PATIENCE_S = 300.0  # a new role takes time to propagate, and the network may come up late
 
     def __init__(self, record: dict[str, Any]) -> None:
         self.record = record
@@ -38,7 +38,7 @@ class Host:
         return f"{os.environ.get('CLOUD_ML_JOB_ID') or self.record['job_id']}/{pool}/{index}"
 
     def node(self) -> str:
-        """Raises Hopeless."""
+        """Return the node of this container. Raises Hopeless."""
         if self.record["node"]:
             return str(self.record["node"])
         pool, index = self.place()
@@ -48,7 +48,7 @@ class Host:
         return str(nodes[index])
 
     def address(self) -> str | None:
-        """By which other nodes reach this one, as Vertex names it to them; None: the agent finds out."""
+        """Return the address at which other nodes reach this one, from CLUSTER_SPEC; None: the agent determines it."""
         pool, index = self.place()
         try:
             return str(spec()["cluster"][pool][index]).rpartition(":")[0] or None
@@ -56,7 +56,7 @@ class Host:
             return None
 
     def place(self) -> tuple[str, int]:
-        """Worker pool, and number in it. Raises Hopeless."""
+        """Return the worker pool and the replica's index in it. Raises Hopeless."""
         if not os.environ.get("CLUSTER_SPEC") and sum(map(len, self.record["pools"].values())) == 1:
             return next(pool for pool, nodes in self.record["pools"].items() if nodes), 0
         try:
@@ -69,18 +69,18 @@ class Host:
             ) from error
 
     def environment(self) -> dict[str, str]:
-        """Of the agent, and of the program: what Vertex has set stays."""
+        """Return environment variables of the agent and the program; variables that Vertex sets take precedence."""
         return {"STORAGE_EMULATOR_HOST": self.record["endpoint"]} if self.record["endpoint"] else {}
 
     def limit_life(self, left_s: float) -> None:
-        """Vertex ends the job by its timeout, and the agent by its own clock."""
+        """No-op: Vertex enforces the job's timeout, and the agent its own limit."""
 
     def comes_back(self) -> bool:
-        """A container that was ended is not started again, and would have another disk."""
+        """Return False: a terminated container is not restarted, and would have a new disk."""
         return False
 
     def end(self, going_down: bool, code: Callable[[], int], has_ended: Callable[[str], bool]) -> NoReturn:
-        """Exit with the job's exit code, which `code` finds out. SIGTERM does not wait for others any more."""
+        """Exit with the exit code that `code()` returns, after waiting for other nodes; SIGTERM ends the wait."""
         found = code()
         if not going_down:
             signal.signal(signal.SIGTERM, lambda _number, _frame: sys.exit(found))
@@ -88,14 +88,16 @@ class Host:
         sys.exit(found)
 
     def wait_for_others(self, code: int, has_ended: Callable[[str], bool]) -> None:
-        """Vertex ends every container as soon as one fails, or the primary one ends: others would seem to have been
-        taken away in the middle of their work. So this one stays until they have ended by themselves: after a success
-        those whose work makes the job's; after a failure all, for the supervisor tells them to stop, if there is one.
+        """Wait until the other nodes have ended.
+
+        Vertex terminates all containers as soon as one fails or the primary one exits; nodes that still work would look
+        preempted. After a success the primary waits for all nodes but those that serve others. After a failure the
+        container waits for all nodes, up to OTHERS_S, since a running supervisor stops them.
         """
         nodes = [node for names in self.record["pools"].values() for node in names]
         try:
             own, place = self.node(), self.place()
-        except Hopeless:  # it is no part of the job, which will not end well
+        except Hopeless:  # not a node of the job
             return
         if len(nodes) < 2 or (code == 0 and place != (PRIMARY, 0)):
             return
@@ -109,7 +111,7 @@ class Host:
 
 
 def serving(nodes: list[str]) -> set[str]:
-    """Those that serve others and never end by themselves, as in control/reconcile/outcomes.py."""
+    """Return the nodes that serve others and never end by themselves, as in control/reconcile/outcomes.py."""
     roles = {node: node.rpartition("-")[0] for node in nodes}
     kinds = {"parameter_server"}
     if {"chief", "parameter_server"} <= set(roles.values()):
@@ -118,6 +120,6 @@ def serving(nodes: list[str]) -> set[str]:
 
 
 def spec() -> dict[str, Any]:
-    """Raises ValueError, TypeError."""
+    """Parse CLUSTER_SPEC. Raises ValueError, TypeError."""
     found: dict[str, Any] = json.loads(os.environ.get("CLUSTER_SPEC") or "null")
     return found

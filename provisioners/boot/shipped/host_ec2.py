@@ -1,8 +1,8 @@
-"""A machine of EC2: it is terminated by powering itself off."""
+"""Host module for EC2 machines, which terminate when they power off."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Callable  # noqa: UP035 - also read by Pythons that are too old to run it
+from typing import TYPE_CHECKING, Any, Callable  # noqa: UP035 - must compile in older Pythons, too
 
 if TYPE_CHECKING:
     from .bucket_s3 import metadata
@@ -13,11 +13,11 @@ else:
 
 
 class Host:
-    """What the bootstrap must know of, and can do to, the machine it runs on."""
+    """Machine on which the bootstrap runs: its identity, environment and end."""
 
-    STOPPED = 0  # exit code where SIGTERM comes before the agent has begun: the unit has not failed then
+    STOPPED = 0  # exit code if SIGTERM comes before the agent starts: the unit must not fail
 
-    PATIENCE_S = 300.0  # a role that was made a minute ago is not known everywhere yet, a network may come late
+    PATIENCE_S = 300.0  # a new role takes time to propagate, and the network may come up late
 
     def __init__(self, record: dict[str, Any]) -> None:
         self.record = record
@@ -29,11 +29,11 @@ class Host:
         return str(self.record["node"])
 
     def address(self) -> str | None:
-        """By which other nodes reach this one; None: the agent finds out."""
+        """Return the address at which other nodes reach this one; None: the agent determines it."""
         return None
 
     def environment(self) -> dict[str, str]:
-        """Of the agent, and of the program."""
+        """Return environment variables of the agent and the program."""
         told = {"HOME": "/root", "AWS_DEFAULT_REGION": self.record["region"]}
         return told | {"AWS_ENDPOINT_URL": self.record["endpoint"]} if self.record["endpoint"] else told
 
@@ -41,9 +41,10 @@ class Host:
         limit_life(left_s)
 
     def comes_back(self) -> bool:
-        """Asked when the machine goes down."""
+        """Return whether the machine that goes down will boot again."""
         return goes_down_to() == "reboot"
 
     def end(self, going_down: bool, _code: Callable[[], int], _has_ended: Callable[[str], bool]) -> bool:
-        """End the machine of a node that has ended; return whether it ends. EC2 terminates it: it was launched so."""
+        """Power off the machine, whose node has ended; return whether that succeeded. Its launch settings make EC2
+        terminate it then."""
         return bool(going_down and goes_down_to()) or power_off()

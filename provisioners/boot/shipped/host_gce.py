@@ -1,13 +1,13 @@
-"""A machine of Compute Engine: it deletes itself.
+"""Host module for Compute Engine machines, which delete themselves.
 
-An instance that powers itself off stays, and its disk is paid for: so the Compute Engine API is asked to delete it, by
-the machine's own service account. Where that is refused the machine powers itself off, and the supervisor deletes it.
+The disk of an instance that only powers off is still billed. The machine therefore calls the Compute Engine API to
+delete itself, with its service account. If that is refused it powers off, and the supervisor deletes it.
 """
 
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any, Callable  # noqa: UP035 - also read by Pythons that are too old to run it
+from typing import TYPE_CHECKING, Any, Callable  # noqa: UP035 - must compile in older Pythons, too
 
 if TYPE_CHECKING:
     from .bucket_gs import PASSING, metadata, send
@@ -16,18 +16,18 @@ else:
     from bucket_gs import PASSING, metadata, send
     from common import Hopeless, Refused, goes_down_to, insist, limit_life, power_off, say
 
-DELETE_S = 120.0  # meanwhile all of it is paid for; afterwards its disk, until it is deleted
+DELETE_S = 120.0  # the whole machine is billed meanwhile; later only its disk
 ANSWER_S = 15.0
-GOING_S = 10.0  # the program has had its time, and systemd waits for 45 s in all
-LAST_S = 2.0  # for the metadata server, while the machine goes down
+GOING_S = 10.0  # the program has been stopped before this; systemd waits for 45 s in all
+LAST_S = 2.0  # timeout of the metadata server while the machine goes down
 
 
 class Host:
-    """What the bootstrap must know of, and can do to, the machine it runs on."""
+    """Machine on which the bootstrap runs: its identity, environment and end."""
 
-    STOPPED = 0  # exit code where SIGTERM comes before the agent has begun: the unit has not failed then
+    STOPPED = 0  # exit code if SIGTERM comes before the agent starts: the unit must not fail
 
-    PATIENCE_S = 300.0  # a role that was made a minute ago is not known everywhere yet, a network may come late
+    PATIENCE_S = 300.0  # a new role takes time to propagate, and the network may come up late
 
     def __init__(self, record: dict[str, Any]) -> None:
         self.record = record
@@ -40,11 +40,11 @@ class Host:
         return str(self.record["node"])
 
     def address(self) -> str | None:
-        """By which other nodes reach this one; None: the agent finds out."""
+        """Return the address at which other nodes reach this one; None: the agent determines it."""
         return None
 
     def environment(self) -> dict[str, str]:
-        """Of the agent, and of the program: Google's libraries ask for a project."""
+        """Return environment variables of the agent and the program; Google's libraries need a project."""
         told = {"HOME": "/root"}
         try:
             told["GOOGLE_CLOUD_PROJECT"] = metadata("project/project-id")
@@ -56,14 +56,15 @@ class Host:
         limit_life(left_s)
 
     def comes_back(self) -> bool:
-        """Asked when the machine goes down: after a reboot, and after maintenance of its host where it is restarted."""
+        """Return whether the machine that goes down will boot again: a reboot, or host maintenance with automatic
+        restart."""
         where = goes_down_to()
         back = where == "reboot" or (where == "poweroff" and is_restarted() and is_maintained())
         self.stays_down = where == "poweroff" and not back
         return back
 
     def end(self, going_down: bool, _code: Callable[[], int], _has_ended: Callable[[str], bool]) -> bool:
-        """End the machine of a node that has ended, which is not needed any more; return whether it ends."""
+        """End the machine, whose node has ended; return whether that succeeded."""
         down = going_down and bool(goes_down_to())
         if down and not self.stays_down:
             return True
@@ -74,7 +75,7 @@ class Host:
         return down or power_off()
 
     def delete(self) -> None:
-        """Have this instance deleted: accepted is enough. Raises OSError, Hopeless."""
+        """Request that this instance is deleted; return when that is accepted. Raises OSError, Hopeless."""
         name, project = metadata("instance/name"), metadata("project/project-id")
         zone = metadata("instance/zone").rpartition("/")[2]
         base = (self.record["api_endpoint"] or "https://compute.googleapis.com").rstrip("/")
@@ -82,7 +83,7 @@ class Host:
         try:
             send("DELETE", url, timeout=ANSWER_S)
         except Refused as error:
-            if error.status == 404:  # it is being deleted
+            if error.status == 404:  # already being deleted
                 return
             if error.status in (400, 403) and error.code not in PASSING:
                 raise Hopeless(f"this machine may not delete itself: {error}") from error
@@ -90,12 +91,12 @@ class Host:
 
 
 def is_restarted() -> bool:
-    """Whether Compute Engine restarts this instance after it has stopped it."""
+    """Return whether this instance has automatic restart, i.e. Compute Engine restarts it after stopping it."""
     return asked("instance/scheduling/automatic-restart").strip().upper() == "TRUE"
 
 
 def is_maintained() -> bool:
-    """Whether its host is being maintained, or will be within the hour."""
+    """Return whether maintenance of the instance's host is in progress, or begins within the hour."""
     if asked("instance/maintenance-event").strip().upper() == "TERMINATE_ON_HOST_MAINTENANCE":
         return True
     try:
@@ -103,11 +104,12 @@ def is_maintained() -> bool:
     except ValueError:
         return False
     values = told.values() if isinstance(told, dict) else ()
-    return "ONGOING" in values  # of maintenanceStatus, or maintenance_status: both spellings are about
+    return "ONGOING" in values  # value of maintenanceStatus or maintenance_status: both spellings occur
 
 
 def asked(path: str) -> str:
-    """What the metadata server says; nothing where it does not: what is not known to come back is not waited for."""
+    """Return a value of the metadata server; "" if it does not answer, so that an unknown state counts as no
+    restart."""
     try:
         return metadata(path, LAST_S)
     except OSError:
