@@ -1,4 +1,4 @@
-"""`cloudgpu gc` and two stores that are copies of each other: what a node is alive in is not removed unasked."""
+"""`cloudgpu gc` with copies of a store: a node with a live heartbeat is not removed without confirmation."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def test_a_store_has_a_name_of_its_own_and_keeps_it(
 
 
 def test_gc_asks_once_more_before_it_ends_what_is_alive(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A folder of the local target stands for the machines of a copy of this store."""
+    """The folder of the local target plays the machines that a copy of this store launched."""
     folder = home / "local" / ("0" * 32)
     folder.mkdir(parents=True)
     machines = '{"worker-0.1": "x"}'

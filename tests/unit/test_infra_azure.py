@@ -1,4 +1,4 @@
-"""Components and programs for Azure under strict mocks; a fleet's machines are those of a direct launch."""
+"""Azure components and programs under strict mocks; a fleet's machines equal those of a direct launch."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pulumi
-import pulumi_azure_native  # its types are what is checked against
+import pulumi_azure_native  # its types are the reference of these checks
 import pytest
 
 import cloudgpu
@@ -123,7 +123,7 @@ def plain_fleet(**args: Any) -> list[Registered]:
     return registered(lambda: GpuFleet("fleet", {**base, **args}))  # type: ignore[typeddict-item]
 
 
-# --- no drift: a fleet's machines are those of a launch ---------------------------------------------------------------
+# --- no drift: a fleet's machines equal those of a launch -------------------------------------------------------------
 
 CASES = {
     "one on demand": (fleet(size=1), None),
@@ -137,7 +137,7 @@ CASES = {
 
 
 def request_of(spec: FleetSpec) -> LaunchRequest:
-    """For machines of the same kind."""
+    """Return a launch request for machines of the same kind."""
     nodes = tuple(
         NodeRequest(f"worker-{index}.1", "worker", index, index, spec.machine_type, spec.accelerator, Fraction(1))
         for index in range(2 if spec.peers else 1)
@@ -160,7 +160,7 @@ def request_of(spec: FleetSpec) -> LaunchRequest:
 
 
 def direct(spec: FleetSpec, reservation: str | None, *, public: bool) -> tuple[dict[str, Any], dict[str, Any]]:
-    """A machine and its interface as the launcher asks for them, of the same kind and with the same surroundings."""
+    """Return the launcher's machine and network interface, of the same kind and in the same network."""
     request = request_of(spec)
     nodes = request.nodes
     reserved = {} if reservation is None else {spec.machine_type: reservation}
@@ -172,7 +172,7 @@ def direct(spec: FleetSpec, reservation: str | None, *, public: bool) -> tuple[d
 
 
 def flat(value: Any, path: str = "") -> dict[str, Any]:
-    """Path -> value, of all that is no object or list."""
+    """Return path -> value of everything that is no object or list."""
     if isinstance(value, Mapping):
         inner = [flat(one, f"{path}.{key}".lstrip(".")) for key, one in value.items()]
     elif isinstance(value, list):
@@ -183,7 +183,8 @@ def flat(value: Any, path: str = "") -> dict[str, Any]:
 
 
 def as_azure_says(inputs: Mapping[str, Any]) -> dict[str, Any]:
-    """Convert Pulumi's inputs to Resource Manager's form: the inverse of infra/pulumi_arguments.py, written apart."""
+    """Convert Pulumi's inputs to Resource Manager's form: the inverse of infra/pulumi_arguments.py, written
+    independently."""
     found: dict[str, Any] = VirtualMachineScaleSet(None)._body(dict(inputs))  # type: ignore[arg-type]
     return found
 
@@ -229,7 +230,7 @@ def test_what_pulumi_registers_is_what_a_launch_asks_for(case: str, public: bool
 @pytest.mark.parametrize("public", [True, False], ids=["public", "private"])
 @pytest.mark.parametrize("case", CASES)
 def test_what_a_launch_asks_for_its_own_scale_set_is_what_pulumi_registers(case: str, public: bool) -> None:
-    """But for whose they are: a launch's tags are its own."""
+    """Only the tags differ: a launch has separate ones."""
     spec, reservation = CASES[case]
     args: dict[str, Any] = {"public_addresses": public, "reservation": reservation}
     args |= {key: getattr(spec, key) for key in ("machine_type", "accelerator", "market", "on_demand", "disk_gb")}
@@ -244,7 +245,7 @@ def test_what_a_launch_asks_for_its_own_scale_set_is_what_pulumi_registers(case:
     assert schema.faults("compute.VirtualMachineScaleSet", asked) == []
     assert asked.pop("tags")["cloudgpu-token"] == "0123456789abcdef" * 2
     assert registered_body.pop("tags")["cloudgpu-fleet"] == "big"
-    # The API version of a stack is older than the value.
+    # The stack's API version is older than this value.
     assert asked["properties"]["virtualMachineProfile"].pop("securityProfile") == {"securityType": "Standard"}
     assert flat(asked) == flat(registered_body)
 
@@ -358,7 +359,7 @@ def test_the_fleet_is_previewed_before_anything_is_there() -> None:
     assert only(found, SET).inputs["sku"]["capacity"] == 2
 
 
-# --- what fleets stand in ---------------------------------------------------------------------------------------------
+# --- the infrastructure that fleets use -------------------------------------------------------------------------------
 
 
 def test_the_infra_program_exports_what_launches_use() -> None:
@@ -415,7 +416,8 @@ def test_a_storage_account_is_closed_to_all_but_identities_with_a_role() -> None
 
 
 def test_machines_of_launches_may_switch_machines_off_and_nothing_more() -> None:
-    """Of the whole subscription, for groups of launches are not there yet: so it is not the right to start any."""
+    """The scope is the whole subscription, because resource groups of launches do not exist yet. Hence there is no
+    right to start machines."""
     found = registered(lambda: infra_program(INFRA))
     off = only(found, DEFINITION, "cloudgpu-infra-azure-eastus-role-off")
     assert off.inputs["permissions"] == [{"actions": ["Microsoft.Compute/virtualMachines/deallocate/action"]}]

@@ -1,4 +1,4 @@
-"""What is made of an engine's events."""
+"""Conversion of an engine's events to steps and changes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whose lock it is, and which may be broken: those of engines of ours that are dead, and no others."""
+"""Locks of stacks: which may be broken (those of dead engines that cloudgpu started) and which may not."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 
 from cloudgpu.infra.engine.locks import Engines, Lock, locks_in, verdict_of
 
-# As pkg/backend/diy/lock.go of Pulumi 3.2xx writes it.
+# Format of pkg/backend/diy/lock.go of Pulumi 3.2xx.
 ERROR = """error: the stack is currently locked by {n} lock(s). Either wait for the other process(es) to end or \
 delete the lock file with `pulumi cancel`.
   file:///state/.pulumi/locks/organization/cloudgpu/infra-aws-us-east-1/1.json: created by me@here (pid 11) at \
@@ -58,7 +58,7 @@ def engines(tmp_path: Path) -> Engines:
 
 @pytest.fixture
 def dead(engines: Engines) -> int:
-    """Process id of an engine of ours that was killed."""
+    """Return the process id of a killed engine that cloudgpu started."""
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
         engines.started(process.pid)
         process.kill()

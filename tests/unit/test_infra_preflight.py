@@ -1,4 +1,4 @@
-"""What is looked at before a stack is brought up or down."""
+"""Checks before a stack is brought up or down."""
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ def test_what_a_newer_version_wrote_is_read_without_what_is_new() -> None:
 
 
 def test_what_a_program_was_given_is_kept_though_it_fails() -> None:
-    """Else the next command would not know whose account the stack is of, and which bucket it goes on with."""
+    """Otherwise the next command would not know the stack's account and bucket."""
     settings = InfraSettings("azure", "eastus", "infra", "cloudgpu-me", ACCOUNT, bucket="no container", adopt=True)
     kept: dict[str, object] = {}
 

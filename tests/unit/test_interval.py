@@ -1,4 +1,4 @@
-"""The arithmetic of when to save: against published formulas, computed values and bounds."""
+"""Interval between checkpoints: compared with published formulas, computed values and bounds."""
 
 from __future__ import annotations
 
@@ -97,7 +97,8 @@ def test_the_posterior_goes_from_the_prior_to_what_was_seen() -> None:
 
 @pytest.mark.parametrize("prior", [*PRIORS.values(), UNKNOWN], ids=lambda prior: str(prior.name))
 def test_the_prior_bounds_the_interval_while_nothing_is_interrupted(prior: Prior) -> None:
-    """Compared with the best interval for the lower 95 % confidence limit of M, about a third of the time so far."""
+    """Reference: Daly's interval at the lower 95 % confidence limit of the mean time between interruptions, about a
+    third of the time so far."""
     for hours in (1, 24, 24 * 365):
         interval = best_interval(0.1, mean_between(prior, Seen(hours * HOUR, 0), 1), 0.0)
         assert interval <= 4.1 * daly_interval(0.1, hours * HOUR / 3)

@@ -1,4 +1,4 @@
-"""A job dir for each cloud: as the job file says it, who may run the job then, and where its folders are."""
+"""Job dirs per cloud: their form in the job file, the clouds that can reach them, and their URLs."""
 
 from __future__ import annotations
 
@@ -90,12 +90,12 @@ def test_the_command_line_changes_one_or_all(given: str, override: str, expected
     assert load_text(text(given), overrides=[override]).spec.job_dir == expected
 
 
-# -- who reaches it
+# -- access from clouds
 
 
 @pytest.fixture(autouse=True)
 def _credentials(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """For all three clouds."""
+    """Set credentials for all three clouds."""
     for name, value in {
         "AWS_ACCESS_KEY_ID": "AKIATEST",
         "AWS_SECRET_ACCESS_KEY": "secret",
@@ -143,7 +143,7 @@ def test_what_is_refused_says_the_line_to_write(job_dir: Any, clouds: tuple[str,
     assert [obstacle(loaded, cloud, look=False) for cloud in clouds] == [""] * len(clouds), "what it says is right"
 
 
-# -- inputs, likewise
+# -- inputs per cloud
 
 
 def test_inputs_may_be_in_each_cloud_too() -> None:
@@ -178,7 +178,7 @@ def test_mistakes_in_the_inputs_of_a_cloud_are_shown_where_they_are() -> None:
     ]
 
 
-# -- where the folders are
+# -- URLs of job dirs
 
 
 def test_the_folders_of_a_job(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""A group of a job's own: what it is made of, and what is said of its nodes, whatever cloud it is in."""
+"""Dedicated machine groups of jobs, on any cloud: their preparation and the states of their nodes."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ class TestPreparing:
         assert fleet.lifetime_s is not None and fleet.lifetime_s > 3_600, "machines live to see their order's end"
 
     def test_it_is_the_same_again(self, store: s3.S3) -> None:
-        """Also when the order has ended meanwhile: who boots then leaves."""
+        """Also if the order has ended meanwhile: machines that boot then leave."""
         stack()
         first = job_groups.prepare(REQUEST, "aws")
         allocation = job_groups.allocation(REQUEST, "aws", "group-1", first.fleet_dir)
@@ -122,7 +122,7 @@ class TestPreparing:
 
 
 class TestStates:
-    """Of a group whose folder is on this computer."""
+    """States of a group whose folder is on this computer."""
 
     @pytest.fixture
     def folder(self, tmp_path: Path) -> FleetFolder:
@@ -142,7 +142,7 @@ class TestStates:
 
     @pytest.mark.parametrize("left", ["beat.json", "failed.json"])
     def test_machines_that_were_of_no_use_are_paid_for(self, folder: FleetFolder, left: str) -> None:
-        """Between two of them the group has none: what they cost is not forgotten then."""
+        """The group has no machine between two unusable ones, but their cost still counts."""
         folder.machine("gone-1", silent=300.0)
         (folder.path / member_key("gone-1")).rename(folder.path / member_key("gone-1", left))
         assert not any(one.queued for one in self.states(folder, 0).values())
@@ -186,7 +186,7 @@ class TestStates:
         assert all(one.refused for one in self.states(folder, 1).values())
 
     def test_a_group_that_all_have_left_is_given_up(self, folder: FleetFolder) -> None:
-        """Of machines that cannot be used the last ones leave: else the job would wait for ever."""
+        """The last machines leave a group whose machines are unusable. Without this the job would wait for ever."""
         seen = self.states(folder, 0, size=0).values()
         assert {one.refused.error_class for one in seen if one.refused} == {"capacity"}, "the next place is tried"
         assert {one.phase for one in seen} == {"gone"}

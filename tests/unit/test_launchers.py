@@ -1,4 +1,4 @@
-"""From job and node to processes, orders to endings, bytes to lines."""
+"""Launchers: from job and node to processes, from orders to endings, from bytes to lines."""
 
 from __future__ import annotations
 
@@ -243,7 +243,7 @@ def test_the_notice_file_appears_at_once_as_a_whole(tmp_path: Path) -> None:
 
 
 def split(*pieces: bytes | float) -> list[tuple[str, bool]]:
-    """Feed bytes; a number lets so many seconds pass."""
+    """Feed bytes; a number advances the time by that many seconds."""
     out: list[tuple[str, bool]] = []
     splitter, now = LineSplitter(lambda text, partial: out.append((text, partial))), 0.0
     for piece in pieces:

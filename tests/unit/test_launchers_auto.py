@@ -1,4 +1,4 @@
-"""`launcher: auto`: what a program imports, read without running it, and the launcher that follows."""
+"""`launcher: auto`: the imports of a program, read without running it, and the launcher that they select."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ ONE = Shape(["worker"], [1])
 
 
 def write(folder: Path, **files: str) -> Path:
-    """Python files by their names without `.py`."""
+    """Write Python files, named without `.py`; return their folder."""
     for name, text in files.items():
         path = folder / f"{name}.py"
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -181,7 +181,7 @@ def test_nothing_is_run_and_nothing_outside_is_read(tmp_path: Path) -> None:
     code = write(tmp_path / "code", train="import linked, huge, pipe, loop\nopen('ran', 'w')\nimport inside")
     (code / "linked.py").symlink_to(tmp_path / "outside.py")
     (code / "huge.py").write_bytes(b"import torch\n" + b"#" * (1 << 20))
-    os.mkfifo(code / "pipe.py")  # opening it would wait for ever
+    os.mkfifo(code / "pipe.py")  # opening it would block
     (code / "loop.py").symlink_to("loop.py")
     write(code, inside="import mpi4py")
     before = set(sys.modules)
