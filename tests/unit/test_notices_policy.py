@@ -1,4 +1,4 @@
-"""From what a provider says to what the program is told, and when. Time is passed in."""
+"""From a provider's notices to orders for the program, with their times. Time is passed in."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from cloudgpu.runtime.notices.scheduled_notices import Docket, ProviderNotice
 
 POLICIES = [policy for cloud in (*CLOUDS, "signal", "simulated") for policy in policies_of(cloud).values()]
 NOW = 1_000.0  # on the monotonic clock
-WALL = 1_800_000_000.0  # on this machine's
+WALL = 1_800_000_000.0  # on this machine's clock
 
 
 class Ledger(Orders):
-    """Orders that keep each one as it came."""
+    """Orders that record each order added."""
 
     def __init__(self) -> None:
         super().__init__(lambda: None)
@@ -38,7 +38,7 @@ class Ledger(Orders):
 
 
 class Desk:
-    """A docket, with all that came out of it."""
+    """Docket that records its orders, log lines and stops."""
 
     def __init__(self) -> None:
         self.lines: list[str] = []
@@ -48,7 +48,7 @@ class Desk:
         self.docket = Docket(self.orders, self.lines.append, lambda notice, at: self.stops.append((notice.id, at)))
 
     def told(self) -> list[tuple[str, float]]:
-        """(action, seconds from NOW to the deadline) of every order so far."""
+        """Return (action, seconds from NOW to the deadline) of every order so far."""
         return [(order.action, order.deadline - NOW) for order in self.given]
 
 
@@ -176,7 +176,7 @@ def test_an_event_may_move_and_two_readings_of_one_time_are_no_move() -> None:
     assert [action for action, _ in desk.told()] == ["save"]
     desk.docket.update("e", [ProviderNotice("azure", "redeploy", "r", NOW + 750)], NOW + 701)
     assert [action for action, _ in desk.told()] == ["save", "stop"]
-    desk.docket.update("e", [ProviderNotice("azure", "redeploy", "r", NOW + 702)], NOW + 702)  # it has begun
+    desk.docket.update("e", [ProviderNotice("azure", "redeploy", "r", NOW + 702)], NOW + 702)  # the event has begun
     assert desk.told()[1:] == [("stop", 740), ("stop", 712)], "the earlier one counts; it leaves what may be left"
 
 
@@ -193,7 +193,7 @@ def test_an_order_leaves_the_writer_its_time_but_no_more_than_half() -> None:
     assert order.kill_at(write_s=300) == 115
 
 
-# --- orders and what programs are told ---
+# --- orders and the program's view ---
 
 
 def test_a_stop_silences_saves_and_only_stops_expire() -> None:
@@ -286,7 +286,7 @@ def test_aws_spot(action: str, kind: str, starts: float | None) -> None:
 
 
 def test_aws_scheduled_events() -> None:
-    # The event of the EC2 user guide's example, its times moved.
+    # The event of the EC2 user guide's example, with shifted times.
     event = {
         "NotBefore": time.strftime("%d %b %Y %H:%M:%S GMT", time.gmtime(WALL + 86_400)),
         "Code": "system-reboot",
@@ -365,7 +365,8 @@ def test_gcp_upcoming_maintenance(spell: Any) -> None:
 
 
 def test_gcp_a_machine_that_is_restarted_trains_on_until_its_turn_comes() -> None:
-    """It stops two minutes before the hour of `maintenance-event` is over, and is not taken for preempted by it."""
+    """It stops two minutes before the hour of `maintenance-event` is over, and the event does not count as a
+    preemption."""
     desk = Desk()
     window = gcp.upcoming_maintenance(reply(upcoming(WALL + 600)), is_restarted=lambda: True)
     desk.docket.update("upcoming", window, NOW)
@@ -399,7 +400,7 @@ def test_what_ends_the_node_for_good_goes_before_what_it_comes_back_from() -> No
 
 @pytest.mark.parametrize("said", [upcoming(WALL - 60), upcoming(WALL + 60, "ONGOING")], ids=["open", "ongoing"])
 def test_gcp_an_open_window_stops_nothing(said: dict[str, Any]) -> None:
-    """The machine may have come back from it; `maintenance-event` says when its turn comes."""
+    """The machine may already have been restarted in it; `maintenance-event` announces the actual restart."""
     desk = Desk()
     desk.docket.update("u", upcoming_notices(reply(said)), NOW)
     desk.docket.advance(NOW + 1e6)

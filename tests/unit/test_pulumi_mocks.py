@@ -1,4 +1,5 @@
-"""The strict mocks of Pulumi programs: they catch what plain mocks let pass, and make up what programs need."""
+"""Strict mocks of Pulumi programs: they catch errors that plain mocks let pass, and generate the outputs that programs
+need."""
 
 from __future__ import annotations
 

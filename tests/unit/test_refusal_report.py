@@ -1,4 +1,4 @@
-"""What is told of places that were asked in vain: grouped, each place once, readable with forty of them."""
+"""Report of places that refused a job: grouped, each place once, readable with forty of them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def offer(region: str, zone: str, market: str = "spot", machine: str = "g4dn.xla
 
 
 def sold_out(region: str, zone: str, at: float = NOW, market: str = "spot") -> Refused:
-    """In EC2's words, which name the zone, and those that have machines."""
+    """Return a refusal in EC2's wording, which names the zone and the zones that have capacity."""
     name = f"{region}{zone[-1]}"
     words = (
         f"start worker-0.1 ({market} g4dn.xlarge) in {name}: InsufficientInstanceCapacity: We currently do not have "
@@ -110,7 +110,7 @@ def test_status_of_a_job_that_found_no_machines(world: World) -> None:
 
 def test_status_of_a_job_that_waits(world: World) -> None:
     world.cloud.full = {"az1"}
-    world.clock.time = 4_000_000_000.0  # later than now: what is to come lies ahead
+    world.clock.time = 4_000_000_000.0  # after the real time, so that the next retry is in the future
     job_id = world.submit(offer("us-1", "az1"))
     world.drive(world.supervisor(), until=lambda: world.job(job_id).cause == "capacity")
     text = status_view.job_text(seen(world, job_id))

@@ -1,4 +1,4 @@
-"""When a program starts again in place, and how nodes agree on it."""
+"""When a program restarts in place, and how nodes agree on it."""
 
 from __future__ import annotations
 
@@ -188,5 +188,5 @@ def test_which_generation_was_begun_is_on_the_disk(tmp_path: Path) -> None:
     assert Begun(tmp_path).generation == 0
     Begun(tmp_path).note(3)
     assert Begun(tmp_path).generation == 3
-    (tmp_path / "begun").write_text("")  # the machine was reset while it was written
+    (tmp_path / "begun").write_text("")  # the machine was reset during the write
     assert Begun(tmp_path).generation == 1

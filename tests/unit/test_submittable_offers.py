@@ -1,4 +1,4 @@
-"""Which offers a job is submitted with: what is set up, what reaches the job dir, what is kept of many places."""
+"""Offers that a job is submitted with: clouds that are set up and reach the job dir, and a limited number of places."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def spec(job_dir: str | None = "s3://bucket/jobs", **resources: object) -> JobSp
 
 @pytest.fixture(autouse=True)
 def environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Credentials for aws and Google, and none of whoever runs the tests."""
+    """Set credentials for AWS and Google, and remove those of the user who runs the tests."""
     for name in ("AWS_PROFILE", "AWS_ROLE_ARN", "AWS_WEB_IDENTITY_TOKEN_FILE"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "config"))
@@ -55,7 +55,7 @@ def environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def nobody(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No credentials anywhere."""
+    """Remove all credentials."""
     monkeypatch.delenv("AWS_ACCESS_KEY_ID")
     monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
     monkeypatch.delenv("GOOGLE_APPLICATION_CREDENTIALS")
@@ -173,7 +173,7 @@ def test_offers_of_unknown_price_cannot_be_held_to_a_cost() -> None:
         usable_offers(limited, Plan((dear,)))
 
 
-# -- which places are kept
+# -- places that are kept
 
 
 def planned(**resources: Any) -> list[Offer]:
@@ -212,7 +212,7 @@ def test_in_a_long_list_the_better_ones_are_kept() -> None:
     assert keep(offers) == offers[:MAX_WAYS]
 
 
-# -- patience
+# -- timeouts
 
 
 def test_how_long_machines_are_looked_for() -> None:

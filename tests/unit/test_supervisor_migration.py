@@ -1,4 +1,4 @@
-"""A job with a job dir in each cloud: it moves before machines are asked for, and never begins anew by mistake."""
+"""Jobs with a job dir in each cloud: they move before machines are requested, and never start over by mistake."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ TAKEN_LATE = Life(run_s=5, end="taken")
 
 
 class Troubled:
-    """A job dir whose writes and listings do what the test says first."""
+    """Job dir that calls the test's hook before each write and listing."""
 
     def __init__(self, job_dir: JobDir, before: Any) -> None:
         self._job_dir, self._before = job_dir, before
@@ -61,7 +61,7 @@ def clouds(world: World, job_id: str) -> list[str]:
 
 
 def restored(world: World) -> list[int]:
-    """What each machine began with."""
+    """Return the step that each machine restored."""
     return [machine.restored for machine in world.cloud.machines]
 
 
@@ -103,7 +103,7 @@ def test_what_was_taken_away_goes_on_in_another_cloud_from_its_checkpoint(world:
 
 
 def test_there_and_back_and_on(world: World) -> None:
-    """The newest is where machines ran last, not where the most was ever written."""
+    """The newest job dir is the one where machines ran last, not the one with the most data."""
     world.cloud.script = lives(TAKEN_LATE, TAKEN_LATE, Life())
     job_id = world.submit(GCP, AZURE, apart=True)
     world.finish(job_id)
@@ -133,7 +133,7 @@ def test_code_that_is_there_already_is_not_said_to_be_copied_again(world: World)
 
 
 def test_a_copy_that_is_there_already_is_said_to_be(world: World) -> None:
-    """Whoever reads it reckons what it cost."""
+    """Users estimate the cost of the copy from this message."""
     world.cloud.script = lives(TAKEN_LATE, Life())
     job_id = world.submit(GCP, AZURE, AZURE._replace(zone="z-2"), apart=True)
     world.cloud.full = {"z-1"}
@@ -168,7 +168,7 @@ def test_a_program_whose_checkpoints_are_all_damaged_begins_anew_only_if_its_job
                 if entry.key.endswith(".bin"):
                     left.put(entry.key, bytes(entry.size))
                     names.append(entry.key.split("/")[1])
-            world.cloud.saved_step = 0  # to begin anew is no violation here
+            world.cloud.saved_step = 0  # starting over is no violation here
 
     world.on_call = before  # type: ignore[attr-defined]
     world.finish(job_id)
@@ -216,7 +216,7 @@ def test_a_store_that_is_down_is_waited_for_and_no_machine_begins_anew(
 
 
 def test_a_line_that_breaks_again_and_again_is_borne_as_long_as_something_comes_over(world: World) -> None:
-    """Of two failures with more than an hour between them, nothing says that it was an hour of failures."""
+    """Two failures more than an hour apart do not count as an hour of failures."""
     world.cloud.script = lives(TAKEN_LATE, Life())
     job_id = world.submit(GCP, AZURE, apart=True)
     here = place(world, job_id, AZURE).url
@@ -226,7 +226,7 @@ def test_a_line_that_breaks_again_and_again_is_borne_as_long_as_something_comes_
         nonlocal calls
         if url == here and world.job(job_id).attempt == 2:
             calls += 1
-            if calls in {2, 4}:  # the data, and, when it has come over, the manifest
+            if calls in {2, 4}:  # the data, and the manifest once the data is copied
                 raise JobDirError(f"{url}: it is down")
             world.clock.advance(TRAINING_PATIENCE_S if calls == 3 else 0)
 
@@ -263,7 +263,7 @@ def test_a_store_of_jobs_that_does_not_answer_for_a_moment_breaks_no_copy_off(wo
     is_down = False
 
     class Down:
-        """The store of jobs."""
+        """Store of jobs that can be down."""
 
         def __getattr__(self, name: str) -> Any:
             nonlocal looks

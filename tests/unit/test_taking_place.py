@@ -1,4 +1,4 @@
-"""A machine of a fleet becomes a member in the place of a lost one: what it costs, and when it is not to be."""
+"""A fleet's machine takes the place of a lost node: what this counts for the retry budget, and when it is refused."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ NODES = [NodeRecord(f"worker-{rank}.1", "worker", rank, rank, 0) for rank in ran
 
 
 class Attempt:
-    """The job dir of an attempt of two nodes."""
+    """Job dir of an attempt with two nodes."""
 
     def __init__(self, folder: Path) -> None:
         self.dir = JobDir(f"file://{folder}")
@@ -35,7 +35,7 @@ class Attempt:
         assert self.dir.create(generation_key(1, number), record.to_bytes())
 
     def take(self, node: str, interruptions: int | None = None) -> Generation:
-        """As the node's agent does it, knowing what there is."""
+        """Take the place of a lost node as its agent does, after reading all records."""
         ledger = Ledger(self.dir, 1, node, Budget(1, interruptions), "group", heals=True)
         ledger.catch_up()
         rank = int(node.partition("-")[2][0])
@@ -69,7 +69,7 @@ def test_what_was_used_before_the_loss_stays_used(attempt: Attempt) -> None:
 
 
 def test_two_that_were_lost_are_replaced_one_after_the_other(attempt: Attempt) -> None:
-    """Neither knows of the other before it finds its word under the number that it wanted."""
+    """Neither knows of the other until it finds the other's record under the number that it wanted."""
     assert names(attempt.take("worker-1.2")) == ["worker-0.1", "worker-1.2"]
     assert names(attempt.take("worker-0.2")) == ["worker-0.2", "worker-1.2"]
     assert names(attempt.take("worker-1.2")) == ["worker-0.2", "worker-1.2"], "asked again, its answer having been lost"

@@ -1,4 +1,4 @@
-"""What the mark `alone` rests on."""
+"""Turns of tests: the mark `alone` keeps all others out."""
 
 from __future__ import annotations
 

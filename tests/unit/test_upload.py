@@ -1,4 +1,4 @@
-"""What a job's machines need, on its way into an object store: each content is sent once, then copied there."""
+"""Upload of what a job's machines need to an object store: each content is sent once, then copied there."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def code(tmp_path: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Keeps the agent file from test to test: compressing it takes a second."""
+    """Keep the agent file between tests: compressing it takes a second."""
     return tmp_path_factory.mktemp("home")
 
 
@@ -66,7 +66,7 @@ def shipper(job: str, told: list[tuple[str, int, int]]) -> Shipper:
 
 
 def sent(store: s3.S3) -> list[str]:
-    """Keys that content was sent to, not copied."""
+    """Return the keys to which content was sent, without copies."""
     return [request.key for request in store.requests if request.kind in ("PUT", "start")]
 
 
@@ -91,7 +91,7 @@ def test_what_is_there_by_half_is_sent_again(store: s3.S3, code: Path, told: lis
 def test_what_another_has_put_in_its_place_is_not_used(
     store: s3.S3, code: Path, told: list[tuple[str, int, int]]
 ) -> None:
-    """A machine that may write the shared folder, with as many bytes as there were."""
+    """A machine that may write the shared folder has replaced the content by other bytes of the same length."""
     sha256 = shipper("a-1", told).code(code)
     shared = f"jobs/shared/{code_key(sha256)}"
     JobDir("s3://bucket").put(shared, b"x" * len(store.objects[shared]))
@@ -172,7 +172,7 @@ class TestAgents:
             ("aws", "g5g.xlarge", "arm64"),
             ("gcp", "n1-standard-4", "x86_64"),
             ("gcp", "a4x-highgpu-4g", "arm64"),
-            ("gcp", "c4a-standard-4", "arm64"),  # without GPU: the tables do not know it
+            ("gcp", "c4a-standard-4", "arm64"),  # without GPU: not in the tables
             ("vertex", "n1-standard-4", "x86_64"),
             ("vertex", "a3-highgpu-8g", "x86_64"),
         ],
@@ -190,7 +190,7 @@ class TestAgents:
     def test_a_wheel_that_cannot_be_had_is_said(
         self, store: s3.S3, told: list[tuple[str, int, int]], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
     ) -> None:
-        """pip is really asked, for a Python there is not."""
+        """pip really runs, for a version of Python that does not exist."""
         monkeypatch.setenv(PYTHONS_VARIABLE, "3.97")
         for name in ("PIP_INDEX_URL", "PIP_EXTRA_INDEX_URL"):
             monkeypatch.delenv(name, raising=False)

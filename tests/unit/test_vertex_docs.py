@@ -1,4 +1,4 @@
-"""docs/vertex.md says what the program says: messages, images, settings, labels, patience."""
+"""docs/vertex.md agrees with the program: messages, images, settings, labels, timeouts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a custom job that was seen means for its nodes, and which of several jobs of one launch counts."""
+"""Node states derived from an observed custom job, and the choice among several jobs of one launch."""
 
 from __future__ import annotations
 

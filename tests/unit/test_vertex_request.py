@@ -1,4 +1,4 @@
-"""From a launch request to the body of customJobs.create; roles as worker pools; which image."""
+"""From a launch request to the body of customJobs.create: roles as worker pools, and the image."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def request(*nodes: NodeRequest, **changes: Any) -> LaunchRequest:
 
 
 def body(asked: LaunchRequest, **settings: Any) -> dict[str, Any]:
-    """What is sent, which Google's schema allows and Google's client takes."""
+    """Return the request body, checked against Google's schema and client."""
     from google.cloud import aiplatform_v1
 
     found = custom_job(asked, Settings(ACCOUNT, **settings))
@@ -76,7 +76,7 @@ def body(asked: LaunchRequest, **settings: Any) -> dict[str, Any]:
 
 
 def machines(found: dict[str, Any]) -> list[tuple[str, str, int, int] | None]:
-    """Of each pool: type, accelerator, how many of them, replicas; None: skipped."""
+    """Return (type, accelerator, GPU count, replicas) of each pool; None for a skipped pool."""
     told = []
     for pool in found["jobSpec"]["workerPoolSpecs"]:
         spec = pool.get("machineSpec", {})
