@@ -56,7 +56,7 @@ def test_a_fresh_heartbeat_without_a_result_is_life(home: Path, tmp_path: Path, 
 
 
 @pytest.mark.parametrize("content", [b"", b"[]", b'{"sequence": 1, "time": "x", "phase": 5}', b"[" * 100_000])
-def test_what_is_no_heartbeat_is_no_life(home: Path, content: bytes) -> None:
+def test_an_invalid_heartbeat_does_not_count_as_alive(home: Path, content: bytes) -> None:
     job_dir = JobDir(local_url(paths.default_job_dir() / JOB))
     job_dir.put(BEAT, content)
     assert not is_alive(open_store(), leftover(), NOW)

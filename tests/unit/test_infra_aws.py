@@ -298,7 +298,7 @@ def test_size_zero_keeps_the_group() -> None:
     assert (group["desiredCapacity"], group["maxSize"]) == (0, 1)
 
 
-def test_nobody_comes_in_but_peers() -> None:
+def test_only_peers_may_connect() -> None:
     rule = "aws:vpc/securityGroupIngressRule:SecurityGroupIngressRule"
     alone = registered(lambda: fleet_program(settings(fleet())))
     assert [one for one in alone if one.type == rule] == []
@@ -521,6 +521,6 @@ def test_unknown_job_dirs_are_refused() -> None:
 
 
 def test_a_bucket_s_prefix_may_be_another() -> None:
-    told: list[str] = []
-    registered(lambda: JobBucket("jobs", {"existing": "b", "prefix": "/teams/a/"}).job_dir.apply(told.append))
-    assert told == ["s3://b/teams/a"]
+    job_dirs: list[str] = []
+    registered(lambda: JobBucket("jobs", {"existing": "b", "prefix": "/teams/a/"}).job_dir.apply(job_dirs.append))
+    assert job_dirs == ["s3://b/teams/a"]

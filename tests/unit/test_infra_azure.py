@@ -273,15 +273,15 @@ def test_a_fleet_s_scale_set() -> None:
     outputs = FleetOutputs.from_json(exports(found)["cloudgpu"])
     hash_ = fleet(zones=("2", "1")).template_hash
     group = "cloudgpu-cluster-big-machines-id"
-    told = FleetOutputs("big", "azure", REGION, hash_, "", "", group, 2, "az://jobs@account/jobs/fleets/big")
-    assert outputs == told
+    expected = FleetOutputs("big", "azure", REGION, hash_, "", "", group, 2, "az://jobs@account/jobs/fleets/big")
+    assert outputs == expected
 
 
 def test_another_time_to_expire_changes_nothing_of_the_scale_set() -> None:
     soon, later, never = (of_program(fleet(), expires=when) for when in (2e9, 2e9 + 3_600, None))
     assert only(soon, SET).inputs == only(later, SET).inputs == only(never, SET).inputs
-    told = [only(found, "azure-native:resources:ResourceGroup").inputs["tags"] for found in (soon, later, never)]
-    assert [one.get("cloudgpu-expires") for one in told] == ["2000000000", "2000003600", None]
+    tags = [only(found, "azure-native:resources:ResourceGroup").inputs["tags"] for found in (soon, later, never)]
+    assert [one.get("cloudgpu-expires") for one in tags] == ["2000000000", "2000003600", None]
 
 
 def test_a_part_of_spot_machines_is_bought_on_demand_and_those_that_are_taken_are_got_again() -> None:
@@ -302,12 +302,12 @@ def test_health_is_asked_within_the_machine_and_no_port_is_open() -> None:
     assert (rule["access"], rule["direction"], rule["sourceAddressPrefix"]) == ("Deny", "Inbound", "*")
 
 
-def test_nobody_comes_in_but_peers_who_are_placed_together() -> None:
+def test_only_peers_may_connect_and_are_placed_together() -> None:
     found = of_program(fleet(peers=True, zones=("2", "1")))
-    peers, nobody = only(found, RULES).inputs["securityRules"]
+    peers, others = only(found, RULES).inputs["securityRules"]
     group = [{"id": "cloudgpu-cluster-big-peers-id"}]
     assert peers["sourceApplicationSecurityGroups"] == peers["destinationApplicationSecurityGroups"] == group
-    assert peers["priority"] < nobody["priority"] and nobody["access"] == "Deny"
+    assert peers["priority"] < others["priority"] and others["access"] == "Deny"
     made = only(found, SET).inputs
     assert made["singlePlacementGroup"] is True and made["zones"] == ["2"]
     assert made["proximityPlacementGroup"] == {"id": "cloudgpu-cluster-big-placement-id"}
@@ -383,7 +383,7 @@ def test_the_infra_program_exports_what_launches_use() -> None:
     ]
 
 
-def test_a_bucket_of_somebody_s_is_used_and_neither_made_nor_changed() -> None:
+def test_an_existing_bucket_is_used_and_neither_created_nor_changed() -> None:
     adopting = dataclasses.replace(INFRA, bucket="group/account/data", adopt=True)
     found = registered(lambda: infra_program(adopting))
     assert not [one for one in found if one.type.startswith("azure-native:storage:")]
@@ -426,7 +426,7 @@ def test_machines_of_launches_may_switch_machines_off_and_nothing_more() -> None
     assert given["scope"] == f"/subscriptions/{SUBSCRIPTION}"
 
 
-def test_the_role_by_which_machines_of_launches_leave_is_given_to_nobody_by_the_stack() -> None:
+def test_the_stack_does_not_assign_the_leaving_role() -> None:
     found = registered(lambda: infra_program(INFRA))
     leaving = only(found, DEFINITION, "cloudgpu-infra-azure-eastus-role-leaving").inputs
     assert leaving["permissions"] == [{"actions": list(rights.LEAVING)}]
@@ -449,9 +449,9 @@ def test_machines_reach_their_folder_only() -> None:
 @pytest.mark.parametrize("gateway", [False, True])
 def test_a_network_lets_nothing_in(gateway: bool) -> None:
     found = registered(lambda: GpuNetwork("net", {"region": REGION, "nat": gateway}))
-    within, nobody = only(found, RULES).inputs["securityRules"]
+    within, others = only(found, RULES).inputs["securityRules"]
     assert within["sourceAddressPrefix"] == within["destinationAddressPrefix"] == "10.0.0.0/18"
-    assert (nobody["access"], nobody["sourceAddressPrefix"]) == ("Deny", "*")
+    assert (others["access"], others["sourceAddressPrefix"]) == ("Deny", "*")
     subnet = only(found, "azure-native:network:Subnet").inputs
     assert subnet["networkSecurityGroup"] == {"id": "net-closed-id"} and subnet["defaultOutboundAccess"] is False
     assert ("natGateway" in subnet) is gateway

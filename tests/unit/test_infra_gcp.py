@@ -86,11 +86,11 @@ def changed(**changes: Any) -> FleetSpec:
 
 def test_what_stands_before_any_job_is_exported_as_launches_read_it() -> None:
     registered = run_strict(lambda: infra_program(INFRA))
-    told = Infrastructure.from_json(exports(registered)["cloudgpu"])
-    assert (told.cloud, told.region, told.stack, told.owner) == ("gcp", REGION, INFRA.stack, INFRA.owner)
-    assert told.network == "cloudgpu-us-central1"
-    assert set(told.subnets) == {""}
-    assert told.job_dir == f"gs://{bucket_name(PROJECT, REGION)}/jobs"
+    outputs = Infrastructure.from_json(exports(registered)["cloudgpu"])
+    assert (outputs.cloud, outputs.region, outputs.stack, outputs.owner) == ("gcp", REGION, INFRA.stack, INFRA.owner)
+    assert outputs.network == "cloudgpu-us-central1"
+    assert set(outputs.subnets) == {""}
+    assert outputs.job_dir == f"gs://{bucket_name(PROJECT, REGION)}/jobs"
     kinds = {kind.type for kind in KINDS}
     unmodelled = {one.type for one in registered if one.custom and one.type.startswith("gcp:")} - kinds
     assert not unmodelled, "the stand-in of the provider knows all that the program uses"
@@ -139,7 +139,7 @@ def test_a_bucket_that_may_go_goes_with_all_that_is_in_it() -> None:
     assert not bucket.protect and bucket.inputs["forceDestroy"] is True
 
 
-def test_somebody_elses_bucket_is_only_used() -> None:
+def test_an_existing_bucket_is_only_used() -> None:
     theirs = dataclasses.replace(INFRA, bucket="theirs", adopt=True)
     registered = run_strict(lambda: infra_program(theirs))
     assert not [one for one in registered if one.type == BUCKET]
@@ -282,9 +282,9 @@ def test_a_reservation_that_must_be_named() -> None:
 
 
 def test_a_fleet_is_exported_as_the_control_side_reads_it() -> None:
-    told = FleetOutputs.from_json(exports(of_fleet())["cloudgpu"])
-    assert (told.name, told.size, told.template_hash) == ("big", 3, FLEET.template_hash)
-    assert told.template and told.group and told.fleet_dir == "gs://b/jobs/fleets/big"
+    outputs = FleetOutputs.from_json(exports(of_fleet())["cloudgpu"])
+    assert (outputs.name, outputs.size, outputs.template_hash) == ("big", 3, FLEET.template_hash)
+    assert outputs.template and outputs.group and outputs.fleet_dir == "gs://b/jobs/fleets/big"
 
 
 def test_machines_are_labelled_and_carry_the_fleets_script() -> None:
@@ -313,7 +313,7 @@ def test_both_groups_of_a_mixed_fleet_expire() -> None:
     assert [one.inputs["namedPorts"][0]["name"] for one in groups] == ["cloudgpu-expires-2000000000"] * 2
 
 
-def test_a_group_repairs_replaces_and_waits_for_nobody() -> None:
+def test_a_group_repairs_and_replaces_without_waiting() -> None:
     group = only(of_fleet(changed(zones=("us-central1-a", "us-central1-b"))), GROUP)
     assert group.inputs["baseInstanceName"].startswith("cloudgpu-"), "machines may delete none that is called otherwise"
     assert group.inputs["targetSize"] == 3
@@ -422,7 +422,7 @@ def test_a_cluster_is_all_that_a_fleet_needs() -> None:
     assert not [one for one in registered if one.name.endswith("-within")], "more machines are not peers by themselves"
 
 
-def test_a_cluster_in_somebody_elses_bucket() -> None:
+def test_a_cluster_in_an_existing_bucket() -> None:
     args: Any = {
         "project": PROJECT,
         "region": REGION,

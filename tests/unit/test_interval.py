@@ -149,7 +149,7 @@ def test_histories_survive_json() -> None:
     assert History.from_json(history.to_json()) == history
 
 
-def test_of_two_histories_the_larger_counts_are_taken() -> None:
+def test_merging_two_histories_takes_the_larger_counts() -> None:
     saved = History({"spot": Seen(100.0, 1), "on-demand": Seen(50.0, 0)}, cost=2.0)
     known = History({"spot": Seen(80.0, 4), "on-demand": Seen(70.0, 0)}, cost=9.0)
     assert saved.joined(known) == History({"spot": Seen(100.0, 4), "on-demand": Seen(70.0, 0)}, cost=2.0)

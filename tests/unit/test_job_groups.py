@@ -74,7 +74,7 @@ class TestPreparing:
             JobDir(REQUEST.job_dir).put(AGENT.key, b"the agent")
             yield store
 
-    def test_what_machines_find_is_there_before_them(self, store: s3.S3) -> None:
+    def test_the_folder_is_prepared_before_machines_start(self, store: s3.S3) -> None:
         stack()
         made = job_groups.prepare(REQUEST, "aws")
         assert made.fleet_dir == f"{BELOW}/it-1/fleets/0123456789abcdef"
@@ -90,7 +90,7 @@ class TestPreparing:
         assert (fleet.zones, fleet.peers, fleet.count, fleet.accelerator) == (("use1-az1",), True, Fraction(1), "L4")
         assert fleet.lifetime_s is not None and fleet.lifetime_s > 3_600, "machines live to see their order's end"
 
-    def test_it_is_the_same_again(self, store: s3.S3) -> None:
+    def test_preparing_is_idempotent(self, store: s3.S3) -> None:
         """Also if the order has ended meanwhile: machines that boot then leave."""
         stack()
         first = job_groups.prepare(REQUEST, "aws")
@@ -115,9 +115,9 @@ class TestPreparing:
     def test_what_cannot_be_is_refused_before_anything(self, store: s3.S3, change: dict[str, Any], why: str) -> None:
         stack()
         before = len(store.requests)
-        with pytest.raises(ProvisionError, match=why) as told:
+        with pytest.raises(ProvisionError, match=why) as caught:
             job_groups.prepare(dataclasses.replace(REQUEST, **change), "aws")
-        assert told.value.error_class == "invalid"
+        assert caught.value.error_class == "invalid"
         assert len(store.requests) == before
 
 
@@ -141,7 +141,7 @@ class TestStates:
         assert {(one.phase, one.queued) for one in booting.values()} == {("pending", False)}
 
     @pytest.mark.parametrize("left", ["beat.json", "failed.json"])
-    def test_machines_that_were_of_no_use_are_paid_for(self, folder: FleetFolder, left: str) -> None:
+    def test_unusable_machines_are_paid_for(self, folder: FleetFolder, left: str) -> None:
         """The group has no machine between two unusable ones, but their cost still counts."""
         folder.machine("gone-1", silent=300.0)
         (folder.path / member_key("gone-1")).rename(folder.path / member_key("gone-1", left))

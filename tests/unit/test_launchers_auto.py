@@ -90,7 +90,7 @@ def test_parameter_servers_want_tensorflow(tmp_path: Path) -> None:
         (["bash", "-c", "deepspeed train.py"], "deepspeed"),
     ],
 )
-def test_who_starts_processes_by_himself_is_left_alone(tmp_path: Path, run: str | list[str], starter: str) -> None:
+def test_programs_that_start_processes_get_no_launcher(tmp_path: Path, run: str | list[str], starter: str) -> None:
     choice = choose(run, write(tmp_path, train="import torch"), FOUR, {})
     assert choice == Choice("none", f"`run` starts its processes itself, by {starter}")
 
@@ -191,7 +191,7 @@ def test_nothing_is_run_and_nothing_outside_is_read(tmp_path: Path) -> None:
     assert "mpi4py" not in set(sys.modules) - before
 
 
-def test_what_would_upset_a_parser(tmp_path: Path) -> None:
+def test_sources_that_break_a_parser(tmp_path: Path) -> None:
     for text in (b"\xff\xfe", b"\0", b"(" * 100_000, b"x = " + b"-" * 200_000 + b"1", b""):
         (tmp_path / "train.py").write_bytes(text)
         assert scan("python train.py", tmp_path).imports == {}

@@ -252,7 +252,7 @@ def test_a_slow_job_dir_holds_the_program_back(tmp_path: Path, monkeypatch: pyte
 @pytest.mark.parametrize(
     "damage", [lambda data: data[:-5], lambda data: data[:-9] + b"\0" * 9, lambda data: b"rubbish"]
 )
-def test_damage_is_told_and_passed(job_dir: JobDir, damage: object) -> None:
+def test_damage_is_reported_and_skipped(job_dir: JobDir, damage: object) -> None:
     for chunk in (1, 2, 3):
         writer = LogWriter(job_dir, 1, "worker-0.1")
         writer._chunk = chunk
@@ -284,14 +284,14 @@ LINES = {
 
 
 @pytest.mark.parametrize("name", LINES)
-def test_lines_that_are_none_are_told_as_damage(job_dir: JobDir, name: str) -> None:
+def test_invalid_lines_are_reported_as_damage(job_dir: JobDir, name: str) -> None:
     put_member(job_dir, json.dumps(LINES[name]).encode())
     [line] = drain(LogReader(job_dir))[0]
     assert line.stream == "agent" and line.text.endswith("from byte 0 on: these are no log lines")
     assert clock(line.time)
 
 
-def test_deep_values_and_bombs_are_told_as_damage(job_dir: JobDir) -> None:
+def test_deep_values_and_bombs_are_reported_as_damage(job_dir: JobDir) -> None:
     for content in (b"[" * 100_000, b'[1,0,"stdout","' + b"x" * (8 << 20) + b'"]'):
         put_member(job_dir, content)
         [line] = drain(LogReader(job_dir))[0]
@@ -304,7 +304,7 @@ def test_halves_of_characters_can_be_printed(job_dir: JobDir) -> None:
     assert line.text.encode() == "a\ufffdb".encode()
 
 
-def test_what_follows_the_first_window_is_read(job_dir: JobDir) -> None:
+def test_members_beyond_the_read_window_are_read(job_dir: JobDir) -> None:
     """The object is larger than the read window: members beyond it, and one that is cut by its end."""
     texts = [f"{number} {random.Random(number).randbytes(100_000).hex()}" for number in range(12)]
     members = [gzip.compress(json.dumps([float(i), 0, "stdout", text]).encode()) for i, text in enumerate(texts)]

@@ -31,9 +31,9 @@ FOLDER = "checkpoints"
 SAVED_EVERY = 10
 
 
-def moved(source: JobDir, target: JobDir, attempt: int = 2, **told: Any) -> Moved:
+def moved(source: JobDir, target: JobDir, attempt: int = 2, **options: Any) -> Moved:
     calls: dict[str, Any] = {"keep_going": lambda: True, "on_begin": lambda _one: None, "on_copied": lambda: None}
-    return move([source], target, attempt, **{**calls, **told})
+    return move([source], target, attempt, **{**calls, **options})
 
 
 def make(folder: Path) -> JobDir:
@@ -125,7 +125,7 @@ def test_nodes_that_train_each_for_itself_take_all_of_theirs(tmp_path: Path) -> 
     ] * 2
 
 
-def test_whoever_is_left_of_the_last_attempt_commits_nothing_more(source: JobDir, tmp_path: Path) -> None:
+def test_stale_writers_of_the_last_attempt_cannot_commit(source: JobDir, tmp_path: Path) -> None:
     moved(source, make(tmp_path / "target"))
     with pytest.raises(FencedError):
         train(source, attempt=1, until=50)
@@ -147,7 +147,7 @@ def test_what_is_damaged_is_passed_over_and_said(source: JobDir, tmp_path: Path)
     assert [step for step, _ in losses(target)] == list(range(20))
 
 
-def test_what_is_damaged_where_it_goes_is_replaced(source: JobDir, tmp_path: Path) -> None:
+def test_a_damaged_checkpoint_in_the_target_is_replaced(source: JobDir, tmp_path: Path) -> None:
     """Needed if a job moves back: programs skip checkpoints that are marked as damaged, and stop if no other exists."""
     target = make(tmp_path / "target")
     moved(source, target)
@@ -257,7 +257,7 @@ class Garbling(JobDir):
 
 
 @pytest.mark.parametrize("nth", [1, 2, 3])
-def test_what_is_garbled_once_on_the_way_does_not_come_over(source: JobDir, tmp_path: Path, nth: int) -> None:
+def test_a_corrupted_read_is_not_copied(source: JobDir, tmp_path: Path, nth: int) -> None:
     target = make(tmp_path / "target")
     assert moved(Garbling(source.url, nth), target).damaged == ()
     assert restored_step(target) == 30
@@ -346,7 +346,7 @@ def test_cut_off_at_any_write_it_is_whole_or_none_and_goes_on(
         shutil.rmtree(folder)
 
 
-def test_it_is_broken_off_when_nobody_wants_it_any_more(source: JobDir, tmp_path: Path) -> None:
+def test_copying_stops_when_the_job_no_longer_needs_it(source: JobDir, tmp_path: Path) -> None:
     asked = 0
 
     def keep_going() -> bool:
@@ -360,7 +360,7 @@ def test_it_is_broken_off_when_nobody_wants_it_any_more(source: JobDir, tmp_path
     assert asked == 5 and CheckpointStore(target, FOLDER).committed() == []
 
 
-def test_of_a_large_object_a_few_pieces_are_in_memory_at_a_time(tmp_path: Path) -> None:
+def test_copying_a_large_object_uses_bounded_memory(tmp_path: Path) -> None:
     """Also if writing is slow."""
     size, read, taken = 40 * PART, 0, 0
 
@@ -383,7 +383,7 @@ def test_of_a_large_object_a_few_pieces_are_in_memory_at_a_time(tmp_path: Path) 
     assert taken == size
 
 
-def test_of_many_jobs_that_move_at_once_a_few_copy_and_the_others_wait_their_turn(tmp_path: Path) -> None:
+def test_only_a_few_of_many_moving_jobs_copy_at_once(tmp_path: Path) -> None:
     """A zone's Spot machines are reclaimed together: a hundred copies at a time would fill this computer's memory."""
     writing, release, lock = 0, threading.Event(), threading.Lock()
 

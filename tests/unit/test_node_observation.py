@@ -104,7 +104,7 @@ class Silent:
         return "; its console says why"
 
 
-def test_a_machine_that_is_there_again_has_its_time_to_speak(tmp_path: Path) -> None:
+def test_a_machine_that_returns_has_the_full_heartbeat_timeout(tmp_path: Path) -> None:
     """A cluster machine was off until its node was queued for another one, and returned before one was found."""
     silent = Silent(tmp_path)
     assert silent.end_at(0) is None
@@ -144,7 +144,7 @@ def test_a_machine_that_reports_rarely_may_be_silent_for_longer(
     assert end.reason.startswith(f"the machine has not been heard of for {silence_s:.0f} s")
 
 
-def test_time_in_which_nobody_looked_is_no_silence(tmp_path: Path) -> None:
+def test_time_without_polls_does_not_count_as_silence(tmp_path: Path) -> None:
     """A laptop with supervisor and machine sleeps for a night. Then the machine has the full timeout for its next
     heartbeat."""
     silent = Silent(tmp_path)
@@ -156,7 +156,7 @@ def test_time_in_which_nobody_looked_is_no_silence(tmp_path: Path) -> None:
     assert silent.end_at(28_970) is not None
 
 
-def test_silence_adds_up_however_rarely_somebody_looks(tmp_path: Path) -> None:
+def test_silence_adds_up_with_rare_polls(tmp_path: Path) -> None:
     silent = Silent(tmp_path)
     ends = []
     for now in range(0, 4_800, 600):

@@ -68,7 +68,7 @@ def names(found: Replace | Regroup) -> list[str]:
 
 
 @pytest.mark.parametrize("end", ["lost", "preempted"])
-def test_what_was_lost_is_got_again(end: str) -> None:
+def test_a_lost_node_is_replaced(end: str) -> None:
     made = attempt()
     found = cure(made, seen(made, w1=end), None, None)
     assert isinstance(found, Replace)
@@ -96,7 +96,7 @@ def test_several_at_once() -> None:
         (3, {"w1": "lost", "w2": "lost"}, 1, 1),
     ],
 )
-def test_what_is_not_healed(nodes: int, ends: dict[str, str], least: int | None, left: int | None) -> None:
+def test_nodes_that_are_not_replaced(nodes: int, ends: dict[str, str], least: int | None, left: int | None) -> None:
     made = attempt(nodes)
     assert cure(made, seen(made, **ends), least, left) is None
 

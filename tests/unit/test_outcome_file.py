@@ -114,7 +114,7 @@ def test_how_the_process_ends(file: Path, ends: str, expected: str) -> None:
     assert word(file) == expected
 
 
-def test_who_ended_is_known(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_leaving_records_the_process(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("CLOUDGPU_MACHINE", raising=False)  # no agent, so no shell is stopped
     with pytest.raises(SystemExit) as end:
         OutcomeRecord("/c").leave(outcome(EXIT_SAVED))

@@ -176,7 +176,7 @@ def test_the_lock_file_holds_no_secret_and_is_closed_to_others(home: Path, monke
     assert paths.supervisor_lock().stat().st_mode & 0o777 == 0o600
 
 
-def test_hashes_tell_what_differs_and_are_others_with_another_salt(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hashes_show_what_differs_and_depend_on_the_salt(monkeypatch: pytest.MonkeyPatch) -> None:
     environ = {"AWS_ACCESS_KEY_ID": "a", "AZURE_STORAGE_KEY": "b", "CLOUDGPU_AWS_BOUNDARY": "c", "PATH": "d"}
     first, second = hashes(environ, b"1"), hashes(environ, b"2")
     assert set(environ) - {"PATH"} <= set(first) and "PATH" not in first

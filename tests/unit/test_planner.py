@@ -131,7 +131,7 @@ def test_memory_of_a_part_is_its_part() -> None:
     assert kinds == {("L4", Fraction(1)), ("RTX-PRO-6000-BSE", Fraction(1, 4))}
 
 
-def test_memory_nobody_has() -> None:
+def test_memory_that_no_machine_has() -> None:
     assert rules({"cloud": "gcp", "accelerator": {"memory": "900GB.."}}) == {"accelerator-memory"}
 
 
@@ -352,7 +352,7 @@ def test_a_target_that_takes_no_zone_gets_none() -> None:
     assert {offer.zone for offer in offers({"cloud": ["vertex", "azure"], "accelerator": "T4"})} == {None}
 
 
-def test_a_region_asked_for_that_has_it_not_tells_the_price_elsewhere() -> None:
+def test_a_refused_region_names_the_price_elsewhere() -> None:
     found = planned({"cloud": "gcp", "accelerator": "L4", "region": ["us-east4", "europe-north1"]})[1]
     assert {offer.region for offer in found.offers} == {"us-east4"}
     (refusal,) = found.refusals

@@ -41,10 +41,10 @@ def test_places_that_differ_by_name_only_have_one_reason() -> None:
     [found] = group(refused)
     assert len(found.places) == 42
     assert found.reason == refused[-1].reason
-    told = lines([found], lambda _moment: "14:03")
-    assert told[0] == f"no capacity, 42 places: {refused[-1].reason}"
-    assert told[1] == "  aws eu-west-1 spot g4dn.xlarge: az1 14:03, az2 14:03, az3 14:03"
-    assert len(told) == 1 + 14
+    report = lines([found], lambda _moment: "14:03")
+    assert report[0] == f"no capacity, 42 places: {refused[-1].reason}"
+    assert report[1] == "  aws eu-west-1 spot g4dn.xlarge: az1 14:03, az2 14:03, az3 14:03"
+    assert len(report) == 1 + 14
 
 
 def test_other_reasons_stand_apart() -> None:
@@ -57,7 +57,7 @@ def test_other_reasons_stand_apart() -> None:
     ]
 
 
-def test_a_place_is_told_once_with_its_tries() -> None:
+def test_a_place_is_listed_once_with_its_tries() -> None:
     refused = [sold_out("us-1", "az1", NOW + 600 * number) for number in range(3)]
     text = message([*refused, sold_out("us-1", "az2", NOW + 60)])
     headline, reason, places = text.splitlines()
@@ -66,7 +66,7 @@ def test_a_place_is_told_once_with_its_tries() -> None:
     assert places == "    aws us-1 spot g4dn.xlarge: az1 3 × until 22:33, az2 22:14"
 
 
-def test_days_are_told_where_they_differ() -> None:
+def test_days_are_shown_where_they_differ() -> None:
     text = message([sold_out("us-1", "az1", NOW), sold_out("us-1", "az2", NOW + 86_400)])
     assert "from 2023-11-14 22:13 to 2023-11-15 22:13 UTC" in text
     assert "az1 2023-11-14 22:13, az2 22:13" in text
@@ -116,9 +116,9 @@ def test_status_of_a_job_that_waits(world: World) -> None:
     text = status_view.job_text(seen(world, job_id))
     assert "queued: no machines anywhere for now, asked again at 2096-10-02 07:1" in text
     assert "next try   in " in text
-    told = status_view.status_json(seen(world, job_id))
-    assert told["next_try"].startswith("2096-10-02T07:1")
-    assert told["attempts"][0]["cause"] == "capacity"
+    status = status_view.status_json(seen(world, job_id))
+    assert status["next_try"].startswith("2096-10-02T07:1")
+    assert status["attempts"][0]["cause"] == "capacity"
 
 
 def test_status_of_a_job_that_found_machines_in_the_end(world: World) -> None:

@@ -61,7 +61,7 @@ def test_a_number_is_a_box_too() -> None:
 
 
 @pytest.mark.parametrize("seed", range(15))
-def test_what_follows_one_another(seed: int) -> None:
+def test_offsets_and_contiguity_of_boxes(seed: int) -> None:
     draw = random.Random(seed)
     shape = [draw.randrange(1, 5) for _ in range(draw.randrange(1, 4))]
     memory = torch.arange(Box.all_of(shape).size).view(shape)
@@ -84,7 +84,7 @@ def test_the_own_piece_first_and_each_element_once() -> None:
     assert not missing
 
 
-def test_what_nobody_has_is_told() -> None:
+def test_missing_pieces_are_reported() -> None:
     pieces = [(0, Piece("w", "float32", (3,), 0, (8,), (0,))), (1, Piece("w", "float32", (3,), 0, (8,), (5,)))]
     _, missing = cover(Box((1,), (6,)), pieces)
     assert missing == [Box((3,), (2,))]

@@ -259,7 +259,7 @@ def test_an_object_store_that_fails_marks_nothing(bucket: s3.S3) -> None:
 # Target memory
 
 
-def test_what_is_restored_is_memory_of_its_own(tmp_path: Path) -> None:
+def test_restored_tensors_have_separate_memory(tmp_path: Path) -> None:
     """The optimizer keeps the tensors that it gets: they must outlive the file and any change of it."""
     store = local_store(tmp_path)
     weight = torch.nn.Parameter(torch.arange(1000.0))
@@ -341,7 +341,7 @@ def test_what_one_rank_saved_for_all_is_found(tmp_path: Path) -> None:
     assert restored(store, 1) == [(6, 61)]
 
 
-def test_what_no_rank_saved_is_told(tmp_path: Path) -> None:
+def test_state_that_no_rank_saved_is_reported(tmp_path: Path) -> None:
     store, name = local_store(tmp_path), Name.new(6, 1, 1)
     manifest, data = stage(name, 0, 1, snapshot(6))
     manifest.pieces = manifest.pieces[:1]

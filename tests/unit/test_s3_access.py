@@ -180,7 +180,7 @@ class TestRegion:
         for job_dir in [JobDir(f"s3://bucket-of-two/{name}") for name in "ab"]:
             job_dir.put("a", b"1")
 
-    def test_one_that_nobody_tells(self, keys: s3.S3) -> None:
+    def test_an_unknown_region_is_an_error(self, keys: s3.S3) -> None:
         keys.fail("PUT", status=301, code="PermanentRedirect")
         with pytest.raises(JobDirError, match=r"bucket-lost is in another region.*set AWS_REGION"):
             JobDir("s3://bucket-lost/job").put("a", b"1")
@@ -230,9 +230,9 @@ class TestRefusals:
 
 
 def test_a_store_that_nothing_answers_for(keys: s3.S3, monkeypatch: pytest.MonkeyPatch) -> None:
-    with socket.socket() as nobody:  # bound, but not listening
-        nobody.bind(("127.0.0.1", 0))
-        url = f"http://127.0.0.1:{nobody.getsockname()[1]}"
+    with socket.socket() as closed:  # bound, but not listening
+        closed.bind(("127.0.0.1", 0))
+        url = f"http://127.0.0.1:{closed.getsockname()[1]}"
         monkeypatch.setenv("AWS_ENDPOINT_URL", url)
         with pytest.raises(JobDirError, match=f"{url} cannot be reached from here"):
             JobDir(keys.url).get("a")
@@ -284,7 +284,7 @@ class TestMachinesThatMayNotListTheBucket:
             job_dir.get("a") if kind == "GET" else job_dir.size("a")
         assert not isinstance(caught.value, MissingError)
 
-    def test_who_may_not_even_list_is_denied(self, keys: s3.S3) -> None:
+    def test_without_permission_to_list_access_is_denied(self, keys: s3.S3) -> None:
         keys.fail("GET", status=403, code="AccessDenied")
         keys.fail("list", status=403, code="AccessDenied")
         with pytest.raises(JobDirError, match="access denied"):
@@ -311,16 +311,16 @@ class TestCreating:
 
 
 class TestLargeFiles:
-    def test_they_are_sent_in_parts_and_told_of(self, keys: s3.S3, tmp_path: Path) -> None:
+    def test_they_are_sent_in_parts_with_progress(self, keys: s3.S3, tmp_path: Path) -> None:
         (tmp_path / "large").write_bytes(os.urandom(1 << 20) * 21)
-        told: list[tuple[int, int]] = []
-        JobDir(keys.url).upload_file("large", tmp_path / "large", lambda done, total: told.append((done, total)))
+        progress: list[tuple[int, int]] = []
+        JobDir(keys.url).upload_file("large", tmp_path / "large", lambda done, total: progress.append((done, total)))
         assert keys.objects["job/large"] == (tmp_path / "large").read_bytes()
         assert keys.count("part") == 3
-        assert told[0] == (0, 21 << 20)
-        assert told[-1] == (21 << 20, 21 << 20)
+        assert progress[0] == (0, 21 << 20)
+        assert progress[-1] == (21 << 20, 21 << 20)
 
-    def test_of_a_very_large_object_the_parts_are_larger_for_there_may_be_no_more_of_them(self, keys: s3.S3) -> None:
+    def test_parts_of_a_very_large_object_are_larger(self, keys: s3.S3) -> None:
         """S3 limits the number of parts. The declared size decides the part size, so five pieces of data suffice."""
         piece, store = memoryview(bytes(PART)), JobDir(keys.url)
         for size, parts in ((PART * PARTS, 5), (PART * PARTS + 1, 5), (PART * PARTS * 2, 3), (PART * PARTS * 5, 1)):

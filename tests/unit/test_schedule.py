@@ -191,7 +191,7 @@ def test_what_was_asked_for_is_said_once(every: Any, text: str) -> None:
     assert schedule.explanation(9.0) is None
 
 
-def test_what_was_measured_is_told_to_the_agent(tmp_path: Path) -> None:
+def test_measurements_are_written_for_the_agent(tmp_path: Path) -> None:
     schedule = Schedule("auto", market="spot")
     progress = ProgressFile(str(tmp_path / "progress.json"), schedule)
     schedule.count_from(0, 0.0)
@@ -202,10 +202,10 @@ def test_what_was_measured_is_told_to_the_agent(tmp_path: Path) -> None:
         schedule.written(3.0)
     progress.saved_step = 10
     progress.write(force=True)
-    told = Progress.from_bytes((tmp_path / "progress.json").read_bytes())
-    assert (told.cost, told.lag, told.saved_seconds) == (0.25, 3.0, 20.0)
-    assert told.mean == pytest.approx(340)
-    assert told.interval == pytest.approx(daly_interval(0.25, 340))
+    record = Progress.from_bytes((tmp_path / "progress.json").read_bytes())
+    assert (record.cost, record.lag, record.saved_seconds) == (0.25, 3.0, 20.0)
+    assert record.mean == pytest.approx(340)
+    assert record.interval == pytest.approx(daly_interval(0.25, 340))
     progress.saved_step = 20
     assert progress.record().saved_seconds == 40
     progress.saved_step = 15

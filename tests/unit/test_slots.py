@@ -87,7 +87,7 @@ assert os.waitpid(child, 0)[1] == 0
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
-def test_a_private_view_is_nobody_elses() -> None:
+def test_a_private_view_is_not_shared() -> None:
     slot = Slot.make(10_000)
     slot.view[:5] = b"hello"
     view = slot.private_view(5)

@@ -196,7 +196,7 @@ def test_an_illegal_change_is_refused(world: World) -> None:
         world.store.apply(change(world, job_id, state="succeeded"), "me")
 
 
-def test_of_two_that_take_a_lease_one_gets_it(world: World) -> None:
+def test_only_one_of_two_takes_a_lease(world: World) -> None:
     row = world.job(world.submit())
     assert [world.store.take_lease(row, owner) for owner in ("a", "b")] == [True, False]
 

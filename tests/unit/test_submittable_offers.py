@@ -54,7 +54,7 @@ def environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+def no_credentials(monkeypatch: pytest.MonkeyPatch) -> None:
     """Remove all credentials."""
     monkeypatch.delenv("AWS_ACCESS_KEY_ID")
     monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
@@ -72,7 +72,7 @@ def test_an_omitted_cloud_that_cannot_reach_the_job_dir_is_left_out() -> None:
     assert usable_offers(spec("gs://bucket/jobs"), Plan((GCP, AWS, VERTEX, LOCAL))) == [GCP, VERTEX, LOCAL]
 
 
-@pytest.mark.usefixtures("nobody")
+@pytest.mark.usefixtures("no_credentials")
 def test_an_omitted_cloud_without_credentials_is_left_out() -> None:
     assert [cloud for cloud in ("aws", "gcp", "vertex", "azure", "local") if is_set_up(cloud)] == ["local"]
     assert usable_offers(spec(), Plan((AWS, LOCAL))) == [LOCAL]
@@ -92,7 +92,7 @@ def test_google_reaches_cloud_storage_only(cloud: str, job_dir: str | None) -> N
         usable_offers(spec(job_dir, cloud=cloud), Plan((make_offer()._replace(cloud=cloud),)))
 
 
-@pytest.mark.usefixtures("nobody")
+@pytest.mark.usefixtures("no_credentials")
 @pytest.mark.parametrize(
     ("cloud", "job_dir", "advice"),
     [
@@ -130,12 +130,12 @@ def test_a_login_or_an_application_and_a_subscription_make_azure_usable(
     assert usable_offers(job, Plan((AZURE, LOCAL))) == [AZURE, LOCAL]
 
 
-def test_when_nothing_is_usable_every_reason_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_when_nothing_is_usable_every_reason_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(built_in(), "azure", info("azure")._replace(code=""))
-    with pytest.raises(SubmitError) as told:
+    with pytest.raises(SubmitError) as caught:
         usable_offers(spec(None), Plan((AZURE, AWS)))
-    assert "plans for azure, but launches only on: aws, gcp, local, vertex" in str(told.value)
-    assert "machines of aws cannot reach the job dir, a folder of this computer" in str(told.value)
+    assert "plans for azure, but launches only on: aws, gcp, local, vertex" in str(caught.value)
+    assert "machines of aws cannot reach the job dir, a folder of this computer" in str(caught.value)
 
 
 def test_a_plan_says_so_without_looking_for_credentials(monkeypatch: pytest.MonkeyPatch) -> None:

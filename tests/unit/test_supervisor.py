@@ -126,9 +126,9 @@ def test_what_the_machines_restart_by_themselves_is_of_the_same_budget(
     assert outcomes(world, job_id) == states
     counts = [len(attempt.generations) for attempt in world.attempts(job_id)]
     assert counts == list(restarts[: len(states)])
-    told = [event.message for event in world.store.events(job_id) if event.kind == "restarted"]
-    assert told[0] == "worker-0.1: SIGKILL; the program starts again in place (generation 2)"
-    assert len(told) == sum(counts)
+    messages = [event.message for event in world.store.events(job_id) if event.kind == "restarted"]
+    assert messages[0] == "worker-0.1: SIGKILL; the program starts again in place (generation 2)"
+    assert len(messages) == sum(counts)
     left = []
     for number in range(1, len(states) + 1):
         data = JobDir(world.job(job_id).job_dir).get(attempt_key(number))
@@ -343,7 +343,7 @@ def test_the_cost_limit_counts_all_attempts(world: World) -> None:
 @pytest.mark.parametrize(
     ("end", "asleep"), [("vanish", False), ("preempted", False), ("failed", False), ("vanish", True)]
 )
-def test_what_ended_while_nobody_looked_is_paid_for_until_it_ended(world: World, end: str, asleep: bool) -> None:
+def test_a_machine_that_ended_between_polls_is_paid_for_until_its_end(world: World, end: str, asleep: bool) -> None:
     """No limit ends the job for costs that did not occur. `asleep`: the same supervisor continues, after its laptop
     slept."""
     world.cloud.script = lives(Life(end=end, run_s=100, exit_code=1), Life())
@@ -378,7 +378,7 @@ def test_a_machine_s_clock_does_not_count_where_the_supervisor_looked(world: Wor
     assert attempt.cost is not None and Decimal("0.99") < attempt.cost < Decimal("1.1")
 
 
-def test_a_machine_that_was_there_while_nobody_looked_is_paid_for(world: World) -> None:
+def test_a_machine_that_existed_between_polls_is_paid_for(world: World) -> None:
     world.cloud.script = lives(Life(run_s=1e6))
     job_id = world.submit(make_offer(price="3.6"), policy=make_policy(cost_usd=Decimal(2)))
     world.drive(world.supervisor(), until=lambda: world.job(job_id).state == "running")
@@ -392,7 +392,7 @@ def test_a_machine_that_was_there_while_nobody_looked_is_paid_for(world: World) 
 
 
 @pytest.mark.parametrize("verb", ["cancel", ""])
-def test_a_limit_holds_although_nobody_can_look(world: World, verb: str) -> None:
+def test_a_limit_holds_although_the_target_cannot_be_queried(world: World, verb: str) -> None:
     """The stop order reaches the machines through the job dir."""
     world.cloud.script = lives(Life(run_s=1e6))
     job_id = world.submit(policy=make_policy(duration_s=None if verb else 60))
@@ -640,7 +640,7 @@ def test_other_trouble_is_not_counted_as_that_of_the_job_dir(world: World) -> No
     assert torn.heals()
 
 
-def test_a_job_dir_that_nobody_tries_is_not_given_up(world: World) -> None:
+def test_time_without_retries_does_not_give_up_the_job_dir(world: World) -> None:
     """A laptop sleeps for the night."""
     torn = Torn(world)
     torn.tear()

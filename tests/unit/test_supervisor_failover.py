@@ -105,10 +105,10 @@ def test_retry_capacity_keeps_looking_and_then_ends_the_job(world: World) -> Non
     assert (job.state, job.cause) == ("failed", "capacity")
     assert 3600 - DRY_S < world.clock.monotonic() - begin <= 3600 + 5
     assert 4 <= asked(world, job_id).count("az1") <= 6
-    headline, *told = job.reason.splitlines()
+    headline, *details = job.reason.splitlines()
     assert headline.startswith("no machines within retry.capacity of 1h: ")
-    assert told[0].startswith("  no capacity, 2 places: ")
-    assert told[1].startswith("    aws us-1 spot local: az1 ") and ", az2 " in told[1]
+    assert details[0].startswith("  no capacity, 2 places: ")
+    assert details[1].startswith("    aws us-1 spot local: az1 ") and ", az2 " in details[1]
     assert job.spent == Decimal(0)
     ended = [event.message for event in world.store.events(job_id) if event.kind == "state"]
     assert ended == [f"failed: {headline}"]
@@ -374,8 +374,8 @@ def test_a_launch_waits_for_a_login_and_goes_on_within_half_a_minute(world: Worl
     job, [attempt] = world.job(job_id), world.attempts(job_id)
     assert (job.state, attempt.state, job.cause) == ("queued", "launching", "expired")
     assert job.reason.startswith(LOGIN)
-    told = [event.message for event in world.store.events(job_id) if event.kind == "waiting"]
-    assert told == [f"waiting: {job.reason}"]
+    messages = [event.message for event in world.store.events(job_id) if event.kind == "waiting"]
+    assert messages == [f"waiting: {job.reason}"]
     log_in(world)
     renewed = world.clock.now()
     world.drive(supervisor, until=lambda: world.attempts(job_id)[0].state == "running")

@@ -60,7 +60,7 @@ def attempt_of(world: World, job_id: str) -> Attempt:
     return attempt
 
 
-def test_the_launch_is_told(world: World) -> None:
+def test_the_launch_request_says_whether_it_is_grouped(world: World) -> None:
     for grouped in (True, False):
         world.finish(submit(world, 2, Life(), grouped=grouped))
     assert [request.grouped for request in world.cloud.launches] == [True, False]

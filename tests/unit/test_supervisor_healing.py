@@ -64,7 +64,7 @@ def test_a_machine_that_replaces_another_one_expires_after_it_has_ended_itself(w
     assert lifetime is not None and expires is not None and expires >= later.launched + lifetime
 
 
-def test_what_has_not_been_got_is_not_silent(world: World) -> None:
+def test_a_node_without_a_machine_is_not_silent(world: World) -> None:
     """Its replacement is refused for longer than a machine may take to boot; the other node trains."""
     job_id = submit(world, 2, {"worker-1.1": VANISH}, Life(run_s=2_000), least_nodes=1)
     begin(world, job_id)
@@ -78,7 +78,7 @@ def test_what_has_not_been_got_is_not_silent(world: World) -> None:
 
 
 @pytest.mark.parametrize(("nodes", "least"), [(2, None), (3, 2)])
-def test_nobody_is_kept_idle_for_a_machine_that_is_not_to_be_had(world: World, nodes: int, least: int | None) -> None:
+def test_nodes_do_not_idle_for_an_unavailable_machine(world: World, nodes: int, least: int | None) -> None:
     lost = {f"worker-{index}.1": VANISH for index in range(1, nodes)}
     job_id = submit(world, nodes, lost, least_nodes=least)
     begin(world, job_id)

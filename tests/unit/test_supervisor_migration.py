@@ -52,7 +52,7 @@ def place(world: World, job_id: str, offer: Offer) -> JobDir:
     return JobDir(world.job(job_id).dir_on(offer.cloud))
 
 
-def told(world: World, job_id: str, kind: str) -> list[str]:
+def messages_of(world: World, job_id: str, kind: str) -> list[str]:
     return [event.message for event in world.store.events(job_id) if event.kind == kind]
 
 
@@ -65,7 +65,7 @@ def restored(world: World) -> list[int]:
     return [machine.restored for machine in world.cloud.machines]
 
 
-def test_what_is_dry_everywhere_is_had_in_another_cloud(world: World) -> None:
+def test_without_capacity_the_job_goes_to_another_cloud(world: World) -> None:
     world.cloud.full = {"a-1", "g-1"}
     job_id = world.submit(AWS, GCP, AZURE, apart=True)
     world.finish(job_id)
@@ -73,7 +73,7 @@ def test_what_is_dry_everywhere_is_had_in_another_cloud(world: World) -> None:
     home, there = (place(world, job_id, offer) for offer in (AWS, AZURE))
     assert [request.job_dir for request in world.cloud.launches] == [there.url]
     assert there.get(JOB_KEY) == home.get(JOB_KEY)
-    assert told(world, job_id, "moved")[-1] == f"code copied from {home.url} to {there.url}"
+    assert messages_of(world, job_id, "moved")[-1] == f"code copied from {home.url} to {there.url}"
     assert worked_dirs(world.job(job_id), world.attempts(job_id)) == [there.url]
 
 
@@ -81,10 +81,10 @@ def test_clouds_that_share_a_job_dir_copy_nothing(world: World) -> None:
     world.cloud.script = lives(TAKEN_LATE, Life())
     job_id = world.submit(AWS, GCP)
     world.finish(job_id)
-    assert clouds(world, job_id) == ["aws", "gcp"] and told(world, job_id, "moved") == []
+    assert clouds(world, job_id) == ["aws", "gcp"] and messages_of(world, job_id, "moved") == []
 
 
-def test_what_was_taken_away_goes_on_in_another_cloud_from_its_checkpoint(world: World) -> None:
+def test_a_preempted_job_resumes_in_another_cloud_from_its_checkpoint(world: World) -> None:
     world.cloud.script = lives(TAKEN_LATE, Life())
     job_id = world.submit(GCP, AZURE, apart=True)
     world.finish(job_id)
@@ -92,10 +92,10 @@ def test_what_was_taken_away_goes_on_in_another_cloud_from_its_checkpoint(world:
     first, second = world.attempts(job_id)
     assert first.progress is not None and second.progress is not None
     assert restored(world) == [0, first.progress.saved_step] and restored(world)[1] > 0
-    (message,) = told(world, job_id, "moved")
+    (message,) = messages_of(world, job_id, "moved")
     step = first.progress.saved_step
     assert message.startswith(f"checkpoint of step {step} copied from {left.url} to {here.url}, ")
-    (begun,) = told(world, job_id, "moving")
+    (begun,) = messages_of(world, job_id, "moving")
     assert begun.startswith(f"copying the checkpoint of step {step}, ") and begun.endswith(f"to {here.url}")
     records = [AttemptRecord.from_bytes(at.get(attempt_key(2))) for at in (left, here)]
     assert [record.job_dir for record in records] == [here.url] * 2
@@ -113,14 +113,14 @@ def test_there_and_back_and_on(world: World) -> None:
     assert worked_dirs(world.job(job_id), world.attempts(job_id)) == [first, second]
 
 
-def test_places_in_vain_on_the_way_cost_nothing_of_it(world: World) -> None:
+def test_refused_places_between_attempts_lose_no_progress(world: World) -> None:
     world.cloud.script = lives(TAKEN_LATE, Life())
     job_id = world.submit(GCP, AWS, AZURE, apart=True)
     world.cloud.full = {"a-1"}
     world.finish(job_id)
     assert clouds(world, job_id) == ["gcp", "aws", "azure"]
     left = place(world, job_id, GCP).url
-    assert [f"copied from {left} to " in message for message in told(world, job_id, "moved")] == [True, True]
+    assert [f"copied from {left} to " in message for message in messages_of(world, job_id, "moved")] == [True, True]
     assert restored(world)[-1] > 0
 
 
@@ -129,7 +129,7 @@ def test_code_that_is_there_already_is_not_said_to_be_copied_again(world: World)
     job_id = world.submit(GCP, AZURE, AZURE._replace(zone="z-2"), apart=True)
     world.finish(job_id)
     left, here = place(world, job_id, GCP).url, place(world, job_id, AZURE).url
-    assert told(world, job_id, "moved") == [f"code copied from {left} to {here}"]
+    assert messages_of(world, job_id, "moved") == [f"code copied from {left} to {here}"]
 
 
 def test_a_copy_that_is_there_already_is_said_to_be(world: World) -> None:
@@ -140,9 +140,9 @@ def test_a_copy_that_is_there_already_is_said_to_be(world: World) -> None:
     world.finish(job_id)
     assert [(one.offer.cloud, one.outcome) for one in world.attempts(job_id)][1] == ("azure", "refused")
     left, here = place(world, job_id, GCP).url, place(world, job_id, AZURE).url
-    first, second = told(world, job_id, "moved")
+    first, second = messages_of(world, job_id, "moved")
     assert f" copied from {left} to {here}, " in first and second.endswith(f" is in {here} already")
-    assert len(told(world, job_id, "moving")) == 1
+    assert len(messages_of(world, job_id, "moving")) == 1
 
 
 def test_a_program_that_saved_nothing_begins_anew_and_that_is_said(world: World) -> None:
@@ -150,7 +150,7 @@ def test_a_program_that_saved_nothing_begins_anew_and_that_is_said(world: World)
     job_id = world.submit(GCP, AZURE, apart=True)
     world.finish(job_id)
     left, here = (place(world, job_id, offer).url for offer in (GCP, AZURE))
-    assert told(world, job_id, "moved") == [f"no checkpoint in {left}: the program begins anew in {here}"]
+    assert messages_of(world, job_id, "moved") == [f"no checkpoint in {left}: the program begins anew in {here}"]
 
 
 @pytest.mark.parametrize("on_damage", ["stop", "restart"])
@@ -176,7 +176,7 @@ def test_a_program_whose_checkpoints_are_all_damaged_begins_anew_only_if_its_job
     assert names
     if on_damage == "restart":
         assert job.state == "succeeded" and restored(world) == [0, 0]
-        (message,) = told(world, job_id, "moved")
+        (message,) = messages_of(world, job_id, "moved")
         assert message.startswith(f"every checkpoint is damaged: the program begins anew in {here.url}; passed over")
         assert all(name in message for name in names) and message in caplog.text
         return
@@ -206,7 +206,7 @@ def test_a_store_that_is_down_is_waited_for_and_no_machine_begins_anew(
     world.drive(supervisor, for_s=3 * TRAINING_PATIENCE_S)
     world.check_clean()
     job = world.job(job_id)
-    assert told(world, job_id, "trouble") == [f"{url}: it is down"]
+    assert messages_of(world, job_id, "trouble") == [f"{url}: it is down"]
     if down_s is not None:
         assert job.state == "succeeded" and restored(world)[1] > 0
         return

@@ -29,9 +29,9 @@ class Attempt:
         self.dir.put(node_key(1, node, "heartbeat.json"), beat.to_bytes())
 
     def generation(self, number: int, kind: Any, *, nodes: list[NodeRecord] | None = None, **more: Any) -> None:
-        told = None if nodes is None else [dataclasses.asdict(node) for node in nodes]
+        rows = None if nodes is None else [dataclasses.asdict(node) for node in nodes]
         values = {"failures": 0, "interruptions": 0, **more}
-        record = Generation(number, kind, "x", True, "", 0.0, time=0.0, nonce=str(number), nodes=told, **values)
+        record = Generation(number, kind, "x", True, "", 0.0, time=0.0, nonce=str(number), nodes=rows, **values)
         assert self.dir.create(generation_key(1, number), record.to_bytes())
 
     def take(self, node: str, interruptions: int | None = None) -> Generation:
@@ -75,7 +75,7 @@ def test_two_that_were_lost_are_replaced_one_after_the_other(attempt: Attempt) -
     assert names(attempt.take("worker-1.2")) == ["worker-0.2", "worker-1.2"], "asked again, its answer having been lost"
 
 
-def test_who_comes_too_late_is_left_out(attempt: Attempt) -> None:
+def test_a_replacement_that_comes_too_late_is_left_out(attempt: Attempt) -> None:
     attempt.take("worker-1.3")
     with pytest.raises(LeftOutError, match=r"worker-1\.3 is in its place"):
         attempt.take("worker-1.2")

@@ -36,7 +36,7 @@ def test_a_burst_is_free_and_then_each_waits_its_turn() -> None:
     assert bucket.waiting == 0
 
 
-def test_who_is_late_keeps_its_place_and_holds_nobody_up() -> None:
+def test_a_late_caller_keeps_its_place_and_delays_no_other() -> None:
     clock = Hand()
     bucket = Bucket(Rate(1, 1), clock)
     assert [bucket.take(key) for key in "abcd"] == [0, 1, 2, 3]

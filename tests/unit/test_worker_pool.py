@@ -234,7 +234,7 @@ def test_what_is_asked_for_during_a_step_is_done_right_after_it(many: Many) -> N
 # -- errors
 
 
-def test_a_store_that_fails_is_told_and_then_used_again(many: Many) -> None:
+def test_a_store_error_is_raised_and_the_store_is_used_again(many: Many) -> None:
     job_id = many.world.submit(cloudy())
     many.watch.faults["store.apply"] = StoreError("the disk is full")
     with pytest.raises(StoreError, match="disk is full"):
@@ -327,7 +327,7 @@ def _watch_for(many: Many, job_id: str, supervisor: Supervisor, seconds: float) 
     return seen
 
 
-def test_nobody_takes_over_a_job_in_the_middle_of_a_long_step(tmp_path: Path, template: Path) -> None:
+def test_a_job_is_not_taken_over_during_a_long_step(tmp_path: Path, template: Path) -> None:
     many = Many(tmp_path / "many", template, clock=SystemClock(), lease_s=LEASE_S)
     gate = many.watch.held["cloud.launch"] = threading.Event()
     job_id = many.world.submit(cloudy())
