@@ -1,4 +1,4 @@
-"""How long a node waits for the other nodes' addresses, and its error when they never come."""
+"""Wait for the other nodes' addresses: its timeout, and the error when they never come."""
 
 from __future__ import annotations
 

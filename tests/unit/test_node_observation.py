@@ -35,7 +35,7 @@ def test_ranks_count_through_all_roles() -> None:
     ]
 
 
-def look_at_gone(tmp_path: Path, state: NodeState) -> NodeEnd | None:
+def end_of_gone_node(tmp_path: Path, state: NodeState) -> NodeEnd | None:
     """Return how a node ended that left no result."""
     [node] = node_requests(Offer("aws", "r", "z", "spot", (role("worker", 1),), 0.0, Decimal(0), Decimal(0), None))
     [view] = look(JobDir(local_url(tmp_path)), Watches(1), [node], {node.node: state}, 0.0)
@@ -44,13 +44,13 @@ def look_at_gone(tmp_path: Path, state: NodeState) -> NodeEnd | None:
 
 def test_a_machine_that_the_provider_took_was_preempted_though_no_notice_came(tmp_path: Path) -> None:
     detail = "terminated: Server.SpotInstanceTermination: Instance terminated"
-    end = look_at_gone(tmp_path, NodeState("worker-0.1", "gone", detail, taken=True))
+    end = end_of_gone_node(tmp_path, NodeState("worker-0.1", "gone", detail, taken=True))
     assert end is not None
     assert (end.outcome, end.reason) == ("preempted", f"the provider took the machine back: {detail}")
 
 
 def test_a_machine_that_vanished_is_lost(tmp_path: Path) -> None:
-    end = look_at_gone(tmp_path, NodeState("worker-0.1", "gone", "terminated: Server.InternalError"))
+    end = end_of_gone_node(tmp_path, NodeState("worker-0.1", "gone", "terminated: Server.InternalError"))
     assert end is not None and end.outcome == "lost"
 
 
@@ -74,7 +74,7 @@ def test_a_machine_that_vanished_says_why_in_the_job_dir_or_on_its_console(tmp_p
 def test_a_refusal_counts_only_where_nothing_was_heard_of_the_machine(tmp_path: Path) -> None:
     refusal = ProvisionError("capacity", "Server.InternalError")
     gone = NodeState("worker-0.1", "gone", "terminated: Server.InternalError", refused=refusal)
-    end = look_at_gone(tmp_path / "silent", gone)
+    end = end_of_gone_node(tmp_path / "silent", gone)
     assert end is not None and end.refused is refusal
     silent = Silent(tmp_path / "heard")
     [view] = look(silent.dir, silent.watches, [silent.node], {"worker-0.1": gone}, 0.0)

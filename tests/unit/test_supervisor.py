@@ -246,7 +246,7 @@ def test_a_silent_machine_is_lost(world: World) -> None:
     assert "never reported" in first.reason
 
 
-# -- the end as wanted
+# -- requested ends
 
 
 def cancel(world: World, job_id: str) -> None:

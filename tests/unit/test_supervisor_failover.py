@@ -272,14 +272,14 @@ def test_places_with_all_their_zones_come_back_from_the_store(world: World) -> N
 # -- access denied: rejected credentials do not allow a search for leftovers either
 
 
-def shut_out(world: World) -> None:
+def reject_credentials(world: World) -> None:
     """Refuse the credentials in the next 50 calls of each kind."""
     for verb in ("launch", "observe", "terminate", "find"):
         world.cloud.faults[verb] = [refusal("auth", "cloud") for _ in range(50)]
 
 
 def test_bad_credentials_end_the_job_although_nothing_can_be_looked_for(world: World) -> None:
-    shut_out(world)
+    reject_credentials(world)
     job_id = world.submit(aws("az1"), aws("az2"))
     world.drive(world.supervisor(), for_s=60)
     job, [attempt] = world.job(job_id), world.attempts(job_id)
@@ -290,7 +290,7 @@ def test_bad_credentials_end_the_job_although_nothing_can_be_looked_for(world: W
 
 
 def test_bad_credentials_of_a_first_cloud_lead_to_the_second_at_once(world: World) -> None:
-    shut_out(world)
+    reject_credentials(world)
     supervisor = world.supervisor()
     job_id = world.submit(aws("az1"), aws("az1")._replace(cloud="gcp"))
     world.drive(supervisor, until=lambda: len(world.attempts(job_id)) == 2, for_s=60)
@@ -301,7 +301,7 @@ def test_bad_credentials_of_a_first_cloud_lead_to_the_second_at_once(world: Worl
 
 def test_credentials_that_end_within_a_launch_forget_no_machine(world: World) -> None:
     """The credentials were valid when the first machine was requested."""
-    shut_out(world)
+    reject_credentials(world)
     denied = refusal("auth", "cloud")
     denied.may_have_created = True
     world.cloud.faults["launch"] = [denied]
@@ -320,7 +320,7 @@ def test_what_may_have_been_launched_is_not_forgotten_for_bad_credentials(world:
     first = world.supervisor("elsewhere/1/a")
     while not world.attempts(job_id) or world.attempts(job_id)[0].launched is None:
         first.tick()
-    shut_out(world)
+    reject_credentials(world)
     second = world.supervisor("elsewhere/2/b")
     world.drive(second, until=lambda: world.attempts(job_id)[0].outcome == "refused", for_s=60)
     with pytest.raises(AssertionError, match="still not there"):
