@@ -1,4 +1,4 @@
-"""`cloudgpu gc` and two stores that are copies of each other: what a node is alive in is not removed unasked."""
+"""`cloudgpu gc` with copies of a store: a node with a live heartbeat is not removed without confirmation."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_a_fresh_heartbeat_without_a_result_is_life(home: Path, tmp_path: Path, 
 
 
 @pytest.mark.parametrize("content", [b"", b"[]", b'{"sequence": 1, "time": "x", "phase": 5}', b"[" * 100_000])
-def test_what_is_no_heartbeat_is_no_life(home: Path, content: bytes) -> None:
+def test_an_invalid_heartbeat_does_not_count_as_alive(home: Path, content: bytes) -> None:
     job_dir = JobDir(local_url(paths.default_job_dir() / JOB))
     job_dir.put(BEAT, content)
     assert not is_alive(open_store(), leftover(), NOW)
@@ -97,7 +97,7 @@ def test_a_store_has_a_name_of_its_own_and_keeps_it(
 
 
 def test_gc_asks_once_more_before_it_ends_what_is_alive(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A folder of the local target stands for the machines of a copy of this store."""
+    """The folder of the local target plays the machines that a copy of this store launched."""
     folder = home / "local" / ("0" * 32)
     folder.mkdir(parents=True)
     machines = '{"worker-0.1": "x"}'

@@ -1,4 +1,4 @@
-"""The hint for each mistake that people make who come from another tool, or in haste."""
+"""Hints for mistakes that users make in haste or by habit from another tool."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ QUOTES = 'put quotes around a text that contains ": "'
         ),
         ('limits: {cost: "1,000 USD"}', "4:16", "write 1000 USD"),
         ("limits: {cost: 5 USD/h}", "4:16", "write 5 USD; a limit per hour is limits.price"),
-        # one value for a whole mapping, and none
+        # one value in place of a mapping, and no value
         ("checkpoint: 10m", "4:13", "write checkpoint: {every: 10m}"),
         ("retry: 3", "4:8", "write retry: {failure: 3}"),
         ("limits: 12h", "4:9", "write limits: {duration: 12h}"),

@@ -1,4 +1,4 @@
-"""Who may import whom, and what may be loaded on the way: the rules that keep the tool simple and quick to start."""
+"""Import rules between packages, and the packages that may be loaded: they keep the tool simple and quick to start."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def may_import() -> dict[str, set[str]]:
 
 MAY_IMPORT = may_import()
 RUNTIME_SEAM = set(re.findall(r"`(\w+)`", RULES.partition("from outside `runtime/`, only ")[2].partition(" of it")[0]))
-"""Modules of runtime that the submitter's side shares with the machines."""
+"""Modules of runtime/ that the submitter's side shares with the machines."""
 HEAVY = {
     "alembic",
     "azure",
@@ -52,7 +52,7 @@ def modules() -> list[Path]:
 
 
 def imported(path: Path) -> list[tuple[str, str]]:
-    """(package, module) of every import of our own in a file, function-level ones included."""
+    """Return (package, module) of every import of cloudgpu in a file, including those in functions."""
     own: list[tuple[str, str]] = []
     place = path.relative_to(ROOT).parts[:-1]
     for node in ast.walk(ast.parse(path.read_text())):
@@ -87,7 +87,7 @@ def name_of(path: Path) -> tuple[str, ...]:
 
 
 def imported_modules(path: Path, known: set[tuple[str, ...]]) -> set[tuple[str, ...]]:
-    """Our own modules that a file imports, also in functions and for types only."""
+    """Return cloudgpu's modules that a file imports, including those imported in functions or for types only."""
     place, found = path.relative_to(ROOT).parts[:-1], set()
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.ImportFrom) and node.level:
@@ -103,8 +103,8 @@ def test_no_modules_import_each_other_in_a_circle() -> None:
 
 
 def loaded_by(code: str) -> set[str]:
-    """Packages that the code loads. What the virtual environment's own start-up files load, e.g. the empty package
-    `google`, is not its doing."""
+    """Return the packages that the code loads, without those of the virtual environment's start-up files, e.g. the
+    empty package `google`."""
     seen = "{name.split('.')[0] for name in set(sys.modules) - begun}"
     program = f"import sys\nbegun = set(sys.modules)\n{code}\nprint(*{seen})"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=180, check=True)

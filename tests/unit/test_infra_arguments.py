@@ -1,4 +1,4 @@
-"""Arguments of components: what cannot be is one sentence at preview, on every cloud."""
+"""Arguments of components: an invalid one gives an error of one sentence at preview, on every cloud."""
 
 from __future__ import annotations
 
@@ -130,7 +130,7 @@ def _made(**changes: Any) -> None:
 
 
 def test_settings_that_are_absent_are_as_omitted() -> None:
-    """`config.get("image")` is None where nobody set it."""
+    """`config.get("image")` returns None for a missing setting."""
     assert fleet("aws", image=None, user_data=None, market=None, tags=None)
 
 

@@ -1,4 +1,4 @@
-"""The components and programs for AWS under strict mocks; and that a fleet's machines are those of a direct launch."""
+"""AWS components and programs under strict mocks; a fleet's machines equal those of a direct launch."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ def plain_fleet(**args: Any) -> list[Registered]:
     return registered(lambda: GpuFleet("big", {"machine_type": "g6.xlarge", "size": 1, **PLAIN, **args}))  # type: ignore[typeddict-item]
 
 
-# --- no drift: a fleet's machines are those of a launch ---------------------------------------------------------------
+# --- no drift: a fleet's machines equal those of a launch -------------------------------------------------------------
 
 CASES = {
     "one on demand": (fleet(size=1), None),
@@ -130,13 +130,13 @@ CASES = {
     "a capacity block": (fleet(market="reservation"), Reservation("cr-1", is_block=True, end=1_800_000_000.0)),
 }
 OF_A_LAUNCH = {"ClientToken", "MinCount", "MaxCount"}
-"""What the group says, and not the template."""
+"""Fields of a launch that the group sets, not the template."""
 OF_EACH = {"UserData", "TagSpecifications"}
-"""What tells machines of a launch from each other, and those of a fleet from those of a launch."""
+"""Fields that differ between the machines of a launch, and between a fleet and a launch."""
 
 
 def direct(spec: FleetSpec, reservation: Reservation | None, *, public: bool) -> dict[str, Any]:
-    """What the launcher would ask for: machines of the same kind, with the same surroundings."""
+    """Return the launcher's request for machines of the same kind in the same network."""
     nodes = tuple(
         NodeRequest(f"worker-{index}.1", "worker", index, index, spec.machine_type, spec.accelerator, Fraction(8))
         for index in range(2 if spec.peers else 1)
@@ -167,7 +167,8 @@ def direct(spec: FleetSpec, reservation: Reservation | None, *, public: bool) ->
 
 
 def as_ec2_says(value: Any) -> Any:
-    """Convert Pulumi's inputs to the form of EC2's API: the inverse of infra/pulumi_arguments.py, written apart."""
+    """Convert Pulumi's inputs to the form of EC2's API: the inverse of infra/pulumi_arguments.py, written
+    independently."""
     renamed = {"securityGroups": "Groups"}
     if isinstance(value, dict):
         return {renamed.get(key, key[0].upper() + key[1:]): as_ec2_says(one) for key, one in value.items()}
@@ -195,10 +196,10 @@ def test_what_pulumi_registers_is_what_a_launch_asks_for(case: str, private: boo
     ours = as_ec2_says(only(plain_fleet(**args), TEMPLATE).inputs)
     theirs = direct(spec, reservation, public=not private)
     for interface in theirs["NetworkInterfaces"]:
-        assert interface.pop("SubnetId") == "subnet-1"  # the group says where
+        assert interface.pop("SubnetId") == "subnet-1"  # set by the group
     if spec.market == "spot":
-        assert theirs.pop("InstanceMarketOptions")["MarketType"] == "spot"  # the group buys
-    assert set(ours) - set(theirs) == {"Tags", "UpdateDefaultVersion"}  # of the template itself
+        assert theirs.pop("InstanceMarketOptions")["MarketType"] == "spot"  # set by the group
+    assert set(ours) - set(theirs) == {"Tags", "UpdateDefaultVersion"}  # fields of the template itself
     assert set(theirs) - set(ours) == OF_A_LAUNCH
     for field in sorted(set(theirs) - OF_A_LAUNCH - OF_EACH):
         assert ours[field] == theirs[field], field
@@ -297,7 +298,7 @@ def test_size_zero_keeps_the_group() -> None:
     assert (group["desiredCapacity"], group["maxSize"]) == (0, 1)
 
 
-def test_nobody_comes_in_but_peers() -> None:
+def test_only_peers_may_connect() -> None:
     rule = "aws:vpc/securityGroupIngressRule:SecurityGroupIngressRule"
     alone = registered(lambda: fleet_program(settings(fleet())))
     assert [one for one in alone if one.type == rule] == []
@@ -332,7 +333,7 @@ def test_a_fleet_of_another_cloud_is_refused() -> None:
         check_fleet(fleet(cloud="gcp"))
 
 
-# --- what fleets stand in ---------------------------------------------------------------------------------------------
+# --- the infrastructure that fleets use -------------------------------------------------------------------------------
 
 
 def test_the_infra_program_exports_what_launches_use() -> None:
@@ -382,7 +383,7 @@ def test_the_bucket_is_encrypted_private_and_protected() -> None:
     assert statement["Effect"] == "Deny" and statement["Condition"] == {"Bool": {"aws:SecureTransport": "false"}}
     [rule] = only(found, "aws:s3/bucketLifecycleConfiguration:BucketLifecycleConfiguration").inputs["rules"]
     assert rule["abortIncompleteMultipartUpload"] and rule["noncurrentVersionExpiration"]
-    assert "expiration" not in rule  # checkpoints are not what a lifecycle deletes
+    assert "expiration" not in rule  # a lifecycle rule must not delete checkpoints
 
 
 def test_a_bucket_that_may_go_goes_with_everything_in_it() -> None:
@@ -427,7 +428,7 @@ def test_the_reaper_can_end_only_what_is_tagged() -> None:
     assert rule["scheduleExpression"] == "rate(1 minute)"  # EventBridge refuses "1 minutes"
 
 
-# --- all of them ------------------------------------------------------------------------------------------------------
+# --- all components ---------------------------------------------------------------------------------------------------
 
 
 def cluster(**more: Any) -> Callable[[], Any]:
@@ -487,7 +488,7 @@ def test_children_are_named_after_their_parents_and_use_their_provider() -> None
 
 
 def test_type_tokens_stay() -> None:
-    """With another token everything would be replaced."""
+    """A changed token would replace every resource."""
     assert {one.type for one in registered(cluster()) if not one.custom} - {"pulumi:pulumi:Stack"} == {
         "cloudgpu-aws:index:GpuCluster",
         "cloudgpu-aws:index:GpuFleet",
@@ -520,6 +521,6 @@ def test_unknown_job_dirs_are_refused() -> None:
 
 
 def test_a_bucket_s_prefix_may_be_another() -> None:
-    told: list[str] = []
-    registered(lambda: JobBucket("jobs", {"existing": "b", "prefix": "/teams/a/"}).job_dir.apply(told.append))
-    assert told == ["s3://b/teams/a"]
+    job_dirs: list[str] = []
+    registered(lambda: JobBucket("jobs", {"existing": "b", "prefix": "/teams/a/"}).job_dir.apply(job_dirs.append))
+    assert job_dirs == ["s3://b/teams/a"]

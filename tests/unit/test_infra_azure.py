@@ -1,4 +1,4 @@
-"""Components and programs for Azure under strict mocks; a fleet's machines are those of a direct launch."""
+"""Azure components and programs under strict mocks; a fleet's machines equal those of a direct launch."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pulumi
-import pulumi_azure_native  # its types are what is checked against
+import pulumi_azure_native  # its types are the reference of these checks
 import pytest
 
 import cloudgpu
@@ -123,7 +123,7 @@ def plain_fleet(**args: Any) -> list[Registered]:
     return registered(lambda: GpuFleet("fleet", {**base, **args}))  # type: ignore[typeddict-item]
 
 
-# --- no drift: a fleet's machines are those of a launch ---------------------------------------------------------------
+# --- no drift: a fleet's machines equal those of a launch -------------------------------------------------------------
 
 CASES = {
     "one on demand": (fleet(size=1), None),
@@ -137,7 +137,7 @@ CASES = {
 
 
 def request_of(spec: FleetSpec) -> LaunchRequest:
-    """For machines of the same kind."""
+    """Return a launch request for machines of the same kind."""
     nodes = tuple(
         NodeRequest(f"worker-{index}.1", "worker", index, index, spec.machine_type, spec.accelerator, Fraction(1))
         for index in range(2 if spec.peers else 1)
@@ -160,7 +160,7 @@ def request_of(spec: FleetSpec) -> LaunchRequest:
 
 
 def direct(spec: FleetSpec, reservation: str | None, *, public: bool) -> tuple[dict[str, Any], dict[str, Any]]:
-    """A machine and its interface as the launcher asks for them, of the same kind and with the same surroundings."""
+    """Return the launcher's machine and network interface, of the same kind and in the same network."""
     request = request_of(spec)
     nodes = request.nodes
     reserved = {} if reservation is None else {spec.machine_type: reservation}
@@ -172,7 +172,7 @@ def direct(spec: FleetSpec, reservation: str | None, *, public: bool) -> tuple[d
 
 
 def flat(value: Any, path: str = "") -> dict[str, Any]:
-    """Path -> value, of all that is no object or list."""
+    """Return path -> value of everything that is no object or list."""
     if isinstance(value, Mapping):
         inner = [flat(one, f"{path}.{key}".lstrip(".")) for key, one in value.items()]
     elif isinstance(value, list):
@@ -183,7 +183,8 @@ def flat(value: Any, path: str = "") -> dict[str, Any]:
 
 
 def as_azure_says(inputs: Mapping[str, Any]) -> dict[str, Any]:
-    """Convert Pulumi's inputs to Resource Manager's form: the inverse of infra/pulumi_arguments.py, written apart."""
+    """Convert Pulumi's inputs to Resource Manager's form: the inverse of infra/pulumi_arguments.py, written
+    independently."""
     found: dict[str, Any] = VirtualMachineScaleSet(None)._body(dict(inputs))  # type: ignore[arg-type]
     return found
 
@@ -229,7 +230,7 @@ def test_what_pulumi_registers_is_what_a_launch_asks_for(case: str, public: bool
 @pytest.mark.parametrize("public", [True, False], ids=["public", "private"])
 @pytest.mark.parametrize("case", CASES)
 def test_what_a_launch_asks_for_its_own_scale_set_is_what_pulumi_registers(case: str, public: bool) -> None:
-    """But for whose they are: a launch's tags are its own."""
+    """Only the tags differ: a launch has separate ones."""
     spec, reservation = CASES[case]
     args: dict[str, Any] = {"public_addresses": public, "reservation": reservation}
     args |= {key: getattr(spec, key) for key in ("machine_type", "accelerator", "market", "on_demand", "disk_gb")}
@@ -244,7 +245,7 @@ def test_what_a_launch_asks_for_its_own_scale_set_is_what_pulumi_registers(case:
     assert schema.faults("compute.VirtualMachineScaleSet", asked) == []
     assert asked.pop("tags")["cloudgpu-token"] == "0123456789abcdef" * 2
     assert registered_body.pop("tags")["cloudgpu-fleet"] == "big"
-    # The API version of a stack is older than the value.
+    # The stack's API version is older than this value.
     assert asked["properties"]["virtualMachineProfile"].pop("securityProfile") == {"securityType": "Standard"}
     assert flat(asked) == flat(registered_body)
 
@@ -272,15 +273,15 @@ def test_a_fleet_s_scale_set() -> None:
     outputs = FleetOutputs.from_json(exports(found)["cloudgpu"])
     hash_ = fleet(zones=("2", "1")).template_hash
     group = "cloudgpu-cluster-big-machines-id"
-    told = FleetOutputs("big", "azure", REGION, hash_, "", "", group, 2, "az://jobs@account/jobs/fleets/big")
-    assert outputs == told
+    expected = FleetOutputs("big", "azure", REGION, hash_, "", "", group, 2, "az://jobs@account/jobs/fleets/big")
+    assert outputs == expected
 
 
 def test_another_time_to_expire_changes_nothing_of_the_scale_set() -> None:
     soon, later, never = (of_program(fleet(), expires=when) for when in (2e9, 2e9 + 3_600, None))
     assert only(soon, SET).inputs == only(later, SET).inputs == only(never, SET).inputs
-    told = [only(found, "azure-native:resources:ResourceGroup").inputs["tags"] for found in (soon, later, never)]
-    assert [one.get("cloudgpu-expires") for one in told] == ["2000000000", "2000003600", None]
+    tags = [only(found, "azure-native:resources:ResourceGroup").inputs["tags"] for found in (soon, later, never)]
+    assert [one.get("cloudgpu-expires") for one in tags] == ["2000000000", "2000003600", None]
 
 
 def test_a_part_of_spot_machines_is_bought_on_demand_and_those_that_are_taken_are_got_again() -> None:
@@ -301,12 +302,12 @@ def test_health_is_asked_within_the_machine_and_no_port_is_open() -> None:
     assert (rule["access"], rule["direction"], rule["sourceAddressPrefix"]) == ("Deny", "Inbound", "*")
 
 
-def test_nobody_comes_in_but_peers_who_are_placed_together() -> None:
+def test_only_peers_may_connect_and_are_placed_together() -> None:
     found = of_program(fleet(peers=True, zones=("2", "1")))
-    peers, nobody = only(found, RULES).inputs["securityRules"]
+    peers, others = only(found, RULES).inputs["securityRules"]
     group = [{"id": "cloudgpu-cluster-big-peers-id"}]
     assert peers["sourceApplicationSecurityGroups"] == peers["destinationApplicationSecurityGroups"] == group
-    assert peers["priority"] < nobody["priority"] and nobody["access"] == "Deny"
+    assert peers["priority"] < others["priority"] and others["access"] == "Deny"
     made = only(found, SET).inputs
     assert made["singlePlacementGroup"] is True and made["zones"] == ["2"]
     assert made["proximityPlacementGroup"] == {"id": "cloudgpu-cluster-big-placement-id"}
@@ -358,7 +359,7 @@ def test_the_fleet_is_previewed_before_anything_is_there() -> None:
     assert only(found, SET).inputs["sku"]["capacity"] == 2
 
 
-# --- what fleets stand in ---------------------------------------------------------------------------------------------
+# --- the infrastructure that fleets use -------------------------------------------------------------------------------
 
 
 def test_the_infra_program_exports_what_launches_use() -> None:
@@ -382,7 +383,7 @@ def test_the_infra_program_exports_what_launches_use() -> None:
     ]
 
 
-def test_a_bucket_of_somebody_s_is_used_and_neither_made_nor_changed() -> None:
+def test_an_existing_bucket_is_used_and_neither_created_nor_changed() -> None:
     adopting = dataclasses.replace(INFRA, bucket="group/account/data", adopt=True)
     found = registered(lambda: infra_program(adopting))
     assert not [one for one in found if one.type.startswith("azure-native:storage:")]
@@ -415,7 +416,8 @@ def test_a_storage_account_is_closed_to_all_but_identities_with_a_role() -> None
 
 
 def test_machines_of_launches_may_switch_machines_off_and_nothing_more() -> None:
-    """Of the whole subscription, for groups of launches are not there yet: so it is not the right to start any."""
+    """The scope is the whole subscription, because resource groups of launches do not exist yet. Hence there is no
+    right to start machines."""
     found = registered(lambda: infra_program(INFRA))
     off = only(found, DEFINITION, "cloudgpu-infra-azure-eastus-role-off")
     assert off.inputs["permissions"] == [{"actions": ["Microsoft.Compute/virtualMachines/deallocate/action"]}]
@@ -424,7 +426,7 @@ def test_machines_of_launches_may_switch_machines_off_and_nothing_more() -> None
     assert given["scope"] == f"/subscriptions/{SUBSCRIPTION}"
 
 
-def test_the_role_by_which_machines_of_launches_leave_is_given_to_nobody_by_the_stack() -> None:
+def test_the_stack_does_not_assign_the_leaving_role() -> None:
     found = registered(lambda: infra_program(INFRA))
     leaving = only(found, DEFINITION, "cloudgpu-infra-azure-eastus-role-leaving").inputs
     assert leaving["permissions"] == [{"actions": list(rights.LEAVING)}]
@@ -447,9 +449,9 @@ def test_machines_reach_their_folder_only() -> None:
 @pytest.mark.parametrize("gateway", [False, True])
 def test_a_network_lets_nothing_in(gateway: bool) -> None:
     found = registered(lambda: GpuNetwork("net", {"region": REGION, "nat": gateway}))
-    within, nobody = only(found, RULES).inputs["securityRules"]
+    within, others = only(found, RULES).inputs["securityRules"]
     assert within["sourceAddressPrefix"] == within["destinationAddressPrefix"] == "10.0.0.0/18"
-    assert (nobody["access"], nobody["sourceAddressPrefix"]) == ("Deny", "*")
+    assert (others["access"], others["sourceAddressPrefix"]) == ("Deny", "*")
     subnet = only(found, "azure-native:network:Subnet").inputs
     assert subnet["networkSecurityGroup"] == {"id": "net-closed-id"} and subnet["defaultOutboundAccess"] is False
     assert ("natGateway" in subnet) is gateway

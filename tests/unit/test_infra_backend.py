@@ -1,4 +1,4 @@
-"""Where stacks are kept, and the passphrase that opens them."""
+"""Location of stacks' state, and the passphrase that decrypts it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""docs/pulumi.md and the examples say what the components are."""
+"""docs/pulumi.md and the examples agree with the components."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ MODULES = {
 
 
 def row(cloud: str, component: str) -> str:
-    """The line of the page's table that the source asks for."""
+    """Return the line of the page's table that the source requires."""
     tree = ast.parse((ROOT / "infra" / cloud / f"{MODULES[component]}.py").read_text())
     classes = {node.name: node for node in tree.body if isinstance(node, ast.ClassDef)}
     fields = list(annotated(classes[f"{component}Args"]))
@@ -108,7 +108,7 @@ def test_the_example_for_aws(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("cloud", CLOUDS)
 def test_an_example_installs_this_very_checkout(cloud: str) -> None:
-    """Not what somebody may have published by its name."""
+    """The requirement is this checkout, not a package published under the same name."""
     requirement = (EXAMPLES / cloud / "requirements.txt").read_text().splitlines()[-1]
     folder, _, extra = requirement.partition("[")
     assert (EXAMPLES / cloud / folder / "pyproject.toml").is_file() and extra == f"infra-{cloud}]"

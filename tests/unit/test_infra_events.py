@@ -1,4 +1,4 @@
-"""What is made of an engine's events."""
+"""Conversion of an engine's events to steps and changes."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def metadata(op: str, urn: str = VPC, **more: Any) -> dict[str, Any]:
     return {"metadata": {"op": op, "urn": urn, "type": kind, "provider": "", "new": state, **more}}
 
 
-def told(*events: dict[str, Any]) -> tuple[Watch, list[Step]]:
+def watch_events(*events: dict[str, Any]) -> tuple[Watch, list[Step]]:
     steps: list[Step] = []
     watch = Watch(steps.append)
     for event in events:
@@ -39,7 +39,7 @@ def test_names() -> None:
 
 @pytest.mark.parametrize("op", ["create", "update", "delete"])
 def test_a_step_begins_and_ends(op: str) -> None:
-    watch, steps = told({"resourcePreEvent": metadata(op)}, {"resOutputsEvent": metadata(op)})
+    watch, steps = watch_events({"resourcePreEvent": metadata(op)}, {"resOutputsEvent": metadata(op)})
     assert [(step.change.op, step.change.name, step.state) for step in steps] == [
         (op, "network-vpc", "begun"),
         (op, "network-vpc", "done"),
@@ -47,14 +47,14 @@ def test_a_step_begins_and_ends(op: str) -> None:
     assert [(change.op, change.kind) for change in watch.changes] == [(op, KIND)]
 
 
-def test_what_stays_as_it_is_is_counted_and_not_shown() -> None:
-    watch, steps = told({"resourcePreEvent": metadata("same")}, {"resOutputsEvent": metadata("same")})
+def test_unchanged_resources_are_counted_but_not_shown() -> None:
+    watch, steps = watch_events({"resourcePreEvent": metadata("same")}, {"resOutputsEvent": metadata("same")})
     assert (watch.changes, steps) == ([Change("same", KIND, "network-vpc")], [])
     assert counted(watch.changes) == {}
 
 
 def test_a_replacement_is_one_change_of_two_steps() -> None:
-    watch, steps = told(
+    watch, steps = watch_events(
         {"resourcePreEvent": metadata("create-replacement")},
         {"resOutputsEvent": metadata("create-replacement")},
         {"resourcePreEvent": metadata("replace", keys=["cidrBlock"], diffs=["cidrBlock", "tags"])},
@@ -72,14 +72,14 @@ def test_a_replacement_is_one_change_of_two_steps() -> None:
 
 def test_components_and_the_stack_are_nothing_in_the_cloud() -> None:
     component = "urn:pulumi:infra::cloudgpu::cloudgpu-aws:index:GpuNetwork::network"
-    watch, steps = told(
+    watch, steps = watch_events(
         {"resourcePreEvent": metadata("create", component)}, {"resourcePreEvent": metadata("create", STACK)}
     )
     assert (watch.changes, steps) == ([], [])
 
 
 def test_errors_name_their_resource_and_show_no_colour_codes_and_no_traceback() -> None:
-    watch, steps = told(
+    watch, steps = watch_events(
         {"resourcePreEvent": metadata("create")},
         diagnostic("<{%reset%}>creating VPC: VpcLimitExceeded: five\n<{%reset%}>"),
         {"resOpFailedEvent": metadata("create")},

@@ -1,4 +1,4 @@
-"""Components and programs for Google Cloud: what they register, and that a fleet's machine is a launch's machine."""
+"""Google Cloud components and programs: the resources they register; a fleet's machine equals a launch's machine."""
 
 from __future__ import annotations
 
@@ -86,11 +86,11 @@ def changed(**changes: Any) -> FleetSpec:
 
 def test_what_stands_before_any_job_is_exported_as_launches_read_it() -> None:
     registered = run_strict(lambda: infra_program(INFRA))
-    told = Infrastructure.from_json(exports(registered)["cloudgpu"])
-    assert (told.cloud, told.region, told.stack, told.owner) == ("gcp", REGION, INFRA.stack, INFRA.owner)
-    assert told.network == "cloudgpu-us-central1"
-    assert set(told.subnets) == {""}
-    assert told.job_dir == f"gs://{bucket_name(PROJECT, REGION)}/jobs"
+    outputs = Infrastructure.from_json(exports(registered)["cloudgpu"])
+    assert (outputs.cloud, outputs.region, outputs.stack, outputs.owner) == ("gcp", REGION, INFRA.stack, INFRA.owner)
+    assert outputs.network == "cloudgpu-us-central1"
+    assert set(outputs.subnets) == {""}
+    assert outputs.job_dir == f"gs://{bucket_name(PROJECT, REGION)}/jobs"
     kinds = {kind.type for kind in KINDS}
     unmodelled = {one.type for one in registered if one.custom and one.type.startswith("gcp:")} - kinds
     assert not unmodelled, "the stand-in of the provider knows all that the program uses"
@@ -139,7 +139,7 @@ def test_a_bucket_that_may_go_goes_with_all_that_is_in_it() -> None:
     assert not bucket.protect and bucket.inputs["forceDestroy"] is True
 
 
-def test_somebody_elses_bucket_is_only_used() -> None:
+def test_an_existing_bucket_is_only_used() -> None:
     theirs = dataclasses.replace(INFRA, bucket="theirs", adopt=True)
     registered = run_strict(lambda: infra_program(theirs))
     assert not [one for one in registered if one.type == BUCKET]
@@ -196,7 +196,7 @@ FLEETS = {
     "an open reservation": changed(machine_type="a2-highgpu-1g", accelerator="A100-40GB", market="reservation"),
 }
 MAY_DIFFER = {"name", "description", "labels", "tags", "metadata", "resourcePolicies"}
-"""A machine is called, labelled and told what to do by who starts it."""
+"""Fields that depend on the way a machine is started, e.g. its name, labels and startup metadata."""
 
 
 @pytest.mark.parametrize("name", FLEETS)
@@ -211,7 +211,7 @@ def test_a_fleets_machine_is_what_a_launch_would_start(name: str) -> None:
 
 
 def launched_as(fleet: FleetSpec, reservation: Reservation | None = None) -> Any:
-    """What a direct launch of the same machine sends, in a template's words: names in the place of a zone's URLs."""
+    """Return what a direct launch of the same machine sends, in a template's form: names in place of a zone's URLs."""
     node = NodeRequest("worker-0.1", "worker", 0, 0, fleet.machine_type, fleet.accelerator, fleet.count)
     request = LaunchRequest(
         job_id="digits-abc",
@@ -234,7 +234,7 @@ def launched_as(fleet: FleetSpec, reservation: Reservation | None = None) -> Any
     made = instance(request, node, place, Image(IMAGE, 50, shielded=True, secure_boot=secure))
     text = compute_v1.Instance.to_json(compute_v1.Instance(made), always_print_fields_with_no_presence=False)
     found = json.loads(text, object_hook=_numbers)
-    # What a launch does not say, Compute Engine sets so; Pulumi's provider says it always.
+    # Compute Engine sets this default for a launch; Pulumi's provider always sends it.
     found["scheduling"]["preemptible"] = found["scheduling"]["provisioningModel"] == "SPOT"
     disk = found["disks"][0]["initializeParams"]
     assert disk.pop("diskName") == found["name"]
@@ -248,7 +248,7 @@ def launched_as(fleet: FleetSpec, reservation: Reservation | None = None) -> Any
 
 
 def _numbers(value: dict[str, Any]) -> dict[str, Any]:
-    """64-bit numbers are text on the wire."""
+    """Convert 64-bit numbers, which are strings on the wire."""
     whole = ("seconds", "diskSizeGb")
     return {key: int(one) if key in whole else one for key, one in value.items()}
 
@@ -282,9 +282,9 @@ def test_a_reservation_that_must_be_named() -> None:
 
 
 def test_a_fleet_is_exported_as_the_control_side_reads_it() -> None:
-    told = FleetOutputs.from_json(exports(of_fleet())["cloudgpu"])
-    assert (told.name, told.size, told.template_hash) == ("big", 3, FLEET.template_hash)
-    assert told.template and told.group and told.fleet_dir == "gs://b/jobs/fleets/big"
+    outputs = FleetOutputs.from_json(exports(of_fleet())["cloudgpu"])
+    assert (outputs.name, outputs.size, outputs.template_hash) == ("big", 3, FLEET.template_hash)
+    assert outputs.template and outputs.group and outputs.fleet_dir == "gs://b/jobs/fleets/big"
 
 
 def test_machines_are_labelled_and_carry_the_fleets_script() -> None:
@@ -313,7 +313,7 @@ def test_both_groups_of_a_mixed_fleet_expire() -> None:
     assert [one.inputs["namedPorts"][0]["name"] for one in groups] == ["cloudgpu-expires-2000000000"] * 2
 
 
-def test_a_group_repairs_replaces_and_waits_for_nobody() -> None:
+def test_a_group_repairs_and_replaces_without_waiting() -> None:
     group = only(of_fleet(changed(zones=("us-central1-a", "us-central1-b"))), GROUP)
     assert group.inputs["baseInstanceName"].startswith("cloudgpu-"), "machines may delete none that is called otherwise"
     assert group.inputs["targetSize"] == 3
@@ -422,7 +422,7 @@ def test_a_cluster_is_all_that_a_fleet_needs() -> None:
     assert not [one for one in registered if one.name.endswith("-within")], "more machines are not peers by themselves"
 
 
-def test_a_cluster_in_somebody_elses_bucket() -> None:
+def test_a_cluster_in_an_existing_bucket() -> None:
     args: Any = {
         "project": PROJECT,
         "region": REGION,
@@ -490,7 +490,7 @@ CALLS = {"http.get", "http.post", "http.delete", "sys.log"}
 
 
 def test_the_workflow_is_one_by_its_structure() -> None:
-    """Source: Workflows' syntax reference; Google has not run it."""
+    """Source: Workflows' syntax reference. The workflow has not run at Google."""
     registered = run_strict(lambda: infra_program(INFRA))
     workflow = yaml.safe_load(only(registered, "gcp:workflows/workflow:Workflow").inputs["sourceContents"])
     assert set(workflow) == {"main", "end_all", "end_if_expired", "empty_group", "end_machine"}
@@ -515,7 +515,7 @@ def check_steps(steps: Sequence[Any], functions: set[str]) -> list[str]:
 
 
 def jumps(steps: Sequence[Any]) -> Iterator[str]:
-    """Where steps go on."""
+    """Yield the names of the steps that `next` jumps to."""
     for one in steps:
         [step] = one.values()
         yield from (case["next"] for case in (step, *step.get("switch", [])) if "next" in case)

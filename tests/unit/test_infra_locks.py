@@ -1,4 +1,4 @@
-"""Whose lock it is, and which may be broken: those of engines of ours that are dead, and no others."""
+"""Locks of stacks: which may be broken (those of dead engines that cloudgpu started) and which may not."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 
 from cloudgpu.infra.engine.locks import Engines, Lock, locks_in, verdict_of
 
-# As pkg/backend/diy/lock.go of Pulumi 3.2xx writes it.
+# Format of pkg/backend/diy/lock.go of Pulumi 3.2xx.
 ERROR = """error: the stack is currently locked by {n} lock(s). Either wait for the other process(es) to end or \
 delete the lock file with `pulumi cancel`.
   file:///state/.pulumi/locks/organization/cloudgpu/infra-aws-us-east-1/1.json: created by me@here (pid 11) at \
@@ -47,7 +47,7 @@ def test_locks_are_read_from_the_engines_own_words() -> None:
 
 
 @pytest.mark.parametrize("text", ["", "error: something else", ERROR.format(n=3)])
-def test_where_not_every_lock_is_read_none_is_judged(text: str) -> None:
+def test_no_lock_is_judged_unless_all_are_read(text: str) -> None:
     assert locks_in(text) is None
 
 
@@ -58,7 +58,7 @@ def engines(tmp_path: Path) -> Engines:
 
 @pytest.fixture
 def dead(engines: Engines) -> int:
-    """Process id of an engine of ours that was killed."""
+    """Return the process id of a killed engine that cloudgpu started."""
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
         engines.started(process.pid)
         process.kill()
@@ -81,7 +81,7 @@ def test_another_process_with_the_number_of_a_dead_engine(engines: Engines, tmp_
     assert engines.judge(lock(os.getpid())) == "dead"
 
 
-def test_nobody_else_s_lock_is_ours(engines: Engines, dead: int) -> None:
+def test_locks_of_other_engines_are_foreign(engines: Engines, dead: int) -> None:
     assert engines.judge(lock(dead, host="elsewhere")) == "foreign"
     assert engines.judge(lock(dead + 1)) == "foreign"
     engines.ended(dead)
@@ -89,7 +89,7 @@ def test_nobody_else_s_lock_is_ours(engines: Engines, dead: int) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"host": 1}'])
-def test_a_damaged_note_is_nobodys(engines: Engines, dead: int, tmp_path: Path, text: str) -> None:
+def test_a_lock_with_a_damaged_record_is_foreign(engines: Engines, dead: int, tmp_path: Path, text: str) -> None:
     (tmp_path / "engines" / str(dead)).write_text(text)
     assert engines.judge(lock(dead)) == "foreign"
 

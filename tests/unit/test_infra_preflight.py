@@ -1,4 +1,4 @@
-"""What is looked at before a stack is brought up or down."""
+"""Checks before a stack is brought up or down."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_up_never_deletes_what_holds_checkpoints(op: str) -> None:
     assert codes(check_up([Change(op, VPC, "vpc", protected=True)])) == [("protected", "refused")]  # type: ignore[arg-type]
 
 
-def test_what_would_be_destroyed_is_told() -> None:
+def test_resources_to_be_destroyed_are_reported() -> None:
     report = check_up([Change("replace", VPC, "vpc", ("cidrBlock",)), Change("delete", VPC, "old")])
     assert codes(report) == [("destroyed", "warning")] * 2
     assert any("cidrBlock" in finding.message for finding in report.findings)
@@ -122,8 +122,8 @@ def test_what_a_newer_version_wrote_is_read_without_what_is_new() -> None:
             read_output(outputs, "settings", FleetSettings.from_json)
 
 
-def test_what_a_program_was_given_is_kept_though_it_fails() -> None:
-    """Else the next command would not know whose account the stack is of, and which bucket it goes on with."""
+def test_settings_of_a_failing_program_are_kept() -> None:
+    """Otherwise the next command would not know the stack's account and bucket."""
     settings = InfraSettings("azure", "eastus", "infra", "cloudgpu-me", ACCOUNT, bucket="no container", adopt=True)
     kept: dict[str, object] = {}
 
@@ -166,7 +166,7 @@ INVOKES = {
 
 
 @pytest.mark.parametrize("cloud", list(PLACES))
-def test_of_everything_in_our_own_stacks_it_is_known_whether_it_bills(cloud: str) -> None:
+def test_every_resource_of_cloudgpu_stacks_has_a_known_price(cloud: str) -> None:
     region, machine_type, image, subnets, role = PLACES[cloud]
     stands = Infrastructure(cloud, region, "infra", "cloudgpu-me", "network", subnets, role, ACCOUNT, "x://bucket/jobs")
     fleet = FleetSpec.model_validate(

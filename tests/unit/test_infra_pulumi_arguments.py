@@ -1,4 +1,4 @@
-"""From the words of a cloud's API to Pulumi's arguments: against the SDK's real classes."""
+"""Conversion of a cloud's API fields to Pulumi's arguments, tested with the SDK's real classes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ GROUPS = {"NetworkInterfaces.Groups": "security_groups"}
 
 
 def plain(value: Any) -> Any:
-    """Objects of Pulumi's as what goes over its wire."""
+    """Convert Pulumi's objects to their wire format."""
     if isinstance(value, list):
         return [plain(one) for one in value]
     if hasattr(type(value), "_pulumi_input_type"):
@@ -47,7 +47,7 @@ def test_names_and_spellings_are_the_class_s() -> None:
 
 
 def test_texts_that_are_numbers_become_numbers() -> None:
-    """Google's JSON writes 64-bit numbers as texts."""
+    """Google's JSON has 64-bit numbers as strings."""
     assert keywords(aws.ec2.LaunchTemplateNetworkInterfaceArgs, {"deviceIndex": "7"}) == {"device_index": 7}
 
 

@@ -1,4 +1,4 @@
-"""Inputs of a job: fetched in parts over the wire, resumed after any stop, never taken for whole while they are not."""
+"""Inputs of a job: downloaded in parts, resumed after any interruption, and never used before they are complete."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def store(monkeypatch: pytest.MonkeyPatch) -> Iterator[s3.S3]:
 
 
 class Machine:
-    """A disk that outlives whatever fetches to it."""
+    """Disk that outlives the process that downloads to it."""
 
     def __init__(self, folder: Path) -> None:
         self.code, self.journal = folder / "code", folder / "inputs.done"
@@ -54,7 +54,7 @@ def put(store: s3.S3, **files: bytes) -> None:
 def test_a_folder_comes_with_all_that_is_below_it(store: s3.S3, machine: Machine) -> None:
     put(store, train__a=b"1", train__deep__b=b"2", empty=b"")
     store.objects["data/digits-of-others/c"] = b"3"
-    store.objects["data/digits/train/"] = b""  # as consoles make folders
+    store.objects["data/digits/train/"] = b""  # a folder marker, as web consoles create it
     machine.fetch({"data": DATA})
     assert machine.files() == {"data/train/a": b"1", "data/train/deep/b": b"2", "data/empty": b""}
 
@@ -90,7 +90,7 @@ def test_after_a_stop_only_what_is_missing_comes(store: s3.S3, machine: Machine)
     store.faults.append(s3.Fault(lambda request: request.headers.get("Range") == last, status=403, code="AccessDenied"))
     with pytest.raises(JobDirError, match="access denied"):
         machine.fetch({"data": DATA})
-    assert "data/large" not in machine.files()  # it has no name while it is not whole
+    assert "data/large" not in machine.files()  # it gets its name only when it is complete
     store.faults.clear()
     store.requests.clear()
     machine.fetch({"data": DATA})

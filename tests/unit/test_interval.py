@@ -1,4 +1,4 @@
-"""The arithmetic of when to save: against published formulas, computed values and bounds."""
+"""Interval between checkpoints: compared with published formulas, computed values and bounds."""
 
 from __future__ import annotations
 
@@ -97,7 +97,8 @@ def test_the_posterior_goes_from_the_prior_to_what_was_seen() -> None:
 
 @pytest.mark.parametrize("prior", [*PRIORS.values(), UNKNOWN], ids=lambda prior: str(prior.name))
 def test_the_prior_bounds_the_interval_while_nothing_is_interrupted(prior: Prior) -> None:
-    """Compared with the best interval for the lower 95 % confidence limit of M, about a third of the time so far."""
+    """Reference: Daly's interval at the lower 95 % confidence limit of the mean time between interruptions, about a
+    third of the time so far."""
     for hours in (1, 24, 24 * 365):
         interval = best_interval(0.1, mean_between(prior, Seen(hours * HOUR, 0), 1), 0.0)
         assert interval <= 4.1 * daly_interval(0.1, hours * HOUR / 3)
@@ -148,7 +149,7 @@ def test_histories_survive_json() -> None:
     assert History.from_json(history.to_json()) == history
 
 
-def test_of_two_histories_the_larger_counts_are_taken() -> None:
+def test_merging_two_histories_takes_the_larger_counts() -> None:
     saved = History({"spot": Seen(100.0, 1), "on-demand": Seen(50.0, 0)}, cost=2.0)
     known = History({"spot": Seen(80.0, 4), "on-demand": Seen(70.0, 0)}, cost=9.0)
     assert saved.joined(known) == History({"spot": Seen(100.0, 4), "on-demand": Seen(70.0, 0)}, cost=2.0)

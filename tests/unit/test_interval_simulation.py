@@ -28,7 +28,8 @@ from cloudgpu.tests.standins.interruptions import (
 from cloudgpu.tests.standins.long_mode import LONG
 
 NOISY = World(5 * MINUTE, 60.0, 300.0)
-"""A life in three reaches its first step, and a save takes a fifth of the mean time: the hardest of the grid."""
+"""Hardest world of the grid: one start in three reaches its first step, and a save takes a fifth of the mean time
+between interruptions."""
 SOME = [
     *(world for world in GRID if world.mean == 5 * MINUTE),
     *(world for world in GRID if world.mean == HOUR and world.cost >= 10),

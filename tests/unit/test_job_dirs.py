@@ -1,4 +1,4 @@
-"""A job dir for each cloud: as the job file says it, who may run the job then, and where its folders are."""
+"""Job dirs per cloud: their form in the job file, the clouds that can reach them, and their URLs."""
 
 from __future__ import annotations
 
@@ -64,9 +64,9 @@ def test_one_for_all_or_one_for_each_is_read_stored_and_written(job_dir: Any) ->
     ],
 )
 def test_mistakes_in_it_are_shown_where_they_are(job_dir: str, where: tuple[int, int], message: str, hint: str) -> None:
-    with pytest.raises(SpecError) as told:
+    with pytest.raises(SpecError) as caught:
         load_text(text(job_dir))
-    (found,) = told.value.diagnostics
+    (found,) = caught.value.diagnostics
     assert (found.line, found.column, found.message) == (*where, message)
     assert found.hint.startswith(hint)
 
@@ -90,12 +90,12 @@ def test_the_command_line_changes_one_or_all(given: str, override: str, expected
     assert load_text(text(given), overrides=[override]).spec.job_dir == expected
 
 
-# -- who reaches it
+# -- access from clouds
 
 
 @pytest.fixture(autouse=True)
 def _credentials(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """For all three clouds."""
+    """Set credentials for all three clouds."""
     for name, value in {
         "AWS_ACCESS_KEY_ID": "AKIATEST",
         "AWS_SECRET_ACCESS_KEY": "secret",
@@ -115,10 +115,10 @@ def test_each_cloud_has_its_own() -> None:
 def test_a_cloud_that_has_none_is_left_out_unless_it_is_named() -> None:
     few = {"aws": S3, "azure": GS}
     assert usable_offers(spec(few), Plan((GCP, AZURE, AWS, LOCAL))) == [AWS]
-    with pytest.raises(SubmitError) as told:
+    with pytest.raises(SubmitError) as caught:
         usable_offers(spec(few, "aws", "gcp", "azure"), Plan((AWS, GCP, AZURE)))
     line = "{aws: s3://bucket/jobs, azure: az://CONTAINER@ACCOUNT/FOLDER, gcp: gs://BUCKET/FOLDER}"
-    assert str(told.value) == f"job_dir names none that machines of gcp and azure can reach: write job_dir: {line}"
+    assert str(caught.value) == f"job_dir names none that machines of gcp and azure can reach: write job_dir: {line}"
 
 
 @pytest.mark.parametrize(
@@ -135,15 +135,15 @@ def test_a_cloud_that_has_none_is_left_out_unless_it_is_named() -> None:
 )
 def test_what_is_refused_says_the_line_to_write(job_dir: Any, clouds: tuple[str, ...], line: str) -> None:
     offers = tuple(make_offer()._replace(cloud=cloud, region="r") for cloud in clouds)
-    with pytest.raises(SubmitError) as told:
+    with pytest.raises(SubmitError) as caught:
         usable_offers(spec(job_dir, *clouds), Plan(offers))
-    assert str(told.value).endswith(f": write job_dir: {line}")
+    assert str(caught.value).endswith(f": write job_dir: {line}")
     filled = line.replace("BUCKET", "b").replace("CONTAINER@ACCOUNT", "c@a").replace("FOLDER", "f")
     loaded = load_text(text(filled), overrides=[f"resources.cloud=[{', '.join(clouds)}]"]).spec
     assert [obstacle(loaded, cloud, look=False) for cloud in clouds] == [""] * len(clouds), "what it says is right"
 
 
-# -- inputs, likewise
+# -- inputs per cloud
 
 
 def test_inputs_may_be_in_each_cloud_too() -> None:
@@ -168,9 +168,9 @@ def test_inputs_may_be_in_each_cloud_too() -> None:
 
 
 def test_mistakes_in_the_inputs_of_a_cloud_are_shown_where_they_are() -> None:
-    with pytest.raises(SpecError) as told:
+    with pytest.raises(SpecError) as caught:
         load_text("name: job\nrun: x\ninputs:\n  data:\n    aws: folder\n    gpc: gs://b/d\n    azure: 7\n")
-    found = [(one.line, one.column, one.hint) for one in told.value.diagnostics]
+    found = [(one.line, one.column, one.hint) for one in caught.value.diagnostics]
     assert found == [
         (5, 10, "write aws: s3://BUCKET/FOLDER"),
         (6, 5, "did you mean gcp?"),
@@ -178,7 +178,7 @@ def test_mistakes_in_the_inputs_of_a_cloud_are_shown_where_they_are() -> None:
     ]
 
 
-# -- where the folders are
+# -- URLs of job dirs
 
 
 def test_the_folders_of_a_job(tmp_path: Path) -> None:

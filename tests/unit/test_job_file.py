@@ -1,4 +1,4 @@
-"""Writing job files: what is written loads as the same spec."""
+"""Job file writer: a written file loads as the same spec."""
 
 from __future__ import annotations
 

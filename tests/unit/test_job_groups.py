@@ -1,4 +1,4 @@
-"""A group of a job's own: what it is made of, and what is said of its nodes, whatever cloud it is in."""
+"""Dedicated machine groups of jobs, on any cloud: their preparation and the states of their nodes."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ class TestPreparing:
             JobDir(REQUEST.job_dir).put(AGENT.key, b"the agent")
             yield store
 
-    def test_what_machines_find_is_there_before_them(self, store: s3.S3) -> None:
+    def test_the_folder_is_prepared_before_machines_start(self, store: s3.S3) -> None:
         stack()
         made = job_groups.prepare(REQUEST, "aws")
         assert made.fleet_dir == f"{BELOW}/it-1/fleets/0123456789abcdef"
@@ -90,8 +90,8 @@ class TestPreparing:
         assert (fleet.zones, fleet.peers, fleet.count, fleet.accelerator) == (("use1-az1",), True, Fraction(1), "L4")
         assert fleet.lifetime_s is not None and fleet.lifetime_s > 3_600, "machines live to see their order's end"
 
-    def test_it_is_the_same_again(self, store: s3.S3) -> None:
-        """Also when the order has ended meanwhile: who boots then leaves."""
+    def test_preparing_is_idempotent(self, store: s3.S3) -> None:
+        """Also if the order has ended meanwhile: machines that boot then leave."""
         stack()
         first = job_groups.prepare(REQUEST, "aws")
         allocation = job_groups.allocation(REQUEST, "aws", "group-1", first.fleet_dir)
@@ -115,14 +115,14 @@ class TestPreparing:
     def test_what_cannot_be_is_refused_before_anything(self, store: s3.S3, change: dict[str, Any], why: str) -> None:
         stack()
         before = len(store.requests)
-        with pytest.raises(ProvisionError, match=why) as told:
+        with pytest.raises(ProvisionError, match=why) as caught:
             job_groups.prepare(dataclasses.replace(REQUEST, **change), "aws")
-        assert told.value.error_class == "invalid"
+        assert caught.value.error_class == "invalid"
         assert len(store.requests) == before
 
 
 class TestStates:
-    """Of a group whose folder is on this computer."""
+    """States of a group whose folder is on this computer."""
 
     @pytest.fixture
     def folder(self, tmp_path: Path) -> FleetFolder:
@@ -141,8 +141,8 @@ class TestStates:
         assert {(one.phase, one.queued) for one in booting.values()} == {("pending", False)}
 
     @pytest.mark.parametrize("left", ["beat.json", "failed.json"])
-    def test_machines_that_were_of_no_use_are_paid_for(self, folder: FleetFolder, left: str) -> None:
-        """Between two of them the group has none: what they cost is not forgotten then."""
+    def test_unusable_machines_are_paid_for(self, folder: FleetFolder, left: str) -> None:
+        """The group has no machine between two unusable ones, but their cost still counts."""
         folder.machine("gone-1", silent=300.0)
         (folder.path / member_key("gone-1")).rename(folder.path / member_key("gone-1", left))
         assert not any(one.queued for one in self.states(folder, 0).values())
@@ -186,7 +186,7 @@ class TestStates:
         assert all(one.refused for one in self.states(folder, 1).values())
 
     def test_a_group_that_all_have_left_is_given_up(self, folder: FleetFolder) -> None:
-        """Of machines that cannot be used the last ones leave: else the job would wait for ever."""
+        """The last machines leave a group whose machines are unusable. Without this the job would wait for ever."""
         seen = self.states(folder, 0, size=0).values()
         assert {one.refused.error_class for one in seen if one.refused} == {"capacity"}, "the next place is tried"
         assert {one.phase for one in seen} == {"gone"}

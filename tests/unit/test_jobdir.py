@@ -1,4 +1,4 @@
-"""The job dir on a local folder: atomic creation, odd names, and a folder that is not, or no longer, there."""
+"""Job dir in a local folder: atomic creation, unusual names, and a missing or removed folder."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From job and node to processes, orders to endings, bytes to lines."""
+"""Launchers: from job and node to processes, from orders to endings, from bytes to lines."""
 
 from __future__ import annotations
 
@@ -68,13 +68,13 @@ def test_without_a_hint_auto_is_torchrun_from_two_processes_on(asked: str, gpus:
         ("tensorflow", ["chief", "worker", "parameter_server", "evaluator"], [0, 1, 2]),
     ],
 )
-def test_whose_addresses_must_be_known(launcher: str, roles: list[str], expected: list[int]) -> None:
+def test_nodes_whose_addresses_are_needed(launcher: str, roles: list[str], expected: list[int]) -> None:
     nodes = [NodeRecord(f"{role}-0.1", role, 0, rank, 0) for rank, role in enumerate(roles)]
     assert [node.rank for node in needs_addresses(launcher, nodes)] == expected
 
 
 @pytest.mark.parametrize("name", ["ray", "", "None"])
-def test_unknown_launchers_are_told(name: str) -> None:
+def test_unknown_launchers_are_reported(name: str) -> None:
     with pytest.raises(LauncherError, match="only with: horovod, mpi, none, tensorflow, torchrun"):
         choose_launcher(job(launcher=name), [node(0)], Path())
 
@@ -243,7 +243,7 @@ def test_the_notice_file_appears_at_once_as_a_whole(tmp_path: Path) -> None:
 
 
 def split(*pieces: bytes | float) -> list[tuple[str, bool]]:
-    """Feed bytes; a number lets so many seconds pass."""
+    """Feed bytes; a number advances the time by that many seconds."""
     out: list[tuple[str, bool]] = []
     splitter, now = LineSplitter(lambda text, partial: out.append((text, partial))), 0.0
     for piece in pieces:

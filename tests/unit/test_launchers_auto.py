@@ -1,4 +1,4 @@
-"""`launcher: auto`: what a program imports, read without running it, and the launcher that follows."""
+"""`launcher: auto`: the imports of a program, read without running it, and the launcher that they select."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ ONE = Shape(["worker"], [1])
 
 
 def write(folder: Path, **files: str) -> Path:
-    """Python files by their names without `.py`."""
+    """Write Python files, named without `.py`; return their folder."""
     for name, text in files.items():
         path = folder / f"{name}.py"
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -90,7 +90,7 @@ def test_parameter_servers_want_tensorflow(tmp_path: Path) -> None:
         (["bash", "-c", "deepspeed train.py"], "deepspeed"),
     ],
 )
-def test_who_starts_processes_by_himself_is_left_alone(tmp_path: Path, run: str | list[str], starter: str) -> None:
+def test_programs_that_start_processes_get_no_launcher(tmp_path: Path, run: str | list[str], starter: str) -> None:
     choice = choose(run, write(tmp_path, train="import torch"), FOUR, {})
     assert choice == Choice("none", f"`run` starts its processes itself, by {starter}")
 
@@ -181,7 +181,7 @@ def test_nothing_is_run_and_nothing_outside_is_read(tmp_path: Path) -> None:
     code = write(tmp_path / "code", train="import linked, huge, pipe, loop\nopen('ran', 'w')\nimport inside")
     (code / "linked.py").symlink_to(tmp_path / "outside.py")
     (code / "huge.py").write_bytes(b"import torch\n" + b"#" * (1 << 20))
-    os.mkfifo(code / "pipe.py")  # opening it would wait for ever
+    os.mkfifo(code / "pipe.py")  # opening it would block
     (code / "loop.py").symlink_to("loop.py")
     write(code, inside="import mpi4py")
     before = set(sys.modules)
@@ -191,7 +191,7 @@ def test_nothing_is_run_and_nothing_outside_is_read(tmp_path: Path) -> None:
     assert "mpi4py" not in set(sys.modules) - before
 
 
-def test_what_would_upset_a_parser(tmp_path: Path) -> None:
+def test_sources_that_break_a_parser(tmp_path: Path) -> None:
     for text in (b"\xff\xfe", b"\0", b"(" * 100_000, b"x = " + b"-" * 200_000 + b"1", b""):
         (tmp_path / "train.py").write_bytes(text)
         assert scan("python train.py", tmp_path).imports == {}

@@ -1,4 +1,4 @@
-"""What mpirun is told, and what a rank is told besides what Open MPI tells it. Runs no MPI."""
+"""Arguments of mpirun, and environment variables of a rank besides those of Open MPI. Runs no MPI."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def test_the_loopback_alone_is_used_on_one_machine() -> None:
 
 @pytest.fixture
 def job_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> JobDir:
-    """A job dir and the variables that a daemon's process finds it by."""
+    """Return a job dir, and set the variables that lead a daemon's process to it."""
     made = JobDir(local_url(tmp_path / "job dir"))
     made.put("job.json", b"{}")
     variables = {

@@ -1,4 +1,4 @@
-"""When a TensorFlow cluster has ended: servers never end by themselves."""
+"""End of a TensorFlow cluster, whose servers never end by themselves."""
 
 from __future__ import annotations
 

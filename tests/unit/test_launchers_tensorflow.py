@@ -1,4 +1,4 @@
-"""TF_CONFIG against what AI Platform Training documented for it."""
+"""TF_CONFIG, compared with the documentation of AI Platform Training."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def place(counts: Mapping[str, int], own: int, **job: object) -> Place:
 
 
 def config(where: Place, host: str = "10.0.0.{}") -> dict[str, object]:
-    """TF_CONFIG of a node, every member of the cluster at port 2222."""
+    """Return the TF_CONFIG of a node, with every member of the cluster at port 2222."""
     members = needs_addresses("tensorflow", where.nodes) or [where.node]
     addresses = {node.node: Address(host.format(node.rank), 2222) for node in members}
     (process,) = processes("tensorflow", where, {}, addresses)
@@ -29,7 +29,7 @@ def config(where: Place, host: str = "10.0.0.{}") -> dict[str, object]:
 
 
 REFERENCE = {"chief": 1, "worker": 9, "parameter_server": 3}
-"""The reference's custom tier: a master, workerCount 9, parameterServerCount 3."""
+"""Custom tier of the reference: a master, workerCount 9, parameterServerCount 3."""
 
 
 def test_the_references_cluster() -> None:

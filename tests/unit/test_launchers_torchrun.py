@@ -1,4 +1,4 @@
-"""Our variables against those of the real torchrun."""
+"""Environment variables of a rank, compared with those of the real torchrun."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ with open(f"{sys.argv[2]}/{os.environ['RANK']}.json", "w") as file:
     json.dump({name: os.environ[name] for name in names}, file)
 """
 NOT_OURS = {
-    "TORCHELASTIC_SIGNALS_TO_HANDLE",  # to torchrun's own agent
+    "TORCHELASTIC_SIGNALS_TO_HANDLE",  # read by torchrun's own agent
 }
 OTHERWISE = {
     "MASTER_ADDR",
-    "MASTER_PORT",  # a place to meet
+    "MASTER_PORT",  # the rendezvous endpoint differs
     "TORCHELASTIC_RUN_ID",
     "TORCHELASTIC_ERROR_FILE",
-    "TORCHELASTIC_USE_AGENT_STORE",  # torchrun's agent holds the store; ours leaves that to rank 0
-    "ROLE_NAME",  # torchrun's is --role, one for all
+    "TORCHELASTIC_USE_AGENT_STORE",  # torchrun's agent hosts the store; in cloudgpu rank 0 does
+    "ROLE_NAME",  # torchrun's is --role, the same for all
 }
 
 

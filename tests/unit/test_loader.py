@@ -1,4 +1,4 @@
-"""Job files: every bad input of a table gives exactly these problems, at exactly these places."""
+"""Job files: every bad input of a table gives exactly these problems at exactly these places."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from cloudgpu.jobspecs.loading.source import MAX_BYTES
 from cloudgpu.tests.standins.clocks import soon
 
 HEAD = "name: job\nrun: python train.py\ncode: null\n"
-"""Three correct lines: what is added begins in line 4."""
+"""Three valid lines; the tested text begins in line 4."""
 
 FULL = """\
 name: digits

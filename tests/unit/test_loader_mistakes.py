@@ -1,4 +1,4 @@
-"""One mistake each: its place, its name, what is said to be wrong, and what is said to be written instead."""
+"""Job files with one mistake each: its place, its code, the message and the hint."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from cloudgpu.jobspecs.dialects import convert
 from cloudgpu.jobspecs.loading.loader import load_text
 
 HEAD = "name: job\nrun: python train.py\ncode: null\n"
-"""Three correct lines: what is added begins in line 4."""
+"""Three valid lines; the tested text begins in line 4."""
 
 
 @pytest.mark.parametrize(
@@ -302,7 +302,7 @@ HEAD = "name: job\nrun: python train.py\ncode: null\n"
         ),
         ("env:\n  TOKEN:", "5:9 no-value", "`TOKEN` has no value", 'write "" for an empty one'),
         ("env: {A: [b]}", "4:10 wrong-type", "expected a text as value of `A`, not a list", "put quotes around it"),
-        # what belongs together
+        # keys that belong together
         ("roles: {chief: {nodes: 2}}", "4:24 one-chief", "there is one chief", "write nodes: 1"),
         (
             "resources: {nodes: 2}\nroles: {worker: {}}",
@@ -310,7 +310,7 @@ HEAD = "name: job\nrun: python train.py\ncode: null\n"
             "`resources.nodes` and `roles` exclude each other",
             "write nodes in each of the roles",
         ),
-        # names which no table has
+        # names in no table
         ("resources: {accelerator: A1000}", "4:26 unknown-accelerator", None, None),
         ("resources: {region: us-esat-1}", "4:21 unknown-region", None, None),
         ("resources: {machine_type: n1-standrad-8}", "4:27 unknown-machine-type", None, None),

@@ -1,4 +1,4 @@
-"""The place in a loader that a framework iterates, ahead of the training."""
+"""Position in a data loader that a framework iterates ahead of the training."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from cloudgpu.runtime.integrations.loader_place import LoaderPlace  # noqa: E402
 
 
 def test_what_is_kept_of_batches_read_ahead_is_let_go_when_they_are_done() -> None:
-    """Also where a step takes several of them: epochs may be long, and never end."""
+    """Also if a step takes several batches. An epoch may never end, so memory must be bounded."""
     place = LoaderPlace()
     for number, _ in enumerate(place.wrap(list(range(400))), 1):
         place.position.batch = number - number % 8
@@ -24,7 +24,7 @@ def test_what_is_kept_of_batches_read_ahead_is_let_go_when_they_are_done() -> No
 
 
 class Shuffled:
-    """A sampler with a generator of its own."""
+    """Sampler with a separate generator."""
 
     def __init__(self, seed: int | None) -> None:
         self.rng = np.random.default_rng(seed) if seed is not None else None
@@ -37,7 +37,7 @@ class Shuffled:
 
 
 def read(place: LoaderPlace, seed: int | None, batches: int) -> list[list[int]]:
-    """The batches that a framework gets which reads one ahead; the last one is not done when this is saved."""
+    """Return the batches that a framework with one batch of read-ahead gets; the last one is unfinished at the save."""
     loader: Any = place.wrap(torch.utils.data.DataLoader(range(20), sampler=Shuffled(seed), batch_size=4))
     got: list[list[int]] = []
     while True:

@@ -1,4 +1,4 @@
-"""GPU locks in a folder that every user may write: who holds one, and what a stranger can put in its place."""
+"""GPU locks in a folder that every user may write: their holders, and files that another user puts in their place."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ UUID = "GPU-1"
 
 @pytest.fixture
 def path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The lock file of UUID, which is not there yet."""
+    """Return the path of UUID's lock file, which does not exist yet."""
     monkeypatch.setenv(FOLDER_VARIABLE, str(tmp_path))
     return tmp_path / f"cloudgpu-gpu-{UUID}.lock"
 

@@ -1,4 +1,4 @@
-"""Slots of this machine: their number, and that no two launches get the same."""
+"""Slots of this machine: their number, and no slot for two launches."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def nodes(count: int, accelerator: str | None = None) -> list[NodeRequest]:
     ],
 )
 def test_cores_that_may_be_used(tmp_path: Path, membership: str, files: dict[str, str], expected: int) -> None:
-    """Files as the kernel writes them: cgroup-v2.rst, cgroup-v1/cpuacct.rst and sched-bwc.rst."""
+    """Source of the files' format: the kernel's cgroup-v2.rst, cgroup-v1/cpuacct.rst and sched-bwc.rst."""
     (tmp_path / "self").write_text(membership)
     for name, text in files.items():
         (path := tmp_path / "cgroup" / name).parent.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""Log lines from a writer to a reader: order, resumption, bounded memory, a job dir that fails, damage."""
+"""Log lines from a writer to a reader: order, resumption, bounded memory, failing job dirs, damage."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def write(job_dir: JobDir, lines: list[str], node: str = "worker-0.1", attempt: 
 
 
 def drain(reader: LogReader, cursor: Cursor | None = None, **filters: object) -> tuple[list[LogLine], Cursor]:
-    """Everything there is, read as a follower does; the cursor goes through JSON each time."""
+    """Read everything as a follower does; the cursor is serialized to JSON after each read."""
     found: list[LogLine] = []
     while True:
         lines, cursor = reader.read(cursor, **filters)  # type: ignore[arg-type]
@@ -82,7 +82,7 @@ def test_reading_in_pieces_loses_and_repeats_nothing(job_dir: JobDir, limit: int
 
 
 def test_following_while_written(job_dir: JobDir, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(logs, "CHUNK_BYTES", 300)  # so that the reader meets many objects growing and ending
+    monkeypatch.setattr(logs, "CHUNK_BYTES", 300)  # gives the reader many objects that grow and end
     writer, reader, found = LogWriter(job_dir, 1, "worker-0.1"), LogReader(job_dir), []
     cursor = None
     for number in range(300):
@@ -97,7 +97,7 @@ def test_following_while_written(job_dir: JobDir, monkeypatch: pytest.MonkeyPatc
 
 
 def test_the_log_of_a_job_that_moved_is_one(tmp_path: Path) -> None:
-    """An attempt that begins elsewhere while the log is read comes after the one before."""
+    """An attempt in another job dir that begins while the log is read comes after the previous one."""
     places: dict[int, JobDir] = {}
     reader = LogReader(JobDir(local_url(tmp_path / "1")), lambda: places)
     assert reader.read()[0] == []
@@ -214,11 +214,11 @@ def test_closing_ends_in_time_though_the_job_dir_is_gone(tmp_path: Path, job_dir
     writer = LogWriter(job_dir, 1, "worker-0.1")
     shutil.rmtree(tmp_path / "job")
     writer.add("stdout", 0, "never seen")
-    assert not writer.close(0.3)  # the job dir is never there again
+    assert not writer.close(0.3)  # the job dir stays deleted
 
 
 class SlowJobDir(JobDir):
-    """Answers no write until it is let."""
+    """Job dir whose writes block until `let` is set."""
 
     def __init__(self, url: str) -> None:
         super().__init__(url)
@@ -252,7 +252,7 @@ def test_a_slow_job_dir_holds_the_program_back(tmp_path: Path, monkeypatch: pyte
 @pytest.mark.parametrize(
     "damage", [lambda data: data[:-5], lambda data: data[:-9] + b"\0" * 9, lambda data: b"rubbish"]
 )
-def test_damage_is_told_and_passed(job_dir: JobDir, damage: object) -> None:
+def test_damage_is_reported_and_skipped(job_dir: JobDir, damage: object) -> None:
     for chunk in (1, 2, 3):
         writer = LogWriter(job_dir, 1, "worker-0.1")
         writer._chunk = chunk
@@ -284,14 +284,14 @@ LINES = {
 
 
 @pytest.mark.parametrize("name", LINES)
-def test_lines_that_are_none_are_told_as_damage(job_dir: JobDir, name: str) -> None:
+def test_invalid_lines_are_reported_as_damage(job_dir: JobDir, name: str) -> None:
     put_member(job_dir, json.dumps(LINES[name]).encode())
     [line] = drain(LogReader(job_dir))[0]
     assert line.stream == "agent" and line.text.endswith("from byte 0 on: these are no log lines")
     assert clock(line.time)
 
 
-def test_deep_values_and_bombs_are_told_as_damage(job_dir: JobDir) -> None:
+def test_deep_values_and_bombs_are_reported_as_damage(job_dir: JobDir) -> None:
     for content in (b"[" * 100_000, b'[1,0,"stdout","' + b"x" * (8 << 20) + b'"]'):
         put_member(job_dir, content)
         [line] = drain(LogReader(job_dir))[0]
@@ -304,8 +304,8 @@ def test_halves_of_characters_can_be_printed(job_dir: JobDir) -> None:
     assert line.text.encode() == "a\ufffdb".encode()
 
 
-def test_what_follows_the_first_window_is_read(job_dir: JobDir) -> None:
-    """Members of an object that is larger than what is read at a time, and one that is cut by its end."""
+def test_members_beyond_the_read_window_are_read(job_dir: JobDir) -> None:
+    """The object is larger than the read window: members beyond it, and one that is cut by its end."""
     texts = [f"{number} {random.Random(number).randbytes(100_000).hex()}" for number in range(12)]
     members = [gzip.compress(json.dumps([float(i), 0, "stdout", text]).encode()) for i, text in enumerate(texts)]
     job_dir.put(node_key(1, "worker-0.1", "log/00000001.gz"), b"".join(members))

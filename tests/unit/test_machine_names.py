@@ -1,4 +1,4 @@
-"""Machine types that no table has: what the hint says of them."""
+"""Hints for machine types that no table has."""
 
 from __future__ import annotations
 

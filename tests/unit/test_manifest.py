@@ -1,4 +1,4 @@
-"""A rank's manifest: JSON and back, and refusal of what cannot be right."""
+"""Manifest of a rank: JSON round trip, and refusal of invalid content."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def test_hashes_of_chunks() -> None:
     data = bytes(range(256)) * 10
     assert chunk_hashes(data, 1000) == [chunk_hash(data[:1000]), chunk_hash(data[1000:2000]), chunk_hash(data[2000:])]
     assert chunk_hashes(b"") == []
-    assert chunk_hash(b"") == "99aa06d3014798d86001c324468d497f"  # xxh3-128, seed 0, as its author publishes it
+    assert chunk_hash(b"") == "99aa06d3014798d86001c324468d497f"  # xxh3-128, seed 0, as published by its author
 
 
 def test_names_of_files() -> None:
@@ -115,6 +115,6 @@ def test_writer_needs_neither_torch_nor_numpy() -> None:
 
 
 def test_only_pieces_with_strides_are_written_otherwise_than_before() -> None:
-    """A version that knows no strides reads all others."""
+    """A version that does not know strides can read all other pieces."""
     rows = json.loads(manifest().to_bytes())["pieces"]
     assert [len(row) for row in rows] == [6, 6, 6, 6, 7]

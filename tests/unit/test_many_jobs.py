@@ -1,5 +1,5 @@
-"""A thousand jobs under one supervisor, on a clock that tests move: queries and looks are counted, so that neither
-grows with the square of the jobs."""
+"""A thousand jobs under one supervisor on a fake clock: queries and polls are counted, and must not grow quadratically
+with the number of jobs."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ OWNER = "elsewhere/1/a"
 
 
 class Counted:
-    """Counts the calls of methods."""
+    """Proxy that counts the calls of an object's methods."""
 
     def __init__(self, it: object, calls: Counter[str]) -> None:
         self._it, self._calls = it, calls
@@ -45,7 +45,7 @@ class Counted:
 
 
 class Running:
-    """A target whose machines all run, and an object store in which each says so once a minute."""
+    """Target whose machines all run, and object store with a heartbeat of each once a minute."""
 
     folder = None
 
@@ -60,7 +60,7 @@ class Running:
         return ""
 
     def check_account(self, _account: str | None) -> None:
-        """There is one only."""
+        """Accept any account: there is only one."""
 
     def find(self, key: str, _most: int | None = None) -> bytes | None:
         self._calls["find"] += 1
@@ -71,7 +71,7 @@ class Running:
 
 
 class Thousand:
-    """Jobs that run, each with one machine, as their rows say."""
+    """Store of running jobs with one machine each, and a supervisor that advances them."""
 
     def __init__(self, folder: Path, template: Path, jobs: int = 50) -> None:
         (folder / "store.db").write_bytes(template.read_bytes())
@@ -86,10 +86,10 @@ class Thousand:
             open_dir=lambda _url: target,  # type: ignore[arg-type,return-value]
             owner=OWNER,
         )
-        self.supervisor.renew()  # the leases of all at once
+        self.supervisor.renew()  # takes all leases at once
 
     def _insert(self) -> None:
-        """All rows in one transaction: a thousand transactions take longer than the whole test."""
+        """Insert all rows in one transaction: a thousand transactions take longer than the whole test."""
         from cloudgpu.control.store import serialization
         from cloudgpu.control.store.model import Attempt
         from cloudgpu.control.store.store import insert
@@ -135,7 +135,7 @@ def test_a_quiet_while_of_a_thousand_jobs(tmp_path: Path, template: Path) -> Non
 
 
 def test_what_was_read_is_in_the_store(tmp_path: Path, template: Path) -> None:
-    """`cloudgpu status` reads no job dir for its list: all attempts come with one query."""
+    """`cloudgpu status` reads no job dir for its list: one query returns all attempts."""
     many = Thousand(tmp_path, template)
     many.pass_time(7)
     from cloudgpu.control.store.model import Seen
@@ -216,7 +216,7 @@ enough.wait()
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="heaps of threads are glibc's")
 @pytest.mark.parametrize("share", ["share", ""])
 def test_the_threads_of_a_supervisor_share_one_heap(tmp_path: Path, share: str) -> None:
-    """With a heap each, a hundred threads keep tens of megabytes more."""
+    """With a heap per thread, a hundred threads keep tens of megabytes more."""
     subprocess.run([sys.executable, "-c", _HEAPS, share, str(tmp_path / "heaps")], check=True, timeout=180)
     heaps = (tmp_path / "heaps").read_text().count("<heap nr=")
     assert heaps == 1 if share else heaps > 1

@@ -1,4 +1,4 @@
-"""Values of environment variables are in no diagnostic, in whatever form the file has them."""
+"""Masking: values of environment variables appear in no diagnostic, whatever their form in the file."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How long a node waits for the addresses of the others, and what it says of itself when they never come."""
+"""Wait for the other nodes' addresses: its timeout, and the error when they never come."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from cloudgpu.runtime.launchers import Place
 
 
 class Impatient:
-    """A runner for which the time of every wait is over at once."""
+    """Runner that polls once and records each timeout."""
 
     def __init__(self) -> None:
         self.limits: list[float] = []
@@ -55,6 +55,6 @@ def test_a_node_that_does_not_come_is_waited_for_as_long_as_its_provider_may_tak
         of_fleet=of_fleet,
     )
     program = NodeProgram(cast("Any", node), place, "torchrun", ledger)
-    with pytest.raises(LeftOutError, match=r"worker-0\.1 has not told its address"):  # an interruption, no failure
+    with pytest.raises(LeftOutError, match=r"worker-0\.1 has not told its address"):  # an interruption
         program._meet(place)
     assert min(runner.limits) >= least_s

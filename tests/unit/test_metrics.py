@@ -1,4 +1,5 @@
-"""Metrics: each step of the history that counts once, whatever was interrupted, redone, lost or written by a zombie."""
+"""Metrics: each step of the history counts once, also after interruptions, repeated steps, lost saves and stale
+writers."""
 
 from __future__ import annotations
 
@@ -23,7 +24,7 @@ FOLDER = "checkpoints"
 
 
 class Training:
-    """One process that trains and saves, as the Checkpointer and its writer do with MetricRows."""
+    """Process that trains and saves, using MetricRows as the Checkpointer and its writer do."""
 
     def __init__(self, job_dir: JobDir, attempt: int, restored: Name | None = None, **limits: int) -> None:
         self.job_dir, self.attempt = job_dir, attempt
@@ -132,7 +133,7 @@ def test_a_save_that_failed_loses_no_row(job_dir: JobDir) -> None:
 
 
 def test_saves_that_are_under_way_at_the_same_time(job_dir: JobDir) -> None:
-    """The second is staged before the first is known to be committed; either may fail, in any order."""
+    """The second save is staged before the commit of the first is known; either may fail, in any order."""
     for outcome in range(4):
         folder = JobDir(f"{job_dir.url}-{outcome}")
         training = Training(folder, 1, segment=1)  # each save closes a segment
@@ -188,7 +189,7 @@ def test_values_of_one_step_are_one_row(job_dir: JobDir) -> None:
     training.rows.log(0, {"loss": 1.0, "rate": 0.1})
     training.rows.log(0, {"accuracy": 0.5, "rate": 0.2})
     training.save()
-    training.rows.log(0, {"late": 7})  # the step was saved meanwhile
+    training.rows.log(0, {"late": 7})  # logged after the step was saved
     training.step = 1
     training.save()
     assert [dict(row.values) for row in read_metrics(job_dir)] == [
@@ -290,10 +291,10 @@ def test_nodes_that_train_each_for_itself_have_metrics_of_their_own(job_dir: Job
 
 @pytest.mark.parametrize("number", range(10))
 def test_any_course_of_events_gives_each_step_once(tmp_path: Path, number: int) -> None:
-    """Random crashes, lost saves, late commits and zombies, against what each process knows it has trained."""
+    """Random crashes, lost saves, late commits and stale writers, compared with each process's own record."""
     rng = random.Random(number)
     job_dir = JobDir(local_url(tmp_path))
-    truth: dict[Name | None, list[float]] = {None: []}  # by checkpoint: the losses that led to it
+    truth: dict[Name | None, list[float]] = {None: []}  # checkpoint -> losses that led to it
     newest: Name | None = None
     zombie: tuple[Training, list[float]] | None = None
 
@@ -301,7 +302,7 @@ def test_any_course_of_events_gives_each_step_once(tmp_path: Path, number: int) 
         nonlocal newest
         training.write(staged)
         newest = max(newest or staged[0], staged[0], key=lambda name: name.age)
-        if rng.random() < 0.9:  # else the answer is late, or never comes
+        if rng.random() < 0.9:  # else the confirmation is late or never comes
             training.rows.committed(str(staged[0]))
 
     def train(training: Training, path: list[float], count: int) -> tuple[Name, bytes]:
@@ -329,7 +330,7 @@ def test_any_course_of_events_gives_each_step_once(tmp_path: Path, number: int) 
         assert losses(job_dir) == truth[newest]
 
 
-# What a person sees of it
+# Output for users
 
 
 @pytest.fixture

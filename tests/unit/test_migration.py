@@ -1,4 +1,4 @@
-"""A job's way into another job dir: whole or not at all whenever it is cut off, and each row of the metrics once."""
+"""Migration to another job dir: complete or not at all wherever it is interrupted, and each row of the metrics once."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ FOLDER = "checkpoints"
 SAVED_EVERY = 10
 
 
-def moved(source: JobDir, target: JobDir, attempt: int = 2, **told: Any) -> Moved:
+def moved(source: JobDir, target: JobDir, attempt: int = 2, **options: Any) -> Moved:
     calls: dict[str, Any] = {"keep_going": lambda: True, "on_begin": lambda _one: None, "on_copied": lambda: None}
-    return move([source], target, attempt, **{**calls, **told})
+    return move([source], target, attempt, **{**calls, **options})
 
 
 def make(folder: Path) -> JobDir:
@@ -45,7 +45,7 @@ def state(step: int) -> dict[str, Any]:
 
 
 def train(job_dir: JobDir, *, attempt: int, until: int, restored: Name | None = None) -> list[Name]:
-    """Two ranks, as Checkpointer and writer do it: rows before the commit. In small segments, to have many."""
+    """Train and save with two ranks as Checkpointer and writer do: rows before the commit, in small segments."""
     store, rows, names = CheckpointStore(job_dir, FOLDER), MetricRows(segment=500), []
     if restored is not None:
         rows.resume(lambda key: job_dir.find(f"{FOLDER}/{key}"), str(restored))
@@ -60,7 +60,7 @@ def train(job_dir: JobDir, *, attempt: int, until: int, restored: Name | None = 
 
 
 def restored_step(job_dir: JobDir) -> int | None:
-    """Of what both ranks restore, verified."""
+    """Return the step that both ranks restore and verify."""
     found = restore_all(CheckpointStore(job_dir, FOLDER), 2)
     return None if found[0] is None else int(found[0].snapshot["step"])
 
@@ -71,7 +71,7 @@ def losses(job_dir: JobDir) -> list[tuple[int, float]]:
 
 @pytest.fixture
 def source(tmp_path: Path) -> JobDir:
-    """A job that has trained for 30 steps."""
+    """Return the job dir of a job that has trained for 30 steps."""
     job_dir = make(tmp_path / "source")
     job_dir.put(JOB_KEY, JobRecord(job_id="job-1", name="job", run="true").to_bytes())
     job_dir.put(code_key("0" * 64), b"the code" * 10)
@@ -125,7 +125,7 @@ def test_nodes_that_train_each_for_itself_take_all_of_theirs(tmp_path: Path) -> 
     ] * 2
 
 
-def test_whoever_is_left_of_the_last_attempt_commits_nothing_more(source: JobDir, tmp_path: Path) -> None:
+def test_stale_writers_of_the_last_attempt_cannot_commit(source: JobDir, tmp_path: Path) -> None:
     moved(source, make(tmp_path / "target"))
     with pytest.raises(FencedError):
         train(source, attempt=1, until=50)
@@ -147,8 +147,8 @@ def test_what_is_damaged_is_passed_over_and_said(source: JobDir, tmp_path: Path)
     assert [step for step, _ in losses(target)] == list(range(20))
 
 
-def test_what_is_damaged_where_it_goes_is_replaced(source: JobDir, tmp_path: Path) -> None:
-    """On the way back, say: programs there pass over what is marked, and would stop."""
+def test_a_damaged_checkpoint_in_the_target_is_replaced(source: JobDir, tmp_path: Path) -> None:
+    """Needed if a job moves back: programs skip checkpoints that are marked as damaged, and stop if no other exists."""
     target = make(tmp_path / "target")
     moved(source, target)
     store = CheckpointStore(target, FOLDER)
@@ -166,7 +166,7 @@ def test_what_is_damaged_where_it_goes_is_replaced(source: JobDir, tmp_path: Pat
 def test_if_none_is_whole_where_the_job_worked_last_one_from_before_is_taken(
     source: JobDir, tmp_path: Path, back: bool
 ) -> None:
-    """Into a third place, or back to the first."""
+    """The target is a third job dir, or (`back`) the first one."""
     last, target = make(tmp_path / "last"), source if back else make(tmp_path / "target")
     moved(source, last)
     store = CheckpointStore(last, FOLDER)
@@ -194,7 +194,7 @@ def damage(job_dir: JobDir, folder: str = FOLDER) -> list[str]:
 
 @pytest.mark.parametrize("again", [False, True])
 def test_if_all_are_damaged_nothing_begins_anew(source: JobDir, tmp_path: Path, again: bool) -> None:
-    """Also where the job has been before, and also if all were marked by an earlier look."""
+    """Both earlier job dirs have only damaged checkpoints. `again`: an earlier attempt to move has marked them all."""
     last, target = make(tmp_path / "last"), make(tmp_path / "target")
     moved(source, last)
     names = {str(name): url.url for url in (source, last) for name in map(str, damage(url))}
@@ -218,7 +218,7 @@ def test_if_all_are_damaged_the_job_may_say_that_it_begins_anew(source: JobDir, 
 
 @pytest.mark.parametrize("back", [False, True])
 def test_what_was_marked_and_verifies_now_is_taken(source: JobDir, tmp_path: Path, back: bool) -> None:
-    """The machine that read it was at fault. Also where the job goes back to."""
+    """The machine that marked them was at fault. `back`: the job moves back to the job dir with the marks."""
     store = CheckpointStore(source, FOLDER)
     for name in store.names():
         store.mark_damaged(name, "a program found it so")
@@ -231,7 +231,7 @@ def test_what_was_marked_and_verifies_now_is_taken(source: JobDir, tmp_path: Pat
 
 
 def test_one_node_whose_checkpoints_are_all_damaged_does_not_begin_anew(tmp_path: Path) -> None:
-    """Where each trains for itself."""
+    """Each node trains independently, with a separate folder of checkpoints."""
     source = make(tmp_path / "source")
     source.put(JOB_KEY, JobRecord(job_id="job-1", name="job", run="true").to_bytes())
     for node, step in (("worker-0", 10), ("worker-1", 20)):
@@ -242,7 +242,7 @@ def test_one_node_whose_checkpoints_are_all_damaged_does_not_begin_anew(tmp_path
 
 
 class Garbling(JobDir):
-    """Of each file of a checkpoint that is read whole, one answer is not what was asked for: the n-th."""
+    """Job dir that corrupts the n-th read of each JSON file of a checkpoint."""
 
     def __init__(self, url: str, nth: int) -> None:
         super().__init__(url)
@@ -257,7 +257,7 @@ class Garbling(JobDir):
 
 
 @pytest.mark.parametrize("nth", [1, 2, 3])
-def test_what_is_garbled_once_on_the_way_does_not_come_over(source: JobDir, tmp_path: Path, nth: int) -> None:
+def test_a_corrupted_read_is_not_copied(source: JobDir, tmp_path: Path, nth: int) -> None:
     target = make(tmp_path / "target")
     assert moved(Garbling(source.url, nth), target).damaged == ()
     assert restored_step(target) == 30
@@ -269,7 +269,7 @@ def test_what_is_garbled_once_on_the_way_does_not_come_over(source: JobDir, tmp_
 def test_outputs_that_were_replaced_meanwhile_are_copied_again(source: JobDir, tmp_path: Path) -> None:
     target = make(tmp_path / "target")
     moved(source, target)
-    source.put("outputs/plots/loss.txt", b"0.4")  # of the same size
+    source.put("outputs/plots/loss.txt", b"0.4")  # same size
     moved(source, target)
     assert target.get("outputs/plots/loss.txt") == b"0.4"
 
@@ -293,11 +293,11 @@ def test_code_that_was_copied_by_half_is_copied_again(source: JobDir, tmp_path: 
 
 
 class Killed(BaseException):
-    """The process that copies is no more."""
+    """Kill of the copying process."""
 
 
 class Failing(JobDir):
-    """Dies, or fails, at the n-th write; before it takes effect, or after."""
+    """Job dir whose n-th write raises an error, before or after it takes effect."""
 
     def __init__(self, url: str, at: int, after: bool, error: BaseException) -> None:
         super().__init__(url)
@@ -346,7 +346,7 @@ def test_cut_off_at_any_write_it_is_whole_or_none_and_goes_on(
         shutil.rmtree(folder)
 
 
-def test_it_is_broken_off_when_nobody_wants_it_any_more(source: JobDir, tmp_path: Path) -> None:
+def test_copying_stops_when_the_job_no_longer_needs_it(source: JobDir, tmp_path: Path) -> None:
     asked = 0
 
     def keep_going() -> bool:
@@ -360,8 +360,8 @@ def test_it_is_broken_off_when_nobody_wants_it_any_more(source: JobDir, tmp_path
     assert asked == 5 and CheckpointStore(target, FOLDER).committed() == []
 
 
-def test_of_a_large_object_a_few_pieces_are_in_memory_at_a_time(tmp_path: Path) -> None:
-    """However slow it is written."""
+def test_copying_a_large_object_uses_bounded_memory(tmp_path: Path) -> None:
+    """Also if writing is slow."""
     size, read, taken = 40 * PART, 0, 0
 
     class Slow(JobDir):
@@ -383,8 +383,8 @@ def test_of_a_large_object_a_few_pieces_are_in_memory_at_a_time(tmp_path: Path) 
     assert taken == size
 
 
-def test_of_many_jobs_that_move_at_once_a_few_copy_and_the_others_wait_their_turn(tmp_path: Path) -> None:
-    """A zone's Spot machines go together: a hundred jobs at a time would fill this computer's memory."""
+def test_only_a_few_of_many_moving_jobs_copy_at_once(tmp_path: Path) -> None:
+    """A zone's Spot machines are reclaimed together: a hundred copies at a time would fill this computer's memory."""
     writing, release, lock = 0, threading.Event(), threading.Lock()
 
     class Slow(JobDir):

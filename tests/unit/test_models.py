@@ -1,4 +1,4 @@
-"""The job file as models: shorthands, roles, what is stored, and the JSON Schema."""
+"""Models of the job file: shorthands, roles, stored form, and the JSON Schema."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The machines of an offer: their names and ranks, and what is said of those that are gone."""
+"""Observation of an offer's nodes: their names and ranks, and how lost nodes ended."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ def test_ranks_count_through_all_roles() -> None:
     ]
 
 
-def look_at_gone(tmp_path: Path, state: NodeState) -> NodeEnd | None:
-    """How a node ended that left no word behind."""
+def end_of_gone_node(tmp_path: Path, state: NodeState) -> NodeEnd | None:
+    """Return how a node ended that left no result."""
     [node] = node_requests(Offer("aws", "r", "z", "spot", (role("worker", 1),), 0.0, Decimal(0), Decimal(0), None))
     [view] = look(JobDir(local_url(tmp_path)), Watches(1), [node], {node.node: state}, 0.0)
     return view.end
@@ -44,13 +44,13 @@ def look_at_gone(tmp_path: Path, state: NodeState) -> NodeEnd | None:
 
 def test_a_machine_that_the_provider_took_was_preempted_though_no_notice_came(tmp_path: Path) -> None:
     detail = "terminated: Server.SpotInstanceTermination: Instance terminated"
-    end = look_at_gone(tmp_path, NodeState("worker-0.1", "gone", detail, taken=True))
+    end = end_of_gone_node(tmp_path, NodeState("worker-0.1", "gone", detail, taken=True))
     assert end is not None
     assert (end.outcome, end.reason) == ("preempted", f"the provider took the machine back: {detail}")
 
 
 def test_a_machine_that_vanished_is_lost(tmp_path: Path) -> None:
-    end = look_at_gone(tmp_path, NodeState("worker-0.1", "gone", "terminated: Server.InternalError"))
+    end = end_of_gone_node(tmp_path, NodeState("worker-0.1", "gone", "terminated: Server.InternalError"))
     assert end is not None and end.outcome == "lost"
 
 
@@ -74,7 +74,7 @@ def test_a_machine_that_vanished_says_why_in_the_job_dir_or_on_its_console(tmp_p
 def test_a_refusal_counts_only_where_nothing_was_heard_of_the_machine(tmp_path: Path) -> None:
     refusal = ProvisionError("capacity", "Server.InternalError")
     gone = NodeState("worker-0.1", "gone", "terminated: Server.InternalError", refused=refusal)
-    end = look_at_gone(tmp_path / "silent", gone)
+    end = end_of_gone_node(tmp_path / "silent", gone)
     assert end is not None and end.refused is refusal
     silent = Silent(tmp_path / "heard")
     [view] = look(silent.dir, silent.watches, [silent.node], {"worker-0.1": gone}, 0.0)
@@ -82,7 +82,7 @@ def test_a_refusal_counts_only_where_nothing_was_heard_of_the_machine(tmp_path: 
 
 
 class Silent:
-    """A node that has beaten once, and is looked at later."""
+    """Node that has sent one heartbeat, observed at later times."""
 
     def __init__(self, folder: Path) -> None:
         self.dir, self.watches = JobDir(local_url(folder)), Watches(1)
@@ -104,8 +104,8 @@ class Silent:
         return "; its console says why"
 
 
-def test_a_machine_that_is_there_again_has_its_time_to_speak(tmp_path: Path) -> None:
-    """A cluster's, which was off for so long that its place was another's to take, and is back before there was one."""
+def test_a_machine_that_returns_has_the_full_heartbeat_timeout(tmp_path: Path) -> None:
+    """A cluster machine was off until its node was queued for another one, and returned before one was found."""
     silent = Silent(tmp_path)
     assert silent.end_at(0) is None
     back = 10 * SILENT_S
@@ -144,8 +144,9 @@ def test_a_machine_that_reports_rarely_may_be_silent_for_longer(
     assert end.reason.startswith(f"the machine has not been heard of for {silence_s:.0f} s")
 
 
-def test_time_in_which_nobody_looked_is_no_silence(tmp_path: Path) -> None:
-    """A laptop is shut for the night, with supervisor and machine on it: the machine has its time to beat again."""
+def test_time_without_polls_does_not_count_as_silence(tmp_path: Path) -> None:
+    """A laptop with supervisor and machine sleeps for a night. Then the machine has the full timeout for its next
+    heartbeat."""
     silent = Silent(tmp_path)
     for now in (0, 10, 28_810, 28_820):
         silent.watches.note_look(now, gone=False)
@@ -155,7 +156,7 @@ def test_time_in_which_nobody_looked_is_no_silence(tmp_path: Path) -> None:
     assert silent.end_at(28_970) is not None
 
 
-def test_silence_adds_up_however_rarely_somebody_looks(tmp_path: Path) -> None:
+def test_silence_adds_up_with_rare_polls(tmp_path: Path) -> None:
     silent = Silent(tmp_path)
     ends = []
     for now in range(0, 4_800, 600):
@@ -183,7 +184,7 @@ def test_a_machine_that_was_to_be_started_again_and_never_was_is_lost(tmp_path: 
 
 
 class Remote(Silent):
-    """The same, where the job dir is no folder: each request is paid for, and counted."""
+    """`Silent` with a job dir in an object store, where each request costs money and is counted."""
 
     def __init__(self, folder: Path, jobs: int = 1_000) -> None:
         super().__init__(folder)
@@ -245,7 +246,7 @@ def test_a_machine_that_leaves_running_is_read_at_once(tmp_path: Path) -> None:
 
 
 def test_silence_is_judged_by_a_heartbeat_that_was_read_anew(tmp_path: Path) -> None:
-    """Looks were rare: by what was read before, the machine had been silent for long enough."""
+    """Polls are rare: the last heartbeat read is too old, so it is read again before the node counts as lost."""
     remote = Remote(tmp_path)
     assert remote.end_at(0) is None
     now = 0.0

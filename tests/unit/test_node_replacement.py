@@ -1,4 +1,4 @@
-"""What is done about lost nodes: table by table, without a machine."""
+"""Decisions about lost nodes, case by case and without machines."""
 
 from __future__ import annotations
 
@@ -42,12 +42,13 @@ def attempt(nodes: int = 3, wanted: list[str] | None = None, generations: Sequen
 
 
 def members(*names: str, number: int = 2, **more: Any) -> Generation:
-    """A record of the supervisor's."""
+    """Return a generation record as the supervisor writes it."""
     return make_generation(number, "members", *names, **more)
 
 
 def seen(made: Attempt, **ends: str) -> dict[str, NodeView]:
-    """Every node: `w1="lost"` by its end, or `w1="waiting"`; the others are well. Second incarnations are `w1_2`."""
+    """Return a view of every node: `w1="lost"` is how worker-1 ended, `w1="waiting"` that it waits; all others run.
+    `w1_2` is worker-1.2."""
     said = {f"worker-{key[1]}.{key[3:] or 1}": word for key, word in ends.items()}
     return {
         request.node: NodeView(
@@ -67,7 +68,7 @@ def names(found: Replace | Regroup) -> list[str]:
 
 
 @pytest.mark.parametrize("end", ["lost", "preempted"])
-def test_what_was_lost_is_got_again(end: str) -> None:
+def test_a_lost_node_is_replaced(end: str) -> None:
     made = attempt()
     found = cure(made, seen(made, w1=end), None, None)
     assert isinstance(found, Replace)
@@ -86,16 +87,16 @@ def test_several_at_once() -> None:
     ("nodes", "ends", "least", "left"),
     [
         (3, {}, None, None),  # nothing was lost
-        (1, {"w0": "lost"}, None, None),  # there is nobody to wait for it
+        (1, {"w0": "lost"}, None, None),  # no other node could wait for it
         (3, {"w0": "lost", "w1": "lost", "w2": "preempted"}, None, None),
-        (3, {"w1": "failed"}, None, None),  # the program's own end
+        (3, {"w1": "failed"}, None, None),  # the program itself failed
         (3, {"w0": "succeeded", "w1": "lost"}, None, None),
         (3, {"w0": "stopped", "w1": "lost"}, 1, None),
         (3, {"w1": "lost"}, None, 0),  # retry.preemption is used up
         (3, {"w1": "lost", "w2": "lost"}, 1, 1),
     ],
 )
-def test_what_is_not_healed(nodes: int, ends: dict[str, str], least: int | None, left: int | None) -> None:
+def test_nodes_that_are_not_replaced(nodes: int, ends: dict[str, str], least: int | None, left: int | None) -> None:
     made = attempt(nodes)
     assert cure(made, seen(made, **ends), least, left) is None
 
@@ -165,7 +166,7 @@ def _began(view: NodeView, generation: int) -> NodeView:
 
 
 def own(number: int, kind: GenerationKind, failures: int, interruptions: int, *, group: bool = True) -> Generation:
-    """A record of the nodes'."""
+    """Return a generation record as a node writes it."""
     return make_generation(number, kind, failures=failures, interruptions=interruptions, group=group)
 
 
@@ -173,12 +174,12 @@ def own(number: int, kind: GenerationKind, failures: int, interruptions: int, *,
     ("records", "lost_began", "expected"),
     [
         ([], 1, []),
-        ([own(2, "failure", 1, 0)], 1, [(0, 0)]),  # died of the loss
-        ([own(2, "failure", 1, 0)], 2, [(1, 0)]),  # was lost after it
+        ([own(2, "failure", 1, 0)], 1, [(0, 0)]),  # failed because of the loss
+        ([own(2, "failure", 1, 0)], 2, [(1, 0)]),  # was lost after the failure
         ([own(2, "interruption", 0, 1)], 1, [(0, 0)]),
-        ([own(2, "interruption", 0, 1), own(3, "failure", 1, 1)], 1, [(0, 1), (0, 0)]),  # again and again
+        ([own(2, "interruption", 0, 1), own(3, "failure", 1, 1)], 1, [(0, 1), (0, 0)]),  # repeatedly
         ([own(2, "failure", 1, 0), own(3, "failure", 2, 0)], 2, [(1, 0), (1, 0)]),
-        ([own(2, "failure", 1, 0, group=False)], 1, [(1, 0)]),  # that node's own
+        ([own(2, "failure", 1, 0, group=False)], 1, [(1, 0)]),  # a failure of that node only
         ([members(W0, W1, failures=1, interruptions=4)], 1, [(1, 4)]),
     ],
 )

@@ -1,4 +1,4 @@
-"""From what a provider says to what the program is told, and when. Time is passed in."""
+"""From a provider's notices to orders for the program, with their times. Time is passed in."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from cloudgpu.runtime.notices.scheduled_notices import Docket, ProviderNotice
 
 POLICIES = [policy for cloud in (*CLOUDS, "signal", "simulated") for policy in policies_of(cloud).values()]
 NOW = 1_000.0  # on the monotonic clock
-WALL = 1_800_000_000.0  # on this machine's
+WALL = 1_800_000_000.0  # on this machine's clock
 
 
 class Ledger(Orders):
-    """Orders that keep each one as it came."""
+    """Orders that record each order added."""
 
     def __init__(self) -> None:
         super().__init__(lambda: None)
@@ -38,7 +38,7 @@ class Ledger(Orders):
 
 
 class Desk:
-    """A docket, with all that came out of it."""
+    """Docket that records its orders, log lines and stops."""
 
     def __init__(self) -> None:
         self.lines: list[str] = []
@@ -47,8 +47,8 @@ class Desk:
         self.given = self.orders.given
         self.docket = Docket(self.orders, self.lines.append, lambda notice, at: self.stops.append((notice.id, at)))
 
-    def told(self) -> list[tuple[str, float]]:
-        """(action, seconds from NOW to the deadline) of every order so far."""
+    def sent(self) -> list[tuple[str, float]]:
+        """Return (action, seconds from NOW to the deadline) of every order so far."""
         return [(order.action, order.deadline - NOW) for order in self.given]
 
 
@@ -83,13 +83,13 @@ def test_rows_make_sense(policy: Any) -> None:
 
 def test_the_docs_have_the_same_table() -> None:
     page = (Path(__file__).parents[2] / "docs" / "notices.md").read_text().splitlines()
-    told = {tuple(cell.strip() for cell in line.strip("|").split("|")) for line in page if line.startswith("|")}
+    documented = {tuple(cell.strip() for cell in line.strip("|").split("|")) for line in page if line.startswith("|")}
     for policy in POLICIES:
         figures = (policy.lead_s, policy.near_s, policy.stop_s, policy.margin_s)
-        assert (policy.cloud, policy.kind, policy.action, *("" if n is None else str(n) for n in figures)) in told
+        assert (policy.cloud, policy.kind, policy.action, *("" if n is None else str(n) for n in figures)) in documented
 
 
-def test_what_nobody_knew_of_is_saved_for_and_not_stopped_for() -> None:
+def test_an_unknown_kind_of_notice_saves_and_does_not_stop() -> None:
     policy = policy_of("azure", "teleport")
     assert (policy.action, policy.stop_s) == ("save", None)
 
@@ -102,7 +102,7 @@ def test_a_stop_is_ordered_at_once_and_ends_before_the_event() -> None:
     notice = ProviderNotice("aws", "spot-terminate", "a", NOW + 118)
     for later in (0, 5, 10):
         desk.docket.update("spot", [notice], NOW + later)
-    assert desk.told() == [("stop", 108)]
+    assert desk.sent() == [("stop", 108)]
     assert desk.given[0].outcome == "preempted" and not desk.given[0].vanishes
     assert desk.lines == ["notice from aws: spot-terminate in 118 s: the program is to save and end"]
 
@@ -111,18 +111,18 @@ def test_without_a_time_the_lead_time_counts_from_sight() -> None:
     desk = Desk()
     desk.docket.update("preempted", [ProviderNotice("gcp", "preempted", "p")], NOW)
     desk.docket.update("preempted", [ProviderNotice("gcp", "preempted", "p")], NOW + 7)
-    assert desk.told() == [("stop", 25)]
+    assert desk.sent() == [("stop", 25)]
 
 
 def test_a_planned_event_is_saved_for_and_stopped_for_later() -> None:
     desk = Desk()
     desk.docket.update("m", [ProviderNotice("gcp", "terminate-on-host-maintenance", "m")], NOW)
-    assert desk.told() == [("save", 3590)]
+    assert desk.sent() == [("save", 3590)]
     desk.docket.advance(NOW + 3479)
-    assert desk.told() == [("save", 3590)]
+    assert desk.sent() == [("save", 3590)]
     desk.docket.advance(NOW + 3480)
     desk.docket.advance(NOW + 3600)
-    assert desk.told() == [("save", 3590), ("stop", 3590)]
+    assert desk.sent() == [("save", 3590), ("stop", 3590)]
     assert desk.stops == [("m", NOW + 3600)]
     first, second = desk.given
     assert first.id != second.id
@@ -133,13 +133,13 @@ def test_what_is_announced_90_days_ahead_is_only_reported_until_it_is_near() -> 
     notice = ProviderNotice("gcp", "upcoming-maintenance", "u", NOW + 90 * days)
     desk.docket.update("u", [notice], NOW)
     desk.docket.update("u", [notice], NOW + 89 * days)
-    assert desk.told() == []
+    assert desk.sent() == []
     [line] = desk.lines
     assert line.startswith("notice from gcp: upcoming-maintenance in 90 days: the program is to save when that is near")
     desk.docket.advance(NOW + 90 * days - 3_600)
-    assert [action for action, _ in desk.told()] == ["save"]
+    assert [action for action, _ in desk.sent()] == ["save"]
     desk.docket.advance(NOW + 90 * days - 120)
-    assert [action for action, _ in desk.told()] == ["save", "stop"]
+    assert [action for action, _ in desk.sent()] == ["save", "stop"]
 
 
 def test_a_freeze_is_only_reported() -> None:
@@ -153,7 +153,7 @@ def test_a_rebalance_recommendation_never_stops_anything() -> None:
     desk = Desk()
     desk.docket.update("r", [ProviderNotice("aws", "rebalance-recommendation", "r")], NOW)
     desk.docket.advance(NOW + 1e6)
-    assert desk.told() == [("save", 3600)]
+    assert desk.sent() == [("save", 3600)]
 
 
 def test_an_event_that_is_taken_back_stops_nothing() -> None:
@@ -162,7 +162,7 @@ def test_an_event_that_is_taken_back_stops_nothing() -> None:
     desk.docket.update("other", [], NOW + 1)
     desk.docket.update("e", [], NOW + 60)
     desk.docket.advance(NOW + 900)
-    assert [action for action, _ in desk.told()] == ["save"]
+    assert [action for action, _ in desk.sent()] == ["save"]
     assert desk.lines[-1] == "notice from azure: reboot is no longer announced"
 
 
@@ -173,11 +173,11 @@ def test_an_event_may_move_and_two_readings_of_one_time_are_no_move() -> None:
     assert len(desk.lines) == 1
     desk.docket.update("e", [ProviderNotice("azure", "redeploy", "r", NOW + 3_000)], NOW + 2)
     desk.docket.advance(NOW + 700)
-    assert [action for action, _ in desk.told()] == ["save"]
+    assert [action for action, _ in desk.sent()] == ["save"]
     desk.docket.update("e", [ProviderNotice("azure", "redeploy", "r", NOW + 750)], NOW + 701)
-    assert [action for action, _ in desk.told()] == ["save", "stop"]
-    desk.docket.update("e", [ProviderNotice("azure", "redeploy", "r", NOW + 702)], NOW + 702)  # it has begun
-    assert desk.told()[1:] == [("stop", 740), ("stop", 712)], "the earlier one counts; it leaves what may be left"
+    assert [action for action, _ in desk.sent()] == ["save", "stop"]
+    desk.docket.update("e", [ProviderNotice("azure", "redeploy", "r", NOW + 702)], NOW + 702)  # the event has begun
+    assert desk.sent()[1:] == [("stop", 740), ("stop", 712)], "the earlier one counts; it leaves what may be left"
 
 
 def test_what_a_provider_says_stays_on_one_line() -> None:
@@ -193,7 +193,7 @@ def test_an_order_leaves_the_writer_its_time_but_no_more_than_half() -> None:
     assert order.kill_at(write_s=300) == 115
 
 
-# --- orders and what programs are told ---
+# --- orders and the program's view ---
 
 
 def test_a_stop_silences_saves_and_only_stops_expire() -> None:
@@ -204,7 +204,7 @@ def test_a_stop_silences_saves_and_only_stops_expire() -> None:
     assert (orders.newest_save, orders.next_to_expire, orders.deciding) == (None, stop, stop)
 
 
-def test_the_programs_notice_says_what_to_do_and_is_told_apart(tmp_path: Path) -> None:
+def test_the_programs_notice_has_its_action_and_a_new_id(tmp_path: Path) -> None:
     seen = []
     for action in ("save", "stop"):
         order = Order("preempted", "maintenance", "x", time.monotonic() + 600, action=action)
@@ -286,7 +286,7 @@ def test_aws_spot(action: str, kind: str, starts: float | None) -> None:
 
 
 def test_aws_scheduled_events() -> None:
-    # The event of the EC2 user guide's example, its times moved.
+    # The event of the EC2 user guide's example, with shifted times.
     event = {
         "NotBefore": time.strftime("%d %b %Y %H:%M:%S GMT", time.gmtime(WALL + 86_400)),
         "Code": "system-reboot",
@@ -365,18 +365,19 @@ def test_gcp_upcoming_maintenance(spell: Any) -> None:
 
 
 def test_gcp_a_machine_that_is_restarted_trains_on_until_its_turn_comes() -> None:
-    """It stops two minutes before the hour of `maintenance-event` is over, and is not taken for preempted by it."""
+    """It stops two minutes before the hour of `maintenance-event` is over, and the event does not count as a
+    preemption."""
     desk = Desk()
     window = gcp.upcoming_maintenance(reply(upcoming(WALL + 600)), is_restarted=lambda: True)
     desk.docket.update("upcoming", window, NOW)
     desk.docket.advance(NOW + 900)
-    assert [action for action, _ in desk.told()] == ["save"]
+    assert [action for action, _ in desk.sent()] == ["save"]
     event = gcp.maintenance_event(reply("TERMINATE_ON_HOST_MAINTENANCE"), has_gpu=True, is_restarted=lambda: True)
     desk.docket.update("event", event, NOW + 1_000)
     desk.docket.advance(NOW + 1_000 + 3_600 - 121)
-    assert "stop" not in [action for action, _ in desk.told()]
+    assert "stop" not in [action for action, _ in desk.sent()]
     desk.docket.advance(NOW + 1_000 + 3_600 - 119)
-    assert desk.told()[-1] == ("stop", 1_000 + 3_600 - 10)
+    assert desk.sent()[-1] == ("stop", 1_000 + 3_600 - 10)
     assert desk.given[-1].returns
     elsewhere = {(policy.cloud, policy.kind) for policy in POLICIES if policy.returns and policy.cloud != "gcp"}
     assert elsewhere == {("azure", "reboot"), ("azure", "redeploy")}
@@ -399,11 +400,11 @@ def test_what_ends_the_node_for_good_goes_before_what_it_comes_back_from() -> No
 
 @pytest.mark.parametrize("said", [upcoming(WALL - 60), upcoming(WALL + 60, "ONGOING")], ids=["open", "ongoing"])
 def test_gcp_an_open_window_stops_nothing(said: dict[str, Any]) -> None:
-    """The machine may have come back from it; `maintenance-event` says when its turn comes."""
+    """The machine may already have been restarted in it; `maintenance-event` announces the actual restart."""
     desk = Desk()
     desk.docket.update("u", upcoming_notices(reply(said)), NOW)
     desk.docket.advance(NOW + 1e6)
-    assert [action for action, _ in desk.told()] == ["save"]
+    assert [action for action, _ in desk.sent()] == ["save"]
 
 
 @pytest.mark.parametrize("body", ["NONE", '"NONE"', "{}", ""])

@@ -1,4 +1,4 @@
-"""Requests to an object store: what hangs is repeated soon, and what has not changed is not sent again."""
+"""Requests to an object store: a hanging request is retried after 10 s."""
 
 from __future__ import annotations
 

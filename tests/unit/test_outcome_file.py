@@ -1,4 +1,4 @@
-"""The outcome file: one record for each training and rank, and the most severe of them on top."""
+"""Outcome file: one record for each training and rank, the most severe on top."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ for step in range(40):
     record.write(Outcome(75 if sys.argv[1] == "2" else 0, step, None, None, "as asked"))
 """
 
-# A training that reports nothing more after its begin(); how its process ends is said by the last line.
+# Training that reports nothing after its begin(); the last line decides how its process ends.
 ENDING = """
 import multiprocessing, os, sys
 from cloudgpu.runtime.checkpoint.outcome import Outcome, OutcomeRecord
@@ -114,8 +114,8 @@ def test_how_the_process_ends(file: Path, ends: str, expected: str) -> None:
     assert word(file) == expected
 
 
-def test_who_ended_is_known(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("CLOUDGPU_MACHINE", raising=False)  # there is no agent: no shell is stopped
+def test_leaving_records_the_process(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("CLOUDGPU_MACHINE", raising=False)  # no agent, so no shell is stopped
     with pytest.raises(SystemExit) as end:
         OutcomeRecord("/c").leave(outcome(EXIT_SAVED))
     assert end.value.code == EXIT_SAVED
@@ -154,4 +154,4 @@ def test_shells_go_on_where_the_outcome_cannot_be_written(file: Path, monkeypatc
     leave = ENDING + "OutcomeRecord('/c').leave(Outcome(75, 0, None, None, ''))"
     command = ["bash", "-c", '"$0" -c "$1"; echo "ended with $?"', sys.executable, leave]
     result = subprocess.run(command, check=False, capture_output=True, text=True, timeout=180)
-    assert result.stdout == "ended with 75\n"  # a stopped shell, which no agent would end, would never print it
+    assert result.stdout == "ended with 75\n"  # a stopped shell would never print this

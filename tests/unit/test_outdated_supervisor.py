@@ -1,4 +1,4 @@
-"""Which supervisor is replaced: an older version, and one with other credentials; what its lock file holds."""
+"""Replacement of supervisors that are outdated or have other credentials, and the content of the lock file."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "home"
 
 
-# Holds the lock as a supervisor does, and says that it is of another version.
+# Holds the lock as a supervisor does, with another version in it.
 _HOLDER = """
 import sys, time
 from cloudgpu.control.supervisor import presence
@@ -78,9 +78,7 @@ def test_an_older_supervisor_that_a_command_started_is_replaced(
     there = supervisor_lock.running()
     assert there is not None and (there.pid, there.version, there.by_command) == (pid, version, by == "command")
     ensure_supervisor()
-    while (
-        now := supervisor_lock.running()
-    ) is not None and now.pid is None:  # it has its lock, and describes itself next
+    while (now := supervisor_lock.running()) is not None and now.pid is None:  # locked, but not yet described
         time.sleep(0.05)
     assert now is not None and (now.pid != pid) is replaced
     if replaced:
@@ -96,7 +94,7 @@ def test_a_lock_of_an_older_version_is_a_process_id_alone() -> None:
         assert not supervisor_lock._read(content).is_replaceable
 
 
-# Holds the lock, and says that another process does. An older version: any command is to replace it.
+# Holds the lock with another process's id and an older version in it, so that any command tries to replace it.
 _LIAR = """
 import json, sys, time
 from cloudgpu.control import paths
@@ -109,7 +107,7 @@ print("locked", flush=True)
 time.sleep(600)
 """
 
-# What any command does; in a session of its own, for process id 0 stands for the group of the process that signals.
+# The check of every command. It has a separate session, because process id 0 means the sender's process group.
 _COMMAND = """
 from cloudgpu.control.supervisor import presence, running, spawn
 spawn.ensure_supervisor()
@@ -121,7 +119,7 @@ print("alive")
 
 @pytest.mark.parametrize("named", ["0", "true", "1.5", '"7"', "bystander"])
 def test_a_damaged_lock_makes_no_command_signal_another_process(home: Path, named: str) -> None:
-    """`bystander`: a process that has the id of a supervisor that has ended."""
+    """`bystander`: a process that has reused the id of an ended supervisor."""
     with (
         subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as bystander,
         subprocess.Popen(
@@ -178,7 +176,7 @@ def test_the_lock_file_holds_no_secret_and_is_closed_to_others(home: Path, monke
     assert paths.supervisor_lock().stat().st_mode & 0o777 == 0o600
 
 
-def test_hashes_tell_what_differs_and_are_others_with_another_salt(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hashes_show_what_differs_and_depend_on_the_salt(monkeypatch: pytest.MonkeyPatch) -> None:
     environ = {"AWS_ACCESS_KEY_ID": "a", "AZURE_STORAGE_KEY": "b", "CLOUDGPU_AWS_BOUNDARY": "c", "PATH": "d"}
     first, second = hashes(environ, b"1"), hashes(environ, b"2")
     assert set(environ) - {"PATH"} <= set(first) and "PATH" not in first

@@ -1,4 +1,4 @@
-"""The packages that pyproject.toml lists, the folders of the tree and the contents of a built wheel are the same."""
+"""Packaging: pyproject.toml, the folders of the tree and a built wheel list the same packages."""
 
 from __future__ import annotations
 

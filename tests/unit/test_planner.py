@@ -1,4 +1,4 @@
-"""Plans: what is offered, in which order, at which price, and why other ways are refused."""
+"""Plans: the offers, their order and prices, and why other ways are refused."""
 
 from __future__ import annotations
 
@@ -131,7 +131,7 @@ def test_memory_of_a_part_is_its_part() -> None:
     assert kinds == {("L4", Fraction(1)), ("RTX-PRO-6000-BSE", Fraction(1, 4))}
 
 
-def test_memory_nobody_has() -> None:
+def test_memory_that_no_machine_has() -> None:
     assert rules({"cloud": "gcp", "accelerator": {"memory": "900GB.."}}) == {"accelerator-memory"}
 
 
@@ -256,7 +256,7 @@ def test_vertex_is_ranked_by_the_price_of_its_machines() -> None:
         assert offer.price_from is not None
         assert abs(offer.price_from - (lowest[offer.region] or 0)) < Decimal(
             "0.05"
-        )  # less the disk, whose price is unknown
+        )  # minus the disk, whose price is unknown
     (refusal,) = planned({"cloud": "vertex", "accelerator": "L4"}, limits={"price": "99 USD/h"})[1].refusals
     assert refusal.price is None
     assert refusal.message.startswith("its price is unknown, from 0.")
@@ -313,7 +313,7 @@ def test_all_roles_stand_in_one_zone() -> None:
 
 
 def test_roles_of_one_region_without_a_common_zone_are_refused() -> None:
-    """On Vertex AI too, which chooses the zone: there must be one to choose."""
+    """Also on Vertex AI, which chooses the zone itself: a common zone must exist."""
     pairs = [
         (a, b, region)
         for a in ("T4", "L4", "V100-16GB", "P4", "A100-40GB", "A100-80GB")
@@ -352,7 +352,7 @@ def test_a_target_that_takes_no_zone_gets_none() -> None:
     assert {offer.zone for offer in offers({"cloud": ["vertex", "azure"], "accelerator": "T4"})} == {None}
 
 
-def test_a_region_asked_for_that_has_it_not_tells_the_price_elsewhere() -> None:
+def test_a_refused_region_names_the_price_elsewhere() -> None:
     found = planned({"cloud": "gcp", "accelerator": "L4", "region": ["us-east4", "europe-north1"]})[1]
     assert {offer.region for offer in found.offers} == {"us-east4"}
     (refusal,) = found.refusals
@@ -613,7 +613,7 @@ def test_every_offer_is_valid_and_in_order(spec: JobSpec) -> None:
 
 
 def check_rules(offer: Offer) -> None:
-    """By the rules themselves."""
+    """Check an offer with the planner's own rules."""
     for role in offer.roles:
         gpus = exactly(role.count) if role.accelerator else None
         ask = Ask(
@@ -630,7 +630,7 @@ def check_rules(offer: Offer) -> None:
 
 
 def check_tables(offer: Offer) -> None:
-    """By the tables, read here in the plainest way."""
+    """Check an offer against the tables, which are read here in the simplest way."""
     offerings: list[set[str]] = []
     for role in offer.roles:
         host = "gcp" if offer.cloud == "vertex" else offer.cloud
@@ -647,7 +647,7 @@ def check_tables(offer: Offer) -> None:
 
 
 def check_price(offer: Offer) -> None:
-    """The whole is the sum of its parts, and unknown if one of them is."""
+    """Check that the price is the sum of its parts, and unknown if any of them is."""
     parts = [None if role.price is None else role.price * role.nodes for role in offer.roles]
     if None in parts or offer.disk_price is None:
         assert offer.price is None
@@ -659,7 +659,7 @@ def check_price(offer: Offer) -> None:
 
 
 def check_order(spec: JobSpec, found: Plan) -> None:
-    """Markets in order and prices ascending, among offers of the same accelerators and counts."""
+    """Check that markets are in order and prices ascend, among offers of the same accelerators and counts."""
     groups: dict[tuple[Any, ...], list[tuple[Any, ...]]] = {}
     for offer in found.offers:
         kind = tuple((role.role, role.accelerator) for role in offer.roles)
@@ -670,5 +670,5 @@ def check_order(spec: JobSpec, found: Plan) -> None:
         len({request.name for request in role.accelerator}) == len(role.accelerator)
         for role in spec.effective_roles().values()
     )
-    if named and once:  # otherwise one accelerator may stand for several preferences
+    if named and once:  # otherwise one accelerator may match several preferences
         assert all(prices == sorted(prices) for prices in groups.values())

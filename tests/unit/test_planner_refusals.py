@@ -1,4 +1,4 @@
-"""No silence: whatever of the tables cannot be offered names a rule."""
+"""Completeness of plans: everything in the tables that cannot be offered is refused with a rule's name."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def rules(cloud: str, **resources: Any) -> set[str]:
 
 
 def machine_rows(cloud: str) -> Iterator[dict[str, Any]]:
-    """Every row of the table of machine types, as a job asks for it."""
+    """Yield the resources of a job that asks for each row of the table of machine types."""
     for group in catalog.machine_types(cloud).values():
         for machine in group:
             for count in machine.counts:
@@ -63,7 +63,7 @@ def test_every_accelerator_is_offered_or_refused(cloud: str) -> None:
 
 @pytest.mark.parametrize("cloud", catalog.CLOUDS)
 def test_every_place_is_offered_or_refused(cloud: str) -> None:
-    """Every accelerator in every region and zone of the cloud; some hundred of these, all with CLOUDGPU_LONG=1."""
+    """Every accelerator in every region and zone of the cloud: 150 at random, or all with CLOUDGPU_LONG=1."""
     places = [("region", name) for name in sorted(catalog.regions(cloud))]
     places += [("zone", name) for name in sorted(catalog.zones(cloud))]
     names = {m.accelerator for group in catalog.machine_types(cloud).values() for m in group if m.accelerator}

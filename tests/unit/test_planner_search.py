@@ -1,4 +1,4 @@
-"""The search for several roles' best ways finds what trying every combination finds, in bounded time."""
+"""The search for several roles' best ways finds in bounded time what an exhaustive search finds."""
 
 from __future__ import annotations
 
@@ -63,7 +63,8 @@ def is_within(way: tuple[Choice[str], ...], most: Decimal) -> bool:
 
 
 def test_a_way_that_only_one_combination_of_ten_billion_allows_is_found() -> None:
-    """32 preferences of each of four roles: all but the last of one role and the first of the others are too dear."""
+    """Four roles have 32 preferences each. Only the last one of one role and the first ones of the others are
+    affordable."""
     prices = [Decimal(1), *[Decimal(40)] * 31], [*[Decimal(40)] * 31, Decimal(1)]
     roles = [[Choice(n, price_key(price), n) for n, price in enumerate(prices[role == 2])] for role in range(4)]
     assert best_ways(roles, 16, Decimal(4)) == [(0, 0, 31, 0)]
@@ -86,7 +87,7 @@ def test_the_preferred_way_within_the_cap_is_offered_in_every_zone() -> None:
 
 
 def test_a_limit_on_cost_has_the_best_ways_of_known_price() -> None:
-    """Sixteen ways and more are preferred, whose price is unknown: `submit` leaves those out."""
+    """At least sixteen preferred ways have an unknown price; `submit` leaves these out under a cost limit."""
     unknown = [f"RTX-PRO-6000-BSE:{count}" for count in (1, 2, 4, 8)]
     roles = {role: {"accelerator": [*unknown, "L4:4", "L4:1"]} for role in ROLES[:3]}
     both = set(catalog.places("aws", "g6.xlarge", "L4")["eu-central-1"])
@@ -125,7 +126,7 @@ def specs(number: int) -> Iterator[dict[str, Any]]:
 
 
 def test_the_first_offer_is_the_best_of_all_combinations() -> None:
-    """On random jobs with roles, most of them with a cap; a thousand with CLOUDGPU_LONG=1."""
+    """Random jobs with roles, most of them with a price limit; a thousand jobs with CLOUDGPU_LONG=1."""
     offered = 0
     for fields in specs(SPECS):
         found = planned(**fields)
@@ -151,7 +152,7 @@ def canonical(text: str) -> str:
 
 
 def best_of_all(fields: dict[str, Any]) -> list[tuple[object, ...]]:
-    """The key of the best of all combinations in all zones, if there is one."""
+    """Return the key of the best of all combinations in all zones, or [] if there is none."""
     cloud, region = fields["resources"]["cloud"], fields["resources"]["region"]
     roles = list(fields["roles"].values())
     cap = Decimal(fields["limits"]["price"].split()[0]) if fields["limits"] else None
@@ -186,7 +187,8 @@ def best_of_all(fields: dict[str, Any]) -> list[tuple[object, ...]]:
 
 
 def cheapest(cloud: str, name: str, place: tuple[str, str], market: str, nodes: int) -> list[tuple[Decimal | None]]:
-    """What the cheapest machine with these GPUs costs there, for all nodes; [(None,)]: unknown; []: none is there."""
+    """Return the price of the cheapest machine there with these GPUs, for all nodes: [(None,)] if unknown, [] if none
+    exists."""
     region, zone = place
     accelerator, _, text = name.partition(":")
     count = Fraction(text)
@@ -198,7 +200,7 @@ def cheapest(cloud: str, name: str, place: tuple[str, str], market: str, nodes: 
         if machine.is_gone(TODAY.isoformat()) or (is_attached(cloud, machine.name) and not is_sensible(machine, count)):
             continue
         price = catalog.price(cloud, machine.name, accelerator, count, region, market)
-        price = price or catalog.price(cloud, machine.name, accelerator, count, region, "on-demand")  # Spot's most
+        price = price or catalog.price(cloud, machine.name, accelerator, count, region, "on-demand")  # limits Spot's
         prices.append(None if price is None else (price.amount * nodes).quantize(Decimal("0.000001")))
     known = [price for price in prices if price is not None]
     return [(min(known, default=None),)] if prices else []

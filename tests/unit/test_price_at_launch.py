@@ -1,4 +1,4 @@
-"""The price of an attempt is frozen when its machines are asked for: what the target says then, else the plan's."""
+"""The price of an attempt is fixed at launch: the target's price at that time, else the plan's."""
 
 from __future__ import annotations
 

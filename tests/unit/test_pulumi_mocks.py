@@ -1,4 +1,5 @@
-"""The strict mocks of Pulumi programs: they catch what plain mocks let pass, and make up what programs need."""
+"""Strict mocks of Pulumi programs: they catch errors that plain mocks let pass, and generate the outputs that programs
+need."""
 
 from __future__ import annotations
 
@@ -41,7 +42,7 @@ def network() -> None:
 ZONES = {"aws:index/getAvailabilityZones:getAvailabilityZones": lambda asked: {"zoneIds": [asked["state"], "use1-az1"]}}
 
 
-def test_what_a_program_registers_is_told() -> None:
+def test_registered_resources_are_returned() -> None:
     registered = run_strict(network, invokes=ZONES)
     assert [one.type for one in registered][:2] == ["pulumi:pulumi:Stack", "tests:index:Network"]
     vpc, subnet = only(registered, VPC), only(registered, SUBNET)
@@ -62,9 +63,9 @@ def test_nothing_that_is_made_up_is_known_in_a_preview() -> None:
     assert exports(registered)["subnet"] == {"id": UNKNOWN, "arn": UNKNOWN}
 
 
-def test_outputs_can_be_told_by_type() -> None:
-    told: dict[str, Any] = {VPC: lambda one: {"id": f"vpc-{one.name}"}, SUBNET: {"arn": "arn:mine"}}
-    registered = run_strict(network, outputs=told, invokes=ZONES)
+def test_outputs_can_be_given_by_type() -> None:
+    outputs: dict[str, Any] = {VPC: lambda one: {"id": f"vpc-{one.name}"}, SUBNET: {"arn": "arn:mine"}}
+    registered = run_strict(network, outputs=outputs, invokes=ZONES)
     assert only(registered, SUBNET).inputs["vpcId"] == "vpc-net-vpc"
     assert exports(registered)["subnet"]["arn"] == "arn:mine"
 
@@ -129,19 +130,19 @@ def _group(**more: Any) -> Callable[[], None]:
         (lambda: aws.ec2.get_ami(owners=["self"]) and None, r"getAmi: the program calls it"),
     ],
 )
-def test_what_is_wrong_is_told_with_its_place(program: Callable[[], None], wrong: str) -> None:
+def test_errors_name_their_place(program: Callable[[], None], wrong: str) -> None:
     with pytest.raises(StrictError, match=wrong):
         run_strict(program)
 
 
-def test_everything_that_is_wrong_is_told_at_once() -> None:
+def test_all_errors_are_reported_at_once() -> None:
     def program() -> None:
         aws.ec2.Vpc("one", cidr_block=1)
         aws.ec2.Vpc("two", tags={"a": True})
 
-    with pytest.raises(StrictError) as told:
+    with pytest.raises(StrictError) as caught:
         run_strict(program)
-    assert {line.split(":")[2] for line in str(told.value).splitlines()} == {"Vpc one", "Vpc two"}
+    assert {line.split(":")[2] for line in str(caught.value).splitlines()} == {"Vpc one", "Vpc two"}
 
 
 def test_enums_that_clouds_add_to_take_any_text() -> None:

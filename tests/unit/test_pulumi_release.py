@@ -1,4 +1,4 @@
-"""Pulumi's engine is installed only as it was released: its archive is compared with the release's checksums."""
+"""Installation of Pulumi's engine: its archive must match the release's checksums."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ VERSION = "3.210.0"
 
 @pytest.fixture
 def releases(tmp_path: Path) -> Path:
-    """A folder as the releases' host shows it."""
+    """Return a folder with the layout of the releases' host."""
     folder = tmp_path / "releases"
     folder.mkdir()
     content = io.BytesIO()
@@ -33,7 +33,7 @@ def releases(tmp_path: Path) -> Path:
 
 
 def test_the_archive_that_was_released_is_installed(releases: Path, tmp_path: Path) -> None:
-    for _ in range(2):  # over what is there
+    for _ in range(2):  # the second time over an existing installation
         fetch(VERSION, tmp_path / "engine", releases.as_uri())
         program = tmp_path / "engine/bin/pulumi"
         assert program.read_bytes() == b"#!/bin/sh" and program.stat().st_mode & 0o100

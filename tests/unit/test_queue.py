@@ -1,4 +1,4 @@
-"""The queue of this machine: order, exclusivity, and how soon the next job begins."""
+"""Queue of this machine: order of jobs, exclusive GPUs, and the delay until the next job starts."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ RUN_S = 20.0
 
 
 class OwnMachine(StoringCloud):
-    """Machines of the stand-in that hold the locks of real GPUs, by the code of the target `local`."""
+    """Fake cloud whose machines hold the locks of real GPUs, with the code of the target `local`."""
 
     folder: Path
     most_slots = 0
-    """That were taken at once."""
+    """Most slots taken at the same time."""
 
     def shortage(self, nodes: Sequence[NodeRequest], ahead: Mapping[str, int]) -> str:
         return shortage(nodes, ahead) or slot_shortage(nodes, ahead.get(CPU, 0), self.folder)
@@ -62,14 +62,14 @@ class OwnMachine(StoringCloud):
 
     @property
     def held(self) -> dict[str, list[int]]:
-        """Token -> locks."""
+        """Return launch token -> file descriptors of the locks that its machines hold."""
         held: dict[str, list[int]] = self.__dict__.setdefault("_held", {})
         return held
 
 
 @pytest.fixture
 def own(tmp_path: Path, template: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
-    """A machine with two L4."""
+    """Return a world whose machine has two L4 GPUs."""
     install_driver(GPUS, monkeypatch)
     (tmp_path / "locks").mkdir()
     monkeypatch.setenv(FOLDER_VARIABLE, str(tmp_path / "locks"))
@@ -82,7 +82,7 @@ def own(tmp_path: Path, template: Path, monkeypatch: pytest.MonkeyPatch) -> Iter
 
 
 def count_held(folder: Path) -> int:
-    """Return how many slots are taken."""
+    """Return the number of slots taken."""
     taken = 0
     for path in folder.glob("slot-*"):
         descriptor = try_lock(path)
@@ -93,12 +93,12 @@ def count_held(folder: Path) -> int:
 
 
 def is_over(world: World, jobs: Sequence[str], until: float) -> bool:
-    """Return whether it is time, or all jobs have ended."""
+    """Return whether the time `until` is reached or all jobs have ended."""
     return world.clock.monotonic() >= until or all(world.job(job).ended is not None for job in jobs)
 
 
 def begun(world: World) -> list[str]:
-    """Jobs in the order in which their machines were launched."""
+    """Return the jobs in the order of their machines' launches."""
     return [request.job_id for request in world.cloud.launches]
 
 
@@ -190,7 +190,7 @@ def test_cpu_jobs_are_bounded_by_cores_when_supervisors_are_killed(
     while any(own.job(job).ended is None for job in jobs):
         until = own.clock.monotonic() + chance.uniform(0.0, 30.0)
         own.drive(
-            own.supervisor(),  # the one before is dead: all it remembered is gone
+            own.supervisor(),  # the previous supervisor's memory is lost
             until=functools.partial(is_over, own, jobs, until),
         )
     order = [jobs.index(job) for job in begun(own) if job != on_gpus]
@@ -247,7 +247,7 @@ def test_order_and_exclusivity_hold_when_supervisors_are_killed(own: World, seed
     kills = iter(sorted(chance.uniform(0.0, 5 * RUN_S) for _ in range(8)))
     while any(own.job(job).ended is None for job in jobs):
         until = own.clock.monotonic() + next(kills, 3_600.0) / 4
-        supervisor = own.supervisor()  # the one before is dead: all it remembered is gone
+        supervisor = own.supervisor()  # the previous supervisor's memory is lost
         own.drive(
             supervisor,
             until=functools.partial(is_over, own, jobs, until),

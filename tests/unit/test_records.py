@@ -1,4 +1,4 @@
-"""Records of the job dir and of a fleet's folder are checked when they are read: types, sizes, depth, versions."""
+"""Validation of records read from the job dir and a fleet's folder: types, sizes, depth, versions."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_what_is_wrong_is_refused_by_name(data: bytes, reason: str) -> None:
 
 
 def test_figures_of_the_program_that_cannot_be_are_left_out() -> None:
-    """What a program says of itself is no reason to take its machine for dead."""
+    """Invalid figures in a program's progress do not make its machine count as lost."""
     progress = b'{"step":12.0,"saved_step":[],"cost":1e999,"lag":true,"mean":"x","newer":1,"step_seconds":3}'
     assert Heartbeat.from_bytes(BEAT % (b',"progress":' + progress)).progress == {"step": 12, "step_seconds": 3}
 
@@ -125,7 +125,7 @@ def test_what_is_no_file_is_refused_at_once(job_dir: JobDir, kind: str) -> None:
 
 
 def test_a_damaged_generation_ends_the_row(job_dir: JobDir) -> None:
-    """No other record can be created under its number, and a machine that cannot read it cannot follow it."""
+    """It reads as `closed`: a node cannot follow an unreadable record, and no other can be created under its number."""
     assert read_generation(job_dir, 1, 2) is None
     record = Generation(3, "failure", "worker-0.1", True, "x", 0.0, 1, 0, 1.0, "n")
     for data in (b"torn", dataclasses.replace(record, nodes=[{"node": 5}]).to_bytes(), record.to_bytes()):

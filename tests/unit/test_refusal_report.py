@@ -1,4 +1,4 @@
-"""What is told of places that were asked in vain: grouped, each place once, readable with forty of them."""
+"""Report of places that refused a job: grouped, each place once, readable with forty of them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def offer(region: str, zone: str, market: str = "spot", machine: str = "g4dn.xla
 
 
 def sold_out(region: str, zone: str, at: float = NOW, market: str = "spot") -> Refused:
-    """In EC2's words, which name the zone, and those that have machines."""
+    """Return a refusal in EC2's wording, which names the zone and the zones that have capacity."""
     name = f"{region}{zone[-1]}"
     words = (
         f"start worker-0.1 ({market} g4dn.xlarge) in {name}: InsufficientInstanceCapacity: We currently do not have "
@@ -41,10 +41,10 @@ def test_places_that_differ_by_name_only_have_one_reason() -> None:
     [found] = group(refused)
     assert len(found.places) == 42
     assert found.reason == refused[-1].reason
-    told = lines([found], lambda _moment: "14:03")
-    assert told[0] == f"no capacity, 42 places: {refused[-1].reason}"
-    assert told[1] == "  aws eu-west-1 spot g4dn.xlarge: az1 14:03, az2 14:03, az3 14:03"
-    assert len(told) == 1 + 14
+    report = lines([found], lambda _moment: "14:03")
+    assert report[0] == f"no capacity, 42 places: {refused[-1].reason}"
+    assert report[1] == "  aws eu-west-1 spot g4dn.xlarge: az1 14:03, az2 14:03, az3 14:03"
+    assert len(report) == 1 + 14
 
 
 def test_other_reasons_stand_apart() -> None:
@@ -57,7 +57,7 @@ def test_other_reasons_stand_apart() -> None:
     ]
 
 
-def test_a_place_is_told_once_with_its_tries() -> None:
+def test_a_place_is_listed_once_with_its_tries() -> None:
     refused = [sold_out("us-1", "az1", NOW + 600 * number) for number in range(3)]
     text = message([*refused, sold_out("us-1", "az2", NOW + 60)])
     headline, reason, places = text.splitlines()
@@ -66,7 +66,7 @@ def test_a_place_is_told_once_with_its_tries() -> None:
     assert places == "    aws us-1 spot g4dn.xlarge: az1 3 × until 22:33, az2 22:14"
 
 
-def test_days_are_told_where_they_differ() -> None:
+def test_days_are_shown_where_they_differ() -> None:
     text = message([sold_out("us-1", "az1", NOW), sold_out("us-1", "az2", NOW + 86_400)])
     assert "from 2023-11-14 22:13 to 2023-11-15 22:13 UTC" in text
     assert "az1 2023-11-14 22:13, az2 22:13" in text
@@ -110,15 +110,15 @@ def test_status_of_a_job_that_found_no_machines(world: World) -> None:
 
 def test_status_of_a_job_that_waits(world: World) -> None:
     world.cloud.full = {"az1"}
-    world.clock.time = 4_000_000_000.0  # later than now: what is to come lies ahead
+    world.clock.time = 4_000_000_000.0  # after the real time, so that the next retry is in the future
     job_id = world.submit(offer("us-1", "az1"))
     world.drive(world.supervisor(), until=lambda: world.job(job_id).cause == "capacity")
     text = status_view.job_text(seen(world, job_id))
     assert "queued: no machines anywhere for now, asked again at 2096-10-02 07:1" in text
     assert "next try   in " in text
-    told = status_view.status_json(seen(world, job_id))
-    assert told["next_try"].startswith("2096-10-02T07:1")
-    assert told["attempts"][0]["cause"] == "capacity"
+    status = status_view.status_json(seen(world, job_id))
+    assert status["next_try"].startswith("2096-10-02T07:1")
+    assert status["attempts"][0]["cause"] == "capacity"
 
 
 def test_status_of_a_job_that_found_machines_in_the_end(world: World) -> None:

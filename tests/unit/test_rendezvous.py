@@ -1,4 +1,4 @@
-"""Who a program's ranks are, where it does not use torch.distributed."""
+"""A program's ranks and their number where it does not use torch.distributed."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from cloudgpu.runtime.checkpoint.ranks import Ranks
 
 
 def horovod(*, initialised: bool) -> Any:
-    """Stand in for Horovod 0.28.1: it waits for ever where ranks call one broadcast by different names, and without a
-    name it takes that of the value's type."""
+    """Return a stand-in for Horovod 0.28.1, which hangs if ranks use different names for a broadcast. Its default name
+    is the value's type."""
 
     def broadcast_object(value: Any, root_rank: int = 0, name: str | None = None) -> Any:
         assert name is not None, "rank 0 has an address, the others have None: they would never meet"
@@ -44,7 +44,7 @@ def test_a_library_that_is_not_initialised_says_nothing(monkeypatch: pytest.Monk
 
 
 def test_ranks_that_have_not_met_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each would take itself for the only one, and write to the others' checkpoints."""
+    """Otherwise each rank would take itself for the only one, and overwrite the others' checkpoints."""
     monkeypatch.setenv("WORLD_SIZE", "2")
     with pytest.raises(CheckpointError, match=r"one of 2 ranks .* call torch.distributed.init_process_group\(\)"):
         Ranks()

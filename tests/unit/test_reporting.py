@@ -1,4 +1,4 @@
-"""What a node's reports cost: requests per minute in the steady state, while a command watches, and around the end."""
+"""Requests per minute of a node's reports: in the steady state, while a command watches, and around the end."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_at_most_one_write_a_minute_while_no_command_watches(node: ReportingNode
     settle(node)
     minutes = 6
     made = node.requests(minutes)
-    assert made["PUT"] <= minutes + 2, made  # one of each may lie at either end
+    assert made["PUT"] <= minutes + 2, made  # plus one of each at the boundaries
     assert made["PUT"] >= 1
     assert made["GET"] + made["HEAD"] <= 40 * minutes, made
     assert made.get("list", 0) == 0, made
@@ -57,14 +57,14 @@ def test_while_a_command_watches_heartbeat_and_log_come_often(node: ReportingNod
     mark = WatchMark()
     mark.renew(node.job_dir, 1)
     mark.renew(node.job_dir, 1)
-    assert node.store.count("PUT", "signal.json") == 1  # once a minute
+    assert node.store.count("PUT", "signal.json") == 1  # at most once a minute
     soon(lambda: node.pace.is_quick, 10.0)
     made = node.requests(1)
     assert made["PUT"] > 10, made
 
 
 def test_a_store_that_slows_down_for_minutes_ends_no_training(node: ReportingNode) -> None:
-    """A node in training bears it for an hour, which is a minute here."""
+    """A node in training tolerates it for an hour, which is a minute here."""
     settle(node)
     for kind in ("PUT", "GET", "HEAD", "list"):
         node.store.fail(kind, status=503, code="SlowDown")
@@ -79,12 +79,12 @@ def test_a_store_that_slows_down_for_minutes_ends_no_training(node: ReportingNod
 
 
 def test_an_order_is_seen_by_its_signal(node: ReportingNode) -> None:
-    """Seconds are those of the machine that runs the test, a sixtieth of the node's."""
+    """Times are real seconds: the node's clock runs 60 times faster."""
     settle(node)
     node.job_dir.put(attempt_key(1, "stop.json"), Stop("cancel", time.time() + 30, 30.0).to_bytes())
     send_signal(node.job_dir, 1)
     begun = time.monotonic()
-    soon(lambda: node.orders.deciding, 0.9)  # within 60 s it is found without a signal
+    soon(lambda: node.orders.deciding, 0.9)  # without a signal, polling would need up to a minute of the node's time
     assert time.monotonic() - begun < 0.9
     soon(lambda: any("cancelled" in line.text for line in LogReader(node.job_dir).read(limit=10**6)[0]), 5.0)
 
@@ -130,7 +130,7 @@ def test_pace() -> None:
     pace.settle()
     assert [is_quick_at(SETTLE_S - 1), is_quick_at(SETTLE_S)] == [True, False]
     pace.watched(90.0)
-    pace.watched(0.0)  # cuts nothing short
+    pace.watched(0.0)  # does not shorten the watch
     assert [is_quick_at(SETTLE_S + 89), is_quick_at(SETTLE_S + 90)] == [True, False]
     pace.stay_quick()
     assert is_quick_at(1e6)

@@ -1,4 +1,4 @@
-"""How mistakes are shown: to people, as JSON, as SARIF."""
+"""Diagnostics as text for users, as JSON and as SARIF."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def test_text_is_as_compilers_write_it() -> None:
 
 
 def caret_of(source: str, column: int) -> tuple[str, int]:
-    """The shown line, and the character the caret points at, wide characters counted twice."""
+    """Return the shown line and the position of the caret, where wide characters count twice."""
     _, line, caret = to_text([Diagnostic("f", 1, column, "c", "m", source=source)]).splitlines()
     return line.partition(" | ")[2], caret.partition("| ")[2].index("^")
 
@@ -73,7 +73,7 @@ def test_json() -> None:
 
 
 def test_sarif() -> None:
-    """What the specification (OASIS SARIF 2.1.0) asks of each object used here."""
+    """Check what the specification (OASIS SARIF 2.1.0) requires of each object used here."""
     log = json.loads(json.dumps(to_sarif([IN_FILE, ON_LINE, IN_FILE], "1.2.3")))
     assert log["version"] == "2.1.0"
     (run,) = log["runs"]

@@ -1,4 +1,4 @@
-"""Boxes of tensors: what of which piece, which bytes of the file, and not many more."""
+"""Resharding of tensors: which pieces and bytes are read for a box, with few bytes in excess."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def random_box(draw: random.Random, shape: Sequence[int]) -> Box:
 
 
 def grid(draw: random.Random, shape: Sequence[int]) -> list[Box]:
-    """The whole cut into boxes, as meshes do it, some of them empty."""
+    """Cut the whole into boxes as meshes do, some of them empty."""
     cuts = [sorted([0, size, *(draw.randrange(size + 1) for _ in range(draw.randrange(3)))]) for size in shape]
     return [
         Box(tuple(low for low, _ in ranges), tuple(high - low for low, high in ranges))
@@ -61,7 +61,7 @@ def test_a_number_is_a_box_too() -> None:
 
 
 @pytest.mark.parametrize("seed", range(15))
-def test_what_follows_one_another(seed: int) -> None:
+def test_offsets_and_contiguity_of_boxes(seed: int) -> None:
     draw = random.Random(seed)
     shape = [draw.randrange(1, 5) for _ in range(draw.randrange(1, 4))]
     memory = torch.arange(Box.all_of(shape).size).view(shape)
@@ -84,7 +84,7 @@ def test_the_own_piece_first_and_each_element_once() -> None:
     assert not missing
 
 
-def test_what_nobody_has_is_told() -> None:
+def test_missing_pieces_are_reported() -> None:
     pieces = [(0, Piece("w", "float32", (3,), 0, (8,), (0,))), (1, Piece("w", "float32", (3,), 0, (8,), (5,)))]
     _, missing = cover(Box((1,), (6,)), pieces)
     assert missing == [Box((3,), (2,))]
@@ -94,14 +94,15 @@ def test_what_nobody_has_is_told() -> None:
 
 
 class Written:
-    """What the store has: data files in a folder, manifests without a commit."""
+    """Saved checkpoint: data files in a folder, manifests without a commit."""
 
     def __init__(self, folder: Path, chunk: int) -> None:
         self._folder, self._chunk = folder, chunk
         self.manifests: list[RankManifest] = []
 
     def add(self, tensors: Sequence[tuple[str, Any, Box | None]], draw: random.Random | None = None) -> None:
-        """A rank's file: (key, the whole tensor, the part that this rank has); draw: dimensions in any order."""
+        """Add a rank's file of (key, whole tensor, box of this rank). With `draw`, dimensions are stored in random
+        order."""
         rank, data, pieces = len(self.manifests), bytearray(), []
         for key, whole, box in tensors:
             part = whole if box is None else whole[box.slices()].contiguous()
@@ -119,7 +120,7 @@ class Written:
 
 
 class Counting:
-    """A data file in memory that knows what was read of it."""
+    """Data file in memory that counts the bytes read."""
 
     threads = 2
     path: Path | None = None
@@ -134,7 +135,7 @@ class Counting:
             self.bytes += len(view)
 
     def close(self) -> None:
-        """Nothing to be closed."""
+        """Do nothing."""
 
 
 class WrittenFiles(Files):
@@ -155,7 +156,7 @@ class WrittenFiles(Files):
 
 @pytest.mark.parametrize("seed", range(20))
 def test_any_cut_is_put_together_again(seed: int, tmp_path: Path) -> None:
-    """Tensors of some dtypes and dimensions, cut by one mesh and wanted whole; in any order of ranks, with copies."""
+    """Random tensors, cut by one mesh and restored whole, in any order of ranks and with replicas."""
     draw = random.Random(seed)
     torch.manual_seed(seed)
     wholes = {}
@@ -205,7 +206,7 @@ def test_rows_are_split_and_read_together(seed: int) -> None:
 
 
 def test_a_part_reads_its_chunks_only(tmp_path: Path) -> None:
-    """A quarter of the rows is a quarter of the bytes; the ends of a chunk more, at most."""
+    """A quarter of the rows reads a quarter of the bytes, plus at most the rest of the chunks at both ends."""
     whole = torch.randn(64, 64)
     written = Written(tmp_path, 1024)
     written.add([("w", whole, Box((0, 0), (64, 64)))])
@@ -220,7 +221,7 @@ def test_a_part_reads_its_chunks_only(tmp_path: Path) -> None:
 
 
 def test_columns_do_not_read_the_whole_when_rows_are_long(tmp_path: Path) -> None:
-    whole = torch.randn(4, 6 << 20)  # a row is 24 MiB, three chunks
+    whole = torch.randn(4, 6 << 20)  # a row is 24 MiB: three chunks
     written = Written(tmp_path, 8 << 20)
     data = whole.numpy().tobytes()
     (tmp_path / "0").write_bytes(data)

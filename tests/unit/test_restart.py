@@ -1,4 +1,4 @@
-"""When a program starts again in place, and how nodes agree on it."""
+"""When a program restarts in place, and how nodes agree on it."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def node(name: str, role: str, rank: int) -> NodeRecord:
         (Ending("error", None, ""), None),
     ],
 )
-def test_who_starts_again(ending: Ending, kind: str | None) -> None:
+def test_endings_after_which_a_program_restarts(ending: Ending, kind: str | None) -> None:
     wanted = wish(ending, 0)
     assert (wanted.kind if wanted else None) == kind
 
@@ -86,7 +86,7 @@ SERVED = [node("chief-0.1", "chief", 0), node("worker-0.1", "worker", 1), node("
         ("tensorflow", [*SERVED[:2], node("evaluator-0.1", "evaluator", 2)], 2, "member"),
     ],
 )
-def test_who_starts_again_with_it(launcher: str, nodes: list[NodeRecord], rank: int, expected: Scope) -> None:
+def test_scope_of_a_restart(launcher: str, nodes: list[NodeRecord], rank: int, expected: Scope) -> None:
     assert scope(launcher, nodes, nodes[rank]) == expected
 
 
@@ -136,7 +136,7 @@ def test_without_a_budget_the_row_is_closed(job_dir: JobDir) -> None:
     assert [record.kind for record in records(job_dir)] == ["closed"]
 
 
-def test_nobody_starts_without_a_node_that_has_ended(job_dir: JobDir) -> None:
+def test_no_node_restarts_without_one_that_has_ended(job_dir: JobDir) -> None:
     assert ledger(job_dir, "done").settle(None, "succeeded", may_follow=True) is None
     assert ledger(job_dir, "dies").settle(DIED, "failed", may_follow=True) is None
     assert [record.kind for record in records(job_dir)] == ["closed"]
@@ -188,5 +188,5 @@ def test_which_generation_was_begun_is_on_the_disk(tmp_path: Path) -> None:
     assert Begun(tmp_path).generation == 0
     Begun(tmp_path).note(3)
     assert Begun(tmp_path).generation == 3
-    (tmp_path / "begun").write_text("")  # the machine was reset while it was written
+    (tmp_path / "begun").write_text("")  # the machine was reset during the write
     assert Begun(tmp_path).generation == 1

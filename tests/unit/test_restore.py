@@ -1,4 +1,4 @@
-"""Which checkpoint is restored, from where, and into what memory."""
+"""Restoring checkpoints: which one, from which storage, and into which memory."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ def snapshot(step: int, rank: int = 0) -> dict[str, Any]:
 
 
 def restored(store: Any, world: int = 1, **options: Any) -> list[Any]:
-    """Step and rank of what each rank restored."""
+    """Return (step, value of `b`) of what each rank restored."""
     found = restore_all(store, world, **options)
     return [one and (one.snapshot["step"], one.snapshot["objects"]["model"]["b"].item()) for one in found]
 
 
-# Which one
+# Choice of the checkpoint
 
 
 def test_nothing_is_there(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -74,7 +74,7 @@ def test_unreadable_for_now_is_passed_over_unmarked(tmp_path: Path, caplog: pyte
     data = tmp_path / "checkpoints" / str(name) / "rank-00000.bin"
     content = data.read_bytes()
     data.unlink()
-    data.symlink_to(data)  # ELOOP: what no right to read would be for others than root
+    data.symlink_to(data)  # ELOOP: unreadable also for root, who has all permissions
     with caplog.at_level(logging.INFO):
         assert restored(store) == [(3, 30)]
     assert "passed over (rank 0): " in caplog.text
@@ -133,7 +133,7 @@ def test_another_format_is_no_damage(tmp_path: Path) -> None:
 
 
 def test_what_is_removed_meanwhile_leaves_nothing_behind(tmp_path: Path) -> None:
-    """A checkpoint that retention takes away after the listing is not marked: the mark would stay for ever."""
+    """Retention deletes a checkpoint after the listing. It is not marked as damaged: the mark would stay for ever."""
 
     class Vanishing(CheckpointStore):
         def committed(self) -> list[Name]:
@@ -150,7 +150,7 @@ def test_what_is_removed_meanwhile_leaves_nothing_behind(tmp_path: Path) -> None
 
 
 def test_what_replaces_all_that_was_listed_is_found(tmp_path: Path) -> None:
-    """An earlier process commits its last save, and retention removes the rest, while a new one looks at them."""
+    """An earlier process commits its last save, and retention deletes the others while a new process reads them."""
 
     class Overtaken(CheckpointStore):
         overtaken = False
@@ -167,7 +167,7 @@ def test_what_replaces_all_that_was_listed_is_found(tmp_path: Path) -> None:
     assert restored(Overtaken(store.job_dir, store.prefix)) == [(9, 90)]
 
 
-# From where
+# Storage
 
 
 def test_a_surviving_slot_is_read_instead_of_the_store(tmp_path: Path) -> None:
@@ -256,11 +256,11 @@ def test_an_object_store_that_fails_marks_nothing(bucket: s3.S3) -> None:
     assert not any(key.endswith("DAMAGED.json") for key in bucket.objects)
 
 
-# Into what
+# Target memory
 
 
-def test_what_is_restored_is_memory_of_its_own(tmp_path: Path) -> None:
-    """The optimizer keeps the tensors that it is given: they must outlive the file, and whatever becomes of it."""
+def test_restored_tensors_have_separate_memory(tmp_path: Path) -> None:
+    """The optimizer keeps the tensors that it gets: they must outlive the file and any change of it."""
     store = local_store(tmp_path)
     weight = torch.nn.Parameter(torch.arange(1000.0))
     optimizer = torch.optim.AdamW([weight])
@@ -323,7 +323,7 @@ def test_more_and_fewer_ranks_take_the_first_ones_state(tmp_path: Path, caplog: 
 
 
 def test_what_one_rank_saved_for_all_is_found(tmp_path: Path) -> None:
-    """Replicated state is written by one rank only; every rank gets it, its own things from its own file."""
+    """Replicated state is written by one rank only. Every rank restores it, and other state from its own file."""
     store, name = local_store(tmp_path), Name.new(6, 1, 1)
     for rank in range(2):
         manifest, data = stage(name, rank, 2, snapshot(6, rank))
@@ -337,11 +337,11 @@ def test_what_one_rank_saved_for_all_is_found(tmp_path: Path) -> None:
         if one
     ]
     assert torch.equal(w0, w1)
-    assert b0 == b1 == 61  # rank 1's is the only one
+    assert b0 == b1 == 61  # only rank 1 has saved `b`
     assert restored(store, 1) == [(6, 61)]
 
 
-def test_what_no_rank_saved_is_told(tmp_path: Path) -> None:
+def test_state_that_no_rank_saved_is_reported(tmp_path: Path) -> None:
     store, name = local_store(tmp_path), Name.new(6, 1, 1)
     manifest, data = stage(name, 0, 1, snapshot(6))
     manifest.pieces = manifest.pieces[:1]
@@ -386,7 +386,7 @@ def test_only_touched_chunks_are_read_and_each_is_verified_whole(tmp_path: Path)
 
 
 def test_reads_that_come_in_parts(tmp_path: Path) -> None:
-    """More buffers than one call takes, and a file that ends too soon for the last."""
+    """A read of more buffers than one call takes, and a file that ends too early for the last buffer."""
     content = os.urandom(verified_reads._SCATTERED * 3)
     path = tmp_path / "rank-00000.bin"
     path.write_bytes(content)

@@ -1,4 +1,4 @@
-"""A job dir in S3: whose credentials it is asked with, where the bucket is, and what refusals say to people."""
+"""Job dirs in S3: credentials, the bucket's region, and error messages for users."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from ..standins.metadata_aws import AwsMetadata
 
 @pytest.fixture
 def store(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[s3.S3]:
-    """An S3, and an environment that knows where it is and nothing else."""
+    """Start a fake S3; its endpoint is the only setting in the environment."""
     for name in [name for name in os.environ if name.startswith("AWS_")]:
         monkeypatch.delenv(name)
     monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "credentials"))
@@ -42,14 +42,14 @@ def keys(store: s3.S3, monkeypatch: pytest.MonkeyPatch) -> s3.S3:
 
 
 def signer(request: s3.Request) -> tuple[str, str]:
-    """Access key and region that a request was signed with."""
+    """Return the access key and region with which a request was signed."""
     found = re.search(r"Credential=([^/]+)/\d+/([^/]+)/s3/", request.headers["Authorization"])
     assert found
     return found[1], found[2]
 
 
 def role(imds: AwsMetadata, key: str, expires: datetime) -> None:
-    """Credentials as the metadata service gives them to a machine."""
+    """Serve credentials as the metadata service does for a machine's role."""
     imds.values["iam/security-credentials/role"] = json.dumps(
         {"AccessKeyId": key, "SecretAccessKey": "s", "Token": "t", "Expiration": f"{expires:%Y-%m-%dT%H:%M:%SZ}"}
     )
@@ -58,7 +58,7 @@ def role(imds: AwsMetadata, key: str, expires: datetime) -> None:
 class TestPlainHttp:
     @pytest.mark.parametrize("name", ["AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3"])
     def test_to_another_host_is_refused(self, keys: s3.S3, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
-        """The name leads to the loopback: no request may be made all the same."""
+        """The name resolves to the loopback; the request is refused all the same."""
         monkeypatch.setenv(name, f"http://0.0.0.0:{keys.port}")
         with pytest.raises(JobDirError, match=r"plain http on another host.*CLOUDGPU_AWS_PLAIN_HTTP=1"):
             JobDir(keys.url).put("a", b"1")
@@ -84,7 +84,7 @@ class TestCredentials:
         assert signer(store.requests[-1]) == ("AKIDFILE", "eu-west-1")
 
     def test_of_a_program_that_a_profile_names(self, store: s3.S3, tmp_path: Path) -> None:
-        """As for SSO and assumed roles: what is in the files is botocore's to understand."""
+        """botocore interprets the files, as for SSO and assumed roles."""
         said = {"Version": 1, "AccessKeyId": "AKIDPROGRAM", "SecretAccessKey": "s", "SessionToken": "t"}
         said["Expiration"] = (datetime.now(UTC) + timedelta(hours=1)).isoformat()
         (tmp_path / "said").write_text(json.dumps(said))
@@ -103,7 +103,7 @@ class TestCredentials:
             job_dir.put("a", b"1")
             assert signer(store.requests[-1])[0] == "ASIAONE"
             role(imds, "ASIATWO", datetime.now(UTC) + timedelta(hours=1))
-            until = time.monotonic() + 10  # obstore asks the service not more often than every 100 ms
+            until = time.monotonic() + 10  # obstore asks the service at most once in 100 ms
             while signer(store.requests[-1])[0] == "ASIAONE" and time.monotonic() < until:
                 job_dir.put("a", b"1")
             assert signer(store.requests[-1])[0] == "ASIATWO"
@@ -143,7 +143,7 @@ class TestCredentials:
 
 
 def move(store: s3.S3, status: int, code: str) -> None:
-    """Its buckets are in eu-central-1, and it says so to whoever asks without a signature."""
+    """Move the buckets to eu-central-1; replies to unsigned requests name this region."""
     home = {"x-amz-bucket-region": "eu-central-1"}
 
     def wrong(request: s3.Request) -> bool:
@@ -157,7 +157,8 @@ class TestRegion:
     @pytest.mark.parametrize(("status", "code"), [(301, "PermanentRedirect"), (400, "AuthorizationHeaderMalformed")])
     @pytest.mark.parametrize("kind", ["PUT", "GET", "HEAD", "list"])
     def test_the_buckets_own_is_found(self, keys: s3.S3, status: int, code: str, kind: str) -> None:
-        """S3 refuses what is signed for another region, and tells which is right to whoever asks for the bucket."""
+        """S3 refuses requests signed for another region, and names the right region in its reply to an unsigned
+        request."""
         bucket = f"bucket-{kind.lower()}-{status}"
         move(keys, status, code)
         job_dir = JobDir(f"s3://{bucket}/job")
@@ -171,15 +172,15 @@ class TestRegion:
         assert signer(keys.requests[-1])[1] == "eu-central-1"
         before = len(keys.requests)
         JobDir(f"s3://{bucket}/other").put("b", b"2")
-        assert len(keys.requests) == before + 1  # what was learnt holds for the whole process
+        assert len(keys.requests) == before + 1  # the region is cached for the whole process
 
     def test_it_is_found_by_each_that_looked_elsewhere(self, keys: s3.S3) -> None:
-        """Two jobs' folders were opened before either had learnt where the bucket is."""
+        """Two job dirs are opened before either has found the bucket's region."""
         move(keys, 301, "PermanentRedirect")
         for job_dir in [JobDir(f"s3://bucket-of-two/{name}") for name in "ab"]:
             job_dir.put("a", b"1")
 
-    def test_one_that_nobody_tells(self, keys: s3.S3) -> None:
+    def test_an_unknown_region_is_an_error(self, keys: s3.S3) -> None:
         keys.fail("PUT", status=301, code="PermanentRedirect")
         with pytest.raises(JobDirError, match=r"bucket-lost is in another region.*set AWS_REGION"):
             JobDir("s3://bucket-lost/job").put("a", b"1")
@@ -187,7 +188,7 @@ class TestRegion:
 
 @pytest.mark.parametrize("code", ["SlowDown", "InternalError", "ServiceUnavailable"])
 def test_a_fault_of_s3_is_one_line_that_stays_the_same(code: str) -> None:
-    """The library's text holds times and ids: each failure would be another event."""
+    """The library's text contains times and ids, which would make each failure a separate event."""
 
     def text(elapsed: str, request: str) -> str:
         xml = f"<Error><Code>{code}</Code><Message>x</Message><RequestId>{request}</RequestId></Error>"
@@ -221,7 +222,7 @@ class TestRefusals:
             "list": lambda: job_dir.list("a"),
         }
         if (kind, code) == ("HEAD", "NoSuchBucket"):
-            assert not job_dir.exists("a")  # the answer says no more than 404
+            assert not job_dir.exists("a")  # the reply is only a status 404
             return
         with pytest.raises(JobDirError, match=f"s3://bucket/job: .*{says}.*{code}") as caught:
             calls[kind]()
@@ -229,16 +230,16 @@ class TestRefusals:
 
 
 def test_a_store_that_nothing_answers_for(keys: s3.S3, monkeypatch: pytest.MonkeyPatch) -> None:
-    with socket.socket() as nobody:  # bound, and not listening
-        nobody.bind(("127.0.0.1", 0))
-        url = f"http://127.0.0.1:{nobody.getsockname()[1]}"
+    with socket.socket() as closed:  # bound, but not listening
+        closed.bind(("127.0.0.1", 0))
+        url = f"http://127.0.0.1:{closed.getsockname()[1]}"
         monkeypatch.setenv("AWS_ENDPOINT_URL", url)
         with pytest.raises(JobDirError, match=f"{url} cannot be reached from here"):
             JobDir(keys.url).get("a")
 
 
 class TestMachinesThatMayNotListTheBucket:
-    """A machine's role may list its job's folder only: S3 then answers 403 for what is not there."""
+    """A machine's role may list its job's folder only. S3 then answers 403 for a missing object."""
 
     @pytest.fixture
     def narrow(self, keys: s3.S3) -> s3.S3:
@@ -263,7 +264,7 @@ class TestMachinesThatMayNotListTheBucket:
         assert narrow.count("list") == 1
 
     def test_a_moment_of_refusal_makes_nothing_vanish(self, narrow: s3.S3) -> None:
-        """Else a machine would take its job for deleted."""
+        """Otherwise a machine would conclude that its job was deleted."""
         job_dir = JobDir(narrow.url)
         job_dir.put("job.json", b"1")
         assert not job_dir.exists("stop.json")
@@ -283,7 +284,7 @@ class TestMachinesThatMayNotListTheBucket:
             job_dir.get("a") if kind == "GET" else job_dir.size("a")
         assert not isinstance(caught.value, MissingError)
 
-    def test_who_may_not_even_list_is_denied(self, keys: s3.S3) -> None:
+    def test_without_permission_to_list_access_is_denied(self, keys: s3.S3) -> None:
         keys.fail("GET", status=403, code="AccessDenied")
         keys.fail("list", status=403, code="AccessDenied")
         with pytest.raises(JobDirError, match="access denied"):
@@ -292,7 +293,7 @@ class TestMachinesThatMayNotListTheBucket:
 
 class TestCreating:
     def test_a_conflict_with_nothing_there_is_tried_again(self, keys: s3.S3) -> None:
-        """S3 answers 409 where another write of the key was under way, whatever became of that."""
+        """S3 answers 409 if another write of the key was in progress, whether that write succeeded or not."""
         keys.fail("PUT", "claim", status=409, code="ConditionalRequestConflict", times=1)
         assert JobDir(keys.url).create("claim", b"mine")
         assert keys.objects["job/claim"] == b"mine"
@@ -310,17 +311,17 @@ class TestCreating:
 
 
 class TestLargeFiles:
-    def test_they_are_sent_in_parts_and_told_of(self, keys: s3.S3, tmp_path: Path) -> None:
+    def test_they_are_sent_in_parts_with_progress(self, keys: s3.S3, tmp_path: Path) -> None:
         (tmp_path / "large").write_bytes(os.urandom(1 << 20) * 21)
-        told: list[tuple[int, int]] = []
-        JobDir(keys.url).upload_file("large", tmp_path / "large", lambda done, total: told.append((done, total)))
+        progress: list[tuple[int, int]] = []
+        JobDir(keys.url).upload_file("large", tmp_path / "large", lambda done, total: progress.append((done, total)))
         assert keys.objects["job/large"] == (tmp_path / "large").read_bytes()
         assert keys.count("part") == 3
-        assert told[0] == (0, 21 << 20)
-        assert told[-1] == (21 << 20, 21 << 20)
+        assert progress[0] == (0, 21 << 20)
+        assert progress[-1] == (21 << 20, 21 << 20)
 
-    def test_of_a_very_large_object_the_parts_are_larger_for_there_may_be_no_more_of_them(self, keys: s3.S3) -> None:
-        """Its first bytes will do: what the size says is what decides."""
+    def test_parts_of_a_very_large_object_are_larger(self, keys: s3.S3) -> None:
+        """S3 limits the number of parts. The declared size decides the part size, so five pieces of data suffice."""
         piece, store = memoryview(bytes(PART)), JobDir(keys.url)
         for size, parts in ((PART * PARTS, 5), (PART * PARTS + 1, 5), (PART * PARTS * 2, 3), (PART * PARTS * 5, 1)):
             before = keys.count("part")

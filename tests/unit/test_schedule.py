@@ -1,4 +1,4 @@
-"""When a checkpoint is due, and what the log says of it."""
+"""Schedule of checkpoints: when one is due, and what is logged."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from cloudgpu.runtime.goodput import daly_interval
 def test_a_duration_is_kept_to_exactly(text: Any, seconds: float) -> None:
     schedule = Schedule(text)
     schedule.count_from(0, 100.0)
-    for _ in range(3):  # whatever saves cost and how often there are interruptions
+    for _ in range(3):  # independent of the cost of saves and the rate of interruptions
         schedule.resumed({"markets": {"unknown": [1.0, 99]}, "cost": 9.0}, starts=1)
         schedule.count_from(0, 100.0, blocked=50.0)
         schedule.written(10_000.0)
@@ -49,7 +49,7 @@ def test_the_first_save_of_all_comes_soon() -> None:
 
 def test_one_slow_save_changes_nothing() -> None:
     schedule = Schedule("auto", market="spot")
-    for blocked in (0.9, 0.05, 0.05, 0.05):  # the first made its pages
+    for blocked in (0.9, 0.05, 0.05, 0.05):  # the first save allocated its pages
         schedule.count_from(0, 0.0, blocked)
     settled = schedule.interval
     schedule.count_from(0, 0.0, 30.0)
@@ -98,7 +98,7 @@ def test_the_history_is_saved_and_restored() -> None:
     second = Schedule("auto", market="spot", nodes=2)
     second.resumed(first.history(1100.0), starts=1)
     second.count_from(10, 5.0)
-    lost = 2 * ((2 * 0.2 * 400) ** 0.5 + 0.2) / 2  # of both machines, half an interval and a save
+    lost = 2 * ((2 * 0.2 * 400) ** 0.5 + 0.2) / 2  # half an interval and a save, for each of two machines
     history = second.history(105.0)
     assert history["markets"]["spot"] == pytest.approx([400.0 + lost, 1], rel=0.01)
     assert history["cost"] == 0.2
@@ -191,7 +191,7 @@ def test_what_was_asked_for_is_said_once(every: Any, text: str) -> None:
     assert schedule.explanation(9.0) is None
 
 
-def test_what_was_measured_is_told_to_the_agent(tmp_path: Path) -> None:
+def test_measurements_are_written_for_the_agent(tmp_path: Path) -> None:
     schedule = Schedule("auto", market="spot")
     progress = ProgressFile(str(tmp_path / "progress.json"), schedule)
     schedule.count_from(0, 0.0)
@@ -202,10 +202,10 @@ def test_what_was_measured_is_told_to_the_agent(tmp_path: Path) -> None:
         schedule.written(3.0)
     progress.saved_step = 10
     progress.write(force=True)
-    told = Progress.from_bytes((tmp_path / "progress.json").read_bytes())
-    assert (told.cost, told.lag, told.saved_seconds) == (0.25, 3.0, 20.0)
-    assert told.mean == pytest.approx(340)
-    assert told.interval == pytest.approx(daly_interval(0.25, 340))
+    record = Progress.from_bytes((tmp_path / "progress.json").read_bytes())
+    assert (record.cost, record.lag, record.saved_seconds) == (0.25, 3.0, 20.0)
+    assert record.mean == pytest.approx(340)
+    assert record.interval == pytest.approx(daly_interval(0.25, 340))
     progress.saved_step = 20
     assert progress.record().saved_seconds == 40
     progress.saved_step = 15

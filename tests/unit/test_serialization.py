@@ -1,4 +1,4 @@
-"""The JSON of stored rows: what the version before wrote is read, and written again as it was."""
+"""JSON of stored rows: rows of the previous version are read, and written back unchanged."""
 
 from __future__ import annotations
 
@@ -208,7 +208,7 @@ ATTEMPT: dict[str, Any] = {
     "account": "",
     "seen": dump({"step": 586, "time": 1700000059.656047}),
 }
-"""Rows as the version before typed rows stored them."""
+"""Rows as stored by the version before typed rows."""
 OFFER, POLICY = json.loads(ATTEMPT["offer"]), json.loads(JOB["policy"])
 ROLE = OFFER["roles"][0]
 

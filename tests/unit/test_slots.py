@@ -1,4 +1,4 @@
-"""Shared memory without a name: what one process writes another sees, and nothing is left of it."""
+"""Anonymous shared memory: a process's writes are visible to another, and nothing remains afterwards."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from cloudgpu.runtime.checkpoint.writer.slots import Slot, anonymous_file, conte
 
 
 def descriptors_of_slots() -> list[str]:
-    """What they lead to. Threads that other tests have left may open and close others meanwhile."""
+    """Return the paths of the slots' descriptors. Threads of earlier tests may open and close others meanwhile."""
     found = []
     for path in Path("/proc/self/fd").iterdir():
         with contextlib.suppress(FileNotFoundError):
@@ -54,20 +54,20 @@ def test_memory_is_taken_when_it_is_allocated_and_given_back() -> None:
     assert slot.allocated == 0
     slot.allocate()
     assert slot.allocated == 8 << 20
-    assert any("(deleted)" in name for name in descriptors_of_slots())  # it has no name
+    assert any("(deleted)" in name for name in descriptors_of_slots())  # unlinked
 
 
 def test_it_goes_with_its_last_reference() -> None:
     def maps() -> int:
         return Path("/proc/self/maps").read_text().count("cloudgpu-slot")
 
-    gc.collect()  # what other tests have left
+    gc.collect()  # objects of earlier tests
     before, descriptors = maps(), len(descriptors_of_slots())
     slot = Slot.make(100_000)
     view = slot.view
     assert maps() == before + 1 and len(descriptors_of_slots()) > descriptors
     slot.close()
-    view[0] = 1  # who still looks at it may go on
+    view[0] = 1  # existing views stay valid
     del view
     gc.collect()
     assert (maps(), len(descriptors_of_slots())) == (before, descriptors)
@@ -87,7 +87,7 @@ assert os.waitpid(child, 0)[1] == 0
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
-def test_a_private_view_is_nobody_elses() -> None:
+def test_a_private_view_is_not_shared() -> None:
     slot = Slot.make(10_000)
     slot.view[:5] = b"hello"
     view = slot.private_view(5)
@@ -97,7 +97,7 @@ def test_a_private_view_is_nobody_elses() -> None:
 
 
 def test_a_forked_child_keeps_what_it_has_where_the_slot_was(tmp_path: Path) -> None:
-    """The child has a hole there, into which its next memory may fall before the client hears of the fork."""
+    """The slot leaves a hole in the child's memory. A new mapping may land there before the client notices the fork."""
     code = f"""
 import mmap, os
 size, anonymous = 64 << 20, []
@@ -115,7 +115,7 @@ assert os.waitpid(child, 0)[1] == 0
 
 
 def test_without_memfd_a_file_stands_in() -> None:
-    """As where memfd_create(2) is forbidden."""
+    """memfd_create(2) may be forbidden."""
     code = """
 import errno, os, sys
 def forbidden(*_):
@@ -135,7 +135,7 @@ assert os.fstat(slot.descriptor).st_nlink == 0
 def test_too_little_memory_is_an_error_and_no_death() -> None:
     left = available()
     assert left
-    slot = Slot(anonymous_file("too-large", left + (1 << 40)))  # asked of the kernel, it would kill whom it can
+    slot = Slot(anonymous_file("too-large", left + (1 << 40)))  # allocating it would trigger the OOM killer
     with pytest.raises(OSError, match=r"Cannot allocate memory: a slot needs \d+ MiB more") as caught:
         slot.allocate()
     assert caught.value.errno == errno.ENOMEM
@@ -143,14 +143,14 @@ def test_too_little_memory_is_an_error_and_no_death() -> None:
 
 
 def test_slots_that_are_allocated_at_once_count_each_other() -> None:
-    """Each of them would fit alone. Memory is not taken here: this machine needs it."""
+    """Each of them would fit alone. No memory is allocated here, because this machine needs it."""
     left = available()
     assert left
     first, second = (Slot(anonymous_file("one-of-two", left * 6 // 10)) for _ in range(2))
     first._claim()
     with pytest.raises(OSError, match="Cannot allocate memory: a slot needs"):
         second._claim()
-    with pytest.raises(OSError, match="Cannot allocate memory"):  # and leaves the other's claim as it is
+    with pytest.raises(OSError, match="Cannot allocate memory"):  # the other slot's claim stays unchanged
         second.allocate()
     slots._CLAIMING.clear()
     second._claim()

@@ -1,4 +1,4 @@
-"""docs/standalone.md shows the batch script that is tested."""
+"""The batch script in docs/standalone.md is the tested one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The state directory: closed to other users whatever command comes first; readable where nothing can be written."""
+"""State directory: private to the user whichever command creates it; readable where nothing can be written."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def _guard(home: Path) -> None:
 
 def _agents(_home: Path) -> None:
     with pytest.MonkeyPatch.context() as patch, pytest.raises(agent_file.AgentFileError):
-        patch.setenv("CLOUDGPU_AGENT_PYTHONS", "2")  # refused after the folder was made
+        patch.setenv("CLOUDGPU_AGENT_PYTHONS", "2")  # refused after the folder was created
         agent_file.build_agent_file("x86_64")
 
 
@@ -70,7 +70,7 @@ def test_it_is_closed_to_others_whatever_comes_first(home: Path, command: str, e
     before = os.umask(0o022)
     try:
         if exists:
-            home.mkdir(parents=True)  # 0755, as an older version left it
+            home.mkdir(parents=True)  # 0755, as created by an older version
         WRITERS[command](home)
     finally:
         os.umask(before)
@@ -83,7 +83,7 @@ def test_it_is_closed_to_others_whatever_comes_first(home: Path, command: str, e
 
 
 def test_every_folder_of_the_state_directory_is_made_by_one_function() -> None:
-    """Path.mkdir gives missing parents the umask's mode."""
+    """Path.mkdir gives missing parents the umask's mode, so other code must not create them."""
     root = Path(paths.__file__).parents[1]
     makers = [
         f"{path.relative_to(root)}: {line.strip()}"

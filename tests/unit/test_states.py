@@ -1,4 +1,4 @@
-"""The table of states: sound in itself, checked at each write, and the same as in docs/control.md."""
+"""State table: consistent, checked at each write, and the same as in docs/control.md."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def test_the_table_is_sound(what: str) -> None:
     for _ in names:
         reached |= {move.new for move in moves if move.old in reached}
     assert reached == set(names)
-    for state in set(names) - final:  # from everywhere there is a way to an end
+    for state in set(names) - final:  # a final state is reachable from every state
         seen = {state}
         for _ in names:
             seen |= {move.new for move in moves if move.old in seen}

@@ -1,4 +1,4 @@
-"""Jobs whose steps fail: what is to end ends, whatever fails; nothing is tried for ever."""
+"""Retries of failing steps: jobs that must end do end, and nothing is retried for ever."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_a_cancelled_job_ends_though_every_step_fails(world: World, error: Excep
     world.store.set_goal(job_id, "cancel", "cancel", world.clock.now())
     supervisor, begun = world.supervisor(), world.clock.monotonic()
     world.drive(supervisor, until=lambda: world.attempts(job_id)[-1].state == "terminating")
-    # A target that cannot be looked at does not delay the end beyond the deadline that the machines were given.
+    # A target that cannot be queried does not delay the end beyond the machines' deadline.
     is_target = isinstance(error, ProvisionError)
     least, reason = (
         (GRACE_S["cancel"], "could not be looked at") if is_target else (ENDING_S, "after 120 s in which it")
@@ -87,7 +87,7 @@ def test_what_is_expected_is_not_given_up(world: World) -> None:
 
 
 def test_a_program_has_its_time_to_save_before_a_failing_job_is_ended(world: World) -> None:
-    """limits.duration gives it two minutes from the moment the machines were told."""
+    """limits.duration gives it two minutes from the stop order."""
     job_id = begin(world, duration_s=600)
     supervisor = world.supervisor()
     world.drive(supervisor, until=lambda: world.attempts(job_id)[-1].state == "stopping")
@@ -99,7 +99,7 @@ def test_a_program_has_its_time_to_save_before_a_failing_job_is_ended(world: Wor
 
 
 def test_a_record_of_another_version_ends_one_node_and_not_the_supervisor(world: World) -> None:
-    """A newer agent's word is understood as far as it can be, and its job can be cancelled."""
+    """A newer agent's record is interpreted as far as possible, and its job can be cancelled."""
     job_id = begin(world)
     folder = Path(unquote(world.job(job_id).job_dir.removeprefix("file://")))
     result = '{"outcome":"nonsense","exit_code":null,"reason":"x","started":1,"ended":2}'

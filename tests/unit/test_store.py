@@ -1,4 +1,4 @@
-"""The store: schema, migrations, transactions that compare, permissions; on PostgreSQL too, where there is one."""
+"""Job store: schema, migrations, compare-and-set, permissions; also on PostgreSQL where it is installed."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ def test_only_its_owner_can_look_into_it(tmp_path: Path) -> None:
 
 
 def test_a_file_with_settings_of_its_own_is_the_same_store(tmp_path: Path) -> None:
-    """SQLAlchemy knows what they mean."""
+    """SQLAlchemy interprets the settings in the URL's query."""
     path = tmp_path / "home" / "store.db"
     with_settings = Store.open(f"sqlite:///{path}?timeout=5")
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
@@ -196,7 +196,7 @@ def test_an_illegal_change_is_refused(world: World) -> None:
         world.store.apply(change(world, job_id, state="succeeded"), "me")
 
 
-def test_of_two_that_take_a_lease_one_gets_it(world: World) -> None:
+def test_only_one_of_two_takes_a_lease(world: World) -> None:
     row = world.job(world.submit())
     assert [world.store.take_lease(row, owner) for owner in ("a", "b")] == [True, False]
 
@@ -210,7 +210,7 @@ def test_a_goal_is_set_once_and_not_after_the_end(world: World) -> None:
 
 def test_jobs_are_found_by_beginning_and_name(world: World) -> None:
     first, second = world.submit(name="a-b"), world.submit(name="a_b")
-    assert [row.id for row in world.store.find_jobs("a_b")] == [second]  # no wildcard
+    assert [row.id for row in world.store.find_jobs("a_b")] == [second]  # `_` is no wildcard
     assert [row.id for row in world.store.find_jobs("a-b")] == [first]
     assert world.store.find_jobs("%") == []
     assert len(world.store.find_jobs("a")) == 2
@@ -259,7 +259,7 @@ def postgres() -> Iterator[str]:
         pytest.skip("NOT TESTED ON POSTGRESQL: initdb is not installed")
     with tempfile.TemporaryDirectory(prefix="cloudgpu-pg-") as folder:
         user = None
-        if os.geteuid() == 0:  # it refuses to run as root
+        if os.geteuid() == 0:  # PostgreSQL refuses to run as root
             user = "nobody"
             shutil.chown(folder, user)
 
@@ -295,7 +295,7 @@ def test_a_job_on_postgresql(tmp_path: Path, template: Path, postgres: str) -> N
 
 
 def use(world: World) -> list[object]:
-    """Use every method of the store; return what it answers."""
+    """Call every method of the store; return the results."""
     store, first, second = world.store, world.submit(name="one"), world.submit(name="two")
     world.finish(first)
     found: list[object] = [len(store.owner()), store.last_event(), store.has_active(), store.job("none")]

@@ -1,4 +1,4 @@
-"""Which offers a job is submitted with: what is set up, what reaches the job dir, what is kept of many places."""
+"""Offers that a job is submitted with: clouds that are set up and reach the job dir, and a limited number of places."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def spec(job_dir: str | None = "s3://bucket/jobs", **resources: object) -> JobSp
 
 @pytest.fixture(autouse=True)
 def environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Credentials for aws and Google, and none of whoever runs the tests."""
+    """Set credentials for AWS and Google, and remove those of the user who runs the tests."""
     for name in ("AWS_PROFILE", "AWS_ROLE_ARN", "AWS_WEB_IDENTITY_TOKEN_FILE"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "config"))
@@ -54,8 +54,8 @@ def environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def nobody(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No credentials anywhere."""
+def no_credentials(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Remove all credentials."""
     monkeypatch.delenv("AWS_ACCESS_KEY_ID")
     monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
     monkeypatch.delenv("GOOGLE_APPLICATION_CREDENTIALS")
@@ -72,7 +72,7 @@ def test_an_omitted_cloud_that_cannot_reach_the_job_dir_is_left_out() -> None:
     assert usable_offers(spec("gs://bucket/jobs"), Plan((GCP, AWS, VERTEX, LOCAL))) == [GCP, VERTEX, LOCAL]
 
 
-@pytest.mark.usefixtures("nobody")
+@pytest.mark.usefixtures("no_credentials")
 def test_an_omitted_cloud_without_credentials_is_left_out() -> None:
     assert [cloud for cloud in ("aws", "gcp", "vertex", "azure", "local") if is_set_up(cloud)] == ["local"]
     assert usable_offers(spec(), Plan((AWS, LOCAL))) == [LOCAL]
@@ -92,7 +92,7 @@ def test_google_reaches_cloud_storage_only(cloud: str, job_dir: str | None) -> N
         usable_offers(spec(job_dir, cloud=cloud), Plan((make_offer()._replace(cloud=cloud),)))
 
 
-@pytest.mark.usefixtures("nobody")
+@pytest.mark.usefixtures("no_credentials")
 @pytest.mark.parametrize(
     ("cloud", "job_dir", "advice"),
     [
@@ -130,12 +130,12 @@ def test_a_login_or_an_application_and_a_subscription_make_azure_usable(
     assert usable_offers(job, Plan((AZURE, LOCAL))) == [AZURE, LOCAL]
 
 
-def test_when_nothing_is_usable_every_reason_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_when_nothing_is_usable_every_reason_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(built_in(), "azure", info("azure")._replace(code=""))
-    with pytest.raises(SubmitError) as told:
+    with pytest.raises(SubmitError) as caught:
         usable_offers(spec(None), Plan((AZURE, AWS)))
-    assert "plans for azure, but launches only on: aws, gcp, local, vertex" in str(told.value)
-    assert "machines of aws cannot reach the job dir, a folder of this computer" in str(told.value)
+    assert "plans for azure, but launches only on: aws, gcp, local, vertex" in str(caught.value)
+    assert "machines of aws cannot reach the job dir, a folder of this computer" in str(caught.value)
 
 
 def test_a_plan_says_so_without_looking_for_credentials(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -173,7 +173,7 @@ def test_offers_of_unknown_price_cannot_be_held_to_a_cost() -> None:
         usable_offers(limited, Plan((dear,)))
 
 
-# -- which places are kept
+# -- places that are kept
 
 
 def planned(**resources: Any) -> list[Offer]:
@@ -212,7 +212,7 @@ def test_in_a_long_list_the_better_ones_are_kept() -> None:
     assert keep(offers) == offers[:MAX_WAYS]
 
 
-# -- patience
+# -- timeouts
 
 
 def test_how_long_machines_are_looked_for() -> None:

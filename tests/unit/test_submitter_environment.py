@@ -1,4 +1,4 @@
-"""Which variables of the submitter's shell a job on this machine gets."""
+"""Environment variables of the submitter's shell that a job on this machine gets."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The nearest known names."""
+"""Suggestion of the nearest known names."""
 
 from __future__ import annotations
 

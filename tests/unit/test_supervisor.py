@@ -1,4 +1,4 @@
-"""The supervisor on a fake cloud and a fake clock: every way a job may go."""
+"""Supervisor on a fake cloud and a fake clock: every course that a job can take."""
 
 from __future__ import annotations
 
@@ -126,9 +126,9 @@ def test_what_the_machines_restart_by_themselves_is_of_the_same_budget(
     assert outcomes(world, job_id) == states
     counts = [len(attempt.generations) for attempt in world.attempts(job_id)]
     assert counts == list(restarts[: len(states)])
-    told = [event.message for event in world.store.events(job_id) if event.kind == "restarted"]
-    assert told[0] == "worker-0.1: SIGKILL; the program starts again in place (generation 2)"
-    assert len(told) == sum(counts)
+    messages = [event.message for event in world.store.events(job_id) if event.kind == "restarted"]
+    assert messages[0] == "worker-0.1: SIGKILL; the program starts again in place (generation 2)"
+    assert len(messages) == sum(counts)
     left = []
     for number in range(1, len(states) + 1):
         data = JobDir(world.job(job_id).job_dir).get(attempt_key(number))
@@ -137,7 +137,7 @@ def test_what_the_machines_restart_by_themselves_is_of_the_same_budget(
 
 
 def test_an_attempt_knows_what_the_earlier_ones_met(world: World) -> None:
-    """Also of those that never saved; what a program does on its first machines is in no checkpoint then."""
+    """Interruptions of attempts that never saved count too, although no checkpoint records them."""
     vanish = Life(end="vanish", saves=False)
     world.cloud.script = lives(vanish, dataclasses.replace(FAIL, restarts=2), vanish, SUCCEED)
     job_id = world.submit(policy=make_policy(failures=9))
@@ -215,7 +215,7 @@ def test_a_vanished_node_explains_the_failure_of_its_peers(world: World) -> None
 
 
 def test_a_chief_may_succeed_while_it_is_stopped_for_a_server_that_failed_to_begin(world: World) -> None:
-    """The job was still starting: its program had begun nowhere."""
+    """The job was still starting: no program had started on any node."""
     roles = [dataclasses.replace(make_offer().roles[0], role=name) for name in ("chief", "parameter_server")]
     world.cloud.script = lives(Life(boot_s=5, run_s=10, obeys=False))
     job_id = world.submit(make_offer(roles=tuple(roles)))
@@ -246,7 +246,7 @@ def test_a_silent_machine_is_lost(world: World) -> None:
     assert "never reported" in first.reason
 
 
-# -- the end as wanted
+# -- requested ends
 
 
 def cancel(world: World, job_id: str) -> None:
@@ -343,9 +343,9 @@ def test_the_cost_limit_counts_all_attempts(world: World) -> None:
 @pytest.mark.parametrize(
     ("end", "asleep"), [("vanish", False), ("preempted", False), ("failed", False), ("vanish", True)]
 )
-def test_what_ended_while_nobody_looked_is_paid_for_until_it_ended(world: World, end: str, asleep: bool) -> None:
-    """And no limit ends a job for what was not spent: it goes on. `asleep`: the supervisor was there, on a laptop that
-    was shut."""
+def test_a_machine_that_ended_between_polls_is_paid_for_until_its_end(world: World, end: str, asleep: bool) -> None:
+    """No limit ends the job for costs that did not occur. `asleep`: the same supervisor continues, after its laptop
+    slept."""
     world.cloud.script = lives(Life(end=end, run_s=100, exit_code=1), Life())
     job_id = world.submit(make_offer(price="3.6"), policy=make_policy(cost_usd=Decimal(2)))
     supervisor = world.supervisor()
@@ -362,7 +362,7 @@ def test_what_ended_while_nobody_looked_is_paid_for_until_it_ended(world: World,
 
 
 def test_a_machine_s_clock_does_not_count_where_the_supervisor_looked(world: World) -> None:
-    """One that is slow by an hour."""
+    """The machine's clock is an hour slow."""
     world.cloud.script = lives(Life(run_s=1e6))
     job_id = world.submit(make_offer(price="3.6"))
     begun, supervisor = world.clock.now(), world.supervisor()
@@ -378,7 +378,7 @@ def test_a_machine_s_clock_does_not_count_where_the_supervisor_looked(world: Wor
     assert attempt.cost is not None and Decimal("0.99") < attempt.cost < Decimal("1.1")
 
 
-def test_a_machine_that_was_there_while_nobody_looked_is_paid_for(world: World) -> None:
+def test_a_machine_that_existed_between_polls_is_paid_for(world: World) -> None:
     world.cloud.script = lives(Life(run_s=1e6))
     job_id = world.submit(make_offer(price="3.6"), policy=make_policy(cost_usd=Decimal(2)))
     world.drive(world.supervisor(), until=lambda: world.job(job_id).state == "running")
@@ -392,8 +392,8 @@ def test_a_machine_that_was_there_while_nobody_looked_is_paid_for(world: World) 
 
 
 @pytest.mark.parametrize("verb", ["cancel", ""])
-def test_a_limit_holds_although_nobody_can_look(world: World, verb: str) -> None:
-    """The machines are told by the job dir."""
+def test_a_limit_holds_although_the_target_cannot_be_queried(world: World, verb: str) -> None:
+    """The stop order reaches the machines through the job dir."""
     world.cloud.script = lives(Life(run_s=1e6))
     job_id = world.submit(policy=make_policy(duration_s=None if verb else 60))
     world.drive(world.supervisor(), until=lambda: world.job(job_id).state == "running")
@@ -499,7 +499,7 @@ def test_a_busy_single_place_is_waited_for_within_one_attempt(world: World) -> N
     waiting = [event for event in world.store.events(job_id) if event.kind == "waiting"]
     assert [event.message for event in waiting] == ["waiting: 2 GPUs wanted, 1 is free"]
     attempt = world.attempts(job_id)[0]
-    assert (attempt.launched or 0) - attempt.created > 10  # 50 tries, and waiting costs nothing
+    assert (attempt.launched or 0) - attempt.created > 10  # 50 retries, and waiting costs nothing
 
 
 @pytest.mark.parametrize("kind", ["throttled", "transient"])
@@ -604,7 +604,7 @@ def test_an_unusable_job_dir_is_given_up_after_a_while(world: World) -> None:
 
 
 class Torn:
-    """A job that runs, and whose dir cannot be read while a link in it leads to itself."""
+    """Running job whose job dir cannot be read while a symlink in it points to itself."""
 
     def __init__(self, world: World) -> None:
         world.cloud.script = lives(Life(run_s=1e6))
@@ -624,7 +624,7 @@ class Torn:
         self.record.symlink_to(self.record.name)
 
     def heals(self) -> bool:
-        """Return whether the job runs on when its dir can be used again."""
+        """Return whether the job continues once its job dir is readable again."""
         self.record.unlink()
         self.drive_for(600)
         return self.state == "running" and len(self.world.attempts(self.job_id)) == 1
@@ -640,8 +640,8 @@ def test_other_trouble_is_not_counted_as_that_of_the_job_dir(world: World) -> No
     assert torn.heals()
 
 
-def test_a_job_dir_that_nobody_tries_is_not_given_up(world: World) -> None:
-    """A laptop is shut for the night."""
+def test_time_without_retries_does_not_give_up_the_job_dir(world: World) -> None:
+    """A laptop sleeps for the night."""
     torn = Torn(world)
     torn.tear()
     torn.drive_for(1_800)
@@ -651,7 +651,7 @@ def test_a_job_dir_that_nobody_tries_is_not_given_up(world: World) -> None:
 
 
 def test_a_job_dir_that_could_not_be_used_is_opened_anew(world: World) -> None:
-    """With the credentials that there are by then."""
+    """It is opened with the credentials of that time."""
     opened: list[str] = []
 
     def note(what: str, it: object) -> object:
@@ -735,7 +735,7 @@ def test_a_quiet_job_is_looked_at_ever_less_often(world: World) -> None:
 
 
 def test_a_tick_after_the_wait_has_something_to_do(world: World) -> None:
-    """Also at times where `asked + 1.0 - now` is 0 and `now - asked` is less than 1.0: one in two thousand."""
+    """Also if rounding makes `asked + 1.0 - now` 0 while `now - asked` is less than 1.0: once in two thousand times."""
     supervisor, numbers = world.supervisor(), random.Random(0)
     times = sorted((numbers.uniform(0, 5_000), numbers.random()) for _ in range(100_000))
     for asked, later in times:

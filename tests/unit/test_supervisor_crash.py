@@ -1,4 +1,4 @@
-"""A supervisor that dies at any call it makes: the next one ends the job correctly, once, and leaves nothing behind."""
+"""A supervisor that crashes at any call: the next one ends the job correctly, once, and leaves nothing behind."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from cloudgpu.tests.standins.control import World, make_offer, make_policy
 from cloudgpu.tests.standins.long_mode import LONG
 
 MOMENTS = {"after": True} | ({"before": False} if LONG else {})
-"""Between two calls that change something, nothing changes: to die before the one is to die after the other."""
+"""Crash after or before a call's effect. Nothing changes between two changing calls, so `before` equals `after` the
+previous one."""
 
 SUCCEED = Life(run_s=3)
 FAIL = Life(run_s=3, end="failed", exit_code=3, reason="exit code 3")
@@ -21,11 +22,11 @@ VANISH = Life(run_s=3, end="vanish")
 
 
 class Crash(BaseException):
-    """The supervisor's process dies here."""
+    """Crash of the supervisor's process."""
 
 
 class Crasher:
-    """Wraps what a supervisor works with, and dies at the n-th call of anything, before or after it took effect."""
+    """Wrapper of a supervisor's dependencies that crashes at the n-th call, before or after it takes effect."""
 
     def __init__(self, at: int, after: bool) -> None:
         self.at = at
@@ -87,7 +88,7 @@ def _replaces_a_lost_node(world: World) -> str:
 
 
 def _goes_on_without_it(world: World) -> str:
-    """Two are lost, one after the other; what comes in their place is not there at once."""
+    """Two nodes are lost, one after the other; their replacements boot slowly."""
     lost = {
         (1, "worker-1.1"): Life(run_s=3, end="taken"),
         (1, "worker-2.1"): Life(run_s=12, end="vanish", answer="failure"),
@@ -98,7 +99,7 @@ def _goes_on_without_it(world: World) -> str:
 
 
 def _cannot_replace_it(world: World) -> str:
-    """Its machines' zone is full by then."""
+    """A node is lost when its zone is full."""
 
     def script(attempt: int, node: str) -> Life:
         world.cloud.full = {"a-1"} if attempt == 1 and node == "worker-1.1" else world.cloud.full
@@ -115,13 +116,14 @@ def _is_stopped_while_it_heals(world: World) -> str:
 
 
 def _replaces_a_silent_node(world: World) -> str:
-    """It may come back to life: it must not be there beside the one that came in its place."""
+    """A frozen node may resume, and must not run beside its replacement."""
     world.cloud.script = lives(Life(run_s=300), nodes=[((1, "worker-0.1"), Life(run_s=3, end="freeze"))])
     return world.submit(make_offer(nodes=2))
 
 
 def _moves(world: World) -> str:
-    """Its machine is lost in one cloud, the next one has none, and it goes on in the third: each with its job dir."""
+    """The machine is lost in one cloud, the second has none, and the job continues in the third, each with a separate
+    job dir."""
     world.cloud.stores, world.cloud.full = True, {"b-1"}
     world.cloud.script = lives(VANISH, SUCCEED)
     offers = [make_offer(zone=zone)._replace(cloud=cloud) for cloud, zone in (("aws", "a-1"), ("gcp", "b-1"))]
@@ -143,7 +145,7 @@ SCENARIOS: dict[str, tuple[Scenario, str, list[str]]] = {
 
 
 def _run_with_crash(folder: Path, template: Path, name: str, crasher: Crasher) -> tuple[World, str]:
-    """Run a scenario with a supervisor that crashes; another takes over."""
+    """Run a scenario with a supervisor that crashes and one that takes over."""
     scenario, _, _ = SCENARIOS[name]
     world = World(folder, template, wrap=crasher.wrap)
     job_id = scenario(world)
@@ -157,7 +159,8 @@ def _run_with_crash(folder: Path, template: Path, name: str, crasher: Crasher) -
 
 
 def _crash_points(trace: list[str], *, after: bool) -> list[int]:
-    """Calls that change something, every second one, the others for the other moment; in the long mode every call."""
+    """Return the calls to crash at: every second changing call, the others for the other moment; every call in the long
+    mode."""
     if LONG:
         return list(range(1, len(trace) + 1))
     changing = {"store.apply", "cloud.launch", "cloud.terminate", "dir.create", "dir.put", "dir.upload"}

@@ -1,4 +1,4 @@
-"""Failover as the supervisor does it: places, memory across jobs, patience, money, and what is told of it."""
+"""Failover by the supervisor: places, memory across jobs, timeouts, costs, and the report to the user."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_many_jobs_do_not_all_ask_full_places_again(world: World) -> None:
     supervisor = world.supervisor()
     world.drive(supervisor, until=lambda: world.clock.monotonic() > 2 * DRY_S + 60, for_s=4_000)
     made = [len(world.attempts(job.id)) for job in world.store.list_jobs(active_only=True, limit=200)]
-    # At first all ask at once; each time the places open again, the first to ask tells the others.
+    # All jobs ask at first. Whenever the places are retried, the others share the first job's refusal.
     assert len(made) == 30
     assert 60 + 2 * 2 <= sum(made) <= 60 + 2 * 2 * 8
 
@@ -105,10 +105,10 @@ def test_retry_capacity_keeps_looking_and_then_ends_the_job(world: World) -> Non
     assert (job.state, job.cause) == ("failed", "capacity")
     assert 3600 - DRY_S < world.clock.monotonic() - begin <= 3600 + 5
     assert 4 <= asked(world, job_id).count("az1") <= 6
-    headline, *told = job.reason.splitlines()
+    headline, *details = job.reason.splitlines()
     assert headline.startswith("no machines within retry.capacity of 1h: ")
-    assert told[0].startswith("  no capacity, 2 places: ")
-    assert told[1].startswith("    aws us-1 spot local: az1 ") and ", az2 " in told[1]
+    assert details[0].startswith("  no capacity, 2 places: ")
+    assert details[1].startswith("    aws us-1 spot local: az1 ") and ", az2 " in details[1]
     assert job.spent == Decimal(0)
     ended = [event.message for event in world.store.events(job_id) if event.kind == "state"]
     assert ended == [f"failed: {headline}"]
@@ -163,7 +163,7 @@ def test_the_provider_says_when_to_ask_again(world: World) -> None:
 
 @pytest.mark.parametrize("limits", [{}, {"duration_s": 3600}, {"cost_usd": Decimal(5)}])
 def test_a_launch_that_is_repeated_asks_for_the_same(world: World, limits: dict[str, object]) -> None:
-    """Else the provider, which remembers the token, refuses the second as another request."""
+    """Otherwise the provider, which remembers the token, refuses the retry as a different request."""
     seen = []
     launch = world.cloud.launch
     world.cloud.faults["launch"] = [refusal("transient"), refusal("throttled")]
@@ -198,7 +198,7 @@ def test_machines_in_a_cloud_end_and_expire_whatever_happens(world: World) -> No
 def test_only_machines_that_were_started_are_paid_for(world: World, nodes: int, kind: str, partial: bool) -> None:
     world.cloud.partial_launch = partial
     world.cloud.faults["launch"] = [refusal(kind, "region") for _ in range(30 if kind == "transient" else 1)]
-    world.cloud.faults["terminate"] = [refusal("transient")]  # so that time passes
+    world.cloud.faults["terminate"] = [refusal("transient")]  # lets time pass
     job_id = world.submit(aws("az1", nodes=nodes), aws("az1", nodes=nodes, region="eu-1"))
     supervisor = world.supervisor()
     world.drive(supervisor, until=lambda: len(world.attempts(job_id)) == 2)
@@ -208,7 +208,7 @@ def test_only_machines_that_were_started_are_paid_for(world: World, nodes: int, 
 
 
 def test_time_without_a_machine_reaches_no_limit(world: World) -> None:
-    """Nor does it count while it is not known whether there is a machine."""
+    """Time in which it is unknown whether a machine exists does not count either."""
     world.cloud.faults["launch"] = [refusal("transient", "region") for _ in range(60)]
     job_id = world.submit(aws("az1"), policy=make_policy(cost_usd=Decimal("0.5")))
     supervisor = world.supervisor()
@@ -241,7 +241,7 @@ def test_a_place_that_gives_no_answer_is_left_after_two_minutes_however_long_a_c
 
 
 def test_a_turn_in_a_line_is_no_time_without_an_answer(world: World) -> None:
-    """Calls that are held back here say nothing about the place."""
+    """Calls that the client's rate limit holds back say nothing about the place."""
     held = [refusal("throttled", "region", retry_after=100.0, is_unsent=True) for _ in range(4)]
     world.cloud.faults["launch"] = [*held, refusal("transient", "region")]
     job_id = world.submit(aws("az1"), aws("az1", region="eu-1"))
@@ -269,17 +269,17 @@ def test_places_with_all_their_zones_come_back_from_the_store(world: World) -> N
     assert list(world.job(job_id).offers) == offers
 
 
-# -- shut out: who is refused by his credentials may not look for what he left either
+# -- access denied: rejected credentials do not allow a search for leftovers either
 
 
-def shut_out(world: World) -> None:
-    """From now on, and for a while."""
+def reject_credentials(world: World) -> None:
+    """Refuse the credentials in the next 50 calls of each kind."""
     for verb in ("launch", "observe", "terminate", "find"):
         world.cloud.faults[verb] = [refusal("auth", "cloud") for _ in range(50)]
 
 
 def test_bad_credentials_end_the_job_although_nothing_can_be_looked_for(world: World) -> None:
-    shut_out(world)
+    reject_credentials(world)
     job_id = world.submit(aws("az1"), aws("az2"))
     world.drive(world.supervisor(), for_s=60)
     job, [attempt] = world.job(job_id), world.attempts(job_id)
@@ -290,7 +290,7 @@ def test_bad_credentials_end_the_job_although_nothing_can_be_looked_for(world: W
 
 
 def test_bad_credentials_of_a_first_cloud_lead_to_the_second_at_once(world: World) -> None:
-    shut_out(world)
+    reject_credentials(world)
     supervisor = world.supervisor()
     job_id = world.submit(aws("az1"), aws("az1")._replace(cloud="gcp"))
     world.drive(supervisor, until=lambda: len(world.attempts(job_id)) == 2, for_s=60)
@@ -300,8 +300,8 @@ def test_bad_credentials_of_a_first_cloud_lead_to_the_second_at_once(world: Worl
 
 
 def test_credentials_that_end_within_a_launch_forget_no_machine(world: World) -> None:
-    """They were good when the first was asked for."""
-    shut_out(world)
+    """The credentials were valid when the first machine was requested."""
+    reject_credentials(world)
     denied = refusal("auth", "cloud")
     denied.may_have_created = True
     world.cloud.faults["launch"] = [denied]
@@ -315,12 +315,12 @@ def test_credentials_that_end_within_a_launch_forget_no_machine(world: World) ->
 
 
 def test_what_may_have_been_launched_is_not_forgotten_for_bad_credentials(world: World) -> None:
-    """The supervisor died in its launch: machines may be there, until somebody has looked."""
+    """The supervisor died during the launch: machines may exist until a query shows that none do."""
     job_id = world.submit(aws("az1"))
     first = world.supervisor("elsewhere/1/a")
     while not world.attempts(job_id) or world.attempts(job_id)[0].launched is None:
         first.tick()
-    shut_out(world)
+    reject_credentials(world)
     second = world.supervisor("elsewhere/2/b")
     world.drive(second, until=lambda: world.attempts(job_id)[0].outcome == "refused", for_s=60)
     with pytest.raises(AssertionError, match="still not there"):
@@ -345,7 +345,7 @@ def test_the_same_after_a_launch_that_gave_no_answer(world: World) -> None:
     assert world.job(job_id).cause == "auth"
 
 
-# -- credentials that were good once: they are waited for
+# -- expired credentials: the job waits for new ones
 
 LOGIN = "the login has expired: renew it"
 
@@ -374,8 +374,8 @@ def test_a_launch_waits_for_a_login_and_goes_on_within_half_a_minute(world: Worl
     job, [attempt] = world.job(job_id), world.attempts(job_id)
     assert (job.state, attempt.state, job.cause) == ("queued", "launching", "expired")
     assert job.reason.startswith(LOGIN)
-    told = [event.message for event in world.store.events(job_id) if event.kind == "waiting"]
-    assert told == [f"waiting: {job.reason}"]
+    messages = [event.message for event in world.store.events(job_id) if event.kind == "waiting"]
+    assert messages == [f"waiting: {job.reason}"]
     log_in(world)
     renewed = world.clock.now()
     world.drive(supervisor, until=lambda: world.attempts(job_id)[0].state == "running")
@@ -388,7 +388,7 @@ def test_a_launch_waits_for_a_login_and_goes_on_within_half_a_minute(world: Worl
 
 
 def test_an_answer_that_was_lost_is_not_given_up_for_a_login(world: World) -> None:
-    """Credentials of any kind: they were good when it was asked for."""
+    """Credentials of any kind were valid at the request."""
     job_id, supervisor = world.submit(aws("az1")), world.supervisor()
     world.cloud.partial_launch = True
     world.cloud.faults["launch"] = [refusal("transient"), *(expired(kind="auth") for _ in range(5))]
@@ -466,7 +466,7 @@ def test_an_end_waits_for_a_login_and_says_so(world: World) -> None:
 
 @pytest.mark.parametrize("training", [False, True])
 def test_a_login_that_the_job_dir_does_not_take_counts_towards_no_patience(world: World, training: bool) -> None:
-    """A job that waits overnight meets the bucket first."""
+    """A job that waits overnight accesses the bucket first."""
     world.cloud.script = lives(Life(run_s=3_900.0 if training else 1.0))
     logged_in = [True]
 
@@ -493,7 +493,7 @@ def test_a_login_that_the_job_dir_does_not_take_counts_towards_no_patience(world
     assert (world.job(job_id).state, len(world.attempts(job_id))) == ("succeeded", 1)
 
 
-# -- what goes on meanwhile
+# -- progress while a call waits
 
 
 def test_a_cancel_is_heard_while_a_launch_waits_for_its_machine(world: World) -> None:
@@ -547,7 +547,7 @@ def test_machines_learn_of_a_cancel_although_the_cloud_cannot_be_looked_at(world
 
 
 def test_a_list_that_is_stale_does_not_take_the_time_for_saving(world: World) -> None:
-    """It says that the machine is in the queue; its heartbeat says that the program runs."""
+    """The list says that the machine is queued; its heartbeat says that the program runs."""
     world.cloud.script = lives(Life(run_s=1e6))
     job_id, supervisor = world.submit(aws("az1")), world.supervisor()
     world.drive(supervisor, until=lambda: world.job(job_id).state == "running")
@@ -587,7 +587,7 @@ def test_events_bear_the_time_at_which_they_are_written(world: World) -> None:
 
 
 LATE = 3_000.0
-"""Longer than a machine has to report once it is there."""
+"""Seconds in a queue: longer than a started machine has for its first report."""
 
 
 def test_a_queue_is_no_silence_and_what_leaves_it_runs(world: World) -> None:
@@ -614,9 +614,9 @@ def test_what_the_queue_says_is_the_jobs_reason_until_it_begins(world: World) ->
 
 
 def test_time_in_a_queue_is_not_paid_for(world: World) -> None:
-    """Nor does it end a job whose limits are about money; a supervisor that comes in the middle comes to the same."""
+    """It does not count for cost limits either, also if another supervisor takes over halfway."""
     world.cloud.script = lives(Life(queued_s=LATE, run_s=600.0))
-    policy = make_policy(cost_usd=Decimal("0.9"))  # a quarter of an hour at 3.6 USD/h
+    policy = make_policy(cost_usd=Decimal("0.9"))  # 15 minutes at 3.6 USD/h
     job_id = world.submit(aws("az1"), policy=policy)
     until = world.clock.monotonic() + LATE / 2
     world.drive(world.supervisor(), until=lambda: world.clock.monotonic() > until)

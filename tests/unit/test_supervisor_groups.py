@@ -1,4 +1,4 @@
-"""Jobs whose machines are a group of their own: the supervisor leaves lost ones to it, and counts what is paid."""
+"""Jobs with a dedicated machine group: the supervisor leaves lost machines to the group, and counts paid time."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ PRICE = Decimal("3.6")
 
 
 class GroupCloud(StoringCloud):
-    """A machine of a group that is lost is waited for."""
+    """Fake cloud with groups: a lost machine is pending until its group replaces it."""
 
     def __init__(self, clock: FakeClock) -> None:
         super().__init__(clock)
@@ -60,7 +60,7 @@ def attempt_of(world: World, job_id: str) -> Attempt:
     return attempt
 
 
-def test_the_launch_is_told(world: World) -> None:
+def test_the_launch_request_says_whether_it_is_grouped(world: World) -> None:
     for grouped in (True, False):
         world.finish(submit(world, 2, Life(), grouped=grouped))
     assert [request.grouped for request in world.cloud.launches] == [True, False]
@@ -68,7 +68,7 @@ def test_the_launch_is_told(world: World) -> None:
 
 @pytest.mark.parametrize("nodes", [1, 2])
 def test_a_lost_machine_is_left_to_its_group(world: World, nodes: int) -> None:
-    """For long; it is paid for as before, and nobody asks for another."""
+    """The attempt stays running and paid for, and no other machine is requested."""
     job_id = submit(world, nodes, Life(run_s=HOUR), Life(run_s=60.0, end="vanish"))
     begin(world, job_id)
     launched = attempt_of(world, job_id).launched
@@ -81,7 +81,7 @@ def test_a_lost_machine_is_left_to_its_group(world: World, nodes: int) -> None:
 
 
 def test_half_a_group_that_waited_is_paid_for(world: World) -> None:
-    """The first machine was there until the second was given up."""
+    """The first machine existed until the second was given up."""
     late = ProvisionError("capacity", "1 machines are there, 2 are needed", scope="zone")
     waiting = Life(run_s=10 * HOUR, end="serve")
     job_id = submit(world, 2, waiting, dataclasses.replace(waiting, queued_s=HOUR / 2, refused=late))
@@ -92,7 +92,7 @@ def test_half_a_group_that_waited_is_paid_for(world: World) -> None:
 
 
 def test_a_machine_that_was_lost_before_its_program_began_is_paid_for(world: World) -> None:
-    """Also by a supervisor that has not seen it."""
+    """Also by a supervisor that has never observed it."""
     job_id = submit(world, 1, Life(boot_s=HOUR, run_s=2 * HOUR))
     world.drive(world.supervisor(), until=lambda: attempt_of(world, job_id).state == "running")
     (machine,) = world.cloud.machines
@@ -106,7 +106,7 @@ def test_a_machine_that_was_lost_before_its_program_began_is_paid_for(world: Wor
 
 
 def test_one_machine_that_was_refused_in_the_end_was_not_free(world: World) -> None:
-    """Those of a group may have come and gone until then."""
+    """The group's machines may have started and ended until then."""
     late = ProvisionError("capacity", "0 machines are there, 1 is needed", scope="zone")
     job_id = submit(world, 1, Life(queued_s=HOUR / 100, refused=late))
     world.drive(world.supervisor(), until=lambda: attempt_of(world, job_id).state == "ended")
@@ -114,7 +114,7 @@ def test_one_machine_that_was_refused_in_the_end_was_not_free(world: World) -> N
 
 
 def test_what_waits_for_machines_is_cancelled_at_once(world: World) -> None:
-    """Nobody is there who could save within its time."""
+    """No program runs that could save within the grace period."""
     job_id = submit(world, 2, Life(queued_s=10 * HOUR))
     world.drive(world.supervisor(), until=lambda: attempt_of(world, job_id).state == "running")
     began = world.clock.now()

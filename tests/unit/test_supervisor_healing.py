@@ -1,4 +1,4 @@
-"""A lost node is replaced, or done without: what could go wrong, on a fake cloud and a fake clock."""
+"""Replacement of a lost node, or continuing without it: failure cases on a fake cloud and a fake clock."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ A, B = "a-1", "a-2"
 
 
 def submit(world: World, nodes: int, by_node: dict[str, Life], default: Life = LONG, **policy: Any) -> str:
-    """A job with two places to go; what `by_node` says is of its first attempt."""
+    """Submit a job with two places; `by_node` sets how nodes of its first attempt behave."""
     world.cloud.script = lives(default, LONG, nodes=[((1, node), life) for node, life in by_node.items()])
     offers = [make_offer(nodes=nodes, zone=zone) for zone in (A, B)]
     return world.submit(*offers, policy=make_policy(**policy))
@@ -41,7 +41,7 @@ def started(world: World, attempt: int = 1) -> list[str]:
 
 
 def test_a_closed_row_is_not_healed(world: World) -> None:
-    """A node has said that the program starts nowhere again, and writes what is left; another one is lost."""
+    """A node has announced that the program restarts nowhere, and writes its last data; then another node is lost."""
     job_id = submit(world, 2, {"worker-0.1": Life(end="serve"), "worker-1.1": VANISH})
     begin(world, job_id)
     closed = Generation(2, "closed", "worker-0.1", True, "", 0.0, 0, 0, 0.0, "")
@@ -52,7 +52,7 @@ def test_a_closed_row_is_not_healed(world: World) -> None:
 
 
 def test_a_machine_that_replaces_another_one_expires_after_it_has_ended_itself(world: World) -> None:
-    """It lives as long as the first ones, and begins later."""
+    """Its lifetime is that of the first machines, but begins later."""
     lost = {"worker-1.1": Life(run_s=5_000, end="vanish")}
     job_id = submit(world, 2, lost, Life(run_s=9_000), duration_s=20_000)
     begin(world, job_id)
@@ -64,8 +64,8 @@ def test_a_machine_that_replaces_another_one_expires_after_it_has_ended_itself(w
     assert lifetime is not None and expires is not None and expires >= later.launched + lifetime
 
 
-def test_what_has_not_been_got_is_not_silent(world: World) -> None:
-    """It is asked for in vain for longer than a machine may take to boot; the others train."""
+def test_a_node_without_a_machine_is_not_silent(world: World) -> None:
+    """Its replacement is refused for longer than a machine may take to boot; the other node trains."""
     job_id = submit(world, 2, {"worker-1.1": VANISH}, Life(run_s=2_000), least_nodes=1)
     begin(world, job_id)
     world.cloud.full = {A}
@@ -78,7 +78,7 @@ def test_what_has_not_been_got_is_not_silent(world: World) -> None:
 
 
 @pytest.mark.parametrize(("nodes", "least"), [(2, None), (3, 2)])
-def test_nobody_is_kept_idle_for_a_machine_that_is_not_to_be_had(world: World, nodes: int, least: int | None) -> None:
+def test_nodes_do_not_idle_for_an_unavailable_machine(world: World, nodes: int, least: int | None) -> None:
     lost = {f"worker-{index}.1": VANISH for index in range(1, nodes)}
     job_id = submit(world, nodes, lost, least_nodes=least)
     begin(world, job_id)
@@ -92,7 +92,7 @@ def test_nobody_is_kept_idle_for_a_machine_that_is_not_to_be_had(world: World, n
 @pytest.mark.parametrize("answer", [None, "failure", "interruption"])
 @pytest.mark.parametrize("healed", [True, False])
 def test_a_loss_counts_once(world: World, answer: Any, healed: bool) -> None:
-    """Whatever the others' programs did because of it, and whether there is another machine or not."""
+    """The other programs' reaction does not matter, nor whether a replacement is available."""
     default = Life(run_s=60, answer=answer)
     job_id = submit(world, 2, {"worker-1.1": TAKEN}, default, preemptions=1, failures=1)
     begin(world, job_id)
@@ -112,7 +112,7 @@ def test_more_losses_than_allowed_end_the_job(world: World) -> None:
 
 
 def test_an_attempt_of_an_older_version_is_not_healed(world: World) -> None:
-    """Its machines' agents do not wait for anybody."""
+    """Its machines' agents do not wait for replacements."""
     job_id = submit(world, 2, {"worker-1.1": VANISH})
     begin(world, job_id)
     with sqlite3.connect(world.folder / "store.db") as store:
@@ -139,7 +139,7 @@ def test_another_one_is_lost_while_one_is_replaced(world: World) -> None:
 
 
 def test_the_time_of_a_first_node_that_was_replaced_is_not_forgotten(world: World) -> None:
-    """It alone tells what was trained before; the one in its place is asked what came after."""
+    """Only its records cover the time before the loss; its replacement's records cover the time after it."""
     lost = {f"worker-{index}.1": Life(run_s=run_s, end="vanish") for index, run_s in enumerate((40, 60))}
     job_id = submit(world, 2, lost, Life(run_s=40))
     world.finish(job_id)

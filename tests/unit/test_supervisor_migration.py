@@ -1,4 +1,4 @@
-"""A job with a job dir in each cloud: it moves before machines are asked for, and never begins anew by mistake."""
+"""Jobs with a job dir in each cloud: they move before machines are requested, and never start over by mistake."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ TAKEN_LATE = Life(run_s=5, end="taken")
 
 
 class Troubled:
-    """A job dir whose writes and listings do what the test says first."""
+    """Job dir that calls the test's hook before each write and listing."""
 
     def __init__(self, job_dir: JobDir, before: Any) -> None:
         self._job_dir, self._before = job_dir, before
@@ -52,7 +52,7 @@ def place(world: World, job_id: str, offer: Offer) -> JobDir:
     return JobDir(world.job(job_id).dir_on(offer.cloud))
 
 
-def told(world: World, job_id: str, kind: str) -> list[str]:
+def messages_of(world: World, job_id: str, kind: str) -> list[str]:
     return [event.message for event in world.store.events(job_id) if event.kind == kind]
 
 
@@ -61,11 +61,11 @@ def clouds(world: World, job_id: str) -> list[str]:
 
 
 def restored(world: World) -> list[int]:
-    """What each machine began with."""
+    """Return the step that each machine restored."""
     return [machine.restored for machine in world.cloud.machines]
 
 
-def test_what_is_dry_everywhere_is_had_in_another_cloud(world: World) -> None:
+def test_without_capacity_the_job_goes_to_another_cloud(world: World) -> None:
     world.cloud.full = {"a-1", "g-1"}
     job_id = world.submit(AWS, GCP, AZURE, apart=True)
     world.finish(job_id)
@@ -73,7 +73,7 @@ def test_what_is_dry_everywhere_is_had_in_another_cloud(world: World) -> None:
     home, there = (place(world, job_id, offer) for offer in (AWS, AZURE))
     assert [request.job_dir for request in world.cloud.launches] == [there.url]
     assert there.get(JOB_KEY) == home.get(JOB_KEY)
-    assert told(world, job_id, "moved")[-1] == f"code copied from {home.url} to {there.url}"
+    assert messages_of(world, job_id, "moved")[-1] == f"code copied from {home.url} to {there.url}"
     assert worked_dirs(world.job(job_id), world.attempts(job_id)) == [there.url]
 
 
@@ -81,10 +81,10 @@ def test_clouds_that_share_a_job_dir_copy_nothing(world: World) -> None:
     world.cloud.script = lives(TAKEN_LATE, Life())
     job_id = world.submit(AWS, GCP)
     world.finish(job_id)
-    assert clouds(world, job_id) == ["aws", "gcp"] and told(world, job_id, "moved") == []
+    assert clouds(world, job_id) == ["aws", "gcp"] and messages_of(world, job_id, "moved") == []
 
 
-def test_what_was_taken_away_goes_on_in_another_cloud_from_its_checkpoint(world: World) -> None:
+def test_a_preempted_job_resumes_in_another_cloud_from_its_checkpoint(world: World) -> None:
     world.cloud.script = lives(TAKEN_LATE, Life())
     job_id = world.submit(GCP, AZURE, apart=True)
     world.finish(job_id)
@@ -92,10 +92,10 @@ def test_what_was_taken_away_goes_on_in_another_cloud_from_its_checkpoint(world:
     first, second = world.attempts(job_id)
     assert first.progress is not None and second.progress is not None
     assert restored(world) == [0, first.progress.saved_step] and restored(world)[1] > 0
-    (message,) = told(world, job_id, "moved")
+    (message,) = messages_of(world, job_id, "moved")
     step = first.progress.saved_step
     assert message.startswith(f"checkpoint of step {step} copied from {left.url} to {here.url}, ")
-    (begun,) = told(world, job_id, "moving")
+    (begun,) = messages_of(world, job_id, "moving")
     assert begun.startswith(f"copying the checkpoint of step {step}, ") and begun.endswith(f"to {here.url}")
     records = [AttemptRecord.from_bytes(at.get(attempt_key(2))) for at in (left, here)]
     assert [record.job_dir for record in records] == [here.url] * 2
@@ -103,7 +103,7 @@ def test_what_was_taken_away_goes_on_in_another_cloud_from_its_checkpoint(world:
 
 
 def test_there_and_back_and_on(world: World) -> None:
-    """The newest is where machines ran last, not where the most was ever written."""
+    """The newest job dir is the one where machines ran last, not the one with the most data."""
     world.cloud.script = lives(TAKEN_LATE, TAKEN_LATE, Life())
     job_id = world.submit(GCP, AZURE, apart=True)
     world.finish(job_id)
@@ -113,14 +113,14 @@ def test_there_and_back_and_on(world: World) -> None:
     assert worked_dirs(world.job(job_id), world.attempts(job_id)) == [first, second]
 
 
-def test_places_in_vain_on_the_way_cost_nothing_of_it(world: World) -> None:
+def test_refused_places_between_attempts_lose_no_progress(world: World) -> None:
     world.cloud.script = lives(TAKEN_LATE, Life())
     job_id = world.submit(GCP, AWS, AZURE, apart=True)
     world.cloud.full = {"a-1"}
     world.finish(job_id)
     assert clouds(world, job_id) == ["gcp", "aws", "azure"]
     left = place(world, job_id, GCP).url
-    assert [f"copied from {left} to " in message for message in told(world, job_id, "moved")] == [True, True]
+    assert [f"copied from {left} to " in message for message in messages_of(world, job_id, "moved")] == [True, True]
     assert restored(world)[-1] > 0
 
 
@@ -129,20 +129,20 @@ def test_code_that_is_there_already_is_not_said_to_be_copied_again(world: World)
     job_id = world.submit(GCP, AZURE, AZURE._replace(zone="z-2"), apart=True)
     world.finish(job_id)
     left, here = place(world, job_id, GCP).url, place(world, job_id, AZURE).url
-    assert told(world, job_id, "moved") == [f"code copied from {left} to {here}"]
+    assert messages_of(world, job_id, "moved") == [f"code copied from {left} to {here}"]
 
 
 def test_a_copy_that_is_there_already_is_said_to_be(world: World) -> None:
-    """Whoever reads it reckons what it cost."""
+    """Users estimate the cost of the copy from this message."""
     world.cloud.script = lives(TAKEN_LATE, Life())
     job_id = world.submit(GCP, AZURE, AZURE._replace(zone="z-2"), apart=True)
     world.cloud.full = {"z-1"}
     world.finish(job_id)
     assert [(one.offer.cloud, one.outcome) for one in world.attempts(job_id)][1] == ("azure", "refused")
     left, here = place(world, job_id, GCP).url, place(world, job_id, AZURE).url
-    first, second = told(world, job_id, "moved")
+    first, second = messages_of(world, job_id, "moved")
     assert f" copied from {left} to {here}, " in first and second.endswith(f" is in {here} already")
-    assert len(told(world, job_id, "moving")) == 1
+    assert len(messages_of(world, job_id, "moving")) == 1
 
 
 def test_a_program_that_saved_nothing_begins_anew_and_that_is_said(world: World) -> None:
@@ -150,7 +150,7 @@ def test_a_program_that_saved_nothing_begins_anew_and_that_is_said(world: World)
     job_id = world.submit(GCP, AZURE, apart=True)
     world.finish(job_id)
     left, here = (place(world, job_id, offer).url for offer in (GCP, AZURE))
-    assert told(world, job_id, "moved") == [f"no checkpoint in {left}: the program begins anew in {here}"]
+    assert messages_of(world, job_id, "moved") == [f"no checkpoint in {left}: the program begins anew in {here}"]
 
 
 @pytest.mark.parametrize("on_damage", ["stop", "restart"])
@@ -168,7 +168,7 @@ def test_a_program_whose_checkpoints_are_all_damaged_begins_anew_only_if_its_job
                 if entry.key.endswith(".bin"):
                     left.put(entry.key, bytes(entry.size))
                     names.append(entry.key.split("/")[1])
-            world.cloud.saved_step = 0  # to begin anew is no violation here
+            world.cloud.saved_step = 0  # starting over is no violation here
 
     world.on_call = before  # type: ignore[attr-defined]
     world.finish(job_id)
@@ -176,7 +176,7 @@ def test_a_program_whose_checkpoints_are_all_damaged_begins_anew_only_if_its_job
     assert names
     if on_damage == "restart":
         assert job.state == "succeeded" and restored(world) == [0, 0]
-        (message,) = told(world, job_id, "moved")
+        (message,) = messages_of(world, job_id, "moved")
         assert message.startswith(f"every checkpoint is damaged: the program begins anew in {here.url}; passed over")
         assert all(name in message for name in names) and message in caplog.text
         return
@@ -206,7 +206,7 @@ def test_a_store_that_is_down_is_waited_for_and_no_machine_begins_anew(
     world.drive(supervisor, for_s=3 * TRAINING_PATIENCE_S)
     world.check_clean()
     job = world.job(job_id)
-    assert told(world, job_id, "trouble") == [f"{url}: it is down"]
+    assert messages_of(world, job_id, "trouble") == [f"{url}: it is down"]
     if down_s is not None:
         assert job.state == "succeeded" and restored(world)[1] > 0
         return
@@ -216,7 +216,7 @@ def test_a_store_that_is_down_is_waited_for_and_no_machine_begins_anew(
 
 
 def test_a_line_that_breaks_again_and_again_is_borne_as_long_as_something_comes_over(world: World) -> None:
-    """Of two failures with more than an hour between them, nothing says that it was an hour of failures."""
+    """Two failures more than an hour apart do not count as an hour of failures."""
     world.cloud.script = lives(TAKEN_LATE, Life())
     job_id = world.submit(GCP, AZURE, apart=True)
     here = place(world, job_id, AZURE).url
@@ -226,7 +226,7 @@ def test_a_line_that_breaks_again_and_again_is_borne_as_long_as_something_comes_
         nonlocal calls
         if url == here and world.job(job_id).attempt == 2:
             calls += 1
-            if calls in {2, 4}:  # the data, and, when it has come over, the manifest
+            if calls in {2, 4}:  # the data, and the manifest once the data is copied
                 raise JobDirError(f"{url}: it is down")
             world.clock.advance(TRAINING_PATIENCE_S if calls == 3 else 0)
 
@@ -263,7 +263,7 @@ def test_a_store_of_jobs_that_does_not_answer_for_a_moment_breaks_no_copy_off(wo
     is_down = False
 
     class Down:
-        """The store of jobs."""
+        """Store of jobs that can be down."""
 
         def __getattr__(self, name: str) -> Any:
             nonlocal looks

@@ -1,4 +1,4 @@
-"""How long the supervisor waits for a bucket that does not answer."""
+"""Timeouts of the supervisor for a bucket that does not answer."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from cloudgpu.tests.standins.control import World
 
 
 class Bucket:
-    """A job dir whose every request fails for a while."""
+    """Job dir whose every request fails for a while."""
 
     def __init__(self, real: object, down: list[bool]) -> None:
         self._real, self._down = real, down

@@ -1,4 +1,4 @@
-"""Refreshed tables: they stand in for shipped ones, and are never used when they are damaged, foreign or old."""
+"""Refreshed tables: they override the shipped ones, and are never used if damaged, foreign or old."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_a_refreshed_spot_price_is_planned_with_and_its_day_is_shown() -> None:
     assert publish(spot(CHEAP), NOW).state == "refreshed"
     done = cloudgpu("plan", "job.yaml", "--json")
     after = json.loads(done.stdout)["offers"][0]
-    assert after["price_usd_h"].startswith("0.13")  # with a disk
+    assert after["price_usd_h"].startswith("0.13")  # including a disk
     assert not after["price_at_most"]
     assert after["price_date"] == "2026-11-21"
     assert "tables refreshed 2026-11-21T23:50:00Z: spot_aws" in done.stderr

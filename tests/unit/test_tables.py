@@ -1,4 +1,4 @@
-"""The fact tables hold together: keys are unique, references resolve, figures are possible, dates are dates."""
+"""Consistency of the fact tables: unique keys, resolvable references, possible figures, valid dates."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from cloudgpu.jobspecs.units import parse_count
 TABLES = Path(catalog.__file__).parents[1] / "tables"
 MARKETS = set(get_args(Market))
 TODAY = datetime.date(2026, 11, 20)
-"""When the tables were compiled: no figure may be younger."""
+"""Date on which the tables were compiled: no figure may be newer."""
 
 KEYS = {
     "accelerators": ("name",),
@@ -49,7 +49,7 @@ def table(name: str) -> list[Row]:
 
 
 def cells(column: str) -> Iterator[tuple[str, Row, str]]:
-    """(table, row, cell) of every filled cell of a column, whatever table has it."""
+    """Yield (table, row, cell) of every filled cell of a column, in all tables that have it."""
     for name in KEYS:
         for row in table(name):
             if row.get(column):

@@ -1,4 +1,4 @@
-"""A machine of a fleet becomes a member in the place of a lost one: what it costs, and when it is not to be."""
+"""A fleet's machine takes the place of a lost node: what this counts for the retry budget, and when it is refused."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ NODES = [NodeRecord(f"worker-{rank}.1", "worker", rank, rank, 0) for rank in ran
 
 
 class Attempt:
-    """The job dir of an attempt of two nodes."""
+    """Job dir of an attempt with two nodes."""
 
     def __init__(self, folder: Path) -> None:
         self.dir = JobDir(f"file://{folder}")
@@ -29,13 +29,13 @@ class Attempt:
         self.dir.put(node_key(1, node, "heartbeat.json"), beat.to_bytes())
 
     def generation(self, number: int, kind: Any, *, nodes: list[NodeRecord] | None = None, **more: Any) -> None:
-        told = None if nodes is None else [dataclasses.asdict(node) for node in nodes]
+        rows = None if nodes is None else [dataclasses.asdict(node) for node in nodes]
         values = {"failures": 0, "interruptions": 0, **more}
-        record = Generation(number, kind, "x", True, "", 0.0, time=0.0, nonce=str(number), nodes=told, **values)
+        record = Generation(number, kind, "x", True, "", 0.0, time=0.0, nonce=str(number), nodes=rows, **values)
         assert self.dir.create(generation_key(1, number), record.to_bytes())
 
     def take(self, node: str, interruptions: int | None = None) -> Generation:
-        """As the node's agent does it, knowing what there is."""
+        """Take the place of a lost node as its agent does, after reading all records."""
         ledger = Ledger(self.dir, 1, node, Budget(1, interruptions), "group", heals=True)
         ledger.catch_up()
         rank = int(node.partition("-")[2][0])
@@ -69,13 +69,13 @@ def test_what_was_used_before_the_loss_stays_used(attempt: Attempt) -> None:
 
 
 def test_two_that_were_lost_are_replaced_one_after_the_other(attempt: Attempt) -> None:
-    """Neither knows of the other before it finds its word under the number that it wanted."""
+    """Neither knows of the other until it finds the other's record under the number that it wanted."""
     assert names(attempt.take("worker-1.2")) == ["worker-0.1", "worker-1.2"]
     assert names(attempt.take("worker-0.2")) == ["worker-0.2", "worker-1.2"]
     assert names(attempt.take("worker-1.2")) == ["worker-0.2", "worker-1.2"], "asked again, its answer having been lost"
 
 
-def test_who_comes_too_late_is_left_out(attempt: Attempt) -> None:
+def test_a_replacement_that_comes_too_late_is_left_out(attempt: Attempt) -> None:
     attempt.take("worker-1.3")
     with pytest.raises(LeftOutError, match=r"worker-1\.3 is in its place"):
         attempt.take("worker-1.2")

@@ -1,4 +1,4 @@
-"""One object per target: what is known of one is in its row and its folder, and its name is written nowhere else."""
+"""One object per target: its row and its folder hold all facts about it, and no other code names it."""
 
 from __future__ import annotations
 
@@ -39,13 +39,13 @@ ELSEWHERE = {
     "runtime/checkpoint/writer/server.py": {"local"},
     # An example of the job file's reference.
     "jobspecs/models.py": {"aws", "gcp"},
-    # To be moved. The records of an attempt say only by the target's name whether a machine is the submitter's own.
+    # To be moved: an attempt's records show only by the target's name whether a machine is the submitter's own.
     "runtime/agent/agent.py": {"local"},
     "runtime/launchers/tensorflow.py": {"cluster", "local"},  # `cluster` is a key of TF_CONFIG
-    # The agent's static index of metadata services: it knows no targets.
+    # The agent's static index of metadata services.
     "runtime/notices/policy.py": {"aws", "gcp", "azure"},
 }
-"""Files -> names in them as literals that may stay. The list only ever shrinks."""
+"""File -> target names that may be literals in it. The list must only shrink."""
 
 
 def products() -> Iterator[str]:
@@ -99,7 +99,7 @@ def test_every_reference_of_a_target_leads_somewhere(name: str) -> None:
 
 
 def test_targets_load_no_sdk() -> None:
-    """What is asked of each target at the start of a supervisor is data: it costs no SDK."""
+    """A starting supervisor needs only data of each target."""
     code = (
         "import sys\n"
         "from cloudgpu.control.supervisor_environment import hashes\n"
@@ -107,7 +107,7 @@ def test_targets_load_no_sdk() -> None:
         "print(sorted({name.partition('.')[0] for name in sys.modules} & {'boto3', 'google', 'azure', 'pydantic'}))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=180, check=True)
-    assert done.stdout.strip() in {"[]", "['google']"}  # an empty package of the environment's start-up files
+    assert done.stdout.strip() in {"[]", "['google']"}  # an empty package that the environment's start-up files load
 
 
 def test_entry_points_are_not_read_for_what_is_built_in() -> None:
@@ -123,7 +123,7 @@ def test_entry_points_are_not_read_for_what_is_built_in() -> None:
 
 
 def installed(folder: Path, entry: str, module: str) -> dict[str, str]:
-    """Install a package with one target: an environment in which it is there."""
+    """Install a package with one target; return an environment that finds it."""
     (folder / "lab-1.dist-info").mkdir()
     (folder / "lab-1.dist-info" / "METADATA").write_text("Metadata-Version: 2.1\nName: lab\nVersion: 1\n")
     (folder / "lab-1.dist-info" / "entry_points.txt").write_text(f"[{targets.GROUP}]\n{entry}\n")

@@ -1,4 +1,4 @@
-"""Text that others wrote, as a terminal gets it: colours, and nothing that a terminal acts on."""
+"""Untrusted text on a terminal: colours pass, and nothing that a terminal acts on."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ NAME = "00000020-0001-000000000000"
 
 @pytest.fixture
 def job_dir(tmp_path: Path) -> JobDir:
-    """Of a job of two nodes, whose names, lines, figures and results are somebody else's."""
+    """Return the job dir of two nodes whose names, log lines, figures and results are untrusted."""
     made = JobDir(local_url(tmp_path / "job"))
     made.put(JOB_KEY, JobRecord("job-1", "job", "true").to_bytes())
     made.put(attempt_key(1), AttemptRecord(1, make_offer(nodes=2).to_json(), []).to_bytes())
@@ -55,7 +55,7 @@ def on_a_terminal(tmp_path: Path, *words: str) -> str:
     while True:
         try:
             data = os.read(ours, 65_536)
-        except OSError:  # nobody has the other end open any more
+        except OSError:  # the other end is closed
             break
         if not data:
             break

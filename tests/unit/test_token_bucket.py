@@ -1,4 +1,4 @@
-"""Token buckets with a line: first come first served, and the provider refuses next to nothing."""
+"""Token buckets with a queue: first come, first served, and the provider refuses next to no call."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from cloudgpu.provisioners.shared.token_bucket import FORGOTTEN_S, LATE_S, SLOW_
 
 
 class Hand:
-    """A clock that is set."""
+    """Clock that is set by hand."""
 
     def __init__(self) -> None:
         self.time = 1_000.0
@@ -36,7 +36,7 @@ def test_a_burst_is_free_and_then_each_waits_its_turn() -> None:
     assert bucket.waiting == 0
 
 
-def test_who_is_late_keeps_its_place_and_holds_nobody_up() -> None:
+def test_a_late_caller_keeps_its_place_and_delays_no_other() -> None:
     clock = Hand()
     bucket = Bucket(Rate(1, 1), clock)
     assert [bucket.take(key) for key in "abcd"] == [0, 1, 2, 3]
@@ -63,7 +63,7 @@ def test_a_refusal_empties_the_bucket_and_halves_the_rate_for_a_while() -> None:
 
 
 def test_a_thousand_launches_are_refused_next_to_nothing() -> None:
-    """Each comes back when it is told to, some seconds late, as a busy supervisor does; a call takes a moment."""
+    """Each launch retries when it is due, some seconds late as with a busy supervisor; a call takes a moment."""
     clock, chance = Hand(), random.Random(7)
     ours, theirs = Bucket(Rate(2, 5), clock), Bucket(Rate(2, 5), clock)
     due = [(clock.time + chance.uniform(0, 60), number) for number in range(1_000)]
@@ -76,7 +76,7 @@ def test_a_thousand_launches_are_refused_next_to_nothing() -> None:
         if wait == 0:
             calls += 1
             if theirs.take(f"call {calls}") > 0:
-                theirs._line.clear()  # AWS keeps no line
+                theirs._line.clear()  # AWS has no queue
                 refused += 1
                 ours.refuse()
                 wait = 1.0

@@ -1,4 +1,4 @@
-"""What the mark `alone` rests on."""
+"""Turns of tests: the mark `alone` keeps all others out."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_others_run_at_once(tmp_path: Path) -> None:
         list(pool.map(run, range(3)))
 
 
-def test_whoever_comes_later_waits_behind_one_that_wants_to_be_alone(tmp_path: Path) -> None:
+def test_later_turns_wait_behind_one_that_is_alone(tmp_path: Path) -> None:
     order: list[str] = []
 
     def run(name: str, *, alone: bool) -> None:

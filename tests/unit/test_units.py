@@ -1,4 +1,4 @@
-"""Shorthand values: what is read, what is refused, and that what is written is read back."""
+"""Shorthand values: what is read, what is refused, and the round trip of what is written."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a job's machines need, on its way into an object store: each content is sent once, then copied there."""
+"""Upload of what a job's machines need to an object store: each content is sent once, then copied there."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def store(monkeypatch: pytest.MonkeyPatch) -> Iterator[s3.S3]:
 
 
 @pytest.fixture
-def told() -> list[tuple[str, int, int]]:
+def progress() -> list[tuple[str, int, int]]:
     return []
 
 
@@ -51,7 +51,7 @@ def code(tmp_path: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Keeps the agent file from test to test: compressing it takes a second."""
+    """Keep the agent file between tests: compressing it takes a second."""
     return tmp_path_factory.mktemp("home")
 
 
@@ -61,73 +61,73 @@ def own_python(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(PYTHONS_VARIABLE, f"{sys.version_info.major}.{sys.version_info.minor}")
 
 
-def shipper(job: str, told: list[tuple[str, int, int]]) -> Shipper:
-    return Shipper(f"{JOBS}/{job}", lambda what, done, total: told.append((what, done, total)))
+def shipper(job: str, progress: list[tuple[str, int, int]]) -> Shipper:
+    return Shipper(f"{JOBS}/{job}", lambda what, done, total: progress.append((what, done, total)))
 
 
 def sent(store: s3.S3) -> list[str]:
-    """Keys that content was sent to, not copied."""
+    """Return the keys to which content was sent, without copies."""
     return [request.key for request in store.requests if request.kind in ("PUT", "start")]
 
 
-def test_the_second_job_sends_nothing(store: s3.S3, code: Path, told: list[tuple[str, int, int]]) -> None:
-    first = shipper("a-1", told).code(code)
-    shipper("a-1", told).agents([offer()])
+def test_the_second_job_sends_nothing(store: s3.S3, code: Path, progress: list[tuple[str, int, int]]) -> None:
+    first = shipper("a-1", progress).code(code)
+    shipper("a-1", progress).agents([offer()])
     assert len(sent(store)) == 2
-    second = shipper("b-2", told).code(code)
-    shipper("b-2", told).agents([offer()])
+    second = shipper("b-2", progress).code(code)
+    shipper("b-2", progress).agents([offer()])
     assert first == second
     assert len(sent(store)) == 2
     assert JobDir(f"{JOBS}/a-1").get(code_key(first)) == JobDir(f"{JOBS}/b-2").get(code_key(first))
 
 
-def test_what_is_there_by_half_is_sent_again(store: s3.S3, code: Path, told: list[tuple[str, int, int]]) -> None:
-    sha256 = shipper("a-1", told).code(code)
+def test_a_partial_upload_is_sent_again(store: s3.S3, code: Path, progress: list[tuple[str, int, int]]) -> None:
+    sha256 = shipper("a-1", progress).code(code)
     store.objects[f"jobs/shared/{code_key(sha256)}"] = b"half"
-    shipper("b-2", told).code(code)
+    shipper("b-2", progress).code(code)
     assert hashlib.sha256(JobDir(f"{JOBS}/b-2").get(code_key(sha256))).hexdigest() == sha256
 
 
 def test_what_another_has_put_in_its_place_is_not_used(
-    store: s3.S3, code: Path, told: list[tuple[str, int, int]]
+    store: s3.S3, code: Path, progress: list[tuple[str, int, int]]
 ) -> None:
-    """A machine that may write the shared folder, with as many bytes as there were."""
-    sha256 = shipper("a-1", told).code(code)
+    """A machine that may write the shared folder has replaced the content by other bytes of the same length."""
+    sha256 = shipper("a-1", progress).code(code)
     shared = f"jobs/shared/{code_key(sha256)}"
     JobDir("s3://bucket").put(shared, b"x" * len(store.objects[shared]))
     for job in ("b-2", "c-3"):
-        shipper(job, told).code(code)
+        shipper(job, progress).code(code)
         assert hashlib.sha256(JobDir(f"{JOBS}/{job}").get(code_key(sha256))).hexdigest() == sha256
 
 
 def test_what_this_computer_has_not_sent_is_sent(
-    store: s3.S3, code: Path, told: list[tuple[str, int, int]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    store: s3.S3, code: Path, progress: list[tuple[str, int, int]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    shipper("a-1", told).code(code)
+    shipper("a-1", progress).code(code)
     monkeypatch.setenv("CLOUDGPU_HOME", str(tmp_path / "another"))
     for job in ("b-2", "c-3"):
-        shipper(job, told).code(code)
+        shipper(job, progress).code(code)
     assert len(sent(store)) == 2, "once by each"
     (tmp_path / "another" / "uploads.json").write_text("[" * 100_000)
-    shipper("d-4", told).code(code)
+    shipper("d-4", progress).code(code)
     assert len(sent(store)) == 3
 
 
-def test_sending_is_told_of(store: s3.S3, code: Path, told: list[tuple[str, int, int]]) -> None:
-    shipper("a-1", told).code(code)
-    uploading = [(done, total) for what, done, total in told if what == "uploading"]
+def test_uploads_report_progress(store: s3.S3, code: Path, progress: list[tuple[str, int, int]]) -> None:
+    shipper("a-1", progress).code(code)
+    uploading = [(done, total) for what, done, total in progress if what == "uploading"]
     assert uploading[0][0] == 0
     assert uploading[-1][0] == uploading[-1][1] > 0
 
 
-def test_a_bucket_that_is_not_there_is_said(store: s3.S3, code: Path, told: list[tuple[str, int, int]]) -> None:
+def test_a_bucket_that_is_not_there_is_said(store: s3.S3, code: Path, progress: list[tuple[str, int, int]]) -> None:
     for kind in ("PUT", "HEAD", "copy"):
         store.fail(kind, status=404, code="NoSuchBucket")
     with pytest.raises(JobDirError, match="there is no bucket of this name"):
-        shipper("a-1", told).code(code)
+        shipper("a-1", progress).code(code)
 
 
-def test_a_local_folder_shares_nothing(tmp_path: Path, code: Path, told: list[tuple[str, int, int]]) -> None:
+def test_a_local_folder_shares_nothing(tmp_path: Path, code: Path, progress: list[tuple[str, int, int]]) -> None:
     url = local_url(tmp_path / "jobs/a-1")
     sha256 = Shipper(url, lambda *_: None).code(code)
     assert JobDir(url).exists(code_key(sha256))
@@ -135,7 +135,7 @@ def test_a_local_folder_shares_nothing(tmp_path: Path, code: Path, told: list[tu
 
 
 def test_cloud_storage_is_sent_each_content_once(
-    tmp_path: Path, code: Path, told: list[tuple[str, int, int]], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, code: Path, progress: list[tuple[str, int, int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with Gcp() as gcp:
         for name, value in gcp.environ(tmp_path / "settings").items():
@@ -151,13 +151,13 @@ def test_cloud_storage_is_sent_each_content_once(
 
 
 class TestAgents:
-    def test_only_clouds_need_one(self, store: s3.S3, told: list[tuple[str, int, int]]) -> None:
-        assert shipper("a-1", told).agents([offer("local", "local")]) == {}
+    def test_only_clouds_need_one(self, store: s3.S3, progress: list[tuple[str, int, int]]) -> None:
+        assert shipper("a-1", progress).agents([offer("local", "local")]) == {}
         assert not store.requests
         assert agent_for(offer("local", "local"), {}) is None
 
-    def test_the_offer_says_which(self, store: s3.S3, told: list[tuple[str, int, int]]) -> None:
-        shipped = shipper("a-1", told).agents([offer(), offer("g5.xlarge")])
+    def test_the_offer_says_which(self, store: s3.S3, progress: list[tuple[str, int, int]]) -> None:
+        shipped = shipper("a-1", progress).agents([offer(), offer("g5.xlarge")])
         assert list(shipped) == ["x86_64"]
         found = agent_for(offer(), shipped)
         assert found is not None
@@ -172,7 +172,7 @@ class TestAgents:
             ("aws", "g5g.xlarge", "arm64"),
             ("gcp", "n1-standard-4", "x86_64"),
             ("gcp", "a4x-highgpu-4g", "arm64"),
-            ("gcp", "c4a-standard-4", "arm64"),  # without GPU: the tables do not know it
+            ("gcp", "c4a-standard-4", "arm64"),  # without GPU: not in the tables
             ("vertex", "n1-standard-4", "x86_64"),
             ("vertex", "a3-highgpu-8g", "x86_64"),
         ],
@@ -181,20 +181,20 @@ class TestAgents:
         assert list(architectures(offer(machine_type, cloud))) == [architecture]
 
     def test_a_python_that_cannot_be_served_is_said(
-        self, store: s3.S3, told: list[tuple[str, int, int]], monkeypatch: pytest.MonkeyPatch
+        self, store: s3.S3, progress: list[tuple[str, int, int]], monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setenv(PYTHONS_VARIABLE, "3.10")
         with pytest.raises(SubmitError, match=r"CLOUDGPU_AGENT_PYTHONS=3.10: expected versions from 3.11 on"):
-            shipper("a-1", told).agents([offer()])
+            shipper("a-1", progress).agents([offer()])
 
     def test_a_wheel_that_cannot_be_had_is_said(
-        self, store: s3.S3, told: list[tuple[str, int, int]], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+        self, store: s3.S3, progress: list[tuple[str, int, int]], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
     ) -> None:
-        """pip is really asked, for a Python there is not."""
+        """pip really runs, for a version of Python that does not exist."""
         monkeypatch.setenv(PYTHONS_VARIABLE, "3.97")
         for name in ("PIP_INDEX_URL", "PIP_EXTRA_INDEX_URL"):
             monkeypatch.delenv(name, raising=False)
         monkeypatch.setenv("PIP_NO_INDEX", "1")
         monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path))
         with pytest.raises(SubmitError, match=r"needs xxhash .* for Python 3.97, and pip cannot get it: ERROR"):
-            shipper("a-1", told).agents([offer()])
+            shipper("a-1", progress).agents([offer()])

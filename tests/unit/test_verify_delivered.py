@@ -1,4 +1,4 @@
-"""What verify-resume compares besides checkpoints: files field by field, what a program holds, and working copies."""
+"""Comparisons of verify-resume besides checkpoints: files field by field, values in a program, and working copies."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from cloudgpu.runtime.verify.values import Walk
 
 
 def compare(folder: Path, name: str, *texts: str) -> Files:
-    """Compare what an undisturbed run, a resumed one and a second undisturbed one have written."""
+    """Compare the files of an undisturbed run, a resumed run and a second undisturbed run."""
     runs = []
     for number, text in enumerate(texts):
         run = folder / str(number)

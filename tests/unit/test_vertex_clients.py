@@ -1,4 +1,4 @@
-"""Google's SDK is optional and loaded late; what it is told, and what its exceptions mean over either wire."""
+"""Google's optional SDK: lazy import, client settings, and translation of its exceptions on both transports."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def run(code: str) -> str:
 
 @pytest.fixture
 def account(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Credentials of a key file that nobody has been asked about."""
+    """Set credentials of a key file that have not been used yet."""
     import json
 
     key = tmp_path / "key.json"

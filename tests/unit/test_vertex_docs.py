@@ -1,4 +1,4 @@
-"""docs/vertex.md says what the program says: messages, images, settings, labels, patience."""
+"""docs/vertex.md agrees with the program: messages, images, settings, labels, timeouts."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ def test_every_message_of_the_table_is_one_that_is_printed() -> None:
     assert len(messages) > 20
     code = "\n".join(path.read_text() for path in SOURCES)
     rules = errors.rules()
-    told = "\n".join(
+    documented = "\n".join(
         " ".join([*rule.codes, rule.pattern.pattern if rule.pattern else "", rule.advice])
         for rule in rules
         if rule.cloud in ("vertex", "*")
     )
-    assert [message for message in messages if message not in told and message not in code] == []
+    assert [message for message in messages if message not in documented and message not in code] == []
 
 
 def test_images_are_those_of_the_table() -> None:
@@ -41,8 +41,8 @@ def test_settings_and_labels_are_named() -> None:
     for name in (*settings, *labels):
         assert f"`{name}`" in PAGE, name
     assert "`cloudgpu-pool1: worker-0-9`" in PAGE
-    told = worker_pools.from_labels({"cloudgpu-pool1": "worker-0-9"})
-    assert list(told) == [f"worker-{index}.1" for index in range(9)]
+    nodes = worker_pools.from_labels({"cloudgpu-pool1": "worker-0-9"})
+    assert list(nodes) == [f"worker-{index}.1" for index in range(9)]
 
 
 def test_patience_is_as_said() -> None:

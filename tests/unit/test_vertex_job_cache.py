@@ -1,4 +1,4 @@
-"""What a custom job that was seen means for its nodes, and which of several jobs of one launch counts."""
+"""Node states derived from an observed custom job, and the choice among several jobs of one launch."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_what_failed_before_it_ran_was_refused(code: int, message: str, kind: st
     assert "us-central1" in str(seen.refused) and message in str(seen.refused)
 
 
-def test_what_has_waited_for_its_machines_in_vain_was_refused() -> None:
+def test_a_job_that_never_got_machines_was_refused() -> None:
     expired = dataclasses.replace(BASE, state="EXPIRED", code=0)
     seen = expired.as_node("chief-0.1")
     assert seen.phase == "gone" and seen.refused is not None
@@ -97,14 +97,14 @@ def test_what_ran_and_lost_its_machines_was_taken() -> None:
 def test_from_googles_answer() -> None:
     from google.cloud import aiplatform_v1
 
-    told = aiplatform_v1.CustomJob.from_json(
+    job = aiplatform_v1.CustomJob.from_json(
         """{"name": "projects/1/locations/us-central1/customJobs/7", "state": "JOB_STATE_FAILED",
         "createTime": "1970-01-01T00:01:40Z", "endTime": "1970-01-01T00:03:20Z",
         "error": {"code": 8, "message": "no\\nroom"},
         "labels": {"cloudgpu-token": "t", "cloudgpu-market": "spot", "cloudgpu-pool0": "chief-0-1", "other": "x",
                    "cloudgpu-pool1": "worker-0-1"}}"""
     )
-    seen = sighting(told)
+    seen = sighting(job)
     assert (seen.token, seen.region, seen.message) == ("t", "us-central1", "no room")
     assert dataclasses.replace(seen, tags=BASE.tags) == dataclasses.replace(BASE, market="spot", message="no room")
     assert seen.machines()["worker-0.1"] == "projects/1/locations/us-central1/customJobs/7/workerpool1-0"

@@ -1,4 +1,4 @@
-"""From a launch request to the body of customJobs.create; roles as worker pools; which image."""
+"""From a launch request to the body of customJobs.create: roles as worker pools, and the image."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def request(*nodes: NodeRequest, **changes: Any) -> LaunchRequest:
 
 
 def body(asked: LaunchRequest, **settings: Any) -> dict[str, Any]:
-    """What is sent, which Google's schema allows and Google's client takes."""
+    """Return the request body, checked against Google's schema and client."""
     from google.cloud import aiplatform_v1
 
     found = custom_job(asked, Settings(ACCOUNT, **settings))
@@ -76,13 +76,13 @@ def body(asked: LaunchRequest, **settings: Any) -> dict[str, Any]:
 
 
 def machines(found: dict[str, Any]) -> list[tuple[str, str, int, int] | None]:
-    """Of each pool: type, accelerator, how many of them, replicas; None: skipped."""
-    told = []
+    """Return (type, accelerator, GPU count, replicas) of each pool; None for a skipped pool."""
+    pools = []
     for pool in found["jobSpec"]["workerPoolSpecs"]:
         spec = pool.get("machineSpec", {})
         named = (spec.get("machineType"), spec.get("acceleratorType", ""), spec.get("acceleratorCount", 0))
-        told.append((*named, int(pool["replicaCount"])) if pool else None)
-    return told
+        pools.append((*named, int(pool["replicaCount"])) if pool else None)
+    return pools
 
 
 def test_one_node() -> None:
@@ -123,7 +123,7 @@ def test_the_reference_example_of_ai_platform_is_three_pools() -> None:
     ]
 
 
-def test_pools_that_nobody_is_in_are_skipped() -> None:
+def test_empty_pools_are_skipped() -> None:
     nodes = [*nodes_of("chief", 1), *nodes_of("evaluator", 1, gpu=None)]
     assert machines(body(request(*nodes))) == [
         ("n1-standard-8", "NVIDIA_TESLA_T4", 1, 1),
@@ -133,7 +133,7 @@ def test_pools_that_nobody_is_in_are_skipped() -> None:
     ]
 
 
-def test_every_container_is_told_the_same() -> None:
+def test_all_containers_are_the_same() -> None:
     found = body(request(*nodes_of("chief", 1), *nodes_of("worker", 2)))
     containers = [pool["containerSpec"] for pool in found["jobSpec"]["workerPoolSpecs"]]
     assert containers[0] == containers[1]
@@ -198,7 +198,7 @@ def test_a_network_is_as_the_setting_says() -> None:
     )
 
 
-def test_a_tests_storage_is_told_to_the_containers_and_must_be_on_this_machine() -> None:
+def test_a_fake_storage_is_passed_to_containers_and_must_be_local() -> None:
     body(request(), storage_endpoint="http://127.0.0.1:9")
     with pytest.raises(ProvisionError, match="only a test's may"):
         body(request(), storage_endpoint="http://storage.example:9")
@@ -268,18 +268,18 @@ def test_settings(monkeypatch: pytest.MonkeyPatch) -> None:
 # -- pools and labels
 
 
-def test_labels_tell_the_nodes_again() -> None:
+def test_labels_are_decoded_to_nodes() -> None:
     nodes = [*nodes_of("worker", 4), *nodes_of("parameter_server", 3), *nodes_of("evaluator", 1)]
     placed = worker_pools.pools_of(nodes)
-    told = worker_pools.from_labels(worker_pools.to_labels(placed))
-    assert told == {
+    decoded = worker_pools.from_labels(worker_pools.to_labels(placed))
+    assert decoded == {
         name: f"{pool}-{at}" for pool, names in worker_pools.replicas(placed).items() for at, name in enumerate(names)
     }
-    assert set(told) == {one.node for one in nodes}
+    assert set(decoded) == {one.node for one in nodes}
 
 
 @pytest.mark.parametrize("value", ["", "worker", "worker-0", "worker-x-1", "-0-1", "worker-0-"])
-def test_labels_that_somebody_has_changed_tell_nothing(value: str) -> None:
+def test_changed_labels_are_ignored(value: str) -> None:
     assert worker_pools.from_labels({"cloudgpu-pool1": value}) == {}
 
 
@@ -298,7 +298,7 @@ def test_a_role_may_have_an_image_of_its_own() -> None:
     body(dataclasses.replace(named, market="reservation"), reservations=(HERE,))
 
 
-def test_every_machine_of_the_tables_has_an_image_or_is_told_to_name_one() -> None:
+def test_every_machine_of_the_tables_has_an_image_or_is_refused() -> None:
     for name, group in catalog.machine_types("vertex").items():
         for machine in group:
             if machine.arch == "x86_64":

@@ -1,4 +1,4 @@
-"""Many jobs under one supervisor, advanced by threads: what hangs keeps no other waiting, and calls are counted."""
+"""Many jobs under one supervisor, advanced by threads: a hanging call delays no other job, and calls are counted."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ from cloudgpu.tests.standins.cloud import Life, lives
 from cloudgpu.tests.standins.control import World, make_offer
 
 PATIENCE_S = 180.0
-"""Of real time, for what takes milliseconds."""
+"""Timeout in real seconds, for steps that take milliseconds."""
 FOREVER = lives(Life(run_s=1e6))
 
 
 class Watch:
-    """Wraps what steps work with: counts calls, holds some of them up, and finds two threads at one job."""
+    """Wrapper of the steps' dependencies: counts calls, blocks some of them, and detects two threads in one job."""
 
     def __init__(self) -> None:
         self.calls: Counter[str] = Counter()
         self.of_job: Counter[str] = Counter()
         self.held: dict[str, threading.Event] = {}
-        """`<what>.<name>`, or `<what>.<name> <beginning of a job's id>` -> such calls wait for it."""
+        """`<what>.<name>` or `<what>.<name> <prefix of a job's id>` -> event that such calls wait for."""
         self.entered = threading.Event()
         self.faults: dict[str, Exception] = {}
         self.together: list[str] = []
@@ -77,7 +77,7 @@ class _Wrapped:
 
 
 class Many:
-    """A world whose jobs are advanced by a crew; its clock moves only when every thread has come to rest, or hangs."""
+    """World whose jobs are advanced by a worker pool; its clock moves only when every thread is idle or hangs."""
 
     def __init__(self, folder: Path, template: Path, *, threads: int = 16, **options: Any) -> None:
         self.watch = Watch()
@@ -94,7 +94,7 @@ class Many:
         self.crew = Crew(self.supervisor, self.done.set, threads=threads)
 
     def turn(self, *, hanging: int = 0, woken: Collection[str] | None = None) -> float:
-        """Tick until only `hanging` threads are busy and nothing is due; for how long nothing will be."""
+        """Tick until only `hanging` threads are busy and nothing is due; return the seconds until something is."""
         end = time.monotonic() + PATIENCE_S
         while True:
             self.done.clear()
@@ -113,7 +113,7 @@ class Many:
             self.world.cloud.live()
 
     def until_held(self) -> None:
-        """Tick until a call is held up."""
+        """Tick until a call is blocked."""
         end = time.monotonic() + PATIENCE_S
         while not self.watch.entered.is_set():
             assert time.monotonic() < end
@@ -143,7 +143,7 @@ def cloudy(zone: str = "az1", **more: Any) -> Offer:
 
 
 def test_a_hundred_jobs_end_well_and_cost_few_calls(many: Many) -> None:
-    """Looks and calls are counted: so many for each change of a job, and while nothing changes one look in 3 s."""
+    """Calls per change of a job are limited, and polls to one in 3 s while nothing changes."""
     many.world.cloud.script = FOREVER
     jobs = [many.world.submit(cloudy(), name=f"j{number}") for number in range(100)]
     many.drive(lambda: many.states()["running"] == 100)
@@ -156,7 +156,7 @@ def test_a_hundred_jobs_end_well_and_cost_few_calls(many: Many) -> None:
     assert quiet["cloud.observe"] <= 100 * (60 / 3 + 5)
     assert quiet["dir.find"] <= 100 * (60 / 3 + 5) * 2
     assert quiet["store.apply"] == 0
-    assert quiet["store.renew_leases"] <= 60 / 5 + 2  # of all at once
+    assert quiet["store.renew_leases"] <= 60 / 5 + 2  # one call for all leases
     for job_id in jobs:
         many.world.store.set_goal(job_id, "cancel", "cancel", many.world.clock.now())
     before = many.watch.calls.copy()
@@ -178,7 +178,7 @@ def test_ends_are_seen_within_three_seconds(many: Many) -> None:
     many.drive(many.all_ended)
     [machine] = many.world.cloud.machines
     assert many.world.job(job_id).state == "succeeded"
-    assert (many.world.job(job_id).ended or 0) - (machine.launched + 100.0) < 3.5 + 3.0  # the fake lives with the ticks
+    assert (many.world.job(job_id).ended or 0) - (machine.launched + 100.0) < 3.5 + 3.0  # the fake runs on ticks
 
 
 def test_a_call_that_hangs_keeps_no_other_job_waiting(many: Many) -> None:
@@ -205,7 +205,7 @@ def test_a_cloud_that_hangs_keeps_no_other_target_waiting(tmp_path: Path, templa
 
 
 def test_jobs_take_turns(tmp_path: Path, template: Path) -> None:
-    """With fewer threads than jobs, nobody is looked at twice before everybody was once."""
+    """With fewer threads than jobs, no job is advanced twice before all others were once."""
     many = Many(tmp_path / "many", template, threads=2)
     many.world.cloud.script = FOREVER
     for number in range(30):
@@ -227,14 +227,14 @@ def test_what_is_asked_for_during_a_step_is_done_right_after_it(many: Many) -> N
     many.world.store.set_goal(job_id, "cancel", "cancel", many.world.clock.now())
     many.crew.tick(woken=[job_id])
     gate.set()
-    many.turn()  # the clock stands still: it was looked at again without a pause
+    many.turn()  # the clock stands still: the job was polled again without a delay
     assert many.world.job(job_id).state == "stopping"
 
 
 # -- errors
 
 
-def test_a_store_that_fails_is_told_and_then_used_again(many: Many) -> None:
+def test_a_store_error_is_raised_and_the_store_is_used_again(many: Many) -> None:
     job_id = many.world.submit(cloudy())
     many.watch.faults["store.apply"] = StoreError("the disk is full")
     with pytest.raises(StoreError, match="disk is full"):
@@ -300,10 +300,10 @@ def test_after_closing_nothing_is_begun(many: Many) -> None:
     assert many.watch.calls["cloud.launch"] == 0
 
 
-# -- leases, in real time: how long a lease lasts is passed in
+# -- leases, in real time: their duration is passed in
 
 LEASE_S = 3.0
-"""Far longer than a busy computer keeps the keeper of leases waiting."""
+"""Seconds; far longer than a busy computer delays the thread that renews leases."""
 
 
 def _second(many: Many) -> Supervisor:
@@ -317,7 +317,7 @@ def _second(many: Many) -> Supervisor:
 
 
 def _watch_for(many: Many, job_id: str, supervisor: Supervisor, seconds: float) -> set[str | None]:
-    """Who had the job's lease while another supervisor ticked."""
+    """Return the owners of the job's lease while another supervisor ticked."""
     seen = set()
     end = time.monotonic() + seconds
     while time.monotonic() < end:
@@ -327,7 +327,7 @@ def _watch_for(many: Many, job_id: str, supervisor: Supervisor, seconds: float) 
     return seen
 
 
-def test_nobody_takes_over_a_job_in_the_middle_of_a_long_step(tmp_path: Path, template: Path) -> None:
+def test_a_job_is_not_taken_over_during_a_long_step(tmp_path: Path, template: Path) -> None:
     many = Many(tmp_path / "many", template, clock=SystemClock(), lease_s=LEASE_S)
     gate = many.watch.held["cloud.launch"] = threading.Event()
     job_id = many.world.submit(cloudy())
@@ -340,9 +340,9 @@ def test_nobody_takes_over_a_job_in_the_middle_of_a_long_step(tmp_path: Path, te
 
 
 def test_without_its_keeper_the_lease_is_lost_and_the_step_changes_nothing(tmp_path: Path, template: Path) -> None:
-    """The same, with nobody to keep the lease: what is tested above is not so by itself."""
+    """Counterpart of the test above: without the thread that renews leases, the lease is lost."""
     many = Many(tmp_path / "many", template, clock=SystemClock(), lease_s=LEASE_S)
-    assert many.crew.close(PATIENCE_S)  # ends the keeper; the supervisor below is advanced by hand
+    assert many.crew.close(PATIENCE_S)  # ends the renewing thread; the supervisor below is ticked by hand
     gate = many.watch.held["cloud.launch"] = threading.Event()
     job_id = many.world.submit(cloudy())
 
@@ -372,5 +372,5 @@ def test_a_throttled_hundred_backs_off_and_comes_through(many: Many) -> None:
     begin = many.world.clock.monotonic()
     many.drive(lambda: many.states()["succeeded"] == 100)
     assert many.watch.calls["cloud.launch"] <= 300
-    assert many.world.clock.monotonic() - begin > 14  # twice what the provider asked for
+    assert many.world.clock.monotonic() - begin > 14  # twice the retry delay that the provider asked for
     assert len(many.world.cloud.machines) == 100
