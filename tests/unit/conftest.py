@@ -1,4 +1,4 @@
-"""Fixtures that several tests share."""
+"""Fixtures shared by the unit tests."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture(scope="session")
 def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An empty store to copy."""
+    """Create an empty store, to be copied by each test."""
     from cloudgpu.tests.standins.control import make_template
 
     return make_template(tmp_path_factory.mktemp("store"))
@@ -21,7 +21,7 @@ def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def world(tmp_path: Path, template: Path) -> World:
-    """A store, a clock and a cloud for supervisors, with nothing in them."""
+    """Create an empty store, a clock and a cloud for supervisors."""
     from cloudgpu.tests.standins.control import World
 
     return World(tmp_path / "world", template)

@@ -1,4 +1,5 @@
-"""Machines of one account, and supervisors with credentials of another one: nothing of theirs is judged or changed."""
+"""Account isolation: a supervisor whose credentials are of another account neither judges nor changes an account's
+machines."""
 
 from __future__ import annotations
 
@@ -58,7 +59,7 @@ def test_without_answer_to_the_question_whose_account_it_is_nothing_is_asked_for
 @pytest.mark.parametrize("before", ["running", "asked", "stopping", "terminating"])
 @pytest.mark.parametrize("cancelled", [False, True])
 def test_credentials_of_another_account_change_nothing_and_say_so(world: World, before: str, cancelled: bool) -> None:
-    if before == "asked":  # the machines were made, and the answer was lost
+    if before == "asked":  # the machines were created, but the response was lost
         world.cloud.faults["launch"] = [ProvisionError("transient", "no answer")]
         world.cloud.partial_launch = True
     if before == "terminating":
@@ -98,7 +99,7 @@ def test_credentials_of_another_account_change_nothing_and_say_so(world: World, 
 
 
 def test_an_allocation_that_the_version_before_has_stored_is_in_its_account(world: World) -> None:
-    """There the account was one of the `details`."""
+    """The previous version kept the account in `details`."""
     job = world.submit()
     supervisor = world.supervisor()
     world.drive(supervisor, until=lambda: world.job(job).state == "running")
@@ -119,7 +120,7 @@ def test_an_allocation_that_the_version_before_has_stored_is_in_its_account(worl
 
 
 def test_two_people_with_an_account_each_share_a_store(world: World) -> None:
-    """Both supervisors run: each launches and looks after its own owner's jobs."""
+    """Both supervisors run: each launches and watches its own owner's jobs."""
     world.cloud.script = lambda _attempt, _node: Life(run_s=60.0)
     jobs = {
         who: world.submit(policy=dataclasses.replace(make_policy(), accounts={"local": who}), name=name)

@@ -1,4 +1,4 @@
-"""The agent file: the same bytes for the same inputs, everything the runtime needs, nothing of the control side."""
+"""The agent file: it is reproducible, contains all that the runtime needs, and contains no control-plane code."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_it_holds_the_runtime_and_what_that_needs(built: Built) -> None:
 
 
 def test_unpacked_it_needs_no_other_package(built: Built, tmp_path: Path) -> None:
-    """With the bare interpreter: what is imported is the file's own."""
+    """Run the bare interpreter: every imported module comes from the unpacked file."""
     with zipfile.ZipFile(built.path) as packed:
         packed.extractall(tmp_path)
     program = (

@@ -1,7 +1,7 @@
 """AI Platform Training's limits, cell by cell: machine type × accelerator × count, legacy types, regions.
 
-Three sources must agree: the project's tables, the verdict of the dialect, and the service's own rule (a number of GPUs
-allows so many vCPUs and so much memory), written here without the tables.
+Three sources must agree: the project's tables, the dialect's result, and the service's own rule (maximum vCPUs and
+memory for a number of GPUs), written here without the tables.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from cloudgpu.jobspecs.dialects import Conversion, convert
 from cloudgpu.jobspecs.dialects.ai_platform_rules import ACCELERATOR_TYPES, LEGACY_CPU_TYPES, SCALE_TIERS
 from cloudgpu.jobspecs.models import JobSpec
 
-# Most vCPUs and most memory (GB) of a machine with so many GPUs.
+# GPU count -> maximum vCPUs and memory (GB) of a machine.
 LIMITS = {
     "NVIDIA_TESLA_K80": {1: (8, 52), 2: (16, 104), 4: (32, 208), 8: (64, 208)},
     "NVIDIA_TESLA_P4": {1: (24, 156), 2: (48, 312), 4: (96, 624)},
@@ -58,7 +58,7 @@ GONE = ("NVIDIA_TESLA_K80", "NVIDIA_TESLA_P100")
 
 
 def allowed(machine_type: str, accelerator: str, count: int) -> bool:
-    """The service's rule."""
+    """Return True if the service's rule allows the combination."""
     if machine_type in A2_GPUS:
         return accelerator == "NVIDIA_TESLA_A100" and count == A2_GPUS[machine_type]
     _, family, size = machine_type.split("-")

@@ -1,5 +1,6 @@
-"""The example of AI Platform Training's own pages, a master and 9 workers with 4 T4 each and 3 parameter servers, from
-its config.yaml or gcloud's flags to the plan of both targets and the TF_CONFIG of every machine."""
+"""The example in AI Platform Training's documentation, converted and planned: a master and 9 workers with 4 T4 each,
+and 3 parameter servers. The tests start from its config.yaml or its gcloud flags and check the plan for both targets
+and the TF_CONFIG of every machine."""
 
 from __future__ import annotations
 
@@ -25,7 +26,7 @@ from cloudgpu.runtime.launchers import Place, choose_launcher, needs_addresses, 
 
 TODAY = datetime.date(2026, 11, 22)
 
-# "Using GPUs for training models in the cloud": the same cluster by a config file and by flags.
+# "Using GPUs for training models in the cloud": the same cluster as a config file and as flags.
 CONFIG = """\
 trainingInput:
   scaleTier: CUSTOM
@@ -96,7 +97,7 @@ def test_both_targets_have_offers_of_the_same_cluster(spec: JobSpec) -> None:
 
 
 def tf_configs(spec: JobSpec, offer: Offer) -> list[dict[str, Any]]:
-    """TF_CONFIG of every machine, in rank order."""
+    """Return the TF_CONFIG of every machine, in rank order."""
     record = _job_record("census-x7k2", spec, _program(spec), None)
     nodes = node_records(node_requests(offer))
     assert choose_launcher(record, nodes, Path("/")).launcher == "tensorflow"
@@ -144,7 +145,8 @@ def test_every_machine_finds_tf_config_as_the_service_set_it(spec: JobSpec, clou
 
 
 def test_an_image_leaves_vertex_only(tmp_path: Path) -> None:
-    """Machines of Compute Engine start no containers in this version: what cannot be honoured is refused."""
+    """Machines of Compute Engine cannot run containers in this version: the offer is refused, the image is not
+    ignored."""
     image = CONFIG.replace("  masterConfig:\n", "  masterConfig:\n    imageUri: gcr.io/project/census:1\n").replace(
         "  pythonModule: trainer.task\n", ""
     )

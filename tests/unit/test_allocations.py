@@ -1,4 +1,4 @@
-"""Allocations as stores keep them: what is written is read, and so is what the versions before have written."""
+"""Serialized allocations: they survive a round trip, and those written by previous versions can be read."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ PLACE: dict[str, Any] = {"region": "us-east-1", "zone": "us-east-1a", "owner": "
 
 
 def stored(details: dict[str, str]) -> dict[str, Any]:
-    """As the version before has written it, when a dataclass had no other place for what a target knows."""
+    """Serialize an allocation as the previous version did, when every target-specific value was in `details`."""
     row = {"target": "aws", "job_id": "digits-abc", "attempt": 2, "token": "0" * 32, "machines": MACHINES}
     written: dict[str, Any] = json.loads(json.dumps({**row, "details": details, "is_fresh": True}))
     return written

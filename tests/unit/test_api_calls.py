@@ -1,4 +1,4 @@
-"""What calls to any cloud have in common: patience, all machines or none, the poll cache, wrong clocks."""
+"""Helpers shared by the calls to all clouds: retries, all-or-nothing launches, the poll cache, wrong clocks."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from cloudgpu.provisioners.shared.shared_provisioner import PerSettings
 
 
 class Clock:
-    """Time that only passes in sleep()."""
+    """A clock that advances only in sleep()."""
 
     def __init__(self, time: float = 1_000.0) -> None:
         self.time = time
@@ -70,11 +70,11 @@ def test_refused_credentials_are_forgotten_and_nothing_else_is() -> None:
     assert forgotten == ["auth"]
 
 
-# -- several machines
+# -- launching several machines
 
 
 class Zone:
-    """Starts machines until it is full."""
+    """A zone that starts machines until its capacity is used up."""
 
     def __init__(self, room: int, error: str = "capacity") -> None:
         self.room, self.error = room, error
@@ -146,17 +146,18 @@ def test_no_machine_is_no_call() -> None:
     assert all_of(Zone(room=0), 0) == {}
 
 
-# -- several places
+# -- trying several zones
 
 
 class Zones:
-    """Each has room for so many machines."""
+    """Several zones, each with a limited capacity."""
 
     def __init__(self, rooms: Sequence[int], error: str = "capacity") -> None:
         self.zones = [Zone(room, error) for room in rooms]
 
     def launch(self, count: int, turn: int = 0) -> list[int]:
-        """Numbers of the zones that were asked, in this order; the last one has all the machines. Raises what is."""
+        """Return the numbers of the zones tried, in order; the last one runs all the machines. Raises the launch's
+        error."""
         tried: list[int] = []
 
         def start(number: int) -> None:
@@ -198,7 +199,7 @@ def test_what_is_the_same_everywhere_is_not_tried_elsewhere() -> None:
     assert not zones.zones[1].asked and not zones.refusals
 
 
-# -- answers
+# -- HTTP responses
 
 _NOON = 1_795_348_800.0  # Sun, 22 Nov 2026 12:00:00 GMT
 
@@ -243,7 +244,7 @@ def test_credentials_are_not_sent_in_the_open() -> None:
 
 
 def test_a_retry_times_out_while_the_computer_is_suspended(monkeypatch: pytest.MonkeyPatch) -> None:
-    """CLOCK_MONOTONIC of Linux stands still then, CLOCK_BOOTTIME does not."""
+    """On Linux CLOCK_MONOTONIC stops during suspend; CLOCK_BOOTTIME does not."""
     if not hasattr(time, "CLOCK_BOOTTIME"):
         pytest.skip("this system has one monotonic clock")
     read, calls_made, suspended_s = time.clock_gettime, [], [0.0]
@@ -283,7 +284,8 @@ def test_a_look_is_shared_by_all_who_ask_within_its_time() -> None:
 
 
 def test_while_a_look_is_under_way_the_last_one_is_used() -> None:
-    """A thousand machines take seconds to list: the jobs that are watched do not wait for it, a launch does."""
+    """Listing a thousand machines takes seconds: watching a job uses the last poll meanwhile, a launch waits for the
+    new one."""
     clock, goes_on, under_way, asked = Clock(), threading.Event(), threading.Event(), []
 
     def ask(key: str) -> int:
@@ -376,7 +378,7 @@ def test_a_look_of_a_launch_that_was_given_up_says_nothing_to_the_jobs_that_wait
             return 7
         begun.set()
         waits.wait(5.0)
-        threading.Event().wait(0.2)  # until the other one waits for this look
+        threading.Event().wait(0.2)  # until the other thread waits for this poll
         raise api_calls.LaunchInterruptedError
 
     cache = PollCache(ask, SystemClock())

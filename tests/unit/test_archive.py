@@ -1,4 +1,4 @@
-"""Packing the code folder and unpacking it: what is kept, what is left out, what is refused."""
+"""Packing and unpacking the code folder: what is included, excluded and refused."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def fill(folder: Path, *names: str) -> None:
 
 
 def names(folder: Path) -> set[str]:
-    """Files and links in what a folder becomes on the machine."""
+    """Return the files and links that the machine gets from a folder."""
     packed = pack(folder)
     with tarfile.open(packed.path) as tar:
         found = {info.name for info in tar if not info.isdir()}
@@ -157,7 +157,7 @@ def test_sockets_and_pipes_are_refused(folder: Path, tmp_path: Path) -> None:
     (folder / "pipe").unlink()
     with socket.socket(socket.AF_UNIX) as server:
         here = Path.cwd()
-        os.chdir(folder)  # a socket's path has 107 bytes at most
+        os.chdir(folder)  # the path of a Unix socket is limited to 107 bytes
         server.bind("sock")
         os.chdir(here)
         with pytest.raises(ArchiveError, match="sock is a socket"):
@@ -301,7 +301,7 @@ def cut(data: bytes) -> bytes:
 
 @pytest.mark.parametrize("damage", [cut, lambda _: b"", lambda _: b"no archive at all"])
 def test_damaged_archives(tmp_path: Path, damage: Callable[[bytes], bytes]) -> None:
-    """Whoever made the sha256 of a damaged archive: a clear error, nothing left."""
+    """The damaged archive has a matching sha256. It must raise a clear error and leave no files."""
     path = tmp_path / "code.tar.gz"
     make(path, member("a", data=random.Random(1).randbytes(5_000)))
     path.write_bytes(damage(path.read_bytes()))

@@ -1,4 +1,4 @@
-"""Files that a program writes, saved with a checkpoint and put back when the program has begun anew."""
+"""Files that a program writes: they are saved with each checkpoint and restored when the program restarts."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Files]:
 
 
 def start(folder: Path) -> Files:
-    found = Files(Code(Path(__file__).parent), Journal(folder / ".journal"))  # this test is the program
+    found = Files(Code(Path(__file__).parent), Journal(folder / ".journal"))  # this test acts as the program
     found.install()
     return found
 
@@ -46,7 +46,7 @@ def test_lines_after_the_checkpoint_go(files: Files) -> None:
 def test_a_file_that_the_program_begins_anew_has_its_lines_again(files: Files, tmp_path: Path) -> None:
     log = Path("log.csv").open("w")  # noqa: SIM115 - as programs do
     log.write("header\n1\n")
-    state = files.state_dict()  # which flushes it
+    state = files.state_dict()  # state_dict() flushes it
     log.write("2\n")
     log.close()
     files.on = False

@@ -1,4 +1,4 @@
-"""Loops are rewritten so that the place in them is known; what can be brought to its place, and what cannot."""
+"""Rewriting loops so that their position can be saved: which loops can resume at it, and which cannot."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def test_a_loop_round_the_training_goes_on_at_its_item(make: Any) -> None:
 
 
 def test_a_range_that_begins_later_goes_on_at_its_number() -> None:
-    """As in a program that resumes by itself: `for epoch in range(start_epoch, epochs)`."""
+    """Test `for epoch in range(start_epoch, epochs)`, the form of programs that resume by themselves."""
     assert list(loops.leave_out(loops.Loop("", 0, range(5, 9)), 3, 4)) == [4, 5, 6, 7, 8]
 
 
@@ -104,7 +104,7 @@ def test_other_iterables_are_refused(source: Any) -> None:
 
 
 class Loader:
-    """Stands for a pass through a DataLoader, which gives the rest by itself."""
+    """Fake pass through a DataLoader; when resumed it yields only the remaining batches."""
 
     def __init__(self, *batches: int) -> None:
         self._batches = iter(batches)

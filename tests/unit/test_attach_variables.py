@@ -1,4 +1,4 @@
-"""The variables of a program: what has changed is saved through the checkpoint's format, and put back in place."""
+"""The variables of a program: changed ones are saved in the checkpoint's format and restored in place."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ CHANGES: dict[str, str] = {
 
 @pytest.fixture
 def program(tmp_path: Path) -> Iterator[Callable[[], tuple[Variables, dict[str, Any]]]]:
-    """Start the program anew: returns its variables, and its globals."""
+    """Return a function that restarts the program and returns its variables and its globals."""
     before = sys.modules["__main__"]
     file = tmp_path / "train.py"
     file.write_text(PROGRAM)
@@ -126,7 +126,7 @@ def through_a_file(state: dict[str, Any]) -> Any:
 
 
 def content(variables: Variables) -> Any:
-    """Everything there is, by digests."""
+    """Return the digests of all saved state."""
     return digests(variables.graph())
 
 
@@ -194,7 +194,7 @@ def test_a_parameter_keeps_its_path_when_a_variable_before_leads_to_it(
     file = program()[1]["setup"].__code__.co_filename
     names = sys.modules["__main__"].__dict__
     model = names["frozen"]
-    module = types.ModuleType("model")  # has the name of the root
+    module = types.ModuleType("model")  # a module with the same name as a root variable
     module.__file__ = file
     monkeypatch.setitem(sys.modules, "model", module)
     variables = Variables(Code(Path(file).parent), lambda: {"model": model})

@@ -1,4 +1,4 @@
-"""boto3 is optional, and what its exceptions mean is told in one line."""
+"""The AWS clients: boto3 is an optional dependency, and its exceptions become one-line errors."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from cloudgpu.provisioners.aws.errors import translate_error, translate_errors
 
 
 class Clock:
-    """Time that only passes in sleep()."""
+    """A clock that advances only in sleep()."""
 
     def __init__(self) -> None:
         self.time = 1_000.0
@@ -89,7 +89,7 @@ def test_a_bug_is_no_error_of_the_providers() -> None:
     [
         ({}, False),
         ({"AWS_ACCESS_KEY_ID": "a", "AWS_SECRET_ACCESS_KEY": "b"}, True),
-        ({"AWS_ACCESS_KEY_ID": "a"}, True),  # half of it: using it says what is missing
+        ({"AWS_ACCESS_KEY_ID": "a"}, True),  # incomplete credentials: an error is raised when they are used
         ({"AWS_PROFILE": "nobody"}, True),
         ({"AWS_CONTAINER_CREDENTIALS_RELATIVE_URI": "/role"}, True),
     ],

@@ -1,4 +1,4 @@
-"""docs/aws.md says what the program says: messages, quota codes, tags."""
+"""docs/aws.md agrees with the code: messages, quota codes, tags."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The pause before the first RunInstances with a new instance profile."""
+"""The pause between creating an instance profile and the first RunInstances with it."""
 
 from __future__ import annotations
 

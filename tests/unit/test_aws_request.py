@@ -1,4 +1,4 @@
-"""From a launch request to the parameters of RunInstances; which image, which network cards."""
+"""Conversion of a launch request to RunInstances parameters; selection of the image and the network cards."""
 
 from __future__ import annotations
 

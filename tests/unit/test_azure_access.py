@@ -1,4 +1,4 @@
-"""A job dir in Blob Storage: whose credentials it is asked with, how it is reached, what refusals say to people."""
+"""A job dir in Blob Storage: which credentials are used, which endpoint, and the messages for refused requests."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def server() -> Iterator[Azurite]:
 
 @pytest.fixture
 def blobs(server: Azurite, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Azurite:
-    """An environment that knows where Blob Storage is and nothing else."""
+    """Provide an environment in which only the Blob Storage endpoint is configured."""
     for name in [name for name in os.environ if name.startswith(("AZURE_", "IDENTITY_", "MSI_"))]:
         monkeypatch.delenv(name)
     monkeypatch.setenv("HOME", str(tmp_path))
@@ -47,7 +47,7 @@ def blobs(server: Azurite, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> A
 
 
 class Authority:
-    """What gives tokens for what it is asked with: an application's secret by POST, a machine's identity by GET."""
+    """Fake token service: it answers POST for an application's secret and GET for a machine's managed identity."""
 
     def __init__(self, certificate: Path | None = None) -> None:
         self.asked: list[dict[str, str]] = []
@@ -75,7 +75,7 @@ class Authority:
                 self.wfile.write(body)
 
             def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - the base class's name
-                """Silence."""
+                """Suppress the request log."""
 
         self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
         scheme = "http"
@@ -117,7 +117,7 @@ class TestCredentials:
         assert (authority.asked[0]["client_id"], authority.asked[0]["client_secret"]) == ("a-client", "a-secret")
 
     def test_a_machines_identity(self, blobs: Azurite, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Also where azure-identity is installed, as it is here."""
+        """The identity must be used although azure-identity is installed, as it is here."""
         with Authority() as authority:
             monkeypatch.setenv("AZURE_CLIENT_ID", "its-identity")
             monkeypatch.setenv("AZURE_MSI_ENDPOINT", f"{authority.url}/metadata/identity/oauth2/token")
@@ -126,7 +126,7 @@ class TestCredentials:
         assert {one["resource"].rstrip("/") for one in authority.asked} == {"https://storage.azure.com"}
 
     def test_a_login_of_the_command_line(self, blobs: Azurite, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-        """`az` is asked once, by all job dirs of a process."""
+        """All job dirs of a process share one call of `az`."""
         az, calls = tmp_path / "az", tmp_path / "calls"
         token = {"accessToken": a_token(), "expiresOn": "2999-01-01 00:00:00.000000", "expires_on": 32_472_144_000}
         az.write_text(
@@ -134,7 +134,7 @@ class TestCredentials:
         )
         az.chmod(0o755)
         monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
-        monkeypatch.setenv("AZURE_TOKEN_CREDENTIALS", "AzureCliCredential")  # azure-identity's own: ask nobody else
+        monkeypatch.setenv("AZURE_TOKEN_CREDENTIALS", "AzureCliCredential")  # azure-identity's setting: use no other credential
         assert works("login")
         JobDir(URL.replace("a-1", "a-2")).list("")
         assert calls.read_text() == "."

@@ -1,4 +1,4 @@
-"""Which subscription and credentials are used, and what the errors of Azure's SDK mean."""
+"""Selection of the subscription and credentials, and translation of the Azure SDK's errors."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def _nobody(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 
 def log_in(folder: Path, *subscriptions: dict[str, Any]) -> None:
-    """As `az login` writes it: with a byte order mark."""
+    """Write the profile as `az login` does, with a byte order mark."""
     text = json.dumps({"installationId": "x", "subscriptions": subscriptions})
     (folder / "azureProfile.json").write_text(text, encoding="utf-8-sig")
 
@@ -41,7 +41,7 @@ def test_the_subscription_is_that_of_az_unless_one_is_named(tmp_path: Path, monk
     log_in(tmp_path, {"id": "other", "isDefault": False}, {"id": "default", "isDefault": True})
     assert mine.subscription == "default"
     monkeypatch.setenv(account.SUBSCRIPTION, "named")
-    assert mine.subscription == "default"  # until it is told to forget
+    assert mine.subscription == "default"  # cached until the cache is cleared
     mine.forget()
     assert mine.subscription == "named"
 
@@ -90,7 +90,7 @@ def meaning(error: Exception) -> ProvisionError:
 
 
 def answered(status: int, body: Any, **headers: str) -> ProvisionError:
-    """What the SDK's own pipeline makes of such an answer, over the wire."""
+    """Return the ProvisionError for an HTTP response, passed through the SDK's real pipeline."""
     data = (body if isinstance(body, str) else json.dumps(body)).encode()
 
     class Server(BaseHTTPRequestHandler):

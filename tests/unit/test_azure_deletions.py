@@ -1,4 +1,5 @@
-"""Deletions in Blob Storage where it refuses batches: obstore sends every deletion in one, also of a single blob."""
+"""Deletions in Blob Storage where it refuses batch requests. obstore sends every deletion, even of one blob, as a
+batch."""
 
 from __future__ import annotations
 
@@ -24,7 +25,7 @@ REFUSAL = (
 
 
 class Blobs:
-    """Blob Storage as far as it deletes: it refuses batches, and lets in whoever has a token or a signature."""
+    """Fake Blob Storage that supports deletions only: it refuses batches and accepts any token or signature."""
 
     def __init__(self) -> None:
         self.there = {f"jobs/a-1/checkpoints/{step}/shard 0.bin" for step in (1, 2)}
@@ -59,7 +60,7 @@ class Blobs:
                 self.wfile.write(body)
 
             def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - the base class's name
-                """Silence."""
+                """Suppress the request log."""
 
         self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
         self.url = f"http://127.0.0.1:{self.server.server_address[1]}/jobsoftests"

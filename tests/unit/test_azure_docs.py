@@ -1,4 +1,4 @@
-"""docs/azure.md says what the program says: messages, quotas, tags, settings; and the tables of quotas and images."""
+"""docs/azure.md agrees with the code: messages, quotas, tags, settings; and the tables of quotas and images."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_quotas_are_those_that_are_checked() -> None:
         for machine in group
         if machine.status != "retired" and machine.accelerator and _has_image(machine.name)
     }
-    # NC A10 v4 is in the list of sizes, and sold nowhere.
+    # NC A10 v4 is in the list of sizes but is sold in no region.
     assert printed == launched - {"StandardNCADSA10v4Family"}
     for code in (quotas.SPOT, quotas.TOTAL):
         assert f"`{code}`" in PAGE
@@ -88,7 +88,7 @@ def test_every_tag_and_setting_is_named() -> None:
     assert f"`{names.group_name('<token>')}`" in PAGE
 
 
-# --- the tables behind it ---------------------------------------------------------------------------------------------
+# --- the tables of quotas and images ----------------------------------------------------------------------------------
 
 
 def test_every_size_that_is_sold_has_a_family() -> None:

@@ -1,4 +1,4 @@
-"""From a launch request to the bodies that Azure is sent: which size, image, disk, zone, rights and rules."""
+"""Conversion of a launch request to Azure request bodies: size, image, disk, zone, role assignments, network rules."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def body(asked: LaunchRequest, place: Place = PLACE) -> dict[str, Any]:
 
 
 def told(made: dict[str, Any]) -> dict[str, Any]:
-    """What the machine is told, from its custom data."""
+    """Return the boot configuration in a machine's custom data."""
     data = base64.b64decode(made["properties"]["osProfile"]["customData"]).decode()
     assert data.startswith("#cloud-config\n")
     files = json.loads(data.partition("\n")[2])["write_files"]
@@ -366,7 +366,7 @@ def test_names_say_whose_a_thing_is() -> None:
 def test_nodes_that_were_started_fit_into_tags() -> None:
     many = [f"worker-{index}.1" for index in range(200)]
     tags = resource_groups.started_tags(many)
-    assert len(tags) < 20  # of 50 that Azure allows
+    assert len(tags) < 20  # Azure allows 50
     assert all(len(value) <= 256 for value in tags.values())
     assert resource_groups.started_tags(["worker-0.1"]) == {"cloudgpu-started-worker-0.1": "worker-0.1"}
     group = resource_groups.Group(

@@ -1,4 +1,5 @@
-"""What the bootstrap asks for: silence is cut short and asked again, an answer is whole and not too large."""
+"""The HTTP requests of the bootstrap: timeouts are retried, and responses must be complete and within the size
+limit."""
 
 from __future__ import annotations
 
@@ -23,7 +24,7 @@ HERE = Path(common.__file__).parent
 
 
 class Handler(BaseHTTPRequestHandler):
-    """A metadata service and an S3, of which the first answers about the agent file are spoilt."""
+    """Fake metadata service and S3; its first responses for the agent file are faulty."""
 
     ways: list[str]
     gone: threading.Event
@@ -52,7 +53,7 @@ class Handler(BaseHTTPRequestHandler):
             self.gone.wait(60)
 
     def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - the base class's name
-        """Silence."""
+        """Suppress the request log."""
 
 
 @pytest.fixture
@@ -67,7 +68,7 @@ def url() -> Iterator[str]:
 
 
 def fetch(folder: Path, url: str, setting: str) -> subprocess.CompletedProcess[str]:
-    """Have a bootstrap's own modules fetch the agent file, with another limit so that no test waits for it."""
+    """Fetch the agent file with the bootstrap's own modules, with one limit changed to keep the test short."""
     record = BootRecord("s3://bucket/job", "job", 1, "worker-0.1", "", "agent", "", "us-east-1", "aws", endpoint=url)
     for name, content in boot_files(record).items():
         (folder / name).write_bytes(content)

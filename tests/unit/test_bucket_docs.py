@@ -1,4 +1,5 @@
-"""The commands that make buckets turn off what would keep, and bill, deleted checkpoints and unfinished uploads."""
+"""The documented commands that create buckets disable features that would retain, and bill, deleted checkpoints and
+unfinished uploads."""
 
 from __future__ import annotations
 
@@ -15,7 +16,7 @@ DOCS = Path(cloudgpu.__file__).parent / "docs"
 
 
 def commands(page: str, beginning: str) -> list[list[str]]:
-    """Return the words of each command of a page that begins so; a line that ends with a backslash goes on."""
+    """Return the words of each command of a page that starts with `beginning`, with continuation lines joined."""
     text = (DOCS / page).read_text().replace("\\\n", " ")
     found = [shlex.split(line) for line in re.findall(rf"^ {{4,}}({re.escape(beginning)} .*)$", text, re.MULTILINE)]
     assert found, f"{page} has no {beginning}"

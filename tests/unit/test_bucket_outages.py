@@ -1,4 +1,4 @@
-"""Test jobs whose bucket fails while they are submitted, and while the supervisor launches them."""
+"""Jobs whose bucket fails during the submit, and during the launch by the supervisor."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ __all__ = ["home"]
 SLOW_DOWN = {"status": 503, "code": "SlowDown"}
 LOST = {"lose_answer": True}
 SUBMIT = [("HEAD", "shared/"), ("start", "shared/"), ("copy", ""), ("PUT", "job.json")]
-"""Requests of a submit: kind, and a part of the key."""
+"""Requests of a submit: kind, and part of the key."""
 AT_ONCE = 4
-"""Times that a request is sent until the caller learns of the failure."""
+"""Number of times a failing request is sent before the caller gets the error."""
 
 
 @pytest.fixture
@@ -75,7 +75,7 @@ def test_a_submit_that_fails_leaves_no_job_and_the_next_one_is_none_the_worse(
 @pytest.mark.parametrize("fault", [SLOW_DOWN, LOST], ids=["503", "lost"])
 @pytest.mark.parametrize(("kind", "name"), [("GET", "job.json"), ("PUT", "attempt.json")])
 def test_a_launch_waits_for_its_bucket(world: World, store: s3.S3, kind: str, name: str, fault: dict[str, Any]) -> None:
-    """Several steps fail. The job has one event for them, and one attempt."""
+    """Several steps fail. The job has one event for all of them, and one attempt."""
     world.cloud.script = lives(SUCCEED)
     job_id = world.submit(job_dir=store.url)
     met = store.fail(kind, name, times=3 * AT_ONCE, **fault)
@@ -83,6 +83,6 @@ def test_a_launch_waits_for_its_bucket(world: World, store: s3.S3, kind: str, na
     world.check_clean()
     assert (world.job(job_id).state, len(world.attempts(job_id))) == ("succeeded", 1)
     troubles = [event.message for event in world.store.events(job_id) if event.kind == "trouble"]
-    is_found = kind == "PUT" and fault is LOST  # what was written although the answer was lost
+    is_found = kind == "PUT" and fault is LOST  # the write succeeded although the response was lost
     assert len(troubles) == (0 if is_found else 1), troubles
     assert met.met <= AT_ONCE if is_found else met.met == 3 * AT_ONCE

@@ -1,4 +1,4 @@
-"""Job dirs that share the connections of their bucket."""
+"""Connection sharing: job dirs in one bucket use the same connections."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ def store(monkeypatch: pytest.MonkeyPatch) -> Iterator[s3.S3]:
 
 
 def sockets(store: s3.S3) -> int:
-    """Connections of this process to the store."""
+    """Return the number of connections from this process to the store."""
     return sum(bool(one.raddr) and one.raddr.port == store.port for one in psutil.Process().net_connections("tcp"))
 
 
 def key_of(request: s3.Request) -> str:
-    """The access key that a request was signed with."""
+    """Return the access key that a request was signed with."""
     return str(request.headers["Authorization"]).partition("Credential=")[2].partition("/")[0]
 
 

@@ -1,4 +1,4 @@
-"""Looking things up in the tables, with facts anybody can check against the providers' pages."""
+"""Lookups in the catalogue's tables, compared with facts from the providers' pages."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def machine(cloud: str, name: str, accelerator: str | None) -> catalog.MachineTy
     ],
 )
 def test_machine_types(cloud: str, name: str, accelerator: str | None, counts: str, size: tuple[int, float]) -> None:
-    """size: vCPUs, memory in GB."""
+    """`size` is vCPUs and memory in GB."""
     found = machine(cloud, name, accelerator)
     assert found.counts == tuple(map(Fraction, counts.split()))
     assert (found.vcpus, found.memory_gb) == size
@@ -77,7 +77,7 @@ def test_markets(cloud: str, name: str, accelerator: str, markets: set[str]) -> 
 
 
 def test_compute_engine_and_vertex_keep_their_own_counts() -> None:
-    """Compute Engine lets one T4 have 48 vCPUs; Vertex AI kept the older limit of 24."""
+    """Compute Engine allows 48 vCPUs with one T4; Vertex AI kept the older limit of 24."""
     assert machine("gcp", "n1-standard-32", "T4").counts == tuple(map(Fraction, (1, 2, 4)))
     assert machine("vertex", "n1-standard-32", "T4").counts == tuple(map(Fraction, (2, 4)))
     assert catalog.find_machine_type("vertex", "g4-standard-6", "RTX-PRO-6000-BSE") is None
@@ -177,14 +177,14 @@ def test_an_n1_machine_costs_its_host_and_its_gpus() -> None:
     ("cloud", "name", "accelerator", "region", "market"),
     [
         ("aws", "g6.xlarge", "L4", "us-east-1", "spot"),  # no source for AWS spot prices
-        ("aws", "p5.48xlarge", "H100-80GB", "us-east-1", "reservation"),  # Capacity Blocks have prices of their own
+        ("aws", "p5.48xlarge", "H100-80GB", "us-east-1", "reservation"),  # Capacity Blocks are priced separately
         ("aws", "p3.2xlarge", "V100-16GB", "us-east-1", "on-demand"),  # retired
-        ("gcp", "a3-highgpu-1g", "H100-80GB", "us-central1", "on-demand"),  # listed, but not sold so
+        ("gcp", "a3-highgpu-1g", "H100-80GB", "us-central1", "on-demand"),  # listed, but not sold on demand
         ("gcp", "a4-highgpu-8g", "B200", "us-central1", "spot"),  # not in the sources
         ("gcp", "a2-highgpu-1g", "A100-40GB", "us-east5", "on-demand"),  # listed, but not offered there
-        ("gcp", "n1-standard-8", "V100-16GB", "europe-west1", "on-demand"),  # the host is there, the GPU is not
+        ("gcp", "n1-standard-8", "V100-16GB", "europe-west1", "on-demand"),  # the region has the machine type, but not the GPU
         ("gcp", "n1-standard-8", "L4", "us-central1", "on-demand"),  # no such machine
-        ("vertex", "n1-standard-8", "T4", "us-central1", "on-demand"),  # the fee is not known
+        ("vertex", "n1-standard-8", "T4", "us-central1", "on-demand"),  # the fee is unknown
         ("local", "this", None, "", "on-demand"),
     ],
 )
@@ -238,7 +238,8 @@ def test_a_cloud_without_tables_is_empty() -> None:
 
 
 def test_nothing_is_read_before_it_is_asked_for() -> None:
-    """Importing the catalogue opens no table; a question about one cloud opens no other's, but the list of targets."""
+    """Importing the catalogue opens no table; a query about one cloud opens only that cloud's tables and the list of
+    targets."""
     code = (
         "import sys, pathlib; opened = []\n"
         "sys.addaudithook(lambda event, args: event == 'open' and str(args[0]).endswith('.csv') and"

@@ -1,4 +1,4 @@
-"""Training that was broken off and resumed ends in the same bits as training that was not."""
+"""Exact resume: training that was interrupted and resumed ends with the same bits as uninterrupted training."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ from torch.utils.data.distributed import DistributedSampler  # noqa: E402
 from cloudgpu.runtime import CheckpointError  # noqa: E402
 from cloudgpu.tests.standins.checkpoints import restarted  # noqa: E402
 
-torch.set_num_threads(1)  # with tensors so small, a second one only spins: it makes these tests three times as slow
+torch.set_num_threads(1)  # for tensors this small, a second thread makes these tests three times slower
 SIZE, EPOCHS = 26, 3
 
 
 @pytest.fixture(scope="module", autouse=True)
 def _one_writer(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """As on a node of a job: a hundred trainings here need not start a hundred writers."""
+    """Start one shared writer, as a node of a job does, so that a hundred trainings need not start one each."""
     path = tmp_path_factory.mktemp("writer") / "socket"
     writer = subprocess.Popen([sys.executable, "-m", "cloudgpu.runtime.checkpoint.writer", "--socket", str(path)])
     while not path.exists() and writer.poll() is None:
@@ -55,7 +55,7 @@ def scans() -> TensorDataset:
 
 
 class Augmented(Dataset):
-    """Draws from all three global generators, as augmentation does."""
+    """A dataset that draws from all three global generators, as augmentation does."""
 
     def __init__(self) -> None:
         self.base = scans()
@@ -69,7 +69,7 @@ class Augmented(Dataset):
 
 
 class Stream(IterableDataset):
-    """No length, no index; a shuffle of its own, different in each epoch through the workers' seeds."""
+    """An iterable dataset without a length; each worker's seed shuffles it differently in each epoch."""
 
     def __iter__(self) -> Iterator[Any]:
         base = scans()
@@ -106,7 +106,7 @@ SLOW = {"two workers", "stream, two workers"}
 
 
 class Average:
-    """An exponential moving average of weights: anything with a state_dict can be added."""
+    """An exponential moving average of weights: an example of an object that has only a state_dict."""
 
     def __init__(self, model: nn.Module) -> None:
         self.weights = copy.deepcopy(model.state_dict())
@@ -125,9 +125,11 @@ class Average:
 def train(
     folder: Path, loader: Any, *, stop_after: int | None = None, replay: bool = False
 ) -> tuple[str, list[str]] | None:
-    """A run as of a fresh process, broken off after so many steps: the digest of all state, and the losses.
+    """Train as a fresh process would, interrupted after `stop_after` steps; return the digest of all state, and the
+    losses.
 
-    Saved at the last even step before that. Its end is waited for: steps are shorter here than it takes to write.
+    The last checkpoint is saved at the last even step before `stop_after`. Its write is awaited, because it takes
+    longer than these steps.
     """
     torch.manual_seed(1)
     random.seed(1)
@@ -154,7 +156,7 @@ def train(
             return None
         if stop_after is not None and 0 < (ckpt.step + 1) == (begun + stop_after) // 2 * 2:
             ckpt.save()
-        # Batch normalisation needs two of a kind.
+        # Batch normalisation needs at least two samples.
         x, y = (inputs, labels) if inputs.dim() == 2 else (inputs.repeat(2, 1), labels.repeat(2))
         loss = nn.functional.cross_entropy(model(x + torch.randn_like(x) * random.random()), y)
         optimizer.zero_grad()
@@ -179,11 +181,11 @@ def test_resumed_training_is_bit_identical(kind: str, tmp_path: Path) -> None:
     undisturbed = train(tmp_path / "a", LOADERS[kind]())
     assert undisturbed is not None
     total = len(undisturbed[1])
-    # Right after a save, between two saves, at an epoch's end and in the next, before anything was saved.
+    # Stop right after a save, between two saves, at the end of an epoch, in the next epoch, and before the first save.
     for stop in {7} if kind in SLOW else {1, 4, 5, total // EPOCHS, total // EPOCHS + 1, total - 1}:
         folder = tmp_path / f"b{stop}"
         assert train(folder, LOADERS[kind](), stop_after=stop) is None
-        again = train(folder, LOADERS[kind](), replay=kind == "two workers")  # whose augmentation is drawn in workers
+        again = train(folder, LOADERS[kind](), replay=kind == "two workers")  # its augmentation runs in the workers
         assert again == undisturbed, f"broken off after {stop} steps"
 
 
@@ -219,7 +221,7 @@ def test_a_generator_more_is_refused(tmp_path: Path) -> None:
 
 
 def test_shrunken_stream_is_refused(tmp_path: Path) -> None:
-    """A loader without a length shows only while skipping that it has become shorter."""
+    """For a loader without a length, the missing samples are noticed only while skipping."""
 
     class Short(Stream):
         def __iter__(self) -> Iterator[Any]:
@@ -236,7 +238,7 @@ def test_persistent_workers(tmp_path: Path) -> None:
 
     undisturbed = train(tmp_path / "a", loader())
     train(tmp_path / "b", loader(), stop_after=9)
-    assert train(tmp_path / "b", loader()) == undisturbed  # no randomness in the workers: exact all the same
+    assert train(tmp_path / "b", loader()) == undisturbed  # the workers use no randomness, so the resume is exact
 
 
 def test_skipping_by_index_reads_no_data(tmp_path: Path) -> None:
@@ -250,4 +252,4 @@ def test_skipping_by_index_reads_no_data(tmp_path: Path) -> None:
     train(tmp_path, DataLoader(Counted(), batch_size=4, shuffle=True), stop_after=6)
     Counted.read = 0
     train(tmp_path, DataLoader(Counted(), batch_size=4, shuffle=True), stop_after=0)
-    assert Counted.read == 26 % 4  # the one batch that was handed out, the epoch's seventh
+    assert Counted.read == 26 % 4  # only the batch that was yielded, the seventh of the epoch

@@ -1,4 +1,4 @@
-"""Training of many kinds, broken off and resumed, ends in the same bits: scaled, accumulated, frozen, tied, sparse."""
+"""Exact resume for many kinds of training: scaled, accumulated, frozen, tied, sparse and complex."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def _no_job(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Kind:
-    """One training: objects for the Checkpointer, and what is done with a batch."""
+    """One kind of training: its objects for the Checkpointer, and its step for a batch."""
 
     def __init__(self) -> None:
         self.model: nn.Module = nn.Sequential(nn.Linear(6, 8), nn.Dropout(0.4), nn.Linear(8, 3))
@@ -39,7 +39,7 @@ class Kind:
         self.more: dict[str, Any] = {}
 
     def begin(self, number: int) -> None:
-        """Before the forward pass."""
+        """Prepare a step; called before the forward pass."""
 
     def update(self, number: int, loss: Any) -> None:
         self.optimizer.zero_grad()
@@ -48,7 +48,7 @@ class Kind:
 
 
 class Accumulated(Kind):
-    """The optimizer steps after every third batch; another one, of the last layer, after each."""
+    """Gradient accumulation: one optimizer steps after every third batch, the last layer's after each batch."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -66,7 +66,7 @@ class Accumulated(Kind):
 
 
 class Scaled(Kind):
-    """A GradScaler that grows every second step, and finds an infinite gradient now and then."""
+    """Mixed precision with a GradScaler that grows every second step and sometimes finds an infinite gradient."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -83,18 +83,19 @@ class Scaled(Kind):
 
 
 class Frozen(Kind):
-    """Half of it is not trained, and unfrozen in the middle: the optimizer has state of some parameters only."""
+    """Half of the model is frozen at first and unfrozen in the middle: the optimizer has state for some parameters
+    only."""
 
     def __init__(self) -> None:
         super().__init__()
         self.model[0].requires_grad_(False)
 
     def begin(self, number: int) -> None:
-        self.model[0].requires_grad_(number >= 10)  # by the step: what is frozen is no state to torch
+        self.model[0].requires_grad_(number >= 10)  # derived from the step number, because requires_grad is not part of a state_dict
 
 
 class Tied(Kind):
-    """Two layers with one weight, and their average."""
+    """Two layers that share a weight, and their average."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -110,7 +111,7 @@ class Tied(Kind):
 
 
 class Sparse(Kind):
-    """Rows of an embedding, whose gradients are sparse."""
+    """An embedding with sparse gradients."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -119,7 +120,7 @@ class Sparse(Kind):
 
 
 class Complex(Kind):
-    """Weights that are complex numbers."""
+    """A model with complex weights."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -134,14 +135,14 @@ KINDS = [Accumulated, Scaled, Frozen, Tied, Sparse, Complex]
 
 
 def train_kind(kind: type[Kind], folder: Path, stop: int | None = None) -> list[str] | None:
-    """As train(); a digest of everything at the end, then the losses."""
+    """Train one kind, as train() does; return the digest of all state, then the losses."""
     torch.manual_seed(1)
     training = kind()
     data = [(torch.randn(4, 6), torch.tensor([0, 1, 2, 0])) for _ in range(20)]
     objects = {"model": training.model, "optimizer": training.optimizer, **training.more}
     ckpt = restarted(**objects, folder=folder, every=1000)
     losses: list[str] = ckpt.state.setdefault("losses", [])
-    training.optimizer.zero_grad()  # as many programs do before their loop
+    training.optimizer.zero_grad()  # common in programs before their loop
     for step in ckpt.steps(len(data)):
         if step == stop:
             ckpt.wait()
@@ -165,7 +166,7 @@ def train_kind(kind: type[Kind], folder: Path, stop: int | None = None) -> list[
 @pytest.mark.parametrize("kind", KINDS)
 def test_resumed_training_of_this_kind_is_bit_identical(kind: type[Kind], tmp_path: Path) -> None:
     undisturbed = train_kind(kind, tmp_path / "a")
-    # Saved at 2, 4, 10 and 16: within an accumulation, at its end, after a skipped step, before something is unfrozen.
+    # Saved at 2, 4, 10 and 16: within an accumulation, at its end, after a skipped step, before the unfreezing.
     for stop in (3, 4, 10, 17):
         assert train_kind(kind, tmp_path / f"b{stop}", stop) is None
         assert train_kind(kind, tmp_path / f"b{stop}") == undisturbed, f"broken off after {stop} steps"
@@ -193,7 +194,7 @@ def test_the_end_of_batches_holds_no_gradients_that_were_used(tmp_path: Path) ->
 
 
 def test_the_end_of_batches_holds_gradients_that_were_not_used(tmp_path: Path) -> None:
-    """Asked for more epochs, the accumulation goes on."""
+    """When more epochs are requested, the accumulation continues."""
     losses: dict[bool, list[float]] = {}
     for interrupted in (False, True):
         losses[interrupted] = []

@@ -1,4 +1,5 @@
-"""The folder of a Checkpointer: one training has it; one that cannot be saved to is refused before the first step."""
+"""The folder of a Checkpointer: only one training may use it, and an unwritable one is refused before the first
+step."""
 
 from __future__ import annotations
 
@@ -28,16 +29,16 @@ def _no_job(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 
 def run(program: str, *before: str, **env: str) -> subprocess.CompletedProcess[str]:
-    """Run it as a process of its own; `before`: what to put before the command."""
+    """Run a program in a separate process, with the command prefixed by `before`."""
     command = [*before, sys.executable, "-c", f"from cloudgpu.runtime import Checkpointer\n{program}"]
     return subprocess.run(command, check=False, capture_output=True, text=True, timeout=120, env=os.environ | env)
 
 
-# One folder, one training
+# Exclusive use of a folder
 
 
 def test_folds_in_one_folder_are_refused(tmp_path: Path) -> None:
-    """The second fold would train no step, with the weights of the first."""
+    """Otherwise the second fold would skip all training and use the weights of the first."""
     program = (
         "for k in range(3):\n    steps = list(Checkpointer(every=2).steps(4))\n    print(k, len(steps), flush=True)"
     )
@@ -60,11 +61,11 @@ def test_a_fold_that_was_broken_off_has_the_folder_too() -> None:
         if step == 2:
             break
     with pytest.raises(CheckpointError, match="call release"):
-        Checkpointer(folder=Path("checkpoints").resolve())  # the same folder by another name
+        Checkpointer(folder=Path("checkpoints").resolve())  # another path of the same folder
 
 
 def test_one_that_did_nothing_gives_way_to_the_next() -> None:
-    """A notebook's cell that makes one is run twice, and the loop's cell then."""
+    """A notebook cell that creates a Checkpointer may run twice before the cell with the loop."""
     first, second = Checkpointer(), Checkpointer()
     assert len(list(second.steps(3))) == 3
     with pytest.raises(CheckpointError, match="another Checkpointer of this process"):
@@ -77,7 +78,7 @@ def test_release_lets_the_training_go_on() -> None:
     for _ in range(4):
         next(loop)
         ckpt.wait()
-    ckpt.release()  # its loop, which is suspended, ends here
+    ckpt.release()  # ends its suspended loop
     again = Checkpointer()
     assert again.step == 3
     assert list(again.steps(10)) == list(range(3, 10))
@@ -90,13 +91,13 @@ def test_a_program_that_runs_again_is_another_process() -> None:
         assert run("print(len(list(Checkpointer().steps(4))))").stdout.strip() == expected
 
 
-# A folder that nothing can be saved to
+# Folders that cannot be written to
 
 TRAIN = "ckpt = Checkpointer({})\nfor step in ckpt.steps(3):\n    print('step', step)"
 
 
 def as_owner() -> list[str]:
-    """Return what to put before a command so that permissions count for it: for root they do not."""
+    """Return a command prefix that makes file permissions apply; root bypasses them."""
     if os.geteuid():
         return []
     if not shutil.which("setpriv"):
@@ -182,7 +183,7 @@ def test_a_bucket_that_is_not_there(bucket: s3.S3, tmp_path: Path) -> None:
 def test_a_bucket_that_fails_for_now_is_no_error_of_the_program(
     status: int, code: str, bucket: s3.S3, tmp_path: Path
 ) -> None:
-    """A right that was granted a moment ago takes minutes to come into effect: the job is to run again."""
+    """A permission that was just granted takes minutes to take effect, so the job must be retried."""
     bucket.fail("PUT", status=status, code=code)
     outcome = tmp_path / "outcome.json"
     given = {"CLOUDGPU_OUTCOME": str(outcome), "CLOUDGPU_START_PATIENCE": "1"}
@@ -221,7 +222,7 @@ def test_one_refusal_of_a_role_that_is_not_known_everywhere_yet_ends_no_program(
     assert (done.returncode, fault.met) == (0, 1), done.stderr
 
 
-# What else lies there
+# Unrelated files in the folder
 
 
 @pytest.mark.parametrize("unreadable", ["COMMIT.json", ""])
@@ -300,7 +301,7 @@ def test_a_checkpoint_whose_commit_is_a_folder_is_passed_over_and_kept(caplog: p
     ]
 
 
-# Too small a disk
+# Disks that are too small
 
 
 def test_a_disk_without_room_for_two_checkpoints_is_refused(tmp_path: Path) -> None:
@@ -310,7 +311,7 @@ def test_a_disk_without_room_for_two_checkpoints_is_refused(tmp_path: Path) -> N
         ckpt.state["data"] = np.zeros(3_000_000, np.uint8)
         with pytest.raises(CheckpointError, match=r"too small .* takes 3[.\d]* MB, and 5\.\d+ MB are free") as caught:
             next(ckpt.steps(3))
-        assert caught.value.code is None  # running again may help: the room may be there then
+        assert caught.value.code is None  # a retry may find enough space
 
 
 def test_a_disk_without_room_for_all_that_is_to_be_kept_is_warned_of(

@@ -1,4 +1,4 @@
-"""What travels with a training beside its state: metrics and the history of its interruptions, in real checkpoints."""
+"""Data saved beside the training state: metrics and the history of interruptions, in real checkpoints."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ for step in ckpt.steps(40):
 
 
 def test_starts_that_ended_before_their_first_save_are_counted(tmp_path: Path) -> None:
-    """Of four processes only the first saves; each is interrupted."""
+    """Four processes are interrupted; only the first one saves."""
     seen = []
     for what in ("save", "-", "-", "-"):
         words = [sys.executable, "-c", AUTOMATIC, str(tmp_path / "checkpoints"), what]

@@ -1,4 +1,4 @@
-"""The Checkpointer in its loop: what it obeys, what it tells, and how it bears a disk that does not take anything."""
+"""The Checkpointer's training loop: signals and stop orders, progress reports, and failing disks."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from cloudgpu.tests.standins.checkpoints import restarted  # noqa: E402
 
 
 class Model:
-    """Counts; the smallest thing with a state_dict."""
+    """A counter: the smallest object with a state_dict."""
 
     def __init__(self) -> None:
         self.weight = torch.zeros(4000)
@@ -46,7 +46,7 @@ def _no_job(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 
 def train(steps: int, *, stop: int | None = None, **options: Any) -> tuple[Checkpointer, Model]:
-    """Steps as short as these would be over before the first save is written: each waits for those before it."""
+    """Train, and wait for each save: steps this short would end before the first save is written."""
     model = Model()
     ckpt = restarted(model=model, **{"every": 5, **options})
     for step in ckpt.steps(steps):
@@ -62,7 +62,7 @@ def saved(folder: Path | str = "checkpoints") -> list[int]:
 
 
 def writers() -> list[int]:
-    """Our checkpoint writer processes."""
+    """Return the process ids of this process's checkpoint writers."""
     alive = [child for child in psutil.Process().children() if child.status() != psutil.STATUS_ZOMBIE]
     return [child.pid for child in alive if "cloudgpu.runtime.checkpoint.writer" in child.cmdline()]
 
@@ -72,7 +72,7 @@ def files(folder: str) -> list[Path]:
 
 
 def soon(expected: Any, look: Callable[[], Any]) -> None:
-    """What follows a commit (old checkpoints go) nobody waits for; but it comes."""
+    """Wait until `look` returns `expected`. Work after a commit, such as removing old checkpoints, is asynchronous."""
     end = time.monotonic() + 180
     while look() != expected and time.monotonic() < end:
         time.sleep(0.01)
@@ -81,8 +81,8 @@ def soon(expected: Any, look: Callable[[], Any]) -> None:
 
 @contextmanager
 def full_disk(size: int = 2000) -> Iterator[None]:
-    """No file of our writers may become larger: the kernel refuses the write half way, as on a full disk."""
-    soon(True, lambda: bool(writers()))  # it is started when the loop begins, and not waited for
+    """Limit the file size of the writers: the kernel fails a write part way, as on a full disk."""
+    soon(True, lambda: bool(writers()))  # the writer is started asynchronously when the loop begins
     limits = {pid: resource.prlimit(pid, resource.RLIMIT_FSIZE) for pid in writers()}
     assert limits
     for pid, (_, hard) in limits.items():
@@ -169,14 +169,14 @@ def test_notice_saves_and_ends(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) 
                 (tmp_path / "notice.json").write_text(json.dumps({"reason": "preempt", "deadline": 0}))
     assert (end.value.code, saved()) == (75, [7])
     assert not (tmp_path / "listening").exists()
-    # A second notice before anything was done: there is nothing to save, and it is not saved twice.
+    # After a second notice before the first step nothing new exists, so nothing is saved.
     with pytest.raises(SystemExit) as end:
         train(20)
     assert (end.value.code, saved()) == (75, [7])
-    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL  # the loop that did not begin has ended, too
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL  # the loop that never started has ended, too
     (tmp_path / "notice.json").unlink()
     assert train(20)[1].weight[0].item() == 20
-    # After the end nobody looks at notices any more, and the agent should know.
+    # After the loop no code handles notices; the agent must be able to see that.
     restarted(model=Model())
     assert not (tmp_path / "listening").exists()
 
@@ -191,7 +191,7 @@ def test_a_notice_to_save_is_obeyed_once_and_training_goes_on(
         ckpt.wait()
         if step in {2, 3}:
             (tmp_path / "notice.json").write_text(json.dumps({**notice, "id": f"{step}"}))
-    # After steps 2 and 3, then every 16 / 4 steps, and the end.
+    # Saved after steps 2 and 3, then every 16 / 4 steps, and at the end.
     assert saved() == [3, 4, 8, 12, 16, 20]
     assert caplog.text.count("notice: maintenance: saving now") == 2
 
@@ -225,7 +225,7 @@ def test_what_it_leaves_behind(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) 
 
 
 def test_steps_beside_a_loader_is_refused() -> None:
-    """The place in a loader that the program goes through by itself would not be saved."""
+    """The position in a loader that the program iterates by itself would not be saved."""
     with pytest.raises(CheckpointError, match=r"use batches\(epochs=...\), or make the Checkpointer without a loader"):
         next(Checkpointer(loader=[1, 2], every=1).steps(3))
 
@@ -233,7 +233,7 @@ def test_steps_beside_a_loader_is_refused() -> None:
 def test_only_what_running_again_does_not_heal_is_called_the_programs_error(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """The launcher gives up upon 70 and 73; where a store was out of reach, the job is to run again."""
+    """The launcher does not retry after exit codes 70 and 73; after a storage outage the job must be retried."""
     outcome = tmp_path / "outcome.json"
     monkeypatch.setenv("CLOUDGPU_OUTCOME", str(outcome))
     ckpt = restarted(model=Model(), every=1)
@@ -248,7 +248,7 @@ def test_only_what_running_again_does_not_heal_is_called_the_programs_error(
     outcome.unlink()
     for file in Path("checkpoints").glob("*/rank-00000.bin"):
         file.unlink()
-        file.symlink_to(file.name)  # which cannot be opened, for now
+        file.symlink_to(file.name)  # cannot be opened, which may be temporary
     with pytest.raises(CheckpointError, match="no checkpoint could be restored"):
         restarted(model=Model())
     assert json.loads(outcome.read_bytes())["code"] == 76
@@ -266,7 +266,7 @@ def test_a_loop_of_somebody_else() -> None:
             for batch in ckpt.open_epoch():
                 if len(seen) == stop:
                     ckpt.end(finished=False)
-                    ckpt.end()  # changes nothing any more
+                    ckpt.end()  # has no effect any more
                     return seen
                 seen.append((ckpt.epoch, batch))
                 ckpt.end_step(epoch_ended=ckpt.end_of_epoch)
@@ -283,7 +283,7 @@ def test_a_loop_of_somebody_else() -> None:
 
 
 def test_loops_that_end_in_another_order_than_they_began() -> None:
-    """As when an exception is kept that holds a loop: the garbage collector ends it, some time, in some thread."""
+    """An exception that is kept may hold a loop: the garbage collector then ends it later, in any thread."""
     loops = [Checkpointer(model=Model(), folder=f"{number}", every=100).steps(20) for number in range(3)]
     for loop in loops:
         next(loop)
@@ -295,7 +295,7 @@ def test_loops_that_end_in_another_order_than_they_began() -> None:
     with pytest.raises(SystemExit) as end:
         list(loops[1])
     assert (end.value.code, saved("1")) == (75, [1])
-    # What is left are handlers of loops that are over: a signal ends the program, as it would without them.
+    # Only handlers of finished loops remain: a signal must end the program, as it would without them.
     program = """
 import os, signal
 from cloudgpu.runtime import Checkpointer
@@ -320,14 +320,14 @@ def test_signal_saves_and_ends_and_reaches_the_program(number: signal.Signals) -
                 if step == 6:
                     os.kill(os.getpid(), number)
         assert (end.value.code, saved(), heard) == (75, [7], [number])
-        os.kill(os.getpid(), number)  # after the loop the program's handler stands alone again
+        os.kill(os.getpid(), number)  # after the loop only the program's handler is installed
         assert heard == [number, number]
     finally:
         signal.signal(number, before)
 
 
 def test_a_child_that_was_forked_ends_of_a_signal() -> None:
-    """multiprocessing ends daemons so when the program ends, and waits for them."""
+    """multiprocessing ends daemon processes with a signal at exit, and waits for them."""
     program = """
 import multiprocessing, signal, time
 from cloudgpu.runtime import Checkpointer
@@ -355,7 +355,7 @@ def test_in_a_thread_signals_are_left_alone() -> None:
 def test_notice_with_a_full_disk(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr("cloudgpu.runtime.checkpoint.save.saver.LAST_PAUSE", 0)
     monkeypatch.setenv("CLOUDGPU_NOTICE", str(tmp_path / "notice.json"))
-    for stop, code in ((7, 76), (3, 77)):  # after the save of step 5, before any
+    for stop, code in ((7, 76), (3, 77)):  # after the save of step 5 and before the first save
         with pytest.raises(SystemExit) as end:
             ckpt = restarted(model=Model(), every=5, folder=f"until {stop}")
             for step in ckpt.steps(20):
@@ -380,11 +380,11 @@ def test_full_disk_then_room_again(caplog: pytest.LogCaptureFixture) -> None:
             limits.__enter__()
         if step == 15:
             limits.__exit__(None, None, None)
-            assert saved() == [2, 4]  # what was kept
+            assert saved() == [2, 4]  # the older checkpoints that were kept
     soon([16, 18, 20], saved)
-    soon(10, lambda: len(files("checkpoints")))  # with the fence: nothing of the five saves that failed
+    soon(10, lambda: len(files("checkpoints")))  # and the fence; no files of the five failed saves
     complaints = [record for record in caplog.records if "could not be saved" in record.message]
-    assert [record.levelname for record in complaints] == ["WARNING", "ERROR", "ERROR"]  # 1st, 2nd and 4th failure
+    assert [record.levelname for record in complaints] == ["WARNING", "ERROR", "ERROR"]  # failures 1, 2 and 4
     assert "File too large" in complaints[0].message
     assert "4 saves in a row have failed; the newest checkpoint is 00000004" in complaints[2].message
     healed = [record.message for record in caplog.records if "saving works again" in record.message]
@@ -410,7 +410,7 @@ def test_the_end_that_cannot_be_saved_is_an_error(monkeypatch: pytest.MonkeyPatc
 
 
 def test_no_memory_for_a_slot(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    """A save that finds no room fails alone; with room again the next one succeeds."""
+    """A save without memory fails alone; the next one succeeds when memory is available."""
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     model = Model()
     ckpt = restarted(model=model, every=2)
@@ -427,7 +427,7 @@ def test_no_memory_for_a_slot(monkeypatch: pytest.MonkeyPatch, caplog: pytest.Lo
 
 
 def test_folder_deleted_while_training() -> None:
-    """Writing into a job dir that was deleted must not make it anew; training itself goes on."""
+    """Saving must not recreate a deleted job dir; training itself continues."""
     model = Model()
     ckpt = restarted(model=model, every=2)
     with pytest.raises(SystemExit) as end:
@@ -450,7 +450,7 @@ def test_a_zombie_stops(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None
                 subprocess.run([sys.executable, "-c", other], check=True, timeout=120)
     assert (end.value.code, saved()) == (73, [2, 4, 20])
     assert json.loads((tmp_path / "outcome.json").read_bytes())["outcome"] == "fenced"
-    soon(10, lambda: len(files("checkpoints")))  # and the fence: nothing of what it could not commit
+    soon(10, lambda: len(files("checkpoints")))  # and the fence; no files of the uncommitted save
     monkeypatch.setenv("CLOUDGPU_ATTEMPT", "1")
     with pytest.raises(CheckpointError, match="attempt 2 has taken over"):
         train(9)
@@ -458,7 +458,7 @@ def test_a_zombie_stops(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None
 
 
 def test_jobs_train_on_in_one_folder_one_after_the_other(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each counts its own attempts; in a folder that both were given they are counted on."""
+    """Each job counts its own attempts; in a shared folder the number only increases."""
     for attempt, steps in (("1", 2), ("2", 4), ("1", 6)):
         monkeypatch.setenv("CLOUDGPU_ATTEMPT", attempt)
         assert train(steps, folder="run", every=1)[0].step == steps
@@ -466,7 +466,7 @@ def test_jobs_train_on_in_one_folder_one_after_the_other(monkeypatch: pytest.Mon
 
 
 def test_what_does_not_begin_is_not_listening(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """The agent is to send a signal then, as to any program."""
+    """Without a loop the agent must send a signal, as to any other program."""
     monkeypatch.setenv("CLOUDGPU_LISTENING", str(tmp_path / "listening"))
     ckpt = restarted(model=Model())
     assert (tmp_path / "listening").exists()
@@ -483,7 +483,7 @@ def test_progress_that_cannot_be_told_is_no_reason_to_stop(
 
 
 def test_within_a_job(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    (tmp_path / "a job").mkdir()  # submit has made it; one that is gone is not made again
+    (tmp_path / "a job").mkdir()  # created by submit; a deleted job dir is not recreated
     for name, value in {
         "JOB_DIR": (tmp_path / "a job").as_uri(),
         "ATTEMPT": "3",

@@ -1,4 +1,4 @@
-"""Copies that overlap with the next pass: the same bits as copies that block, or no checkpoint at all."""
+"""Copies that overlap with the next pass: they give the same bits as blocking copies, or no checkpoint."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def nothing(_model: Any) -> None:
 def train(
     steps: int, folder: str, overlap: Any, *, between: Callable[[Any], None] = nothing, stop: int | None = None
 ) -> dict[str, Any]:
-    """Large enough that a copy takes longer than the forward pass; the state at the end, or when it stops."""
+    """Train a model large enough that a copy takes longer than the forward pass; return the last state."""
     torch.manual_seed(1)
     model = nn.Sequential(nn.Linear(64, 700), nn.BatchNorm1d(700), nn.Dropout(0.3), nn.Linear(700, 700), nn.ReLU())
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
@@ -64,7 +64,7 @@ def test_the_same_bits_as_blocking_copies() -> None:
 
 @pytest.mark.parametrize("how", ["in place", "data"])
 def test_parameters_changed_between_two_steps(how: str, caplog: pytest.LogCaptureFixture) -> None:
-    """Such a save fails alone, and the others are made in the way that is always right; or the copy was sooner."""
+    """The changed save fails alone and later saves block; with "data" the copy may also finish before the change."""
 
     def clip(model: Any) -> None:
         with torch.no_grad():
@@ -81,7 +81,7 @@ def test_parameters_changed_between_two_steps(how: str, caplog: pytest.LogCaptur
 
 
 def measured(copy: float, step: float, overlapped: float) -> bool:
-    """What "auto" decides for a copy, a step and a step with an overlapped copy that take so many seconds."""
+    """Return what "auto" decides, given the seconds of a blocking copy, a step, and a step with an overlapped copy."""
     parameter = nn.Parameter(torch.ones(4))
     overlap = Overlap({"optimizer": torch.optim.SGD([parameter], 0.1)}, "auto")
     overlap.attach(lambda: None)

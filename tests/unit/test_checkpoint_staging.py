@@ -1,4 +1,4 @@
-"""Staging: every piece arrives where its manifest says, whatever the tensor looks like in memory."""
+"""Staging: every piece is copied to the offset in its manifest, for any memory layout of the tensor."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def stage(stager: Stager, leaves: dict[str, Any], slot: int = 0, memory: Any = N
 
 
 def raw(tensor: Any) -> bytes:
-    """The bytes in the order of memory; row-major where there are gaps."""
+    """Return the bytes in memory order, or in row-major order if the tensor has gaps."""
     in_memory = tensor.permute(sorted(range(tensor.dim()), key=lambda dim: -tensor.stride(dim)))
     tensor = in_memory if in_memory.is_contiguous() else tensor
     return bytes(tensor.detach().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
@@ -77,7 +77,7 @@ def test_arrays() -> None:
 
 
 def test_what_changes_between_saves_is_seen() -> None:
-    """Kept is where things go, never what they are: values, objects, dtypes, shapes and keys may all be others."""
+    """Only offsets are cached between saves: values, objects, dtypes, shapes and keys may all change."""
     stager, memory = Stager(), memoryview(mmap.mmap(-1, 4096))
     a, b = torch.ones(3), torch.zeros(2, dtype=torch.int64)
     first = stager.lay_out({"a": a, "b": b})[0]
@@ -100,7 +100,7 @@ def test_slots_and_their_memory_may_be_others() -> None:
         assert stage(stager, {"a": tensor}, slot, memory)["a"] == raw(tensor)
         assert bytes(memory[:20]) == raw(tensor)
     stager.release()
-    memories[2].release()  # raises BufferError if anything still points there
+    memories[2].release()  # raises BufferError if a buffer is still exported
 
 
 def test_ten_thousand_small_tensors_take_one_call() -> None:
@@ -128,7 +128,8 @@ def test_without_torch() -> None:
 
 
 def test_dtensors_by_their_local_parts() -> None:
-    """One rank of four in a mesh of 2 × 2: its part with its place in the whole, and only once of what is copied."""
+    """On one rank of four in a 2 × 2 mesh: its local part with its position in the whole tensor; replicas are saved
+    once."""
     program = """
         import torch
         import torch.distributed as dist

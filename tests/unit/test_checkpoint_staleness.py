@@ -1,4 +1,4 @@
-"""Saves that are of no use although they verify: what is saved is not what is trained."""
+"""Stale saves: checkpoints that verify although the saved state is not the state being trained."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def _no_job(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 
 def train(caplog: pytest.LogCaptureFixture, trainee: Any, **objects: Any) -> list[str]:
-    """Every step saved; what was warned of."""
+    """Train with a save at every step; return the warnings."""
     trained = list(trainee.parameters())
     optimizer = torch.optim.AdamW(trained, lr=0.1)
     ckpt = Checkpointer(**{"model": trainee, "optimizer": optimizer, **objects}, every=1)
@@ -62,7 +62,7 @@ def test_nothing_changes_while_gradients_are_accumulated(caplog: pytest.LogCaptu
 
 
 class Copied:
-    """A mistake that is easily made: the state as it was when the object was made."""
+    """A common mistake: state_dict() returns a copy made when the object was created."""
 
     def __init__(self, inner: Any) -> None:
         self.state = copy.deepcopy(inner.state_dict())
@@ -82,7 +82,7 @@ def test_a_state_dict_of_long_ago(caplog: pytest.LogCaptureFixture) -> None:
 
 
 def test_weights_replaced_behind_the_state_dict(caplog: pytest.LogCaptureFixture) -> None:
-    """As by a hook, or a cached structure: what state_dict() gives changes, but it is not the model's."""
+    """A hook or cached structure causes this: state_dict() changes, but is not the model's current state."""
 
     class Cached(nn.Linear):
         def state_dict(self, *args: Any, **options: Any) -> Any:
@@ -94,7 +94,7 @@ def test_weights_replaced_behind_the_state_dict(caplog: pytest.LogCaptureFixture
 
 
 def test_what_changes_in_one_place_only_changes(caplog: pytest.LogCaptureFixture) -> None:
-    """Samples miss it; before anything is said, all bytes are looked at."""
+    """Sampling misses the change; before a warning, all bytes are compared."""
 
     class Table:
         def __init__(self) -> None:

@@ -1,4 +1,4 @@
-"""The state that optimizers will have is known before they step."""
+"""Estimate of an optimizer's state size before its first step."""
 
 from __future__ import annotations
 

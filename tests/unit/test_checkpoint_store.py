@@ -1,4 +1,4 @@
-"""The folder of checkpoints: what is there is what was written, and what is good is never removed."""
+"""The folder of checkpoints: reads return what was written, and a good checkpoint is never removed."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def test_what_a_killed_writer_left_of_a_part_is_no_part_of_it(tmp_path: Path) ->
 
 
 def test_a_part_written_again_is_left_alone(tmp_path: Path) -> None:
-    """Its first writer was killed after the manifest: others may have seen it, and committed."""
+    """Its first writer was killed after writing the manifest; other ranks may have read it and committed."""
     store = open_store(tmp_path)
     name = save(store, 1)
     path = tmp_path / "checkpoints" / str(name) / "rank-00000.bin"
@@ -95,7 +95,7 @@ def test_a_part_written_again_is_left_alone(tmp_path: Path) -> None:
     assert path.stat().st_ino == before
     with pytest.raises(JobDirError, match="is there already, and of another content"):
         write(store, name, data=b"other")
-    store.discard_rank(name, 0)  # as the save that failed so would do: but it is a checkpoint
+    store.discard_rank(name, 0)  # cleanup by a failed save: no effect, because the checkpoint is committed
     assert path.exists()
 
 
@@ -120,7 +120,7 @@ def test_two_commits_of_one_name(tmp_path: Path) -> None:
     name = save(store, 10)
     with pytest.raises(JobDirError, match="committed by another process"):
         store.commit(name, store.digests(name, 1), finished=True, time=0.0)
-    store.commit(name, store.digests(name, 1), finished=False, time=0.0)  # the very same: the first answer was lost
+    store.commit(name, store.digests(name, 1), finished=False, time=0.0)  # a retry of the same commit: the first response was lost
 
 
 def test_clocks_do_not_matter(tmp_path: Path) -> None:
@@ -192,7 +192,7 @@ def flip(path: Path) -> None:
 
 
 def other(path: Path) -> None:
-    """The same file of the older checkpoint."""
+    """Return the same file of the older checkpoint."""
     shutil.copy(next(path.parent.parent.glob("00000010-*")) / path.name, path)
 
 
@@ -232,7 +232,7 @@ def test_another_format_is_no_damage(tmp_path: Path) -> None:
 
 
 def test_what_cannot_be_read_for_now_is_no_damage(tmp_path: Path) -> None:
-    """A link to itself cannot be read, as with an I/O error."""
+    """A symbolic link to itself cannot be read, like a file with an I/O error."""
     store = open_store(tmp_path)
     path = tmp_path / "checkpoints" / str(name := save(store, 20)) / "COMMIT.json"
     path.unlink()
@@ -256,7 +256,7 @@ def test_the_damaged_are_passed_over(tmp_path: Path) -> None:
 def test_the_newest_is_of_the_newest_attempt(tmp_path: Path) -> None:
     store = open_store(tmp_path)
     save(store, 100, attempt=1)
-    save(store, 500, attempt=1)  # by a zombie, before the fence or in the instant after it
+    save(store, 500, attempt=1)  # by a stale process, before the fence or right after it
     save(store, 120, attempt=2)
     assert steps(store) == [120, 500, 100]
 
@@ -269,15 +269,15 @@ def test_a_zombie_is_fenced_off(tmp_path: Path) -> None:
     with pytest.raises(FencedError, match="attempt 2 has taken over"):
         save(store, 20, attempt=1)
     assert steps(store) == [10]
-    store.clean(2)  # what the zombie wrote and could not commit
+    store.clean(2)  # removes what the stale process wrote and could not commit
     assert [p.name[:8] for p in (tmp_path / "checkpoints").glob("0*")] == ["00000010"]
     assert store.claim(7) == 7
-    assert store.claim(7) == 7  # a program started twice by one attempt
+    assert store.claim(7) == 7  # a program that one attempt started twice
     assert store.newest_attempt() == 7
 
 
 def test_attempts_go_on_from_what_is_there(tmp_path: Path) -> None:
-    """Also if the fences were lost, for instance by copying the checkpoints alone."""
+    """The number must also increase if the fences are lost, for instance because only the checkpoints were copied."""
     store = open_store(tmp_path)
     save(store, 10, attempt=4)
     assert store.claim(None) == 5
@@ -305,7 +305,7 @@ def test_foreign_things_are_left_alone(tmp_path: Path) -> None:
 
 
 def test_half_written_leftovers_are_removed(tmp_path: Path) -> None:
-    """A killed writer leaves files that no listing shows."""
+    """A killed writer leaves temporary files that listings omit."""
     store = open_store(tmp_path)
     save(store, 10)
     torn = tmp_path / "checkpoints" / "00000020-0001-000000000000"
@@ -341,7 +341,7 @@ def test_what_cannot_be_looked_at_stops_no_retention(tmp_path: Path) -> None:
     store = open_store(tmp_path)
     path = tmp_path / "checkpoints" / str(save(store, 10)) / "COMMIT.json"
     path.unlink()
-    path.symlink_to(path)  # a link to itself cannot be opened, as without the right to read
+    path.symlink_to(path)  # a link to itself cannot be opened, like a file without read permission
     for step in (20, 30, 40):
         store.retain(save(store, step), keep=2)
     assert steps(store) == [40, 30, 10]
@@ -351,7 +351,7 @@ def test_what_cannot_be_looked_at_stops_no_retention(tmp_path: Path) -> None:
 
 
 def test_retention_after_going_back_behind_a_damaged_one(tmp_path: Path) -> None:
-    """A run that is started again in the same attempt trains on below it: it must not fill the disk meanwhile."""
+    """A restarted run of the same attempt trains on from an older step: it must not fill the disk meanwhile."""
     store = open_store(tmp_path)
     save(store, 10)
     store.mark_damaged(save(store, 90), "a test")

@@ -1,4 +1,5 @@
-"""Tensors come back in their strides: a resumed optimizer gives the same bits, by the same fast path, in any layout."""
+"""Restored tensors keep their strides: a resumed optimizer gives the same bits by the same fast path, for any
+layout."""
 
 from __future__ import annotations
 
@@ -23,7 +24,7 @@ from cloudgpu.tests.standins.checkpoints import local_store, restarted, restore_
 
 torch.set_num_threads(1)
 OLD = Path(__file__).parents[1] / "standins" / "old_checkpoint"
-"""A checkpoint of a version that kept no strides: two convolutions in channels_last, AdamW, accumulated gradients."""
+"""A checkpoint of a version that saved no strides: two convolutions in channels_last, AdamW, accumulated gradients."""
 
 
 @pytest.fixture(autouse=True)
@@ -37,7 +38,7 @@ def _no_job(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def laid(*shape: int, strides: tuple[int, ...], offset: int = 0) -> Any:
-    """Zeros with these strides, `offset` elements into their memory."""
+    """Return zeros with these strides, starting `offset` elements into their memory."""
     memory = sum((length - 1) * stride for length, stride in zip(shape, strides, strict=True)) + 1
     return torch.zeros(offset + memory).as_strided(shape, strides, offset)
 
@@ -58,7 +59,7 @@ GAPS: dict[str, Callable[[], Any]] = {
     "columns": lambda: laid(3, 2, strides=(5, 1), offset=1),
     "every second": lambda: laid(4, strides=(2,)),
 }
-"""Kernels that are fused take raw memory for the elements: torch itself trains nothing right here."""
+"""Layouts with gaps. Fused kernels are excluded: they ignore strides, and torch itself trains these wrongly."""
 
 Make = Callable[[list[Any]], Any]
 OPTIMIZERS: dict[str, Make] = {
@@ -115,7 +116,7 @@ class Fit:
         return {"model": self.model.state_dict(), "optimizer": self.optimizer.state_dict()}
 
     def tensors(self) -> list[tuple[str, tuple[int, ...], list[float]]]:
-        """Where the optimizer's tensors and the parameters lie, and what they hold."""
+        """Return the names, strides and values of the optimizer's tensors and the parameters."""
         found = [("parameter", parameter) for parameter in self.parameters]
         for state in self.optimizer.state.values():
             found += [(key, value) for key, value in state.items() if isinstance(value, torch.Tensor)]
@@ -123,7 +124,7 @@ class Fit:
 
 
 def _as(zeros: Any, dtype: Any) -> Any:
-    """The same strides in another dtype, gaps included."""
+    """Return zeros with the same strides in another dtype, gaps included."""
     memory = zeros.untyped_storage().nbytes() // zeros.element_size()
     return torch.zeros(memory, dtype=dtype).as_strided(zeros.shape, zeros.stride(), zeros.storage_offset())
 
@@ -133,7 +134,7 @@ def _values(like: Any, seed: int) -> Any:
 
 
 def row_major(state: Any) -> Any:
-    """As versions that kept no strides brought it back."""
+    """Return the state in row-major order, as versions that saved no strides restored it."""
     if isinstance(state, torch.Tensor):
         return state.contiguous()
     if isinstance(state, dict):
@@ -143,7 +144,7 @@ def row_major(state: Any) -> Any:
 
 CASES = [(name, "float32", True) for name in OPTIMIZERS]
 CASES += [(name, dtype, True) for name in ("SGD", "AdamW", *FUSED) for dtype in ("bfloat16", "float64")]
-CASES.remove(("SGD fused", "bfloat16", True))  # in torch 2.13 two runs of it differ by themselves
+CASES.remove(("SGD fused", "bfloat16", True))  # two identical runs differ in torch 2.13
 CASES += [(name, "float32", False) for name in ("SGD", "Adam", "AdamW", *FUSED)]
 
 
@@ -175,12 +176,12 @@ def test_resumed_optimizers_give_the_same_bits(name: str, dtype: str, kept: bool
         alignment.detach()
     for one, other in zip(undisturbed.tensors(), resumed.tensors(), strict=True):
         assert one[::2] == other[::2], one[0]
-        # What is kept for a parameter with gaps lies as torch chose; without strides that is not known any more.
+        # torch chose the layout of the state of a parameter with gaps; it is lost without saved strides.
         assert one[1] == other[1] or not (kept or name in FUSED), one[0]
 
 
 def test_a_memory_format_that_is_set_after_the_restore(tmp_path: Path) -> None:
-    """Or that the program had not when it saved: what counts is how the parameter lies at the first step."""
+    """The program may also not have set it when it saved: the parameter's layout at the first step decides."""
     saved = Fit(OPTIMIZERS["AdamW fused"], torch.float32, {"w": LAYOUTS["row-major"]})
     saved.step(0)
     store = local_store(tmp_path)
@@ -222,7 +223,7 @@ def convolutions() -> tuple[Any, Any]:
 
 
 def train(folder: Path, *, stop: int | None = None, overlap: bool = False) -> list[Any] | None:
-    """Two steps of accumulation in each of the optimizer; broken off at `stop`, saved before it."""
+    """Train with two accumulation steps per optimizer step; interrupt at `stop`, after a save."""
     model, optimizer = convolutions()
     ckpt = restarted(model=model, optimizer=optimizer, folder=folder, every=1000, overlap=overlap)
     for step in ckpt.steps(9):
@@ -247,13 +248,13 @@ def accumulate(model: Any, step: int) -> None:
 @pytest.mark.parametrize("overlap", [False, True])
 def test_channels_last_with_a_fused_optimizer(overlap: bool, tmp_path: Path) -> None:
     undisturbed = train(tmp_path / "a", overlap=overlap)
-    for stop in (4, 5, 6):  # with accumulated gradients, and without
+    for stop in (4, 5, 6):  # with and without accumulated gradients
         assert train(tmp_path / f"b{stop}", stop=stop, overlap=overlap) is None
         assert train(tmp_path / f"b{stop}", overlap=overlap) == undisturbed, f"broken off at {stop}"
 
 
 def test_a_checkpoint_that_keeps_no_strides(tmp_path: Path) -> None:
-    """One of the version before, resumed as torch would with its tensors laid as the parameters."""
+    """Resume a checkpoint of the previous version as torch would if its tensors had the parameters' layout."""
     shutil.copytree(OLD, tmp_path / "checkpoints")
     model, optimizer = convolutions()
     ckpt = restarted(model=model, optimizer=optimizer, folder=tmp_path / "checkpoints", every=1000)
@@ -292,7 +293,7 @@ def by_hand(folder: Path) -> tuple[Any, Any]:
 
 
 def test_parts_of_dtensors_lie_as_those_of_the_live_parameter(tmp_path: Path) -> None:
-    """Saved as a DTensor and as a plain tensor, transposed both; fused AdamW takes them as they are."""
+    """Save a transposed DTensor and a transposed plain tensor; fused AdamW accepts both as restored."""
     program = """
         import pathlib, sys, torch
         import torch.distributed as dist

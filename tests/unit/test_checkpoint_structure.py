@@ -1,4 +1,4 @@
-"""A save keeps the layout of the save before: whatever changes between the two is seen each time."""
+"""Cached structure between saves: any change between two saves is detected."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ from cloudgpu.tests.standins.checkpoints import restarted  # noqa: E402
 
 
 class Saves:
-    """One save after another of states that were given."""
+    """A sequence of saves of given states."""
 
     def __init__(self) -> None:
         self._stager = Stager()
         self._memory = memoryview(mmap.mmap(-1, 1 << 20))
 
     def save(self, state: Any) -> Any:
-        """What would be restored."""
+        """Save; return the state that a restore would give."""
         tree, leaves = flatten(state, "")
         layout, sources = self._stager.lay_out(leaves)
         self._stager.copy(layout, sources, 0, self._memory)
