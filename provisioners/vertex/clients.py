@@ -24,7 +24,7 @@ from ..shared.clock import Clock, SystemClock
 if TYPE_CHECKING:
     from google.cloud import aiplatform_v1
 
-READ_S, WRITE_S, PATIENCE_S = gcp.READ_S, gcp.WRITE_S, gcp.PATIENCE_S
+READ_S, WRITE_S, PATIENCE_S = gcp.READ_S, gcp.WRITE_S, gcp.RETRY_TIMEOUT_S
 TRANSPORT = "CLOUDGPU_VERTEX_TRANSPORT"
 ENDPOINT = "CLOUDGPU_VERTEX_ENDPOINT"
 """Environment variable with Vertex AI's endpoint in tests, e.g. for gRPC on a separate port; overrides the endpoint of

@@ -19,14 +19,14 @@ from cloudgpu.control.reconcile.node_observation import SETTLED_READ_S, SETTLED_
 from cloudgpu.control.store.model import JobRow
 from cloudgpu.control.store.store import Store
 from cloudgpu.control.supervisor.supervisor import Supervisor
-from cloudgpu.control.supervisor.worker_pool import Crew
+from cloudgpu.control.supervisor.worker_pool import WorkerPool
 from cloudgpu.jobspecs.plan import Offer
 from cloudgpu.protocol.jobdir import JOB_KEY, Heartbeat, JobDir, JobRecord, Result, node_key
 from cloudgpu.provisioners.shared.poll_cache import TTL_S
 from cloudgpu.tests.standins.aws.control import AwsControl
 from cloudgpu.tests.standins.aws.control import environ as aws_environ
 from cloudgpu.tests.standins.aws.jobs import BUCKET
-from cloudgpu.tests.standins.aws.process import LOOKER, Remains, aws_process
+from cloudgpu.tests.standins.aws.process import AUDITOR, Leftovers, aws_process
 from cloudgpu.tests.standins.control import make_job, make_offer, make_policy
 from cloudgpu.tests.standins.faults import error
 from cloudgpu.tests.standins.long_mode import LONG
@@ -48,11 +48,11 @@ class Many:
     def __init__(self, control: AwsControl, folder: Path, template: Path) -> None:
         (folder / "store.db").write_bytes(template.read_bytes())
         self.control = control
-        self.remains = Remains(control.url)
+        self.remains = Leftovers(control.url)
         self.store = Store.open(f"sqlite:///{folder / 'store.db'}")
         self._bell = threading.Event()
         self._stop = threading.Event()
-        self._crew = Crew(Supervisor(self.store), self._bell.set)
+        self._crew = WorkerPool(Supervisor(self.store), self._bell.set)
         self._thread = threading.Thread(target=self._run)
         self.ticks = 0
 
@@ -107,7 +107,7 @@ class Many:
     def calls(self) -> Counter[str]:
         """Count the calls since the last reset by `service.action`, without those of the tests themselves."""
         return Counter(
-            f"{call.service}.{call.action}" for call in self.control.calls() if call.caller not in ("", LOOKER)
+            f"{call.service}.{call.action}" for call in self.control.calls() if call.caller not in ("", AUDITOR)
         )
 
 

@@ -20,7 +20,7 @@ import pytest
 from cloudgpu.infra.azure.programs import fleet_program, infra_program
 from cloudgpu.infra.azure.role import SWITCH_OFF
 from cloudgpu.infra.engine import executable as engines
-from cloudgpu.infra.engine.automation import Say, Stack, opened
+from cloudgpu.infra.engine.automation import ProgressCallbacks, Stack, opened
 from cloudgpu.infra.engine.backend import backend_of
 from cloudgpu.infra.errors import InfraError
 from cloudgpu.infra.settings import FleetOutputs, FleetSettings, InfraSettings
@@ -31,7 +31,7 @@ from cloudgpu.provisioners.boot import BootRecord
 from cloudgpu.provisioners.boot.files import boot_files
 from cloudgpu.provisioners.shared.infra_outputs import Infrastructure
 from cloudgpu.tests.standins.azure import SUBSCRIPTION, Azure, AzureControl
-from cloudgpu.tests.standins.azure.machines import Told
+from cloudgpu.tests.standins.azure.machines import InstanceState
 from cloudgpu.tests.standins.faults import LOSE, error
 from cloudgpu.tests.standins.pulumi import azure as azure_provider
 from cloudgpu.tests.standins.pulumi.engines import Engine, engine
@@ -63,7 +63,7 @@ class Desk:
     def stack(self, name: str) -> Iterator[Stack]:
         found = engines.find()
         assert found is not None
-        with opened(name, backend_of(None, os.environ), found, Say(), os.environ) as stack:
+        with opened(name, backend_of(None, os.environ), found, ProgressCallbacks(), os.environ) as stack:
             yield stack
 
     def infra_up(self, settings: InfraSettings = INFRA) -> Infrastructure:
@@ -79,7 +79,7 @@ class Desk:
         with self.stack(name) as stack:
             assert not stack.down(keep_protected=False).resources
 
-    def machines(self) -> list[Told]:
+    def machines(self) -> list[InstanceState]:
         """Return the machines that exist."""
         return [one for one in self.azure.instances() if one.status in ("creating", "running", "failed")]
 
@@ -289,7 +289,7 @@ def test_a_fleet_from_nothing_to_nothing(desk: Desk, settings: FleetSettings) ->
 
     # Azure replaces a machine that does not respond.
     ill = min(desk.names())
-    desk.azure.sicken(ill)
+    desk.azure.fail_health(ill)
     wait(lambda: len([one for one in desk.machines() if one.status == "running"]) == 2 and ill not in desk.names())
 
     desk.down(settings.stack)
@@ -324,7 +324,7 @@ except common.Hopeless as error:
 """
 
 
-def leave(desk: Desk, machine: Told, folder: Path) -> str:
+def leave(desk: Desk, machine: InstanceState, folder: Path) -> str:
     """Return what a machine prints that asks to leave its scale set, with only the bootstrap's files."""
     [identity] = desk.azure.resources("Microsoft.ManagedIdentity/userAssignedIdentities")
     record = BootRecord(

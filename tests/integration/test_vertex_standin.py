@@ -28,7 +28,7 @@ from google.oauth2.service_account import Credentials
 
 from cloudgpu.tests.standins.faults import HANG, HTML, KILL_AFTER, KILL_BEFORE, LOSE, RESET, Fault, error
 from cloudgpu.tests.standins.gcp import NUMBER, PROJECT, SUBMITTER, Gcp
-from cloudgpu.tests.standins.vertex.control import ENDED, ToldJob, VertexControl
+from cloudgpu.tests.standins.vertex.control import ENDED, JobState, VertexControl
 from cloudgpu.tests.standins.vertex.service import GRPC_ENDPOINT, JOBS
 
 REGION = "us-central1"
@@ -96,7 +96,7 @@ class Vertex:
         """Wait until the job is in one of the states, by default one that ends it."""
         return wait_for(lambda: found if (found := self.get(job)).state.name[10:] in (states or ENDED) else None)
 
-    def snapshot(self, job: Any) -> ToldJob:
+    def snapshot(self, job: Any) -> JobState:
         return next(one for one in self.control.jobs() if one.name == job.name)
 
     def consoles(self, job: Any) -> list[str]:

@@ -134,7 +134,9 @@ class TestCredentials:
         )
         az.chmod(0o755)
         monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
-        monkeypatch.setenv("AZURE_TOKEN_CREDENTIALS", "AzureCliCredential")  # azure-identity's setting: use no other credential
+        monkeypatch.setenv(
+            "AZURE_TOKEN_CREDENTIALS", "AzureCliCredential"
+        )  # azure-identity's setting: use no other credential
         assert works("login")
         JobDir(URL.replace("a-1", "a-2")).list("")
         assert calls.read_text() == "."

@@ -131,10 +131,10 @@ def test_accelerator_figures() -> None:
 def test_the_end_of_support_is_a_day() -> None:
     t4, p100 = machine("gcp", "n1-standard-4", "T4"), machine("gcp", "n1-standard-4", "P100")
     assert t4.ends == "2027-08-01"
-    assert not t4.is_gone("2027-07-31")
-    assert t4.is_gone("2027-08-01")
+    assert not t4.is_retired_on("2027-07-31")
+    assert t4.is_retired_on("2027-08-01")
     assert p100.ends == "2026-09-15"
-    assert p100.is_gone("2020-01-01"), "retired is retired, whatever the clock says"
+    assert p100.is_retired_on("2020-01-01"), "retired is retired, whatever the clock says"
     assert machine("azure", "Standard_NC6s_v3", "V100-16GB").ends == "2025-09-30"
     assert machine("azure", "Standard_NC6", "K80").ends == "2023-09-06"
 
@@ -182,7 +182,13 @@ def test_an_n1_machine_costs_its_host_and_its_gpus() -> None:
         ("gcp", "a3-highgpu-1g", "H100-80GB", "us-central1", "on-demand"),  # listed, but not sold on demand
         ("gcp", "a4-highgpu-8g", "B200", "us-central1", "spot"),  # not in the sources
         ("gcp", "a2-highgpu-1g", "A100-40GB", "us-east5", "on-demand"),  # listed, but not offered there
-        ("gcp", "n1-standard-8", "V100-16GB", "europe-west1", "on-demand"),  # the region has the machine type, but not the GPU
+        (
+            "gcp",
+            "n1-standard-8",
+            "V100-16GB",
+            "europe-west1",
+            "on-demand",
+        ),  # the region has the machine type, but not the GPU
         ("gcp", "n1-standard-8", "L4", "us-central1", "on-demand"),  # no such machine
         ("vertex", "n1-standard-8", "T4", "us-central1", "on-demand"),  # the fee is unknown
         ("local", "this", None, "", "on-demand"),

@@ -91,7 +91,9 @@ class Frozen(Kind):
         self.model[0].requires_grad_(False)
 
     def begin(self, number: int) -> None:
-        self.model[0].requires_grad_(number >= 10)  # derived from the step number, because requires_grad is not part of a state_dict
+        self.model[0].requires_grad_(
+            number >= 10
+        )  # derived from the step number, because requires_grad is not part of a state_dict
 
 
 class Tied(Kind):

@@ -120,7 +120,9 @@ def test_two_commits_of_one_name(tmp_path: Path) -> None:
     name = save(store, 10)
     with pytest.raises(JobDirError, match="committed by another process"):
         store.commit(name, store.digests(name, 1), finished=True, time=0.0)
-    store.commit(name, store.digests(name, 1), finished=False, time=0.0)  # a retry of the same commit: the first response was lost
+    store.commit(
+        name, store.digests(name, 1), finished=False, time=0.0
+    )  # a retry of the same commit: the first response was lost
 
 
 def test_clocks_do_not_matter(tmp_path: Path) -> None:
@@ -137,7 +139,7 @@ def test_metrics_go_where_their_reader_looks(tmp_path: Path) -> None:
     store = open_store(tmp_path)
     old, new = save(store, 1), save(store, 2)
     for name, closed in ((old, True), (new, False)):
-        store.put_rows(Segment(str(name), None, closed, [b'{"step": 1, "time": 0, "values": {}}']).to_bytes())
+        store.put_metrics(Segment(str(name), None, closed, [b'{"step": 1, "time": 0, "values": {}}']).to_bytes())
     folder = tmp_path / "checkpoints"
     assert (folder / closed_key(str(old))).exists()
     assert (folder / open_key(str(new))).exists()
@@ -147,7 +149,7 @@ def test_metrics_go_where_their_reader_looks(tmp_path: Path) -> None:
     store.discard_failed(old)
     assert find_segment(job_dir.find, str(old)) is None
     with pytest.raises(ValueError, match="Expecting value"):
-        store.put_rows(b"no segment")
+        store.put_metrics(b"no segment")
 
 
 def test_the_documented_reader_reads(tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ from cloudgpu.jobspecs.planner.local import accelerator_of
 from cloudgpu.jobspecs.planner.planner import plan
 from cloudgpu.jobspecs.planner.prices import Quote, total_price
 from cloudgpu.jobspecs.rules.base import exactly
-from cloudgpu.jobspecs.rules.compatibility import JOB_RULES, RULES, TARGET_RULES, Ask, all_refusals
+from cloudgpu.jobspecs.rules.compatibility import JOB_RULES, RULES, TARGET_RULES, Request, all_refusals
 
 TODAY = datetime.date(2026, 11, 20)
 TABLES = Path(catalog.__file__).parents[1] / "tables"
@@ -616,7 +616,7 @@ def check_rules(offer: Offer) -> None:
     """Check an offer with the planner's own rules."""
     for role in offer.roles:
         gpus = exactly(role.count) if role.accelerator else None
-        ask = Ask(
+        ask = Request(
             offer.cloud,
             TODAY.isoformat(),
             role.accelerator,

@@ -103,7 +103,7 @@ def offer_text(offer: Offer) -> str:
 
 def creation_text(offer: Offer, spec: JobSpec) -> str:
     """Return what submitting would create (or use, on a cluster) for this offer, and the job's limits."""
-    stays = info(offer.cloud).is_standing
+    stays = info(offer.cloud).outlives_jobs
     lines = [style("It would use:" if stays else "It would create:", "title")]
     lines += [f"  {_machines(role, offer)}" for role in offer.roles]
     if not info(offer.cloud).is_here and not stays:
