@@ -17,7 +17,7 @@ from .shared.output import Column, can_ask, echo_json, echo_table, remark, warni
 from .shared.text import duration, money
 
 if TYPE_CHECKING:
-    from ..control.gc_policy import Judged, Search
+    from ..control.gc_policy import JudgedLeftover, Search
 
 _HEADS = (
     Column("where"),
@@ -75,7 +75,7 @@ def command(
     targets, skipped = _targets(clouds)
     search = gc_policy.find(targets, regions, now)
     shown = [one for one in search.found if one.verdict != "in use"]
-    going = [one for one in shown if one.may_go(others=others, expired_only=expired_only, alive=alive)]
+    going = [one for one in shown if one.is_removable(others=others, expired_only=expired_only, alive=alive)]
     doubtful = [one for one in shown if one.verdict == "alive" and one not in going]
     _show(search, shown, going, skipped, now, as_json=as_json)
     if shown and not going and not doubtful and not dry_run and not as_json:
@@ -93,8 +93,8 @@ def command(
 
 def _show(
     search: Search,
-    shown: Sequence[Judged],
-    going: Sequence[Judged],
+    shown: Sequence[JudgedLeftover],
+    going: Sequence[JudgedLeftover],
     skipped: Mapping[str, str],
     now: float,
     *,
@@ -147,7 +147,7 @@ def _scope(searched: Sequence[str], skipped: Mapping[str, str]) -> str:
     return f"{looked}; not looked at, for they are {_NOT_SET_UP}: {', '.join(skipped)} ({hint})"
 
 
-def _confirm_alive(doubtful: Sequence[Judged], *, expired_only: bool, yes: bool) -> list[Judged]:
+def _confirm_alive(doubtful: Sequence[JudgedLeftover], *, expired_only: bool, yes: bool) -> list[JudgedLeftover]:
     """Ask at the terminal about launches that still write heartbeats; return those to remove."""
     asked = [one for one in doubtful if one.is_expired or not expired_only]
     if not asked:
@@ -163,7 +163,7 @@ def _confirm_alive(doubtful: Sequence[Judged], *, expired_only: bool, yes: bool)
     return asked if click.confirm("remove it all the same?", default=False, err=True) else []
 
 
-def _remove(going: Sequence[Judged], now: float, *, others: bool, expired_only: bool, alive: bool) -> None:
+def _remove(going: Sequence[JudgedLeftover], now: float, *, others: bool, expired_only: bool, alive: bool) -> None:
     """Remove all that can be removed. Raises CommandError that lists the failures."""
     from ..control import gc_policy
     from ..provisioners import ProvisionError
@@ -185,7 +185,7 @@ def _remove(going: Sequence[Judged], now: float, *, others: bool, expired_only: 
         )
 
 
-def _row(one: Judged, now: float) -> list[str]:
+def _row(one: JudgedLeftover, now: float) -> list[str]:
     left = one.leftover
     expires = "never" if left.expires is None else duration(left.expires - now)
     return [
@@ -201,20 +201,20 @@ def _row(one: Judged, now: float) -> list[str]:
     ]
 
 
-def _what(one: Judged) -> str:
+def _what(one: JudgedLeftover) -> str:
     """Return the resources of a launch by kind: `1 instance, 2 volumes`."""
     kinds = Counter(thing.kind for thing in one.leftover.things)
     return ", ".join(f"{count} {kind}{'s' if count > 1 else ''}" for kind, count in kinds.items())
 
 
-def _costs(shown: Sequence[Judged]) -> str:
+def _costs(shown: Sequence[JudgedLeftover]) -> str:
     known = sum((one.leftover.price or Decimal(0) for one in shown), Decimal(0))
     unknown = sum(one.leftover.price is None for one in shown)
     more = f", and {unknown} of them by an unknown price" if unknown else ""
     return f"together {money(known)}/h by the tables{more}"
 
 
-def _json(one: Judged, *, goes: bool) -> dict[str, Any]:
+def _json(one: JudgedLeftover, *, goes: bool) -> dict[str, Any]:
     left = one.leftover
     return {
         "target": left.target,

@@ -86,13 +86,13 @@ def _print_from(url: str, chosen: LogFilter, *, follow: bool, timestamps: bool) 
 def _check_there(job: Job, node: str | None, attempt: int | None) -> None:
     """Raise CommandError for a node or attempt that does not exist; otherwise the empty output would look like a silent
     program."""
-    from ..control.reconcile.node_replacement import names_ever
+    from ..control.reconcile.node_replacement import all_node_names
 
     attempts = job.attempts()
     if attempt is not None and attempt > len(attempts):
         count = f"{len(attempts)} attempt{'s' * (len(attempts) != 1)}"
         raise CommandError(f"{job.id} has no attempt {attempt}", hint=f"it has {count}", exit_code=Exit.USAGE)
-    names = [name for one in attempts for name in names_ever(one)]
+    names = [name for one in attempts for name in all_node_names(one)]
     known = list(dict.fromkeys(name.rpartition(".")[0] for name in names))
     if node is not None and node not in known and node not in names:
         raise CommandError(

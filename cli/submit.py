@@ -107,9 +107,9 @@ def command(
 def _plan(loaded: LoadedSpec, cluster: str | None) -> tuple[LoadedSpec, Plan]:
     """Return the job with a job_dir, and its plan."""
     if cluster is not None:
-        from .cluster.on_cluster import onto_cluster
+        from .cluster.on_cluster import plan_on_cluster
 
-        return onto_cluster(loaded, cluster)
+        return plan_on_cluster(loaded, cluster)
     plan = plan_spec(loaded)
     say_tables()
     return take_stacks(loaded, plan)
@@ -157,7 +157,7 @@ _HINT_ALL = "`cloudgpu plan FILE --all` shows every way that was looked at"
 def _confirm(offer: Offer, loaded: LoadedSpec, *, yes: bool) -> None:
     """Require consent to spend money: --yes, an answer at the terminal, or a price or cost limit in the job file."""
     limits = loaded.spec.limits
-    if yes or offer.price == 0 or info(offer.cloud).is_standing:  # a cluster's machines are paid for anyway
+    if yes or offer.price == 0 or info(offer.cloud).outlives_jobs:  # a cluster's machines are paid for anyway
         return
     if can_ask():
         click.confirm("start it?", default=True, err=True, abort=True)

@@ -26,14 +26,14 @@ expired: of another store, and past the time after which anyone may remove it
 
 
 @dataclass(frozen=True, slots=True)
-class Judged:
+class JudgedLeftover:
     """A leftover resource with the verdict on it."""
 
     leftover: Leftover
     verdict: Verdict
     is_expired: bool
 
-    def may_go(self, *, others: bool, expired_only: bool, alive: bool) -> bool:
+    def is_removable(self, *, others: bool, expired_only: bool, alive: bool) -> bool:
         """Return whether it may be removed. A resource that an attempt needs is kept even if it has expired.
 
         others: also remove expired resources of other stores
@@ -47,7 +47,7 @@ class Judged:
 
 def judge(
     leftover: Leftover, attempts: Sequence[Attempt], owner: str, now: float, is_alive: Callable[[], bool]
-) -> Judged:
+) -> JudgedLeftover:
     """Return the verdict on a leftover.
 
     attempts: the attempts of its job in this store, read after the leftover was found
@@ -57,7 +57,7 @@ def judge(
     """
     is_expired = leftover.expires is not None and leftover.expires <= now
     if leftover.owner != owner and not attempts:
-        return Judged(leftover, "expired" if is_expired else "another's", is_expired)
+        return JudgedLeftover(leftover, "expired" if is_expired else "another's", is_expired)
     needed = any(
         attempt.number == leftover.attempt
         and attempt.token == leftover.token
@@ -65,11 +65,11 @@ def judge(
         for attempt in attempts
     )
     if needed:
-        return Judged(leftover, "in use", is_expired)
-    return Judged(leftover, "alive" if is_alive() else "orphaned", is_expired)
+        return JudgedLeftover(leftover, "in use", is_expired)
+    return JudgedLeftover(leftover, "alive" if is_alive() else "orphaned", is_expired)
 
 
-def _judge_by(store: Store, leftover: Leftover, now: float) -> Judged:
+def _judge_by(store: Store, leftover: Leftover, now: float) -> JudgedLeftover:
     from .heartbeats import is_alive
 
     attempts = store.attempts(leftover.job_id)
@@ -80,7 +80,7 @@ def _judge_by(store: Store, leftover: Leftover, now: float) -> Judged:
 class Search:
     """Return value of find(): resources tagged by cloudgpu, and the targets that were searched."""
 
-    found: list[Judged]
+    found: list[JudgedLeftover]
     searched: list[str]
     """Targets that answered at least in part."""
     missed: dict[str, str]
@@ -110,13 +110,13 @@ def find(targets: Sequence[str], regions: Sequence[str], now: float) -> Search:
     return Search([_judge_by(store, leftover, now) for leftover in found], searched, missed)
 
 
-def remove(judged: Judged, now: float, *, others: bool, expired_only: bool, alive: bool = False) -> bool:
+def remove(judged: JudgedLeftover, now: float, *, others: bool, expired_only: bool, alive: bool = False) -> bool:
     """Remove a leftover if a new check still allows it; return whether it did. Raises ProvisionError, StoreError."""
     from ..provisioners import tagged_resources
     from .store.store import open_store
 
     again = _judge_by(open_store(), judged.leftover, now)
-    if not again.may_go(others=others, expired_only=expired_only, alive=alive):
+    if not again.is_removable(others=others, expired_only=expired_only, alive=alive):
         return False
     tagged_resources.remove(judged.leftover)
     return True

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from .accounting import cost
 from .errors import ControlError, NoSuchJobError, NotRunningError, SubmitError
 from .reconcile.queue import SOON_S, places
-from .reconcile.steps.migration import worked_dirs
+from .reconcile.steps.migration import used_job_dirs
 from .store import states
 from .store.model import Attempt, Event, JobRow
 from .store.store import Store, open_store
@@ -109,7 +109,7 @@ class Job:
     @property
     def job_dir(self) -> str:
         """URL of this job's folder. If there are several, the one that its newest machines use; see job_dir_of()."""
-        return worked_dirs(self.row, self.attempts())[0] if self.row.policy.job_dirs else self.row.job_dir
+        return used_job_dirs(self.row, self.attempts())[0] if self.row.policy.job_dirs else self.row.job_dir
 
     def job_dir_of(self, attempt: Attempt) -> str:
         """Return the URL of the job folder that an attempt's machines use; their logs are in it."""
@@ -284,10 +284,10 @@ def submit(
     """Upload the code, store the job and ensure that a supervisor runs. Raises SubmitError."""
     from .submit.submission import prepare
     from .submit.submittable_offers import usable_offers
-    from .supervisor.outdated import settle
+    from .supervisor.outdated import replace_if_different
 
     store, offers = open_store(), usable_offers(loaded.spec, plan)
-    if supervise and settle({offer.cloud for offer in offers}):
+    if supervise and replace_if_different({offer.cloud for offer in offers}):
         # Needed now: another process may have stored a job for the supervisor that was just stopped
         ensure_supervisor()
     row = prepare(loaded, offers, on_progress or (lambda _what, _done, _total: None))

@@ -68,7 +68,7 @@ def _check_tags(what: str, args: Mapping[str, Any]) -> None:
 
 def fleet_spec(name: str, values: Mapping[str, Any], check: Callable[[FleetSpec], None]) -> FleetSpec:
     """Return the fleet that `values` describe. Raises ArgumentError, also for whatever `check` rejects."""
-    with refusals(name):
+    with translate_provision_errors(name):
         try:
             fleet = FleetSpec.model_validate(dict(values))
         except ValidationError as error:
@@ -79,7 +79,7 @@ def fleet_spec(name: str, values: Mapping[str, Any], check: Callable[[FleetSpec]
 
 
 @contextlib.contextmanager
-def refusals(name: str) -> Iterator[None]:
+def translate_provision_errors(name: str) -> Iterator[None]:
     """Translate ProvisionError (a fleet that its cloud does not support) to ArgumentError."""
     try:
         yield

@@ -52,7 +52,7 @@ def plan_cluster(
     stands = infrastructure[offer.cloud, offer.region]
     fleet = fleet_of(loaded.cluster, offer, _zones(found, offer, stands))
     if before is not None:
-        fleet = _going_on(fleet, before)
+        fleet = _keep_settings(fleet, before)
     return ClusterPlan(fleet, stands, offer, found.best, _each(offer), _on_demand_price(loaded, offer, today))
 
 
@@ -103,7 +103,7 @@ def _is_as_before(offer: Offer, before: FleetSpec) -> bool:
     return now == was
 
 
-def _going_on(fleet: FleetSpec, before: FleetSpec) -> FleetSpec:
+def _keep_settings(fleet: FleetSpec, before: FleetSpec) -> FleetSpec:
     """Return the fleet with settings that unchanged machines keep: `peers`, even if only one machine is left, and the
     zones of their reservation if the file still allows them."""
     if not are_alike(fleet, before):

@@ -11,7 +11,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from .engine.events import Change, counted
+from .engine.events import Change, count_by_operation
 
 _TABLE = Path(__file__).with_name("billing.csv")
 BUCKETS = ("aws:s3/bucket:Bucket", "gcp:storage/bucket:Bucket", "azure-native:storage:StorageAccount")
@@ -65,7 +65,7 @@ class Report:
                 for change in self.changes
                 if change.changes
             ],
-            "counts": dict(counted(self.changes)),
+            "counts": dict(count_by_operation(self.changes)),
             "unchanged": sum(change.op == "same" for change in self.changes),
             "price_usd_h": None if self.price is None or self.price.usd_h is None else str(self.price.usd_h),
             "price_notes": [] if self.price is None else list(self.price.notes),

@@ -57,7 +57,7 @@ _MAX_ENV = 1_000
 _MAX_WORD = 64
 """Maximum characters of a wrong word that are used to find a hint."""
 # Names of markets and roles in clouds and other tools.
-_OTHERS_WORDS = {
+_FOREIGN_WORDS = {
     "preemptible": "spot",
     "low-priority": "spot",
     "standard": "on-demand",
@@ -110,7 +110,7 @@ def _meant(word: str, options: tuple[str, ...]) -> str:
     plain = word.strip()
     word = plain.lower().replace("_", "-").replace(" ", "-")
     aliases = (name for name, one in targets.built_in().items() if word in one.aliases)
-    meant = plain if plain in options else _OTHERS_WORDS.get(word) or next(aliases, "")
+    meant = plain if plain in options else _FOREIGN_WORDS.get(word) or next(aliases, "")
     return meant if meant in options else ""
 
 

@@ -55,7 +55,7 @@ def _format_expiry(seconds: int | None) -> str:
 
 Expiry = Annotated[int | None, *shorthand(parse_expiry, _format_expiry, {"anyOf": [{"const": NEVER}, DURATION_SCHEMA]})]
 
-_NOT_OF_THE_TEMPLATE = frozenset({"name", "size", "on_demand", "zones", "idle_s", "heal"})
+_NOT_IN_TEMPLATE = frozenset({"name", "size", "on_demand", "zones", "idle_s", "heal"})
 """Fields that can change without a new template, that is, without replacing machines."""
 
 
@@ -134,7 +134,7 @@ class FleetSpec(_Model):
     def template_hash(self) -> str:
         """16 hex digits; fleets with the same value have the same template. It does not depend on the number of
         machines."""
-        values = self.model_dump(mode="json", exclude=set(_NOT_OF_THE_TEMPLATE))
+        values = self.model_dump(mode="json", exclude=set(_NOT_IN_TEMPLATE))
         return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:16]
 
 

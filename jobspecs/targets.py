@@ -16,7 +16,7 @@ GROUP = "cloudgpu.targets"
 """Entry point group of targets."""
 CLOUDS = ("local", "aws", "gcp", "vertex", "azure")
 """Built-in targets that a job file can name, listed here to avoid reading the table; a test compares the two."""
-STANDING = "cluster"
+CLUSTER = "cluster"
 """Built-in target of `--cluster`."""
 WITH_TABLES = ("aws", "gcp", "vertex", "azure")
 """Targets with tables of machine types, in display order."""
@@ -75,9 +75,9 @@ class TargetInfo(NamedTuple):
     """Pattern of the machine types, in lower case, that `catalog refresh` queries; "": none."""
     custom: str = ""
     """Pattern of user-defined (custom) machine types, in lower case, which are not supported; "": none."""
-    dry_s: float | None = None
+    capacity_retry_s: float | None = None
     """Seconds before a place without capacity is retried; None: the default."""
-    quiet_s: tuple[float, float] | None = None
+    poll_s: tuple[float, float] | None = None
     """Seconds between two observations of an unchanged job, initially and at most; None: the default."""
 
     @property
@@ -86,7 +86,7 @@ class TargetInfo(NamedTuple):
         return self.machines == "here"
 
     @property
-    def is_standing(self) -> bool:
+    def outlives_jobs(self) -> bool:
         """True if its machines exist, and are paid for, independently of jobs."""
         return self.machines == "standing"
 
@@ -105,7 +105,7 @@ def built_in() -> dict[str, TargetInfo]:
 
 def find(name: str) -> TargetInfo | None:
     """Return the target of this name, built in or of another package; None if there is none."""
-    return built_in().get(name) or _outside(name)
+    return built_in().get(name) or _from_entry_point(name)
 
 
 def info(name: str) -> TargetInfo:
@@ -120,7 +120,7 @@ def names() -> tuple[str, ...]:
 
 def is_name(value: object) -> bool:
     """Return whether a job file can name this target."""
-    return value in CLOUDS or (isinstance(value, str) and value != STANDING and find(value) is not None)
+    return value in CLOUDS or (isinstance(value, str) and value != CLUSTER and find(value) is not None)
 
 
 def listed() -> dict[str, TargetInfo]:
@@ -141,7 +141,7 @@ def _entries() -> tuple[Any, ...]:
 
 
 @cache
-def _outside(name: str) -> TargetInfo | None:
+def _from_entry_point(name: str) -> TargetInfo | None:
     for entry in _entries():
         if entry.name != name:
             continue
@@ -167,8 +167,8 @@ def _from_row(row: dict[str, str]) -> TargetInfo:
     return TargetInfo(
         name=name,
         code=f"{_ROOT}.provisioners.{name}.target:TARGET",
-        dry_s=float(dry_s) if dry_s else None,
-        quiet_s=(seconds[0], seconds[1]) if seconds else None,
+        capacity_retry_s=float(dry_s) if dry_s else None,
+        poll_s=(seconds[0], seconds[1]) if seconds else None,
         **{column: _cell(column, cell) for column, cell in row.items()},
     )
 

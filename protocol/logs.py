@@ -109,7 +109,7 @@ class LogWriter:
                 self._changed.wait()
             self._append(_encode(self._clock(), rank, stream, text, partial))
 
-    def say(self, text: str) -> None:
+    def add_agent_line(self, text: str) -> None:
         """Add a line of the agent itself; never blocks, because the agent has deadlines to keep.
 
         Such a line reports an event, so all queued lines are written soon.

@@ -21,7 +21,7 @@ class Choice:
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
+class NodeLayout:
     """Roles and GPU counts of an attempt's nodes, in rank order."""
 
     roles: Sequence[str]
@@ -50,7 +50,7 @@ _ONE_PER_NODE = frozenset({"tensorflow"})
 """Launchers that start one process per node, which drives all its GPUs."""
 
 
-def choose(run: str | Sequence[str] | None, code: Path | None, shape: Shape, env: Mapping[str, str]) -> Choice:
+def choose(run: str | Sequence[str] | None, code: Path | None, shape: NodeLayout, env: Mapping[str, str]) -> Choice:
     """Return the launcher for a program, without running it.
 
     run    the job's command; None: the image's entrypoint
@@ -81,7 +81,7 @@ def _launcher(framework: str | None, env: Mapping[str, str]) -> str | None:
     return _FRAMEWORKS.get(framework or "")
 
 
-def _without_hint(found: Scan, shape: Shape) -> Choice:
+def _without_hint(found: Scan, shape: NodeLayout) -> Choice:
     """Choose by the number of processes: most programs that train on several GPUs read the ranks that torchrun sets."""
     read = f"{found.entry} imports nothing that decides" if found.entry else "the program cannot be read"
     if shape.ranks == 1:

@@ -51,7 +51,7 @@ def goodput(interval: float, cost: float, restart: float, mean: float, lag: floa
     return interval / (mean * math.exp((restart + lag) / mean) * math.expm1((interval + cost) / mean))
 
 
-def possible_goodput(
+def best_goodput(
     useful: float, starts: int, *, cost: float, restart: float, mean: float | None, lag: float = 0.0
 ) -> tuple[float, float | None]:
     """Return the best goodput of a job with U = `useful` seconds of work and n = `starts` starts, and its interval.

@@ -69,7 +69,7 @@ def move(
     checkpoint.on_damage is not "restart".
     """
     copiers = [Copier(source, target, keep_going, on_copied) for source in sources]
-    furnished = _furnish(copiers[0])
+    copied_job = _furnish(copiers[0])
     found = _transfer_each(copiers, attempt, on_begin)
     lost = {folder: one for folder, one in found.items() if one.is_lost}
     if lost and _on_damage(copiers[0].source) != "restart":
@@ -77,7 +77,7 @@ def move(
         raise AllDamagedError(", ".join(places), [reason for one in lost.values() for reason in one.reasons()])
     _copy_outputs(copiers[0])
     checkpoints = tuple(one.found for one in found.values() if one.found is not None)
-    return Moved(furnished, checkpoints, tuple(reason for one in found.values() for reason in one.reasons()))
+    return Moved(copied_job, checkpoints, tuple(reason for one in found.values() for reason in one.reasons()))
 
 
 def _transfer_each(

@@ -13,7 +13,7 @@ from ..protocol.jobdir import JobDir, JobDirError, attempt_key, local_url
 AT_A_TIME = 8
 """Maximum number of concurrent uploads; a large file is itself uploaded in several concurrent parts (objects.py)."""
 _LARGE = 8 << 20
-_LOOK_S = 0.5  # seconds between two checks of the time left, which a termination notice may shorten
+_POLL_S = 0.5  # seconds between two checks of the time left, which a termination notice may shorten
 
 
 def write_output(name: str, data: bytes | str) -> str:
@@ -68,7 +68,7 @@ def upload_outputs(
     uploads = {pool.submit(_upload, job_dir, path, key): key for path, key in files}
     late = set(uploads)
     while late and (left := seconds_left()) > 0:
-        late = wait(late, timeout=min(left, _LOOK_S)).not_done
+        late = wait(late, timeout=min(left, _POLL_S)).not_done
     pool.shutdown(wait=False, cancel_futures=True)
     for future in uploads.keys() - late:
         if (failed := future.exception()) is not None:

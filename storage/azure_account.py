@@ -35,7 +35,12 @@ ENDPOINT = "AZURE_STORAGE_ENDPOINT"
 """obstore's variable for a custom endpoint, with the account in its path: `http://127.0.0.1:10000/account`."""
 
 _KEYS = ("AZURE_STORAGE_ACCOUNT_KEY", "AZURE_STORAGE_ACCESS_KEY", "AZURE_STORAGE_MASTER_KEY", "AZURE_STORAGE_KEY")
-_GIVEN = ("AZURE_STORAGE_SAS_TOKEN", "AZURE_STORAGE_SAS_KEY", "AZURE_STORAGE_TOKEN", "AZURE_CREDENTIAL_TYPE")
+_COMPLETE_CREDENTIALS = (
+    "AZURE_STORAGE_SAS_TOKEN",
+    "AZURE_STORAGE_SAS_KEY",
+    "AZURE_STORAGE_TOKEN",
+    "AZURE_CREDENTIAL_TYPE",
+)
 """Variables of obstore that provide complete credentials."""
 _SECRETS = ("AZURE_CLIENT_SECRET", "AZURE_FEDERATED_TOKEN_FILE")
 _ENDPOINT_NAMES = (ENDPOINT, "AZURE_ENDPOINT")
@@ -113,7 +118,7 @@ def _authorize(found: Connection, config: AzureConfig) -> None:
     """Select the credentials, in the same order as Azure's own command line."""
     if has_key():
         config["account_key"] = _first_of(_KEYS)
-    elif _first_of(_GIVEN) or _is_application():
+    elif _first_of(_COMPLETE_CREDENTIALS) or _is_application():
         return
     elif is_managed_identity():
         config["credential_type"] = "managed_identity"
@@ -132,12 +137,14 @@ def has_key() -> bool:
 
 def shared_access_signature() -> str:
     """Return the shared access signature of the environment, as the query of a URL; "": none."""
-    return _first_of(_GIVEN[:2]).removeprefix("?")
+    return _first_of(_COMPLETE_CREDENTIALS[:2]).removeprefix("?")
 
 
 def is_managed_identity() -> bool:
     """Return whether this machine's identity is used: the environment has a client id and no other credentials."""
-    return bool(os.environ.get("AZURE_CLIENT_ID")) and not (has_key() or _first_of(_GIVEN) or _is_application())
+    return bool(os.environ.get("AZURE_CLIENT_ID")) and not (
+        has_key() or _first_of(_COMPLETE_CREDENTIALS) or _is_application()
+    )
 
 
 def login_token() -> str:

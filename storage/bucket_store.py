@@ -116,7 +116,7 @@ class BucketStore:
         return text
 
     def has_moved(self, message: str) -> bool:
-        if not self._service.is_elsewhere(message):
+        if not self._service.find_region_after(message):
             return False
         self._bucket.reconnect()
         return True

@@ -57,7 +57,7 @@ class Service(Protocol):
     def delete(self, connection: ObjectStore, path: str) -> None:
         """Delete an object of the bucket."""
 
-    def is_elsewhere(self, message: str) -> bool:
+    def find_region_after(self, message: str) -> bool:
         """Return whether a request failed because the bucket is in another region, which is used from now on."""
 
     def explain(self, message: str, doing: str) -> str:

@@ -23,7 +23,7 @@ STREAMS = 16
 """Maximum number of large objects that this process copies concurrently, for all jobs together: bounds its memory;
 all of them share the network anyway."""
 
-_TURNS = threading.BoundedSemaphore(STREAMS)
+_copy_slots = threading.BoundedSemaphore(STREAMS)
 _LOOK_S = 1.0
 """Interval in seconds at which a copy that waits for its turn checks whether it is still wanted."""
 
@@ -71,12 +71,12 @@ class Copier:
         """Write an object of `size` bytes, which is durable on return. `read` returns the bytes from start up to
         end, at most `piece` bytes, and is called by several threads."""
         self.check()
-        while not _TURNS.acquire(timeout=_LOOK_S):
+        while not _copy_slots.acquire(timeout=_LOOK_S):
             self.check()
         try:
             self.target.upload(key, self._pieces(size, piece, read), size)
         finally:
-            _TURNS.release()
+            _copy_slots.release()
         self._arrived(key)
 
     def check(self) -> None:

@@ -102,7 +102,7 @@ class JobDir:
     @property
     def rewrite_s(self) -> float:
         """Minimum seconds between two writes of the same object."""
-        return self._store.rewrite_s
+        return self._store.min_rewrite_s
 
     def writable_folder(self) -> Path | None:
         """Return the local folder, created if missing, for callers that write files into it themselves."""
@@ -141,7 +141,7 @@ class JobDir:
     def copy(self, key: str, to: str) -> None:
         """Copy an object to another key within the store. Raises MissingError."""
         self._call(f"copying {key} to {to}", lambda: self._store.copy(key, to))
-        if self._store.copy_s:
+        if self._store.max_copy_s:
             self._await_copy(key, to)
 
     def create(self, key: str, data: bytes) -> bool:
@@ -243,7 +243,7 @@ class JobDir:
 
     def _await_copy(self, key: str, to: str) -> None:
         """Wait until a copy has its content."""
-        size, seconds = self.size(key), self._store.copy_s
+        size, seconds = self.size(key), self._store.max_copy_s
         until = time.monotonic() + seconds
         while self.size(to) != size:
             if time.monotonic() > until:
@@ -303,7 +303,7 @@ class JobDir:
             raise MissingError(f"{self.url}: {doing}: there is no such object") from error
         except (BaseError, OSError, ValueError) as error:
             message = self._store.message_of(error)
-            if not moved and self._store.has_moved(message):
+            if not moved and self._store.follow_region(message):
                 return self._call_once(doing, call, moved=True)
             raise self._failure(doing, message) from error
 

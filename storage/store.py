@@ -53,11 +53,11 @@ class Store(Protocol):
         """The local folder; None in an object store, where requests cost time and money."""
 
     @property
-    def rewrite_s(self) -> float:
+    def min_rewrite_s(self) -> float:
         """Minimum seconds between two writes of the same object."""
 
     @property
-    def copy_s(self) -> float:
+    def max_copy_s(self) -> float:
         """Maximum seconds from the response to a copy request to the complete copy; 0: it is complete then."""
 
     def renew(self) -> None:
@@ -102,7 +102,7 @@ class Store(Protocol):
     def message_of(self, error: Exception) -> str:
         """Return the store's full message on an error; may send another request to obtain it."""
 
-    def has_moved(self, message: str) -> bool:
+    def follow_region(self, message: str) -> bool:
         """Return whether the request failed because the bucket is in another region, which is used from now on."""
 
     def explain(self, message: str, doing: str) -> str:

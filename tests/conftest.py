@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from cloudgpu.tests.standins.long_mode import LONG
-from cloudgpu.tests.standins.turns import turn
+from cloudgpu.tests.standins.turns import shared_lock
 
 # Usually not set by users: the first hides missing flushes, the second makes every process compile its imports.
 for name in ("PYTHONUNBUFFERED", "PYTHONDONTWRITEBYTECODE"):
@@ -167,5 +167,5 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object
     folder = getattr(item.config, "workerinput", {}).get("locks")
     if folder is None:
         return (yield)
-    with turn(Path(folder), alone=item.get_closest_marker("alone") is not None):
+    with shared_lock(Path(folder), alone=item.get_closest_marker("alone") is not None):
         return (yield)

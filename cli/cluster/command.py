@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ...jobspecs.targets import STANDING
+from ...jobspecs.targets import CLUSTER
 from ..exit_codes import Exit
-from ..infra.stack_run import check_account, held, known_backend, readable, settle, stack_options
+from ..infra.stack_run import check_account, known_backend, open_stack, readable_records, require_consent, stack_options
 from ..infra.stack_view import report_text
 from ..shared.errors import CommandError
 from ..shared.options import json_option, yes_option
@@ -81,7 +81,7 @@ def up(
     for problem in loaded.warnings:
         warning(f"{problem.place}: {problem.message}")
     name = loaded.cluster.name
-    with held(cluster_stack(name), _only_backend_of(name, backend), install=install_pulumi) as it:
+    with open_stack(cluster_stack(name), _only_backend_of(name, backend), install=install_pulumi) as it:
         before = _settings_of(it.contents())
         _check_account(before)
         settings, terms = wanted_settings(loaded, before, it.name, renew=renew, as_json=as_json)
@@ -89,7 +89,7 @@ def up(
             it.remark_interrupted()
             report = _report(it, settings, terms, before)
             if as_json:
-                echo_json({**_told(settings), **report.to_json()})
+                echo_json({**_result_fields(settings), **report.to_json()})
             else:
                 _show(settings, report)
             return Exit.IMPOSSIBLE if report.refusals else Exit.OK
@@ -120,8 +120,8 @@ def scale(*, name: str, machines: int, backend: str | None, install_pulumi: bool
     _check_name(name)
     if machines > MAX_NODES:
         raise click.BadParameter(f"expected at most {MAX_NODES}", param_hint="MACHINES")
-    with held(cluster_stack(name), _backend_of(name, backend), install=install_pulumi) as it:
-        before, terms = _standing(it, name)
+    with open_stack(cluster_stack(name), _backend_of(name, backend), install=install_pulumi) as it:
+        before, terms = _current_settings(it, name)
         wanted = {
             "size": machines,
             "on_demand": min(terms.on_demand, machines),
@@ -150,16 +150,16 @@ def extend(*, name: str, period: str, backend: str | None, install_pulumi: bool,
     """
     from ...infra.programs import cluster_stack
     from ...jobspecs.fleets import parse_expiry
-    from .expiry import renewed
+    from .expiry import next_expiry
     from .settings import fleet_settings
 
     _check_name(name)
     try:
-        expires = renewed(parse_expiry(period), None)
+        expires = next_expiry(parse_expiry(period), None)
     except ValueError as error:
         raise click.BadParameter(str(error), param_hint="DURATION") from error
-    with held(cluster_stack(name), _backend_of(name, backend), install=install_pulumi) as it:
-        before, terms = _standing(it, name)
+    with open_stack(cluster_stack(name), _backend_of(name, backend), install=install_pulumi) as it:
+        before, terms = _current_settings(it, name)
         settings = fleet_settings(it.name, before.fleet, before.infrastructure, before, expires=expires)
         _bring_up(it, settings, terms, before, yes=yes, as_json=as_json)
 
@@ -184,10 +184,10 @@ def down(
     from ...provisioners.stacks import clusters
 
     name = _name_of(cluster)
-    with held(cluster_stack(name), _backend_of(name, backend), install=install_pulumi) as it:
+    with open_stack(cluster_stack(name), _backend_of(name, backend), install=install_pulumi) as it:
         if not it.exists:
             clusters.forget(name, it.backend)
-            raise _no_such(name)
+            raise _unknown_cluster(name)
         _check_account(_settings_of(it.contents()))
         it.recover()
         changes = it.preview_down(keep_protected=False)
@@ -195,7 +195,7 @@ def down(
         if not as_json:
             click.echo(report_text(report))
         question = f"take down the cluster {name}?"
-        settle(report, {"cluster": name}, as_json=as_json, yes=yes, question=question, default=False)
+        require_consent(report, {"cluster": name}, as_json=as_json, yes=yes, question=question, default=False)
         it.down(keep_protected=False)
         clusters.forget(name, it.backend)
     if as_json:
@@ -223,12 +223,12 @@ def status(*, name: str | None, backend: str | None, install_pulumi: bool, as_js
         found = _known()
     else:
         _check_name(name)
-        with held(cluster_stack(name), _backend_of(name, backend), install=install_pulumi) as it:
+        with open_stack(cluster_stack(name), _backend_of(name, backend), install=install_pulumi) as it:
             contents = it.contents()
             settings = _settings_of(contents)
             if settings is None:
-                raise _no_such(name)
-            found = [_keep(it, contents.outputs, settings)]
+                raise _unknown_cluster(name)
+            found = [_save_record(it, contents.outputs, settings)]
     if found or as_json:
         from .view import echo_clusters
 
@@ -252,11 +252,11 @@ def _bring_up(
         _show(settings, report)
     name, machines = settings.fleet.name, _machines(settings.fleet.size)
     question = f"bring up {name} with {machines}?" if before is None else f"change {name} as shown?"
-    settle(report, _told(settings), as_json=as_json, yes=yes, question=question)
+    require_consent(report, _result_fields(settings), as_json=as_json, yes=yes, question=question)
     put_files(settings, agent=before is None or before.user_data != settings.user_data)
-    cluster = _keep(it, it.up(fleet_program(settings, terms)), settings, terms)
+    cluster = _save_record(it, it.up(fleet_program(settings, terms)), settings, terms)
     if as_json:
-        echo_json({**_told(settings), **report.to_json(), "cluster": cluster.to_json()})
+        echo_json({**_result_fields(settings), **report.to_json(), "cluster": cluster.to_json()})
     else:
         how = f"submit FILE --cluster {name}" if cluster.fleet.size else f"cluster scale {name} MACHINES"
         remark(f"{name} is up with {machines}: cloudgpu {how}")
@@ -308,7 +308,7 @@ def _quota(fleet: FleetSpec, more: int) -> str:
     return "enough, as far as the provider tells"
 
 
-def _keep(it: Stack, outputs: Any, settings: FleetSettings, terms: Terms | None = None) -> Cluster:  # JSON
+def _save_record(it: Stack, outputs: Any, settings: FleetSettings, terms: Terms | None = None) -> Cluster:  # JSON
     """Save the stack's outputs as a Cluster record on this computer, where jobs find it."""
     from ...infra.programs import TERMS, Terms
     from ...infra.settings import OUTPUT, FleetOutputs, read_output
@@ -343,7 +343,7 @@ def _settings_of(contents: Contents) -> FleetSettings | None:
     return read_output(contents.outputs, SETTINGS, FleetSettings.from_json) if SETTINGS in contents.outputs else None
 
 
-def _standing(it: Stack, name: str) -> tuple[FleetSettings, Terms]:
+def _current_settings(it: Stack, name: str) -> tuple[FleetSettings, Terms]:
     """Return the settings and terms of the last `up`. Raises CommandError if the cluster does not exist; RefusedError
     if it belongs to another account."""
     from ...infra.programs import TERMS, Terms
@@ -352,7 +352,7 @@ def _standing(it: Stack, name: str) -> tuple[FleetSettings, Terms]:
     contents = it.contents()
     before = _settings_of(contents)
     if before is None:
-        raise _no_such(name)
+        raise _unknown_cluster(name)
     _check_account(before)
     return before, read_output(contents.outputs, TERMS, Terms.from_json)
 
@@ -365,7 +365,7 @@ def _check_account(before: FleetSettings | None) -> None:
 def _known() -> list[Cluster]:
     from ...provisioners.stacks import clusters
 
-    with readable():
+    with readable_records():
         return clusters.known()
 
 
@@ -409,7 +409,7 @@ def _check_name(name: str) -> None:
         raise CommandError(message, hint="`cloudgpu cluster status` lists those known here", exit_code=Exit.USAGE)
 
 
-def _no_such(name: str) -> CommandError:
+def _unknown_cluster(name: str) -> CommandError:
     hint = "`cloudgpu cluster status` lists those known here; --backend names where another's stack is"
     return CommandError(f"there is no cluster {name} in this backend", hint=hint, exit_code=Exit.USAGE)
 
@@ -419,14 +419,14 @@ def _jobs_on(name: str) -> list[str]:
     from ...control.jobs import list_jobs
 
     active = list_jobs(active_only=True, limit=None)
-    return [job.id for job in active if job.row.offers[0][:2] == (STANDING, name)]
+    return [job.id for job in active if job.row.offers[0][:2] == (CLUSTER, name)]
 
 
 def _machines(number: int) -> str:
     return f"{number:,} machine" + ("" if number == 1 else "s")
 
 
-def _told(settings: FleetSettings) -> dict[str, Any]:
+def _result_fields(settings: FleetSettings) -> dict[str, Any]:
     """Return the fields that JSON output shows beside a report."""
     from .expiry import expiry_json
 

@@ -12,17 +12,17 @@ if TYPE_CHECKING:
     from ...infra.preflight import Finding
     from ...infra.settings import FleetSettings
 
-_FRESH = 0.1
+_RENEW_AFTER = 0.1
 """Fraction of the lifetime that must pass before a repeated `up` renews the expiry; below it the command is a no-op."""
 
 
-def renewed(wanted_s: int | None, before: float | None, now: float | None = None) -> float | None:
+def next_expiry(wanted_s: int | None, before: float | None, now: float | None = None) -> float | None:
     """Return the epoch seconds at which a cluster brought up now expires; None means never. `before`: its current
     expiry."""
     if wanted_s is None:
         return None
     now = time.time() if now is None else now
-    if before is not None and now + wanted_s * (1 - _FRESH) <= before <= now + wanted_s:
+    if before is not None and now + wanted_s * (1 - _RENEW_AFTER) <= before <= now + wanted_s:
         return before
     return float(round(now + wanted_s))
 

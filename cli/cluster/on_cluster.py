@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from ...provisioners.stacks.clusters import Cluster
 
 
-def onto_cluster(loaded: LoadedSpec, name: str) -> tuple[LoadedSpec, Plan]:
+def plan_on_cluster(loaded: LoadedSpec, name: str) -> tuple[LoadedSpec, Plan]:
     """Return the job with its job_dir on the cluster's cloud (default: the infra stack's) and its plan. Raises
     CommandError."""
     from ...provisioners.cluster.offer import plan_on

@@ -13,11 +13,11 @@ from ...infra.cluster_planning import ClusterPlan, plan_cluster
 from ...infra.errors import NoOfferError
 from ...infra.programs import Terms
 from ...provisioners.shared import infra_outputs as stacks
-from ..infra.stack_run import readable
+from ..infra.stack_run import readable_records
 from ..shared.jobfile.job_file_options import say_tables
 from ..shared.jobfile.plan_view import offer_text, refusals_text
 from ..shared.output import echo_json, remark, warning
-from .expiry import moment, renewed
+from .expiry import moment, next_expiry
 
 if TYPE_CHECKING:
     from decimal import Decimal
@@ -36,14 +36,14 @@ def wanted_settings(
     chosen = _plan(loaded, before.fleet if before else None, as_json=as_json)
     cap = loaded.cluster.limits.price
     terms = Terms(_text(chosen.price), _text(cap), loaded.cluster.on_demand, _text(chosen.on_demand_price))
-    expires = renewed(loaded.cluster.expires, before.expires if before else None)
+    expires = next_expiry(loaded.cluster.expires, before.expires if before else None)
     return fleet_settings(stack, chosen.fleet, chosen.infrastructure, before, expires=expires, renew=renew), terms
 
 
 def _plan(loaded: LoadedCluster, before: FleetSpec | None, *, as_json: bool) -> ClusterPlan:
     """Return the best machines and print remarks on the choice. Raises InfraError; for a plan without offers, its
     refusals are printed first (with `as_json` also as JSON)."""
-    with readable():
+    with readable_records():
         known = stacks.known()
     say_tables()
     try:
@@ -55,7 +55,7 @@ def _plan(loaded: LoadedCluster, before: FleetSpec | None, *, as_json: bool) -> 
         raise
     if chosen.offer != chosen.best:
         remark(f"the best offer is elsewhere: {offer_text(chosen.best)}")
-    if chosen.offer.price_at_most:
+    if chosen.offer.price_is_upper_bound:
         remark(f"note: {offer_text(chosen.offer)}: Spot's own price is unknown, the one on demand counts")
     return chosen
 

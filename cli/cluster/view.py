@@ -34,7 +34,7 @@ _SHOWN = 5
 
 def echo_clusters(found: Sequence[Cluster], *, as_json: bool) -> None:
     """Print the clusters with the state in their folders, if it can be read."""
-    both = [(one, _look(one)) for one in found]
+    both = [(one, _state_of(one)) for one in found]
     if as_json:
         echo_json([{**one.to_json(), "now": seen and seen.to_json()} for one, seen in both])
         return
@@ -44,7 +44,7 @@ def echo_clusters(found: Sequence[Cluster], *, as_json: bool) -> None:
             _echo_seen(one, seen)
 
 
-def _look(cluster: Cluster) -> Seen | None:
+def _state_of(cluster: Cluster) -> Seen | None:
     from ...provisioners import ProvisionError
     from ...provisioners.cluster.cluster_state import look
 

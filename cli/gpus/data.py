@@ -14,7 +14,7 @@ from ...jobspecs.units import CountRange, SizeRange
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class PlacePrice:
     """Cheapest place of a machine type in one market."""
 
     region: str
@@ -28,10 +28,10 @@ class MachineOffer:
     machine: MachineType
     counts: tuple[Fraction, ...]
     """Possible GPU counts that match the query, ascending."""
-    gone: bool
+    retired: bool
     places: dict[str, tuple[str, ...]]
     """Mapping of region to zones."""
-    prices: dict[str, Found]
+    prices: dict[str, PlacePrice]
     """Cheapest place at the smallest count, by market; markets without a known price are absent."""
 
 
@@ -73,10 +73,10 @@ class Scope:
         found = [
             self._offer(machine, counts)
             for machine in self._machines(accelerator)
-            if (counts := tuple(count for count in machine.counts if self._is_asked(accelerator, count)))
+            if (counts := tuple(count for count in machine.counts if self._matches(accelerator, count)))
         ]
         found = [offer for offer in found if self.region is None or offer.places]
-        return sorted(found, key=lambda o: (o.gone, catalog.CLOUDS.index(o.machine.cloud), _size(o.machine)))
+        return sorted(found, key=lambda o: (o.retired, catalog.CLOUDS.index(o.machine.cloud), _size(o.machine)))
 
     def summaries(self) -> list[Summary]:
         """Return the accelerators sold in a known place, in catalog order; with a memory range, GPUs only."""
@@ -89,7 +89,7 @@ class Scope:
             for group in catalog.machine_types(cloud).values():
                 yield from (machine for machine in group if machine.accelerator == accelerator)
 
-    def _is_asked(self, accelerator: str, count: Fraction) -> bool:
+    def _matches(self, accelerator: str, count: Fraction) -> bool:
         size = catalog.accelerators()[accelerator].memory_gb * float(min(count, Fraction(1)))
         return (self.gpus is None or count in self.gpus) and (self.memory is None or size in self.memory)
 
@@ -100,13 +100,13 @@ class Scope:
         return MachineOffer(
             machine=machine,
             counts=counts,
-            gone=machine.is_gone(self.today),
+            retired=machine.is_retired_on(self.today),
             places=places,
             prices={market: found for market, found in prices.items() if found is not None},
         )
 
     def _summary(self, accelerator: Accelerator) -> Summary:
-        sold = [offer for offer in self.offers(accelerator.name) if offer.places and not offer.gone]
+        sold = [offer for offer in self.offers(accelerator.name) if offer.places and not offer.retired]
         clouds = {
             cloud: _common_end([offer.machine for offer in sold if offer.machine.cloud == cloud])
             for cloud in self.clouds
@@ -131,16 +131,18 @@ def _size(machine: MachineType) -> tuple[Fraction, int, float, str]:
     return (machine.counts[0], machine.vcpus or 0, machine.memory_gb or 0.0, machine.name)
 
 
-def _cheapest(machine: MachineType, count: Fraction, market: str, places: dict[str, tuple[str, ...]]) -> Found | None:
+def _cheapest(
+    machine: MachineType, count: Fraction, market: str, places: dict[str, tuple[str, ...]]
+) -> PlacePrice | None:
     prices = [
-        Found(region, found)
+        PlacePrice(region, found)
         for region in places
         if (found := catalog.price(machine.cloud, machine.name, machine.accelerator, count, region, market))
     ]
     return min(prices, key=lambda found: (found.price.amount, found.region), default=None)
 
 
-def _per_gpu(offer: MachineOffer, found: Found) -> Cheapest:
+def _per_gpu(offer: MachineOffer, found: PlacePrice) -> Cheapest:
     count = offer.counts[0]
     return Cheapest(
         per_gpu=found.price.amount * count.denominator / count.numerator,

@@ -77,8 +77,8 @@ def _summary_row(summary: Summary) -> list[str]:
 def accelerator_text(accelerator: Accelerator, offers: Sequence[MachineOffer], scope: Scope) -> str:
     """Return the accelerator's description, then its machine types, grouped by cloud and markets."""
     parts = [_description(accelerator)]
-    sold = [offer for offer in offers if not offer.gone]
-    gone = [offer for offer in offers if offer.gone]
+    sold = [offer for offer in offers if not offer.retired]
+    gone = [offer for offer in offers if offer.retired]
     parts += [_group_text(list(group), scope) for _, group in groupby(sorted(sold, key=_group_key), key=_group_key)]
     if not sold:
         parts.append(f"No machine with {_number(scope)}{accelerator.name} can be had {_where(scope)}.")
@@ -208,7 +208,7 @@ def _gone_key(offer: MachineOffer) -> tuple[str, str, str]:
 def _other_counts(accelerator: Accelerator, scope: Scope) -> list[str]:
     """Return a line with the available GPU counts, if the query asked for another count."""
     others = replace(scope, gpus=None).offers(accelerator.name) if scope.gpus else []
-    counts = sorted({count for offer in others if not offer.gone for count in offer.counts})
+    counts = sorted({count for offer in others if not offer.retired for count in offer.counts})
     return [f"Machines have {listing(list(map(str, counts)), 12)}."] if counts else []
 
 
@@ -287,7 +287,7 @@ def _offer_json(offer: MachineOffer) -> dict[str, Any]:
         "memory_gb": machine.memory_gb,
         "arch": machine.arch,
         "markets": list(_markets(offer)),
-        "status": "retired" if offer.gone else machine.status,
+        "status": "retired" if offer.retired else machine.status,
         "ends": machine.ends,
         "note": machine.note,
         "places": {region: list(zones) for region, zones in offer.places.items()},

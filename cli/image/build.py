@@ -13,7 +13,7 @@ from urllib.parse import unquote, urlsplit
 
 from ..exit_codes import Exit
 from ..shared.errors import CommandError
-from .containers import ask
+from .containers import output_of
 
 _GLIBC = ("_2_28", "_2_17", "2014", "2010", "_2_5", "1")
 """Platform tags of Linux wheels that run on the distributions of common base images, newest first."""
@@ -33,7 +33,7 @@ class Base(NamedTuple):
 def probe(engine: str, base: str, python: str) -> Base:
     """Return the Python version and architecture of the base image; runs it, which pulls it if it is not local."""
     command = [engine, "run", "--rm", "--network=none", "--entrypoint", python, base, "-c", _PROBE]
-    words = ask(command, f"looking for {python} in {base}").split()
+    words = output_of(command, f"looking for {python} in {base}").split()
     if len(words) != 2:
         raise CommandError(f"{base}: {python} did not tell its version", exit_code=Exit.FAILED)
     return Base(*words)

@@ -10,7 +10,7 @@ import click
 
 from ... import __version__
 from ..shared.output import remark
-from .containers import become, call, engine_option, find_engine
+from .containers import call, engine_option, exec_command, find_engine
 
 _HARDENED = ("--read-only", "--tmpfs=/tmp", "--cap-drop=all", "--security-opt=no-new-privileges", "--pids-limit=4096")
 """Flags that remove privileges no training program needs."""
@@ -167,7 +167,7 @@ def run(
 
         click.echo(shlex.join(words))
         return
-    become(words)
+    exec_command(words)
 
 
 def _own_user(program: str) -> list[str]:

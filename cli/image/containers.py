@@ -55,7 +55,7 @@ def call(command: Sequence[str], doing: str) -> None:
         raise CommandError(f"{doing} failed: {command[0]} ended with {code}", hint="see above", exit_code=Exit.FAILED)
 
 
-def ask(command: Sequence[str], doing: str) -> str:
+def output_of(command: Sequence[str], doing: str) -> str:
     """Run a command and return its stdout. Raises CommandError with the last line of stderr if it fails."""
     done = subprocess.run(command, check=False, capture_output=True, text=True)
     if done.returncode:
@@ -64,6 +64,6 @@ def ask(command: Sequence[str], doing: str) -> str:
     return done.stdout
 
 
-def become(command: Sequence[str]) -> None:
+def exec_command(command: Sequence[str]) -> None:
     """Replace this process by the command, which then receives the signals and sets the exit code."""
     os.execvp(command[0], list(command))  # noqa: S606 - no shell is wanted

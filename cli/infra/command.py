@@ -13,7 +13,7 @@ from ..exit_codes import Exit
 from ..shared.errors import CommandError
 from ..shared.options import json_option, yes_option
 from ..shared.output import Column, can_ask, echo_json, echo_table, remark
-from .stack_run import check_account, held, known_backend, readable, settle, stack_options
+from .stack_run import check_account, known_backend, open_stack, readable_records, require_consent, stack_options
 from .stack_view import report_text
 
 if TYPE_CHECKING:
@@ -80,8 +80,8 @@ def up(
 
     It may be interrupted, or killed, and given again: it goes on from there. The bucket is never deleted nor replaced.
     """
-    stack, settings_of = _prepared(cloud, region, bucket)
-    with held(stack, _backend_of(cloud, region, backend), install=install_pulumi) as it:
+    stack, settings_of = _stack_and_settings(cloud, region, bucket)
+    with open_stack(stack, _backend_of(cloud, region, backend), install=install_pulumi) as it:
         settings = settings_of(it.contents())
         from ...infra.programs import infra_program
 
@@ -89,8 +89,8 @@ def up(
         it.recover()
         report = _check(it.preview(program))
         _show(report, as_json=as_json)
-        settle(report, {"stack": stack}, as_json=as_json, yes=yes, question=f"bring up {stack}?")
-        known = _keep(it, it.up(program))
+        require_consent(report, {"stack": stack}, as_json=as_json, yes=yes, question=f"bring up {stack}?")
+        known = _save_record(it, it.up(program))
     if as_json:
         echo_json({"stack": stack, **report.to_json(), "infrastructure": known.to_json()})
     else:
@@ -129,8 +129,8 @@ def preview(
     The second is for CI: it fails when the stack was changed by hand. Exit code 4: a check refuses it; 1: with
     --expect-no-changes, something would be changed.
     """
-    stack, settings_of = _prepared(cloud, region, bucket)
-    with held(stack, _backend_of(cloud, region, backend), install=install_pulumi) as it:
+    stack, settings_of = _stack_and_settings(cloud, region, bucket)
+    with open_stack(stack, _backend_of(cloud, region, backend), install=install_pulumi) as it:
         from ...infra.programs import infra_program
 
         settings = settings_of(it.contents())
@@ -181,7 +181,7 @@ def down(
 
     _check_region(cloud, region)
     stack = infra_stack(cloud, region)
-    with held(stack, _backend_of(cloud, region, backend), install=install_pulumi) as it:
+    with open_stack(stack, _backend_of(cloud, region, backend), install=install_pulumi) as it:
         contents = it.contents()
         if not it.exists:
             raise CommandError(f"there is no stack {stack} in this backend", hint=_HINT_BACKEND, exit_code=Exit.USAGE)
@@ -193,7 +193,9 @@ def down(
         clusters = _clusters_there(cloud, region)
         report = check_down(changes, running=running, clusters=clusters, force=while_jobs_run, with_data=delete_bucket)
         _show(report, as_json=as_json)
-        settle(report, {"stack": stack}, as_json=as_json, yes=yes, question=f"take down {stack}?", default=False)
+        require_consent(
+            report, {"stack": stack}, as_json=as_json, yes=yes, question=f"take down {stack}?", default=False
+        )
         if delete_bucket:
             _unprotect(it, settings, contents, yes_delete_bucket)
         infra_outputs.forget(cloud, region, it.backend)
@@ -235,9 +237,9 @@ def status(*, cloud: str | None, region: str | None, backend: str | None, instal
 
     _check_region(cloud, region)
     stack = infra_stack(cloud, region)
-    with held(stack, _backend_of(cloud, region, backend), install=install_pulumi) as it:
+    with open_stack(stack, _backend_of(cloud, region, backend), install=install_pulumi) as it:
         contents = it.contents()
-        known = _keep(it, contents.outputs) if _stands(contents) else None
+        known = _save_record(it, contents.outputs) if _is_usable(contents) else None
         if known is None:
             infra_outputs.forget(cloud, region, it.backend)
     if as_json:
@@ -253,7 +255,7 @@ def status(*, cloud: str | None, region: str | None, backend: str | None, instal
         _say_contents(stack, contents, known)
 
 
-def _stands(contents: Contents) -> bool:
+def _is_usable(contents: Contents) -> bool:
     """Return whether the stack is usable: its network exists. Outputs alone do not prove it, as they stay after a
     `down` that keeps the bucket."""
     from ...infra.settings import OUTPUT
@@ -290,7 +292,7 @@ def _list(*, as_json: bool) -> None:
 def _known() -> list[Infrastructure]:
     from ...provisioners.shared import infra_outputs
 
-    with readable():
+    with readable_records():
         return infra_outputs.known()
 
 
@@ -304,7 +306,7 @@ def _backend_of(cloud: str, region: str, given: str | None) -> str | None:
 # --- stack settings ---------------------------------------------------------------------------------------------------
 
 
-def _prepared(cloud: str, region: str, bucket: str | None) -> tuple[str, Callable[[Contents], InfraSettings]]:
+def _stack_and_settings(cloud: str, region: str, bucket: str | None) -> tuple[str, Callable[[Contents], InfraSettings]]:
     """Return the stack's name and a function that derives its settings from its contents. Raises for invalid
     arguments."""
     from ...infra.names import check_bucket
@@ -365,7 +367,7 @@ def _show(report: Report, *, as_json: bool) -> None:
         click.echo(report_text(report))
 
 
-def _keep(it: Stack, outputs: Mapping[str, object]) -> Infrastructure:
+def _save_record(it: Stack, outputs: Mapping[str, object]) -> Infrastructure:
     from ...infra.settings import OUTPUT, read_output
     from ...provisioners.shared import infra_outputs
 
@@ -395,7 +397,7 @@ def _jobs_there(cloud: str, region: str, contents: Contents) -> list[str]:
 def _clusters_there(cloud: str, region: str) -> list[str]:
     from ...provisioners.stacks import clusters
 
-    with readable():
+    with readable_records():
         return [one.name for one in clusters.known() if (one.cloud, one.region) == (cloud, region)]
 
 
@@ -410,14 +412,14 @@ def _unprotect(stack: Stack, settings: InfraSettings, contents: Contents, given:
     name = given
     if name is None:
         if not can_ask():
-            raise BadRequestError("nothing was done: --delete-bucket needs the bucket's name", _twice(buckets))
+            raise BadRequestError("nothing was done: --delete-bucket needs the bucket's name", _confirm_hint(buckets))
         name = click.prompt(f"every checkpoint in {', '.join(buckets)} is deleted; type its name", err=True)
     if name not in buckets:
-        raise BadRequestError(f"nothing was done: the bucket is not called {name}", _twice(buckets))
+        raise BadRequestError(f"nothing was done: the bucket is not called {name}", _confirm_hint(buckets))
     stack.up(infra_program(replace(settings, protect=False)))
 
 
-def _twice(buckets: list[str]) -> str:
+def _confirm_hint(buckets: list[str]) -> str:
     return f"add --yes-delete-bucket {buckets[0]}"
 
 

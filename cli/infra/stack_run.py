@@ -41,11 +41,11 @@ def stack_options(function: _F) -> _F:
 
 
 @contextlib.contextmanager
-def held(name: str, backend: str | None, *, install: bool) -> Iterator[Stack]:
+def open_stack(name: str, backend: str | None, *, install: bool) -> Iterator[Stack]:
     """Open the stack exclusively for this command and show its steps on stderr (context manager). Raises InfraError."""
     _need_sdk()
     os.environ.setdefault("GRPC_VERBOSITY", "ERROR")  # else gRPC logs every connection that an engine closes
-    from ...infra.engine.automation import Say, opened
+    from ...infra.engine.automation import ProgressCallbacks, opened
     from ...infra.engine.backend import backend_of
 
     where = backend_of(backend, os.environ)
@@ -64,7 +64,7 @@ def held(name: str, backend: str | None, *, install: bool) -> Iterator[Stack]:
             progress.clear()
             remark(text)
 
-        with opened(name, where, engine, Say(step, say, progress)) as stack:
+        with opened(name, where, engine, ProgressCallbacks(step, say, progress)) as stack:
             yield stack
 
 
@@ -82,10 +82,10 @@ def _engine(progress: ProgressLine, *, install: bool) -> Any:  # infra.engine.En
         return found
     if not install:
         if not can_ask():
-            raise engine.missing()
+            raise engine.missing_engine_error()
         question = "stacks need Pulumi's engine, some 100 MB: download it from get.pulumi.com into the state directory?"
         if not click.confirm(question, default=False, err=True):
-            raise engine.missing()
+            raise engine.missing_engine_error()
     progress("installing Pulumi")
     return engine.install()
 
@@ -102,7 +102,7 @@ def known_backend(load: Callable[[], Cluster | Infrastructure | None]) -> str | 
 
 
 @contextlib.contextmanager
-def readable() -> Iterator[None]:
+def readable_records() -> Iterator[None]:
     """Raise InfraError instead of ValueError for an unreadable stack record; the message names the file (context
     manager)."""
     from ...infra.errors import InfraError
@@ -124,8 +124,8 @@ def check_account(stack: str, cloud: str, region: str, account: str) -> None:
         raise RefusedError(message, "use the credentials of that account, or another --backend for this one")
 
 
-def settle(
-    report: Report, told: Mapping[str, object], *, as_json: bool, yes: bool, question: str, default: bool = True
+def require_consent(
+    report: Report, result: Mapping[str, object], *, as_json: bool, yes: bool, question: str, default: bool = True
 ) -> None:
     """Return if no check refuses and the user confirms, by --yes or at the terminal (`default`: the answer of Enter).
     Raises RefusedError for a refused report; with `as_json` it is printed together with `told` first."""
@@ -133,7 +133,7 @@ def settle(
 
     if report.refusals:
         if as_json:
-            echo_json({**told, **report.to_json()})
+            echo_json({**result, **report.to_json()})
         first = report.refusals[0]
         raise RefusedError("; ".join(finding.message for finding in report.refusals), first.hint)
     if yes or not report.changes_anything:

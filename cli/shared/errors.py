@@ -61,7 +61,7 @@ def _say(message: str, hint: str = "") -> None:
         click.echo(f"{style('hint', 'note', err=True)}: {clean(hint)}", err=True)
 
 
-def _says(exit_code: Exit, hint: str = "") -> Callable[[BaseException], Exit]:
+def _text_handler(exit_code: Exit, hint: str = "") -> Callable[[BaseException], Exit]:
     """Return a handler that prints the error's own text."""
 
     def handle(error: BaseException) -> Exit:
@@ -129,17 +129,17 @@ _HANDLERS: dict[str, Callable[[Any], Exit]] = {
     f"{__name__}.CommandError": _command_error,
     "click.exceptions.ClickException": _usage_error,
     "cloudgpu.jobspecs.diagnostics.SpecError": _spec_error,
-    "cloudgpu.jobspecs.catalog.table_overrides.TableError": _says(Exit.UNAVAILABLE),
-    "cloudgpu.control.errors.NoSuchJobError": _says(Exit.USAGE),
-    "cloudgpu.control.errors.NotRunningError": _says(Exit.USAGE),
-    "cloudgpu.control.errors.SubmitError": _says(Exit.IMPOSSIBLE),
-    "cloudgpu.control.errors.ControlError": _says(Exit.UNAVAILABLE),
+    "cloudgpu.jobspecs.catalog.table_overrides.TableError": _text_handler(Exit.UNAVAILABLE),
+    "cloudgpu.control.errors.NoSuchJobError": _text_handler(Exit.USAGE),
+    "cloudgpu.control.errors.NotRunningError": _text_handler(Exit.USAGE),
+    "cloudgpu.control.errors.SubmitError": _text_handler(Exit.IMPOSSIBLE),
+    "cloudgpu.control.errors.ControlError": _text_handler(Exit.UNAVAILABLE),
     "cloudgpu.infra.errors.BadRequestError": _infra_error(Exit.USAGE),
     "cloudgpu.infra.errors.RefusedError": _infra_error(Exit.IMPOSSIBLE),
     "cloudgpu.infra.errors.CancelledError": _infra_error(Exit.INTERRUPTED),
     "cloudgpu.infra.errors.InfraError": _infra_error(Exit.UNAVAILABLE),
     "cloudgpu.provisioners.base.ProvisionError": _provision_error,
-    "cloudgpu.storage.errors.JobDirError": _says(Exit.UNAVAILABLE),
+    "cloudgpu.storage.errors.JobDirError": _text_handler(Exit.UNAVAILABLE),
     "builtins.OSError": _os_error,
 }
 

@@ -36,14 +36,14 @@ def command(*, job: str | None, everything: bool, active: bool, watching: bool, 
         limit = None if everything or as_json else _NEWEST
         _repeat(lambda: _list(active=active, limit=limit, as_json=as_json), watching=watching)
         return
-    found = watch(find_job(job, newest=True), only_looking=True)
+    found = watch(find_job(job, newest=True), read_only=True)
 
     def show() -> bool:
         from .view import job_text, status_json
 
         found.refresh()
         if watching:
-            watch(found, only_looking=True)
+            watch(found, read_only=True)
             found.mark_watched()
         echo_json(status_json(found)) if as_json else click.echo(job_text(found))
         return not found.done
@@ -58,7 +58,7 @@ def _list(*, active: bool, limit: int | None, as_json: bool) -> bool:
     jobs = list_jobs(active_only=active, limit=limit)
     for job in jobs:
         if not job.done:
-            watch(job, only_looking=True)
+            watch(job, read_only=True)
             break  # one supervisor advances all jobs
     if as_json:
         echo_json(list_json(jobs))

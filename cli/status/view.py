@@ -202,8 +202,8 @@ def _refused(seen: JobView) -> str:
     found = [Refused.of(attempt) for attempt in seen.attempts if attempt.outcome == "refused"]
     if not found or "\n" in seen.job.reason:
         return ""
-    told = [f"  {line}" for line in lines(group(found), clock)]
-    return "\n".join([style("no machines at", "title"), *map(clean, told)])
+    shown = [f"  {line}" for line in lines(group(found), clock)]
+    return "\n".join([style("no machines at", "title"), *map(clean, shown)])
 
 
 def _attempt_row(seen: JobView, attempt: Attempt) -> list[str]:

@@ -76,7 +76,7 @@ def likely_causes(verdict: Verdict) -> list[str]:
         return []
     keys: list[str] = comparison["first_keys"] or [one["key"] for one in comparison["final"]]
     if verdict.outcome == "not-deterministic":
-        return _of_chance(comparison, keys)
+        return _nondeterminism_causes(comparison, keys)
     # If the training itself diverged, differences at its end may be consequences.
     unsaved = (verdict.outcome == "not-all-saved" and comparison["held"]) or comparison["suspects"]
     found = [f"{name} {says}" for kind, says in _CAUSES for name in unsaved if name.startswith(kind)]
@@ -94,7 +94,7 @@ def _delivered(comparison: dict[str, object]) -> dict[str, Any]:
     return {name: comparison[name] for name in names} if comparison else {}
 
 
-def _of_chance(comparison: dict[str, Any], keys: list[str]) -> list[str]:
+def _nondeterminism_causes(comparison: dict[str, Any], keys: list[str]) -> list[str]:
     drawn = [name for prefix, name in _SOURCES if any(key.startswith(prefix) for key in keys)]
     suspects = [name for name in comparison["suspects"] if name.startswith("generator ")]
     unseeded = [name for prefix, name in _SOURCES if any(key.startswith(prefix) for key in comparison["unseeded"])]

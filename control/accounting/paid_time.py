@@ -54,7 +54,7 @@ class Times:
         return Times(**{field.name: getattr(self, field.name) + getattr(more, field.name) for field in fields(self)})
 
 
-NOTHING = Times()
+NO_TIME = Times()
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +113,7 @@ def read_runs(attempt: Attempt, timeline: Timeline | None, live: Progress | None
     return [*(Run(span, progress_of(span)) for span in spans[:-1]), Run(spans[-1], last or progress_of(spans[-1]))]
 
 
-def settle(runs: Sequence[Run]) -> list[Run]:
+def with_redone_steps(runs: Sequence[Run]) -> list[Run]:
     """Return all runs of a job, each with the steps that the next run with known progress had to repeat."""
     settled: list[Run] = []
     following: Progress | None = None
@@ -133,7 +133,7 @@ def _settled(run: Run, mine: Progress, following: Progress) -> Run:
     return replace(run, redone=redone, lost=min(max(0.0, lost), mine.step_seconds))
 
 
-def spend(paid: float, attempt: Attempt, timeline: Timeline | None, runs: Sequence[Run]) -> Times:
+def split_paid_seconds(paid: float, attempt: Attempt, timeline: Timeline | None, runs: Sequence[Run]) -> Times:
     """Split an attempt's paid seconds by use."""
     told = [run.progress for run in runs if run.progress is not None]
     lost = sum(run.lost for run in runs)

@@ -9,10 +9,10 @@ from statistics import median
 from typing import Any
 
 from ...protocol.jobdir import Progress, Timeline
-from ...runtime.goodput import possible_goodput
+from ...runtime.goodput import best_goodput
 from ..store.model import Attempt
 from . import cost
-from .paid_time import NOTHING, Run, Times, read_runs, settle, spend
+from .paid_time import NO_TIME, Run, Times, read_runs, split_paid_seconds, with_redone_steps
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +39,7 @@ class AttemptReport:
     """Steps of this attempt that a later attempt had to repeat."""
     useful_seconds: float
     """Seconds in training steps that count."""
-    times: Times = NOTHING
+    times: Times = NO_TIME
     """Paid seconds by use; they add up to `seconds`."""
     starts: int = 1
     """Number of starts of the program in this attempt."""
@@ -81,7 +81,7 @@ class Report:
     """US dollars; None: unknown."""
     wasted_cost: Decimal | None
     """Cost of the lost seconds in US dollars; None: unknown."""
-    times: Times = NOTHING
+    times: Times = NO_TIME
     """Paid seconds by use; they add up to `paid_seconds`."""
     starts: int = 0
     """Number of starts of the program in all attempts."""
@@ -108,7 +108,7 @@ def make_report(
     told = [
         read_runs(one, seen, live if one.ended is None else None) for one, seen in zip(launched, timelines, strict=True)
     ]
-    settled = iter(settle([run for runs in told for run in runs]))
+    settled = iter(with_redone_steps([run for runs in told for run in runs]))
     runs = [[next(settled) for _ in one] for one in told]
     lines = tuple(_line(one, spent, now, seen) for one, spent, seen in zip(launched, runs, timelines, strict=True))
     return _sum(lines, [run for one in runs for run in one], cost.total(launched, now))
@@ -117,7 +117,7 @@ def make_report(
 def _line(attempt: Attempt, runs: Sequence[Run], now: float, timeline: Timeline | None) -> AttemptReport:
     paid = cost.paid_seconds(attempt, now)
     told = [run.progress for run in runs if run.progress is not None]
-    times = spend(paid, attempt, timeline, runs)
+    times = split_paid_seconds(paid, attempt, timeline, runs)
     return AttemptReport(
         number=attempt.number,
         outcome=attempt.outcome,
@@ -137,7 +137,7 @@ def _line(attempt: Attempt, runs: Sequence[Run], now: float, timeline: Timeline 
 
 def _sum(lines: tuple[AttemptReport, ...], runs: Sequence[Run], total: Decimal | None) -> Report:
     paid = sum(line.seconds for line in lines)
-    times = sum((line.times for line in lines), NOTHING)
+    times = sum((line.times for line in lines), NO_TIME)
     useful = times.productive
     steps = max((line.step for line in lines if line.step is not None), default=None)
     told = [run.progress for run in runs if run.progress is not None]
@@ -164,5 +164,5 @@ def _optimum(times: Times, told: Sequence[Progress], starts: int) -> Optimum:
     lag = median([one.lag for one in told if one.lag is not None] or [0.0])
     restart = (times.restart + times.ending) / starts
     mean = times.total / (starts - 1) if starts > 1 else None
-    goodput, interval = possible_goodput(times.productive, starts, cost=save, restart=restart, mean=mean, lag=lag)
+    goodput, interval = best_goodput(times.productive, starts, cost=save, restart=restart, mean=mean, lag=lag)
     return Optimum(goodput, interval, save, restart, mean, lag)

@@ -13,7 +13,7 @@ LIMIT_S = 20.0
 """Timeout in seconds for reading a silent node's console before the node is declared lost."""
 
 
-class LastWords:
+class ConsoleReader:
     """Reader of the consoles of an attempt's machines, for one observation. Only the first call to of() reads a
     console: nodes that fall silent together usually have the same output, and each read takes time."""
 

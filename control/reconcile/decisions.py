@@ -15,14 +15,14 @@ from ..accounting import cost
 from ..accounting.paid_time import progress_of, spans_of
 from ..store.model import Attempt, JobRow, Policy, Refused
 from . import login_hints
-from .failover import choose, concerns, search
+from .failover import choose, concerns, current_search
 from .outcomes import NodeView
 from .refusal_report import CLASSES, message, utc
 
 GRACE_S = {"cancel": 30.0, "peer": 30.0, "duration": 120.0, "cost": 120.0, "gpu_idle": 120.0}
 """Seconds in which programs may save and end, by the cause of the stop."""
 
-FRUITLESS_LIMIT = 5
+MAX_INTERRUPTIONS_WITHOUT_CHECKPOINT = 5
 """Maximum number of consecutive interruptions without a new checkpoint; after one more, the job fails."""
 
 IN_PLACE_S = 120.0
@@ -138,7 +138,7 @@ def decide(
     if end is not None:
         return end
     follows = _AFTER[last.outcome](job, attempts) if last is not None else _Again(0.0, "")
-    return follows if isinstance(follows, End) else _where(job, attempts, elsewhere, now, follows)
+    return follows if isinstance(follows, End) else _choose_offer(job, attempts, elsewhere, now, follows)
 
 
 def _after_failure(job: JobRow, attempts: Sequence[Attempt]) -> End | _Again:
@@ -162,8 +162,8 @@ def _after_interruption(job: JobRow, attempts: Sequence[Attempt]) -> End | _Agai
     if policy.preemptions is not None and interruptions > policy.preemptions:
         reason = f"interrupted {interruptions} times, and retry.preemption is {policy.preemptions}: {last.reason}"
         return End("failed", last.outcome, reason, last.exit_code)
-    fruitless = fruitless_in_a_row(attempts)
-    if fruitless > FRUITLESS_LIMIT:
+    fruitless = interruptions_without_checkpoint(attempts)
+    if fruitless > MAX_INTERRUPTIONS_WITHOUT_CHECKPOINT:
         reason = f"interrupted {fruitless} times in a row without a new checkpoint; the last time: {last.reason}"
         return End("failed", last.outcome, reason, last.exit_code)
     # The first interruption is retried at once, later ones with backoff.
@@ -221,7 +221,7 @@ _AFTER = {
 _INTERRUPTIONS = frozenset({"preempted", "again", "lost", "stopped"})
 
 
-def fruitless_in_a_row(attempts: Sequence[Attempt]) -> int:
+def interruptions_without_checkpoint(attempts: Sequence[Attempt]) -> int:
     """Count the newest consecutive attempts that were interrupted without a newer checkpoint than before.
 
     Preemptions with a notice are the provider's doing: they are not counted, and do not end the sequence.
@@ -249,17 +249,17 @@ SPREAD_S = 30.0
 """Seconds over which waiting jobs spread their retries of the same places, so that the first answer serves all."""
 
 
-def _where(
+def _choose_offer(
     job: JobRow, attempts: Sequence[Attempt], elsewhere: Sequence[Refused], now: float, again: _Again
 ) -> End | Start | Later:
     """Decide to start on the best open offer, to wait, or to end if none can open within retry.capacity."""
-    asked = [Refused.of(attempt) for attempt in search(attempts)]
+    asked = [Refused.of(attempt) for attempt in current_search(attempts)]
     found = choose(job.offers, attempts, elsewhere, now)
-    deadline = patience_ends(job, attempts)
+    deadline = search_deadline(job, attempts)
     if isinstance(found, Offer) and (now < deadline or not asked):
         return Start(found, sum(one.offer == found for one in asked), again.pause_s, again.reason)
     if found is None:
-        return _no_hope(asked or [Refused.of(one) for one in attempts if one.outcome == "refused"])
+        return _fail(asked or [Refused.of(one) for one in attempts if one.outcome == "refused"])
     opens = now if isinstance(found, Offer) else found
     told = [*asked, *(one for one in elsewhere if any(concerns(one, offer) for offer in job.offers))]
     if now >= deadline or (asked and opens > deadline):
@@ -269,18 +269,18 @@ def _where(
     return Later(until, message(told, f"no machines anywhere for now, asked again at {utc(until)}"))
 
 
-def patience_ends(job: JobRow, attempts: Sequence[Attempt]) -> float:
+def search_deadline(job: JobRow, attempts: Sequence[Attempt]) -> float:
     """Return the epoch seconds when the search for machines times out (retry.capacity). `attempts`: all of the job;
     a newest one that is still launching belongs to the search."""
     if job.policy.capacity_s is None:
         return math.inf
     before = attempts[:-1] if attempts and attempts[-1].outcome == "" else attempts
-    before = before[: len(before) - len(search(before))]
+    before = before[: len(before) - len(current_search(before))]
     begun = before[-1].ended if before else None
     return (job.created if begun is None else begun) + job.policy.capacity_s
 
 
-def _no_hope(asked: Sequence[Refused]) -> End:
+def _fail(asked: Sequence[Refused]) -> End:
     """Return the failure of a job whose offers can never open. Its cause is the class of the last error if that is
     auth or invalid, or the only class."""
     kinds = [refusal.kind for refusal in asked] or ["no-machines"]

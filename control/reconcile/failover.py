@@ -16,11 +16,11 @@ from ...jobspecs.plan import Offer, RoleOffer
 from ...jobspecs.targets import info
 from ..store.model import Attempt, Refused
 
-DRY_S = 600.0
+NO_CAPACITY_S = 600.0
 """Default seconds for which all jobs of the store avoid a place without capacity; a target's dry_s overrides it
 (local: requests cost nothing there, and GPUs become free one by one)."""
-WEARY_S = 3_600.0
-WEARY_FACTOR = 3
+LONG_SEARCH_S = 3_600.0
+LONG_SEARCH_FACTOR = 3
 """After WEARY_S seconds of unsuccessful search, a job avoids each refused place for WEARY_FACTOR times the usual
 time: each try is a launch that must be prepared and undone."""
 
@@ -82,7 +82,7 @@ REACTIONS = {
 }
 
 
-def search(attempts: Sequence[Attempt]) -> Sequence[Attempt]:
+def current_search(attempts: Sequence[Attempt]) -> Sequence[Attempt]:
     """Return the newest attempts, all refused, since machines were last obtained."""
     begin = len(attempts)
     while begin and attempts[begin - 1].outcome == "refused":
@@ -99,14 +99,14 @@ def choose(
     `offers`: in order of preference. `attempts`: all of the job, all ended. `elsewhere`: capacity refusals of other
     jobs of the store within the last DRY_S.
     """
-    newest = search(attempts)
+    newest = current_search(attempts)
     known = [
         *(Refused.of(one) for one in attempts[: len(attempts) - len(newest)] if _outlives_search(one)),
         *(Refused.of(one) for one in newest),
         *elsewhere,
     ]
     begun = newest[0].created if newest else now
-    opens = [(opening(offer, known, begun), offer) for offer in offers]
+    opens = [(opens_at(offer, known, begun), offer) for offer in offers]
     now_open = [offer for when, offer in opens if when <= now]
     if now_open:
         return _ordered(now_open, offers, known, attempts, now)[0]
@@ -114,7 +114,7 @@ def choose(
     return None if soonest == math.inf else soonest
 
 
-def opening(offer: Offer, refusals: Sequence[Refused], begun: float = math.inf) -> float:
+def opens_at(offer: Offer, refusals: Sequence[Refused], begun: float = math.inf) -> float:
     """Return the epoch seconds from which the offer may be requested; math.inf: never. `begun`: start of the search."""
     speaking = [refusal for refusal in refusals if concerns(refusal, offer)]
     partial = [refusal for refusal in speaking if refusal.scope == "attempt"]
@@ -126,7 +126,7 @@ def opening(offer: Offer, refusals: Sequence[Refused], begun: float = math.inf) 
 def _leave_zones(partial: Sequence[Refused]) -> bool:
     """Return whether the offer has zones that none of the partly refused attempts has tried."""
     newest = max((refusal.time for refusal in partial), default=0.0)
-    left = [frozenset(refusal.hints) for refusal in partial if newest - refusal.time < DRY_S]
+    left = [frozenset(refusal.hints) for refusal in partial if newest - refusal.time < NO_CAPACITY_S]
     return bool(left) and bool(frozenset.intersection(*left))
 
 
@@ -142,8 +142,8 @@ def concerns(refusal: Refused, offer: Offer) -> bool:
 def _until(refusal: Refused, begun: float) -> float:
     if REACTIONS[refusal.kind].lasts != "dry":
         return math.inf
-    dry_s = info(refusal.offer.cloud).dry_s or DRY_S
-    return refusal.time + (dry_s if refusal.time - begun < WEARY_S else dry_s * WEARY_FACTOR)
+    dry_s = info(refusal.offer.cloud).capacity_retry_s or NO_CAPACITY_S
+    return refusal.time + (dry_s if refusal.time - begun < LONG_SEARCH_S else dry_s * LONG_SEARCH_FACTOR)
 
 
 def _outlives_search(attempt: Attempt) -> bool:
@@ -168,7 +168,7 @@ def _ordered(
     named = {
         (*_place(refusal.offer)[:2], zone, _kind(refusal.offer))
         for refusal in refusals
-        if now - refusal.time < DRY_S
+        if now - refusal.time < NO_CAPACITY_S
         if refusal.scope != "attempt"
         for zone in refusal.hints
     }
@@ -186,7 +186,7 @@ _TAKEN = frozenset({"preempted", "lost"})
 
 
 def _is_fresh(attempt: Attempt, now: float) -> bool:
-    return attempt.ended is not None and now - attempt.ended < DRY_S
+    return attempt.ended is not None and now - attempt.ended < NO_CAPACITY_S
 
 
 def _kind(offer: Offer) -> tuple[object, ...]:

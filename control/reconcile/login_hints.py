@@ -14,14 +14,14 @@ from ..supervisor_environment import credentials_among
 _MARK = "waiting for credentials: "
 
 
-def trouble(error: Exception) -> str:
+def login_message(error: Exception) -> str:
     """Return the message for an error caused by credentials; "": it has another cause."""
     if isinstance(error, ProvisionError) and error.error_class in ("auth", "expired"):
-        return words(error)
+        return advice_text(error)
     return str(error) if isinstance(error, JobDirError) and is_login(error) else ""
 
 
-def words(error: ProvisionError) -> str:
+def advice_text(error: ProvisionError) -> str:
     """Return the advice followed by the provider's message."""
     if not error.advice:
         return str(error)
@@ -38,15 +38,15 @@ def consequence(target: str, *, has_machines: bool) -> str:
         )
     else:
         mending = "New credentials are used within 30 s"
-    return f"Until then {undone(has_machines=has_machines)}. {mending}"
+    return f"Until then {suspended_actions(has_machines=has_machines)}. {mending}"
 
 
-def undone(*, has_machines: bool) -> str:
+def suspended_actions(*, has_machines: bool) -> str:
     """Return what a supervisor without credentials cannot do."""
     return "cancel and limits do not act on its machines" if has_machines else "nothing is launched for it"
 
 
-def noted(reason: str, trouble: str) -> str:
+def with_hint(reason: str, trouble: str) -> str:
     """Return a job's reason with a line about its credentials."""
     return "\n".join(filter(None, [plain(reason), f"{_MARK}{trouble}"]))
 

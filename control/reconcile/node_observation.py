@@ -25,7 +25,7 @@ from ...protocol.jobdir import (
 from ...provisioners.base import NodeRequest, NodeState
 from ..accounting.paid_time import merge_timelines, progress_of, timeline_of
 from ..store.model import Attempt
-from .node_replacement import every_node, names_ever, place, wanted_nodes
+from .node_replacement import all_node_names, every_node, node_without_incarnation, wanted_nodes
 from .outcomes import NodeEnd, NodeView, end_by_absence, end_by_result, furthest
 
 log = logging.getLogger("cloudgpu.supervisor")
@@ -48,7 +48,7 @@ _REASON = 1_000
 _MOST_GAVE_UP = 64 << 10
 """Maximum size of the record in bytes."""
 
-LOOK_S = 30.0
+MAX_POLL_GAP_S = 30.0
 """Maximum seconds between two polls that count as silence. A longer gap means that the supervisor could not poll (a
 suspended laptop, which may also be the machine itself); with slow polling, silence still accumulates."""
 
@@ -77,7 +77,7 @@ def settled_read_s(jobs: int, nodes: int) -> float:
 
 
 @dataclass(slots=True)
-class Watch:
+class NodeCache:
     """Cached observations of a node. A new process starts with an empty cache and reaches the same result."""
 
     end: NodeEnd | None = None
@@ -97,36 +97,36 @@ class Watch:
     """Seconds without a new heartbeat after which it is lost."""
     heard: float | None = None
     """Monotonic time of the last sign of life; None: not polled yet."""
-    told_at: float | None = None
+    last_report: float | None = None
     """See NodeView."""
     read: float = -math.inf
     """Monotonic time of the last read of its heartbeat and result."""
 
 
 @dataclass(slots=True)
-class Watches:
+class AttemptCache:
     """Cached observations of all nodes of one attempt."""
 
     attempt: int
-    nodes: dict[str, Watch] = field(default_factory=dict)
-    looked: float | None = None
+    nodes: dict[str, NodeCache] = field(default_factory=dict)
+    last_poll: float | None = None
     """Monotonic time of the last poll of its machines; None: this process has not polled yet."""
     went_unseen: bool = False
     """All its machines are gone, and this was seen after more than UNSEEN_S without a poll."""
 
-    def note_look(self, now: float, *, gone: bool) -> None:
+    def record_poll(self, now: float, *, gone: bool) -> None:
         """Record a poll. `now`: monotonic time; `gone`: all machines are gone."""
-        pause = None if self.looked is None else now - self.looked
+        pause = None if self.last_poll is None else now - self.last_poll
         unseen = pause is None or pause > UNSEEN_S
-        self.went_unseen, self.looked = gone and (self.went_unseen or unseen), now
+        self.went_unseen, self.last_poll = gone and (self.went_unseen or unseen), now
         for watch in self.nodes.values():
             if watch.heard is not None:
-                watch.heard += max(0.0, (pause or 0.0) - LOOK_S)
+                watch.heard += max(0.0, (pause or 0.0) - MAX_POLL_GAP_S)
 
 
-def look(  # noqa: PLR0917 - the inputs of an observation
+def observe_nodes(  # noqa: PLR0917 - the inputs of an observation
     job_dir: JobDir,
-    watches: Watches,
+    watches: AttemptCache,
     requests: Sequence[NodeRequest],
     states: Mapping[str, NodeState],
     now: float,
@@ -149,7 +149,7 @@ def look(  # noqa: PLR0917 - the inputs of an observation
     ]
 
 
-def _is_settled(watches: Watches, request: NodeRequest, states: Mapping[str, NodeState]) -> bool:
+def _is_settled(watches: AttemptCache, request: NodeRequest, states: Mapping[str, NodeState]) -> bool:
     """Return whether a node's program runs, without any sign to the contrary."""
     watch, state = watches.nodes.get(request.node), states.get(request.node)
     if watch is None or state is None or watch.end is not None:
@@ -181,7 +181,9 @@ def read_whole_timeline(job_dir: JobDir, attempt: Attempt) -> Timeline | None:
     complete. Raises JobDirError."""
     if not any(record.kind == "members" for record in attempt.generations):
         return None
-    timelines = [one.timeline for one in _reports(job_dir, attempt, names_ever(attempt)) if one.timeline is not None]
+    timelines = [
+        one.timeline for one in _reports(job_dir, attempt, all_node_names(attempt)) if one.timeline is not None
+    ]
     return merge_timelines(timelines) if timelines else None
 
 
@@ -206,8 +208,8 @@ def new_generation(job_dir: JobDir, attempt: Attempt, nodes: Sequence[NodeView] 
     record = read_generation(job_dir, attempt.number, number)
     if record is None or record.kind == "closed":
         return None
-    places = {place(request.node) for request in wanted_nodes(attempt)}
-    if not all(place(node["node"]) in places for node in record.nodes or []):
+    places = {node_without_incarnation(request.node) for request in wanted_nodes(attempt)}
+    if not all(node_without_incarnation(node["node"]) in places for node in record.nodes or []):
         log.warning(
             "%s: generation %d of attempt %d names nodes that it has not", attempt.job_id, number, attempt.number
         )
@@ -223,7 +225,7 @@ def is_closed(job_dir: JobDir, attempt: Attempt) -> bool:
 
 def _look_at(  # noqa: PLR0917 - see look()
     job_dir: JobDir,
-    watches: Watches,
+    watches: AttemptCache,
     request: NodeRequest,
     state: NodeState | None,
     now: float,
@@ -231,7 +233,7 @@ def _look_at(  # noqa: PLR0917 - see look()
     last_words: Callable[[str], str],
 ) -> NodeView:
     """Return the view of a node. Records read after `oldest` are not read again. Silence is judged after reading."""
-    watch = watches.nodes.setdefault(request.node, Watch())
+    watch = watches.nodes.setdefault(request.node, NodeCache())
     silent = watch.heard is not None and now - watch.heard >= SILENT_S
     if watch.end is None and (watch.read <= oldest or silent):
         folder = node_key(watches.attempt, request.node, "")
@@ -255,11 +257,11 @@ def _look_at(  # noqa: PLR0917 - see look()
         timeline=watch.timeline,
         waiting=watch.waiting,
         reported=watch.reported,
-        told_at=watch.told_at,
+        told_at=watch.last_report,
     )
 
 
-def _read_heartbeat(job_dir: JobDir, folder: str, watch: Watch) -> int:
+def _read_heartbeat(job_dir: JobDir, folder: str, watch: NodeCache) -> int:
     """Copy the heartbeat into `watch` and return its number. If the heartbeat is invalid, the node counts as silent
     until the next valid one."""
     try:
@@ -272,7 +274,7 @@ def _read_heartbeat(job_dir: JobDir, folder: str, watch: Watch) -> int:
     watch.damage = ""
     if heartbeat is None:
         return _MISSING
-    watch.reported, watch.told_at = True, heartbeat.time
+    watch.reported, watch.last_report = True, heartbeat.time
     watch.progress = progress_of(heartbeat) or watch.progress
     watch.timeline = timeline_of(heartbeat) or watch.timeline
     watch.begun = watch.begun or heartbeat.phase not in ("setup", "waiting")
@@ -283,7 +285,7 @@ def _read_heartbeat(job_dir: JobDir, folder: str, watch: Watch) -> int:
 
 
 def _read_end(
-    job_dir: JobDir, folder: str, watch: Watch, state: NodeState | None, last_words: Callable[[str], str]
+    job_dir: JobDir, folder: str, watch: NodeCache, state: NodeState | None, last_words: Callable[[str], str]
 ) -> NodeEnd | None:
     try:
         result = Result.read(job_dir, f"{folder}result.json")
@@ -292,7 +294,7 @@ def _read_end(
     if result is not None:
         watch.progress = progress_of(result) or watch.progress
         watch.timeline = timeline_of(result) or watch.timeline
-        watch.told_at = result.ended
+        watch.last_report = result.ended
         watch.begun = watch.begun or result.outcome == "succeeded"
         return end_by_result(result)
     if state is None or state.phase != "gone":
@@ -314,7 +316,7 @@ def _read_reason(job_dir: JobDir, folder: str) -> str:
     return f"; it gave up: {reason[:_REASON]}" if isinstance(reason, str) and reason else ""
 
 
-def _end_by_silence(watch: Watch, sequence: int, now: float, *, returns: bool) -> NodeEnd | None:
+def _end_by_silence(watch: NodeCache, sequence: int, now: float, *, returns: bool) -> NodeEnd | None:
     """Copy the heartbeat into `watch` and return its number. An invalid one counts as silence."""
     if watch.heard is None or (sequence not in (watch.sequence, _UNREADABLE)):
         watch.sequence, watch.heard, watch.returning = sequence, now, False

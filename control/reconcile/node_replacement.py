@@ -54,7 +54,7 @@ class Wait:
     """No program trains meanwhile."""
 
 
-Cure = Replace | Regroup | Wait
+Repair = Replace | Regroup | Wait
 
 
 def node_requests(offer: Offer) -> tuple[NodeRequest, ...]:
@@ -102,29 +102,29 @@ def member_names(attempt: Attempt) -> list[str]:
 def every_node(attempt: Attempt) -> list[NodeRequest]:
     """Return all nodes to observe, in rank order: current members and future ones."""
     wanted = wanted_nodes(attempt)
-    place_of = {place(request.node): request for request in wanted}
+    place_of = {node_without_incarnation(request.node): request for request in wanted}
     gone = [
-        dataclasses.replace(place_of[place(name)], node=name)
+        dataclasses.replace(place_of[node_without_incarnation(name)], node=name)
         for name in member_names(attempt)
         if name not in [request.node for request in wanted]
     ]
     return sorted([*wanted, *gone], key=lambda request: (request.rank, request.node))
 
 
-def names_ever(attempt: Attempt) -> list[str]:
+def all_node_names(attempt: Attempt) -> list[str]:
     """Return the names of all machines the attempt has had, lost ones included."""
     machines = () if attempt.allocation is None else attempt.allocation.machines
     return list(dict.fromkeys([*machines, *(request.node for request in every_node(attempt))]))
 
 
-def place(node: str) -> str:
+def node_without_incarnation(node: str) -> str:
     """Return the name without the incarnation: `worker-0` for `worker-0.2`."""
     return node.rpartition(".")[0]
 
 
-def cure(
+def next_repair(
     attempt: Attempt, nodes: Mapping[str, NodeView], least: int | None, interruptions_left: int | None
-) -> Cure | None:
+) -> Repair | None:
     """Return the next action on lost nodes; None: no node is lost, or the attempt cannot be repaired.
 
     `nodes`: the current view of each of every_node(), by name. `least`: minimum number of nodes to continue with;
@@ -163,7 +163,7 @@ def _replace(
 
 def _join(
     wanted: Sequence[NodeRequest], names: Sequence[str], nodes: Mapping[str, NodeView], gone: Sequence[str]
-) -> Cure | None:
+) -> Repair | None:
     newcomers = [request for request in wanted if request.node not in names and nodes[request.node].end is None]
     if not newcomers:
         return None
@@ -198,7 +198,7 @@ def _is_fruitless(attempt: Attempt, nodes: Mapping[str, NodeView]) -> bool:
     return len(changes) == FRUITLESS and all(record.saved_step >= now for record in changes)
 
 
-def forgiven(attempt: Attempt, nodes: Iterable[NodeView]) -> Attempt:
+def without_caused_restarts(attempt: Attempt, nodes: Iterable[NodeView]) -> Attempt:
     """Return the attempt without the restarts that other nodes made in reaction to a lost node: only the loss counts.
 
     A restart of the whole group that the lost node never began is such a reaction.

@@ -5,18 +5,18 @@ from __future__ import annotations
 import threading
 from collections.abc import Sequence
 
-from ..store.model import Attempt, Seen
+from ..store.model import Attempt, Observation
 from ..store.store import Store
 from .outcomes import NodeView
 
 
-class Sightings:
+class ObservationBuffer:
     """Buffer of steps and heartbeat times of attempts that are not written yet. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._unwritten: dict[tuple[str, int], Seen] = {}
-        self._newest: dict[str, tuple[int, Seen]] = {}
+        self._unwritten: dict[tuple[str, int], Observation] = {}
+        self._newest: dict[str, tuple[int, Observation]] = {}
         """Job id -> number and newest state of its attempt."""
 
     def note(self, attempt: Attempt, nodes: Sequence[NodeView]) -> None:
@@ -24,7 +24,7 @@ class Sightings:
         times = [node.told_at for node in nodes if node.told_at is not None]
         if not times:
             return
-        seen = Seen(max(times), max((node.progress.step for node in nodes if node.progress), default=None))
+        seen = Observation(max(times), max((node.progress.step for node in nodes if node.progress), default=None))
         with self._lock:
             if self._newest.get(attempt.job_id) != (attempt.number, seen):
                 self._newest[attempt.job_id] = attempt.number, seen

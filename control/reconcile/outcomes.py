@@ -128,7 +128,7 @@ def _needed(nodes: Sequence[NodeView]) -> Sequence[NodeView]:
 _PRECEDENCE = ("error", "preempted", "lost", "failed", "again", "stopped", "succeeded")
 
 
-def judge(nodes: Sequence[NodeView], *, left: str = AT_DEADLINE) -> Verdict:
+def attempt_outcome(nodes: Sequence[NodeView], *, left: str = AT_DEADLINE) -> Verdict:
     """Return the outcome of the attempt from all its nodes. Running nodes count as stopped, for the reason `left`."""
     if not nodes:
         return Verdict("stopped", "it had no machines yet", None, None)

@@ -29,7 +29,7 @@ _SEVERAL = re.compile(r"…(?:[,\s]+(?:and\s+|or\s+)?…)+")
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class RefusedPlace:
     """One place, with the number of requests."""
 
     offer: Offer
@@ -39,24 +39,24 @@ class Asked:
 
 
 @dataclass(frozen=True, slots=True)
-class Group:
+class RefusalGroup:
     """Places that were refused for the same reason, in the order of their first request."""
 
     kind: str
     reason: str
     """The provider's newest message."""
-    places: tuple[Asked, ...]
+    places: tuple[RefusedPlace, ...]
 
 
-def group(refusals: Sequence[Refused]) -> list[Group]:
+def group(refusals: Sequence[Refused]) -> list[RefusalGroup]:
     """Group refusals by class and reason, ignoring names in the reason. A place occurs once in its group."""
     groups: dict[tuple[str, str], list[Refused]] = {}
     for refusal in refusals:
         groups.setdefault((refusal.kind, _alike(refusal)), []).append(refusal)
-    return [Group(kind, found[-1].reason, _asked(found)) for (kind, _), found in groups.items()]
+    return [RefusalGroup(kind, found[-1].reason, _asked(found)) for (kind, _), found in groups.items()]
 
 
-def lines(groups: Sequence[Group], clock: Callable[[float], str]) -> list[str]:
+def lines(groups: Sequence[RefusalGroup], clock: Callable[[float], str]) -> list[str]:
     """Return one line for each reason, followed by a line for each region and machine type."""
     found = []
     for one in groups:
@@ -94,12 +94,12 @@ def _alike(refused: Refused) -> str:
     return _SEVERAL.sub("…", plain)
 
 
-def _asked(refusals: Sequence[Refused]) -> tuple[Asked, ...]:
-    found: dict[tuple[str, str], Asked] = {}
+def _asked(refusals: Sequence[Refused]) -> tuple[RefusedPlace, ...]:
+    found: dict[tuple[str, str], RefusedPlace] = {}
     for refusal in refusals:
         name = _name(refusal.offer)
         times = found[name].times if name in found else 0
-        found[name] = Asked(refusal.offer, times + 1, refusal.time)
+        found[name] = RefusedPlace(refusal.offer, times + 1, refusal.time)
     return tuple(found.values())
 
 
@@ -107,8 +107,8 @@ def _name(offer: Offer) -> tuple[str, str]:
     return offer.region, offer.label
 
 
-def _by_region(places: Sequence[Asked]) -> dict[str, list[Asked]]:
-    regions: dict[str, list[Asked]] = {}
+def _by_region(places: Sequence[RefusedPlace]) -> dict[str, list[RefusedPlace]]:
+    regions: dict[str, list[RefusedPlace]] = {}
     for one in places:
         offer = one.offer
         regional = offer if info(offer.cloud).is_here else offer._replace(zone=None)
@@ -116,7 +116,7 @@ def _by_region(places: Sequence[Asked]) -> dict[str, list[Asked]]:
     return regions
 
 
-def _zone(asked: Asked, clock: Callable[[float], str]) -> str:
+def _zone(asked: RefusedPlace, clock: Callable[[float], str]) -> str:
     """Format a place as `use1-az1 14:03` or `use1-az1 3 × until 14:03`."""
     when = clock(asked.last) if asked.times == 1 else f"{asked.times} × until {clock(asked.last)}"
     return f"{asked.offer.zone} {when}" if asked.offer.zone else when

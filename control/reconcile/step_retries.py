@@ -22,7 +22,7 @@ UNEXPECTED_S = 3_600.0
 
 
 @dataclass(slots=True)
-class Patience:
+class FailureTimers:
     """Start of the failures of a job's steps, for two time limits. Times are monotonic."""
 
     ending_since: float = math.inf

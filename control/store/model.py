@@ -107,7 +107,7 @@ class JobRow:
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class Observation:
     """The newest heartbeat of an attempt that the supervisor has read."""
 
     time: float
@@ -164,7 +164,7 @@ class Attempt:
     account: str | None = None
     """Account of its machines (provisioners/shared/accounts.py), written before the first call. "": the target has
     none; None: not known yet, or begun by an older version."""
-    seen: Seen | None = None
+    seen: Observation | None = None
     """None: no heartbeat was read."""
 
 

@@ -23,11 +23,11 @@ from ...protocol.jobdir import Generation, Progress, RecordError, Timeline
 from ...protocol.records import Record
 from ...provisioners.base import Allocation, NodeRequest
 from ..errors import DamagedRowError
-from .model import Attempt, JobRow, Policy, Seen
+from .model import Attempt, JobRow, Observation, Policy
 
 _T = TypeVar("_T")
 
-_DAMAGE = (ValueError, TypeError, LookupError, ArithmeticError, AttributeError, RecursionError, RecordError)
+_DECODE_ERRORS = (ValueError, TypeError, LookupError, ArithmeticError, AttributeError, RecursionError, RecordError)
 """Errors that decoding an invalid stored value can raise."""
 
 # -- types
@@ -43,7 +43,7 @@ def _checked(value: _T) -> _T:
 
 _HINTS: dict[type, dict[str, Any]] = {
     kind: typing.get_type_hints(kind)
-    for kind in (Allocation, Attempt, JobRow, NodeRequest, Offer, Policy, RoleOffer, Seen)
+    for kind in (Allocation, Attempt, JobRow, NodeRequest, Offer, Policy, RoleOffer, Observation)
 }
 """Class -> annotations of its fields."""
 
@@ -148,7 +148,7 @@ _CODECS: dict[str, _Codec] = {
     "allocation": (lambda one: _dump(one.to_json()), lambda text: _checked(Allocation.from_json(json.loads(text)))),
     "progress": _record(Progress),
     "timeline": _record(Timeline),
-    "seen": (lambda seen: _dump(dataclasses.asdict(seen)), lambda text: _checked(Seen(**json.loads(text)))),
+    "seen": (lambda seen: _dump(dataclasses.asdict(seen)), lambda text: _checked(Observation(**json.loads(text)))),
     "generations": (
         lambda records: _dump([dataclasses.asdict(one) for one in records]),
         lambda text: tuple(map(Generation.from_value, _load_list(text))),
@@ -167,11 +167,11 @@ def target(offer: str | None) -> str:
     """Return the cloud of an offer in stored form; "" if there is no offer or it is invalid."""
     try:
         return "" if offer is None else str(json.loads(offer)["cloud"])
-    except _DAMAGE:
+    except _DECODE_ERRORS:
         return ""
 
 
-def wanted(text: str) -> tuple[str, dict[str, int]]:
+def needs_of(text: str) -> tuple[str, dict[str, int]]:
     """Return the cloud and the needs of an offer, or of the first of several, in stored form; ("", {}) if it is
     invalid. Needs: accelerator -> GPUs of all its nodes, or CPU -> nodes if it has no GPU."""
     try:
@@ -182,7 +182,7 @@ def wanted(text: str) -> tuple[str, dict[str, int]]:
             if name := role["accelerator"]:
                 needs[name] = needs.get(name, 0) + int(role["nodes"]) * int(role["count"])
         return str(offer["cloud"]), needs or {CPU: sum(int(role["nodes"]) for role in offer["roles"])}
-    except _DAMAGE:
+    except _DECODE_ERRORS:
         return "", {}
 
 
@@ -190,11 +190,11 @@ def priority(policy: str) -> int:
     """Return the priority of a policy in stored form; 0 if it has none or is invalid."""
     try:
         return int(json.loads(policy).get("priority", 0))
-    except _DAMAGE:
+    except _DECODE_ERRORS:
         return 0
 
 
-def plain(text: str) -> str:
+def escape(text: str) -> str:
     """Escape characters that some database refuses, so that a job can end whatever its program writes: lone
     surrogates, and NUL (PostgreSQL)."""
     return text.encode("utf-8", "backslashreplace").decode().replace("\0", "\\0")
@@ -210,7 +210,7 @@ def _encode_one(name: str, value: object) -> object:
         return None
     if name in _CODECS:
         return _CODECS[name][0](value)
-    return plain(value) if isinstance(value, str) else value
+    return escape(value) if isinstance(value, str) else value
 
 
 def encode_row(row: JobRow | Attempt) -> dict[str, Any]:
@@ -246,5 +246,5 @@ def decode_attempt(columns: Mapping[str, object]) -> Attempt:
 def _named(what: str) -> Iterator[None]:
     try:
         yield
-    except _DAMAGE as error:
+    except _DECODE_ERRORS as error:
         raise DamagedRowError(f"{what} is damaged in the store: {error!r:.200}") from error

@@ -20,7 +20,7 @@ from ..errors import ControlError, DamagedRowError
 from ..paths import database_url
 from . import serialization, states
 from .database import Connection, Database, Values
-from .model import QUEUES, Attempt, Event, JobRow, Refused, Seen, Waiting
+from .model import QUEUES, Attempt, Event, JobRow, Observation, Refused, Waiting
 from .schema import connect
 
 log = logging.getLogger("cloudgpu.store")
@@ -113,7 +113,7 @@ class Store:
 
     def find_jobs(self, ref: str) -> list[JobRow]:
         """Return the jobs whose id starts with `ref` or whose name it is, newest first."""
-        ref = serialization.plain(ref)
+        ref = serialization.escape(ref)
         where = "WHERE substr(jobs.id, 1, :length) = :ref OR jobs.name = :ref"
         return self._jobs(f"{where} {_NEWEST_FIRST}", ref=ref, length=len(ref))
 
@@ -180,7 +180,7 @@ class Store:
                     del found[row["job_id"]]
         return found
 
-    def dry_places(self, but: JobRow, since: float) -> list[Refused]:
+    def capacity_refusals(self, but: JobRow, since: float) -> list[Refused]:
         """Return capacity refusals of other jobs since then (epoch seconds), newest last."""
         query = """
             SELECT attempts.* FROM attempts JOIN jobs ON jobs.id = attempts.job_id AND jobs.owner = :owner
@@ -200,7 +200,7 @@ class Store:
             {_OLDEST_FIRST}"""
         found = []
         for row in self._read(query, before=before):
-            target, needs = serialization.wanted(row["offer"] if row["state"] == "launching" else row["offers"])
+            target, needs = serialization.needs_of(row["offer"] if row["state"] == "launching" else row["offers"])
             if target in QUEUES:
                 found.append(Waiting(row["id"], needs, serialization.priority(row["policy"])))
         return found
@@ -258,7 +258,7 @@ class Store:
                 number = to_job.attempt or None
                 _add_event(connection, job.id, number, time=change.time, kind=change.kind, message=change.message)
 
-    def write_seen(self, seen: Mapping[tuple[str, int], Seen]) -> None:
+    def write_seen(self, seen: Mapping[tuple[str, int], Observation]) -> None:
         """Write observations of attempts, by job id and number, in one transaction. They are not changes of the job."""
         of = "job_id = :of AND number = :of_number"
         with self._transaction() as connection:

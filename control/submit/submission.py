@@ -31,7 +31,7 @@ from .. import paths
 from ..errors import SubmitError
 from ..store.model import JobRow, Policy
 from . import submitter_environment
-from .upload import Shipper
+from .upload import Uploader
 
 if TYPE_CHECKING:
     from ...jobspecs.loading.draft import LoadedSpec
@@ -70,7 +70,7 @@ def _ship(
         JobDir(other).list("code")  # detect a missing bucket now, before machines run
     bucket = _buckets(frozenset(os.environ.items())).of(url)
     try:
-        shipper = Shipper(url, on_progress, bucket)
+        shipper = Uploader(url, on_progress, bucket)
         code = None if spec.code is None else shipper.code(loaded.base / spec.code)
         agents = shipper.agents(offers)
         on_progress("submitting", 0, 0)

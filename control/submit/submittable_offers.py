@@ -38,7 +38,7 @@ def usable_offers(spec: JobSpec, plan: Plan) -> list[Offer]:
     wrong = [cloud for cloud in named if cloud in obstacles] or (clouds if len(obstacles) == len(clouds) else [])
     if wrong:
         apart = [cloud for cloud in wrong if can_launch(cloud) and not _reaches_job_dir(spec, cloud)]
-        told = [_apart(spec, apart) if cloud in apart else obstacles[cloud] for cloud in wrong]
+        told = [_unreachable_message(spec, apart) if cloud in apart else obstacles[cloud] for cloud in wrong]
         raise SubmitError("; ".join(dict.fromkeys(told)))
     able = [offer for offer in plan.offers if offer.cloud not in obstacles]
     if spec.limits.cost is not None:
@@ -46,7 +46,7 @@ def usable_offers(spec: JobSpec, plan: Plan) -> list[Offer]:
         if not priced:
             raise SubmitError(f"limits.cost cannot be kept: the price of {able[0].label} is unknown")
         able = priced
-    return keep(able)
+    return limit_offers(able)
 
 
 def _with_groups(spec: JobSpec, plan: Plan) -> Plan:
@@ -69,7 +69,7 @@ def obstacle(spec: JobSpec, cloud: str, *, look: bool) -> str:
         names = ", ".join(filter(is_name, sorted(launchable())))
         return f"this version plans for {cloud}, but launches only on: {names}"
     if not _reaches_job_dir(spec, cloud):
-        return _apart(spec, [cloud])
+        return _unreachable_message(spec, [cloud])
     for path, url in spec.inputs_on(cloud).items():
         needed = " or ".join(f"{scheme}://" for scheme in info(cloud).schemes)
         if url is None:
@@ -88,7 +88,7 @@ def _reaches_job_dir(spec: JobSpec, cloud: str) -> bool:
     return reaches(cloud, given)
 
 
-def _apart(spec: JobSpec, clouds: Sequence[str]) -> str:
+def _unreachable_message(spec: JobSpec, clouds: Sequence[str]) -> str:
     """Return the message if machines of these clouds cannot reach the job dir."""
     names = " and ".join(clouds)
     if isinstance(spec.job_dir, str | None):
@@ -111,7 +111,7 @@ def _to_write(spec: JobSpec, clouds: Sequence[str]) -> str:
     return "{" + ", ".join(f"{cloud}: {url or FORMS['file']}" for cloud, url in folders.items()) + "}"
 
 
-def keep(offers: Sequence[Offer], most: int = MAX_WAYS) -> list[Offer]:
+def limit_offers(offers: Sequence[Offer], most: int = MAX_WAYS) -> list[Offer]:
     """Return the offers to store with the job, in order: at most `most` ways. Each region and each kind (market and
     GPUs) contributes its best way first, then its second best, because similar places are likely to be full
     together."""

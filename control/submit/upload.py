@@ -32,7 +32,7 @@ SHARED = "shared"
 """Folder beside those of the jobs, whose ids always have a suffix. It may be deleted at any time."""
 
 
-class Shipper:
+class Uploader:
     """Uploads files into a job's folder. `url` is the folder's, `<job_dir>/<job id>`."""
 
     def __init__(self, url: str, on_progress: ProgressCallback, bucket: Bucket | None = None) -> None:
@@ -50,7 +50,7 @@ class Shipper:
         except ArchiveError as error:
             raise SubmitError(f"code: {error}") from error
         try:
-            self._ship("uploading", code_key(archive.sha256), archive.path, archive.size)
+            self._upload_once("uploading", code_key(archive.sha256), archive.path, archive.size)
         finally:
             archive.path.unlink(missing_ok=True)
         return archive.sha256
@@ -69,10 +69,10 @@ class Shipper:
         except AgentFileError as error:
             raise SubmitError(str(error)) from error
         for file in built:
-            self._ship("uploading agent", agent_key(file.sha256), file.path, file.size)
+            self._upload_once("uploading agent", agent_key(file.sha256), file.path, file.size)
         return {file.architecture: file.sha256 for file in built}
 
-    def _ship(self, what: str, key: str, path: Path, size: int) -> None:
+    def _upload_once(self, what: str, key: str, path: Path, size: int) -> None:
         """Upload a file under a key that names its content.
 
         Others, machines included, may write to the shared folder. An object there is reused only if this computer

@@ -20,7 +20,7 @@ from .. import paths
 from ..errors import StoreError
 from ..store.store import Store
 from .supervisor import Supervisor
-from .supervisor_lock import WAKE_BYTES, is_asked_for, take_lock, wake, wake_pipe, woken_jobs
+from .supervisor_lock import WAKE_BYTES, is_current_lock, take_lock, wake, wake_pipe, woken_jobs
 from .worker_pool import Crew
 
 log = logging.getLogger("cloudgpu.supervisor")
@@ -49,7 +49,7 @@ def run(*, idle_exit_s: float | None = None) -> bool:
                 try:
                     store = Store.open()
                 except StoreError:
-                    if is_asked_for(lock):
+                    if is_current_lock(lock):
                         raise
                     log.warning(_GONE)
                     return True
@@ -78,7 +78,7 @@ class _Stop:
         self.wanted = False
 
 
-class _Bell:
+class _SelfPipe:
     """Self-pipe with which any thread of this process ends the loop's wait."""
 
     def __init__(self) -> None:
@@ -103,26 +103,26 @@ class _Loop:
         self._pipe = pipe
         self._lock = lock
         self._idle_exit_s = idle_exit_s
-        self._bell = _Bell()  # never closed: an abandoned step may still ring it
-        self._crew = Crew(Supervisor(store), self._bell.ring)
+        self._bell = _SelfPipe()  # never closed: an abandoned step may still ring it
+        self._pool = Crew(Supervisor(store), self._bell.ring)
 
     def run(self) -> bool:
         """Tick until the end; return True if idle, False after a stop signal or if the state directory is gone."""
         try:
             return self._run()
         finally:
-            self._crew.close(CLOSE_S, release=is_asked_for(self._lock))
+            self._pool.close(CLOSE_S, release=is_current_lock(self._lock))
 
     def _run(self) -> bool:
         idle_since: float | None = None
         failures = 0
         woken: set[str] | None = None
         while not self._stop.wanted:
-            if not is_asked_for(self._lock):
+            if not is_current_lock(self._lock):
                 log.warning(_GONE)
                 return False
             try:
-                tick = self._crew.tick(woken=woken)
+                tick = self._pool.tick(woken=woken)
                 failures = 0
             except StoreError as error:
                 failures += 1

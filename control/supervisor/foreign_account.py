@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ..reconcile.login_hints import undone
+from ..reconcile.login_hints import suspended_actions
 
 if TYPE_CHECKING:
     from ...provisioners.base import ProvisionError
@@ -21,4 +21,4 @@ def is_unsupervised(job: JobRow) -> bool:
 def unsupervised_reason(error: ProvisionError, *, has_machines: bool) -> str:
     """Return what is wrong, what is suspended meanwhile, and the remedy."""
     mending = "Run any command, e.g. `cloudgpu status`, with credentials of that account"
-    return f"{_BEGINS}{error}. Until then {undone(has_machines=has_machines)}. {mending}"
+    return f"{_BEGINS}{error}. Until then {suspended_actions(has_machines=has_machines)}. {mending}"

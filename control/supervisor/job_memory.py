@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 
-from ..reconcile.step_retries import Patience
+from ..reconcile.step_retries import FailureTimers
 from ..reconcile.steps.context import Memory
 from ..store.model import Attempt, JobRow
 
@@ -25,7 +25,7 @@ class Trouble:
     """Time since which every use of the job dir has failed."""
     dir_tried: float = -math.inf
     """Time of the last failure of the job dir."""
-    patience: Patience = field(default_factory=Patience)
+    patience: FailureTimers = field(default_factory=FailureTimers)
 
     def without_dir(self, now: float, copied: float) -> float:
         """Return the seconds for which the job dir, which has just failed, has been unusable; `copied` as in Memory."""

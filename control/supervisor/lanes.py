@@ -11,7 +11,7 @@ from ..store.model import Attempt, JobRow
 class Lane(Enum):
     """A group of threads for one kind of step."""
 
-    LOOK = "looks"
+    POLL = "looks"
     """Polls, stops, cancellations and limits: a few requests each."""
     LAUNCH = "launches"
     """Launches: may wait for the provider's rate limits, and copy checkpoints before."""
@@ -24,6 +24,6 @@ def lane_of(job: JobRow, attempt: Attempt | None, now: float) -> Lane:
     if attempt is not None and attempt.state == "terminating":
         return Lane.END
     if attempt is None or attempt.state != "launching":
-        return Lane.LOOK
+        return Lane.POLL
     waits = now < job.not_before or wanted_end(job, attempt, now) is not None
-    return Lane.LOOK if waits else Lane.LAUNCH
+    return Lane.POLL if waits else Lane.LAUNCH

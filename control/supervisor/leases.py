@@ -37,7 +37,7 @@ class Leases:
         self._all_renewed = clock.monotonic()
         self._watched: dict[str, tuple[tuple[str, int], float]] = {}
 
-    def hold(self, job: JobRow) -> bool:
+    def acquire(self, job: JobRow) -> bool:
         """Return whether this process may advance the job; takes or renews the lease if necessary."""
         with self._lock:
             now = self._clock.monotonic()

@@ -41,10 +41,10 @@ def is_outdated(there: Running) -> bool:
     needed = _needed_accounts()
     unlike = [cloud for cloud in needed if _unlike([cloud], there)]
     rotated = has_new_password(there.settings, there.salt)
-    return bool(needed and (unlike or rotated)) and _is_ours(needed, unlike)
+    return bool(needed and (unlike or rotated)) and has_needed_credentials(needed, unlike)
 
 
-def settle(clouds: Collection[str]) -> bool:
+def replace_if_different(clouds: Collection[str]) -> bool:
     """End the running supervisor if its settings or credentials of these clouds differ from this process's and it may
     be replaced. Return whether it was ended, so that the caller must start another.
 
@@ -54,7 +54,7 @@ def settle(clouds: Collection[str]) -> bool:
     if there is None or not (unlike := _unlike(clouds, there)):
         return False
     needed = _needed_accounts()
-    mine = _is_ours(needed, [cloud for cloud in needed if _unlike([cloud], there)])
+    mine = has_needed_credentials(needed, [cloud for cloud in needed if _unlike([cloud], there)])
     if there.is_replaceable and mine and end(there):
         return True
     settings = settings_of(clouds, os.environ)
@@ -96,7 +96,7 @@ def _needed_accounts() -> dict[str, set[str | None]]:
     return needed
 
 
-def _is_ours(needed: Mapping[str, set[str | None]], clouds: Collection[str]) -> bool:
+def has_needed_credentials(needed: Mapping[str, set[str | None]], clouds: Collection[str]) -> bool:
     """Return whether this process has credentials of all accounts that are needed in these clouds."""
     from ...provisioners import get_provisioner
     from ...provisioners.base import ProvisionError

@@ -54,7 +54,7 @@ soon after its end."""
 _QUIET_CLOUD_S = (1.0, 3.0)
 """First and maximum seconds between two polls of a job while nothing changes, unless the target's quiet_s overrides
 them: polls of a cloud cost money, and a hundred jobs are polled at the same rate as one."""
-_ASK_S = 1.0
+_CHANGES_S = 1.0
 """Seconds between two queries for changed jobs, unless a command names a job."""
 _LIST_S = 30.0
 """Seconds between two lists of all active jobs, which find changes without an event and events that became visible
@@ -122,7 +122,7 @@ class Supervisor:
             self._tools.seen.write(self._store)
         for due in self.due(woken=woken):
             self.advance(due.job_id)
-        return self.outlook()
+        return self.next_tick()
 
     def due(self, *, woken: Collection[str] | None = None) -> list[Due]:
         """Return the jobs that are due, earliest first, including changed ones. Raises StoreError.
@@ -134,20 +134,20 @@ class Supervisor:
         if now >= self._list_at:
             self._list_all(now)
         elif (woken is not None and not named <= self._watched.keys()) or now >= self._ask_at:
-            self._ask(now)
+            self._read_changes(now)
         self._tools.watched = len(self._watched)
         for job_id in named:
             watched = self._watched.get(job_id)
             if watched is not None:
                 watched.expire()
-                self.hurry(job_id)
+                self.make_due(job_id)
         return [
             Due(job_id, watched.target)
             for job_id in self._due_times.take(self._clock.monotonic())
             if (watched := self._watched.get(job_id)) is not None
         ]
 
-    def outlook(self) -> Tick:
+    def next_tick(self) -> Tick:
         """Return the number of jobs and the time of the next useful tick. Jobs being advanced are not due."""
         now = self._clock.monotonic()
         wait_s = min(self._due_times.next(), self._ask_at) - now
@@ -184,7 +184,7 @@ class Supervisor:
         watched = self._watched.get(job_id)
         return "" if watched is None else watched.target
 
-    def hurry(self, job_id: str) -> None:
+    def make_due(self, job_id: str) -> None:
         """Make a job due at once, unless its steps fail: then its backoff is kept."""
         watched = self._watched.get(job_id)
         if watched is not None and watched.trouble is None:
@@ -198,17 +198,17 @@ class Supervisor:
             self._forget(gone)
         for job in active:
             self._note(job)
-        self._ask_at, self._list_at = now + _ASK_S, now + _LIST_S
+        self._ask_at, self._list_at = now + _CHANGES_S, now + _LIST_S
         self._last_event = last
 
-    def _ask(self, now: float) -> None:
+    def _read_changes(self, now: float) -> None:
         """Read the jobs that have changed since the last query."""
         changes = self._store.changes(self._last_event)
         for gone in changes.ended:
             self._forget(gone)
         for job in changes.active:
             self._note(job)
-        self._ask_at, self._last_event = now + _ASK_S, changes.last
+        self._ask_at, self._last_event = now + _CHANGES_S, changes.last
 
     def _note(self, job: ActiveJob) -> None:
         """Start to watch a job; make a watched job due if its row has changed."""
@@ -223,7 +223,7 @@ class Supervisor:
             watched.changes += 1  # a read is in progress, and its result may be stale
         elif (watched.job.updated, watched.job.goal) != (job.updated, job.goal):
             watched.expire()
-            self.hurry(job.id)
+            self.make_due(job.id)
 
     def _forget(self, job_id: str) -> None:
         with self._lock:
@@ -278,11 +278,11 @@ class Supervisor:
     def _step(
         self, job: JobRow, attempt: Attempt | None, watched: Watched, lane: Lane | None
     ) -> tuple[float, Lane | None]:
-        if not self._leases.hold(job):
+        if not self._leases.acquire(job):
             watched.memory.first_launch_of = 0  # another process may send the request
             watched.expire()
             return self._rest(watched), None
-        if lane is Lane.LOOK and (needed := lane_of(job, attempt, watched.memory.time.now())) is not lane:
+        if lane is Lane.POLL and (needed := lane_of(job, attempt, watched.memory.time.now())) is not lane:
             return self._rest(watched), needed
         step = Step(self._tools, watched.memory, job, attempt)
         watched.memory.pause_s = 0.0
@@ -305,7 +305,7 @@ class Supervisor:
     def _failed(self, job: JobRow, attempt: Attempt | None, watched: Watched, error: Exception) -> float:
         """Return when to retry after a failed step."""
         if isinstance(error, ProvisionError) and error.code == OTHER_ACCOUNT:
-            return self._locked_out(job, attempt, watched, error)
+            return self._other_account(job, attempt, watched, error)
         self._note_login(job, attempt, watched, error)
         if not isinstance(error, (JobDirError, ProvisionError)):
             log.error("%s: a step failed", job.id, exc_info=error)
@@ -315,13 +315,13 @@ class Supervisor:
         """Return the due time of a job that has not changed."""
         if watched.memory.pause_s:
             return self._clock.monotonic() + watched.memory.pause_s
-        first, most = info(watched.target).quiet_s or _QUIET_CLOUD_S
+        first, most = info(watched.target).poll_s or _QUIET_CLOUD_S
         if watched.target in QUEUES and self._tools.queue.is_waited_for():
             most = _QUIET_WANTED_S
         watched.quiet_s = min(max(watched.quiet_s * 1.2, first), most)
         return self._clock.monotonic() + watched.quiet_s
 
-    def _locked_out(self, job: JobRow, attempt: Attempt | None, watched: Watched, error: ProvisionError) -> float:
+    def _other_account(self, job: JobRow, attempt: Attempt | None, watched: Watched, error: ProvisionError) -> float:
         """Return when to retry; write in the job's reason that its machines are in another account.
 
         Before the job's launch the reason is delayed, as a supervisor with credentials of that account may take the
@@ -344,7 +344,7 @@ class Supervisor:
 
     def _note_login(self, job: JobRow, attempt: Attempt | None, watched: Watched, error: Exception) -> None:
         """Write in the job's reason which credentials must be renewed, if they caused the error."""
-        if said := login_hints.trouble(error):
+        if said := login_hints.login_message(error):
             has_machines = attempt is not None and attempt.launched is not None
             said = f"{said}. {login_hints.consequence(watched.target, has_machines=has_machines)}"
             with suppress(LostRaceError):
@@ -356,7 +356,7 @@ class Supervisor:
         is_expected, by_job_dir = isinstance(error, (JobDirError, ProvisionError)), isinstance(error, JobDirError)
         is_ours = is_expected or isinstance(error, StoreError)
         message = str(error) if is_ours else f"{type(error).__name__}: {error}"
-        by_login = login_hints.trouble(error) != ""
+        by_login = login_hints.login_message(error) != ""
         now = self._clock.monotonic()
         trouble = watched.trouble = watched.trouble or Trouble()
         if trouble.message != message:

@@ -139,7 +139,7 @@ def _has_lock_open(pid: int) -> bool:
     return False
 
 
-def ourselves(*, by_command: bool) -> Running:
+def this_process(*, by_command: bool) -> Running:
     """Return the description of this process for its lock file."""
     salt = secrets.token_bytes(16)
     settings = hashes(os.environ, salt)
@@ -186,7 +186,7 @@ def take_lock(*, by_command: bool = False) -> IO[str] | None:
     """Return the lock, with this process's description in it; None: another supervisor has it. A short probe by
     is_running() is waited out."""
     lock = paths.open_private(paths.supervisor_lock())
-    about = dataclasses.asdict(us := ourselves(by_command=by_command)) | {"salt": us.salt.hex()}
+    about = dataclasses.asdict(us := this_process(by_command=by_command)) | {"salt": us.salt.hex()}
     for attempt in range(_LOCK_TRIES):
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -202,7 +202,7 @@ def take_lock(*, by_command: bool = False) -> IO[str] | None:
     return None
 
 
-def is_asked_for(lock: IO[str]) -> bool:
+def is_current_lock(lock: IO[str]) -> bool:
     """Return whether this lock file still belongs to the state directory, which may have been deleted or replaced."""
     try:
         return os.path.samestat(paths.supervisor_lock().stat(), os.fstat(lock.fileno()))

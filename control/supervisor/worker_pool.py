@@ -24,7 +24,7 @@ THREADS: Mapping[Lane, int] = {Lane.LOOK: 16, Lane.LAUNCH: 16, Lane.END: 64}
 """Maximum threads per target, started on demand; higher for terminations, which mostly wait for shutdowns."""
 
 
-class Crew:
+class WorkerPool:
     """Thread pool that does the work of Supervisor.tick() without waiting for the steps. Not thread-safe."""
 
     def __init__(self, supervisor: Supervisor, on_done: Callable[[], None], *, threads: int | None = None) -> None:
@@ -38,7 +38,7 @@ class Crew:
         self._lock = threading.Lock()
         self._busy: dict[str, bool] = {}
         """Jobs that are being advanced or wait for a thread; True: advance again at once afterwards."""
-        self._teams: dict[tuple[str, Lane], _Team] = {}
+        self._teams: dict[tuple[str, Lane], _LaneThreads] = {}
         self._lines: dict[tuple[str, Lane], dict[str, None]] = {}
         """(target, lane) -> jobs waiting for a slow lane, in order. They are still polled for cancellation."""
         self._failed: StoreError | None = None
@@ -51,16 +51,16 @@ class Crew:
         if failed is not None:
             raise failed
         for due in self._supervisor.due(woken=woken):
-            if not self._hand(due.job_id, due.target, Lane.LOOK):
+            if not self._submit(due.job_id, due.target, Lane.LOOK):
                 with self._lock:
                     if due.job_id in self._busy:
                         self._busy[due.job_id] = True
                         continue
                 self._supervisor.hurry(due.job_id)  # its step has just ended
-        self._admit()
+        self._submit_waiting()
         return self._supervisor.outlook()
 
-    def _hand(self, job_id: str, target: str, lane: Lane) -> bool:
+    def _submit(self, job_id: str, target: str, lane: Lane) -> bool:
         """Give a job to the threads of a lane; return False if a thread has it already."""
         with self._lock:
             if job_id in self._busy:
@@ -69,17 +69,17 @@ class Crew:
         self._team(target, lane).hand(job_id)
         return True
 
-    def _team(self, target: str, lane: Lane) -> _Team:
+    def _team(self, target: str, lane: Lane) -> _LaneThreads:
         team = self._teams.get((target, lane))
         if team is None:
 
             def work(job_id: str) -> None:
                 self._work(job_id, lane)
 
-            team = self._teams[target, lane] = _Team(work, self._threads[lane], f"{lane.value}-{target}")
+            team = self._teams[target, lane] = _LaneThreads(work, self._threads[lane], f"{lane.value}-{target}")
         return team
 
-    def _admit(self) -> None:
+    def _submit_waiting(self) -> None:
         """Hand waiting jobs, in order, to their lanes' free threads."""
         for (target, lane), line in list(self._lines.items()):
             room = self._team(target, lane).room
@@ -88,7 +88,7 @@ class Crew:
                 for job_id in waiting:
                     del line[job_id]
             for job_id in waiting:
-                self._hand(job_id, target, lane)
+                self._submit(job_id, target, lane)
 
     @property
     def busy(self) -> int:
@@ -149,7 +149,7 @@ class Crew:
 _CLOSE_POLL_S = 0.02
 
 
-class _Team:
+class _LaneThreads:
     """The threads of one lane of a target, started on demand."""
 
     def __init__(self, work: Callable[[str], None], most: int, name: str) -> None:

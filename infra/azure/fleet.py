@@ -8,7 +8,14 @@ from pulumi_azure_native import compute, managedidentity, network
 
 from ...jobspecs.fleets import FleetSpec
 from ...provisioners.azure.machine.images import image_of
-from ...provisioners.azure.machine.template import Standing, check_fleet, is_close, profile, scale_set, zones_of
+from ...provisioners.azure.machine.template import (
+    NetworkAttachment,
+    check_fleet,
+    is_close,
+    profile,
+    scale_set,
+    zones_of,
+)
 from ...provisioners.azure.names import SHARED, part_of
 from ...provisioners.azure.resources.rights import LEAVING
 from ...provisioners.azure.resources.security_rules import security_rules
@@ -120,7 +127,7 @@ class GpuFleet(pulumi.ComponentResource):
             {"group": self.group, "resource_group": self.resource_group, "template_hash": self.template_hash}
         )
 
-    def _standing(self) -> Standing:
+    def _standing(self) -> NetworkAttachment:
         """Create the fleet's security rules and, with `peers`, the security group whose members may reach each
         other."""
         peers = self._peers() if self._fleet.peers else None
@@ -132,7 +139,9 @@ class GpuFleet(pulumi.ComponentResource):
             opts=child_of(self),
         )
         args = self._args
-        return Standing(args["subnet"], closed.id, peers, args.get("public_addresses", True), args.get("reservation"))
+        return NetworkAttachment(
+            args["subnet"], closed.id, peers, args.get("public_addresses", True), args.get("reservation")
+        )
 
     def _peers(self) -> pulumi.Output[str]:
         made = network.ApplicationSecurityGroup(
@@ -140,7 +149,7 @@ class GpuFleet(pulumi.ComponentResource):
         )
         return made.id
 
-    def _scale_set(self, at: Standing) -> compute.VirtualMachineScaleSet:
+    def _scale_set(self, at: NetworkAttachment) -> compute.VirtualMachineScaleSet:
         fleet, args = self._fleet, self._args
         custom_data = pulumi.Output.from_input(args["user_data"]).apply(
             lambda text: base64.b64encode(check_size("user_data", text, MAX_BYTES).encode()).decode()

@@ -30,7 +30,7 @@ def group_of(
     parent: pulumi.ComponentResource,
     name: str,
     args: Mapping[str, Any],
-    told: Tags,
+    tags: Tags,
     *,
     protect: bool = False,
 ) -> pulumi.Output[str]:
@@ -42,7 +42,7 @@ def group_of(
         f"{name}-group",
         resource_group_name=name,
         location=args["region"],
-        tags=told,
+        tags=tags,
         opts=child_of(parent, protect=protect),
     )
     return made.name

@@ -31,10 +31,10 @@ from pulumi.automation.errors import CommandError, ConcurrentUpdateError, StackN
 from ...provisioners.shared.locks import try_lock
 from ..arguments import ArgumentError
 from ..errors import BadRequestError, CancelledError, InfraError, LockedError
-from .backend import Backend, environment, explained
-from .events import Change, Step, Watch, kind_of, name_of
+from .backend import Backend, environment, translate_bucket_error
+from .events import Change, EventCollector, Step, kind_of, name_of
 from .executable import Engine
-from .locks import Engines, Lock, locks_in, verdict_of
+from .locks import EngineRegistry, Lock, locks_in, verdict_of
 
 Program = Callable[[], None]
 _Result = TypeVar("_Result")
@@ -43,9 +43,9 @@ PROJECT = "cloudgpu"
 """Pulumi project of all stacks. It must never change: it is part of the resources' URNs in the state."""
 _PARALLEL = 10
 """Number of resources processed concurrently: more would only hit the clouds' rate limits."""
-_PATIENCE_S = 60.0
+_LOCK_TIMEOUT_S = 60.0
 """Seconds to wait for an earlier engine whose cloudgpu was killed: it finishes running operations, then exits."""
-_LOOK_EVERY_S = 0.5
+_POLL_S = 0.5
 _TAKEN = re.compile(r"already ?(exist|owned)|Duplicate", re.I)
 _HOW_IT_COMES = (
     "if an engine of yours was killed while it made that: delete it, and give the command again; "
@@ -54,7 +54,7 @@ _HOW_IT_COMES = (
 
 
 @dataclass(frozen=True, slots=True)
-class Say:
+class ProgressCallbacks:
     """Callbacks for progress of a running stack operation."""
 
     step: Callable[[Step], object] = lambda _step: None
@@ -85,7 +85,7 @@ class Contents:
 
 @contextlib.contextmanager
 def opened(
-    name: str, backend: Backend, engine: Engine, say: Say, environ: Mapping[str, str] = os.environ
+    name: str, backend: Backend, engine: Engine, say: ProgressCallbacks, environ: Mapping[str, str] = os.environ
 ) -> Iterator[Stack]:
     """Open a stack, which need not exist yet, with an exclusive lock for this computer (context manager).
 
@@ -103,7 +103,7 @@ def opened(
             project_settings=automation.ProjectSettings(name=PROJECT, runtime="python"),
             pulumi_command=engine,
         )
-        engine.engines = Engines(folder / "engines")
+        engine.engines = EngineRegistry(folder / "engines")
         stack = Stack(name, workspace, engine, say)
         with stack.cancellable():
             stack.find()
@@ -134,7 +134,7 @@ class _Updated(automation.Stack):
 class Stack:
     """Open stack (see opened()). All methods raise InfraError with a single message for the user."""
 
-    def __init__(self, name: str, workspace: automation.LocalWorkspace, engine: Engine, say: Say) -> None:
+    def __init__(self, name: str, workspace: automation.LocalWorkspace, engine: Engine, say: ProgressCallbacks) -> None:
         self.name = name
         self._workspace = workspace
         self._engine = engine
@@ -158,14 +158,16 @@ class Stack:
     def find(self) -> None:
         """Select the stack if it exists."""
         with contextlib.suppress(StackNotFoundError):
-            self._stack = self._told(lambda: _Updated(self.name, self._workspace, StackInitMode.SELECT), Watch())
+            self._stack = self._call_engine(
+                lambda: _Updated(self.name, self._workspace, StackInitMode.SELECT), EventCollector()
+            )
 
     def contents(self) -> Contents:
         """Return the stored state; empty if the stack does not exist."""
         if self._stack is None:
             return Contents((), (), {})
         if self._contents is None:
-            exported = self._told(lambda: self._workspace.export_stack(self.name), Watch())
+            exported = self._call_engine(lambda: self._workspace.export_stack(self.name), EventCollector())
             self._contents = _contents(exported.deployment or {})
         return self._contents
 
@@ -182,7 +184,7 @@ class Stack:
             return
         self.remark_interrupted()
         self._say.doing("asking the cloud what there is")
-        watch, it = Watch(), self._there()
+        watch, it = EventCollector(), self._select_or_create()
         self._contents = None
         self._run(
             lambda: it.refresh(parallel=_PARALLEL, color="never", clear_pending_creates=True, on_event=watch), watch
@@ -194,8 +196,8 @@ class Stack:
         `refresh`: compare to the cloud's actual resources instead; the stack's state does not change.
         """
         self._say.doing("planning")
-        watch = Watch()
-        caught, it = _Caught(program), self._there()
+        watch = EventCollector()
+        caught, it = _CapturingProgram(program), self._select_or_create()
         self._run(
             lambda: it.preview(
                 parallel=_PARALLEL, color="never", program=caught, on_event=watch, refresh=refresh and self.exists
@@ -207,8 +209,8 @@ class Stack:
 
     def up(self, program: Program) -> Mapping[str, Any]:
         """Create or update the resources; return the stack's outputs."""
-        watch = Watch(self._say.step)
-        caught, it = _Caught(program), self._there()
+        watch = EventCollector(self._say.step)
+        caught, it = _CapturingProgram(program), self._select_or_create()
         self._made, self._contents = False, None
         result = self._run(
             lambda: it.up(parallel=_PARALLEL, color="never", program=caught, on_event=watch), watch, caught
@@ -217,7 +219,7 @@ class Stack:
 
     def preview_down(self, *, keep_protected: bool) -> list[Change]:
         self._say.doing("planning")
-        watch, it = Watch(), self._there()
+        watch, it = EventCollector(), self._select_or_create()
         self._run(
             lambda: it.preview_destroy(
                 parallel=_PARALLEL, color="never", exclude_protected=keep_protected, on_event=watch
@@ -231,7 +233,7 @@ class Stack:
 
         Return the remaining contents.
         """
-        watch, it = Watch(self._say.step), self._there()
+        watch, it = EventCollector(self._say.step), self._select_or_create()
         self._contents = None
         self._run(
             lambda: it.destroy(parallel=_PARALLEL, color="never", exclude_protected=keep_protected, on_event=watch),
@@ -250,27 +252,33 @@ class Stack:
 
     # --- running the engine ---------------------------------------------------------------------------------------
 
-    def _there(self) -> automation.Stack:
+    def _select_or_create(self) -> automation.Stack:
         if self._stack is None:
-            self._stack = self._run(lambda: _Updated(self.name, self._workspace, StackInitMode.CREATE), Watch())
+            self._stack = self._run(
+                lambda: _Updated(self.name, self._workspace, StackInitMode.CREATE), EventCollector()
+            )
             self._made = True
         return self._stack
 
     def _remove(self) -> None:
         """Remove the stack including the engine's backups of every update, which remove_stack() would leave."""
-        self._run(lambda: self._command("stack", "rm", "--yes", "--remove-backups", "--stack", self.name), Watch())
+        self._run(
+            lambda: self._command("stack", "rm", "--yes", "--remove-backups", "--stack", self.name), EventCollector()
+        )
         self._stack = self._contents = None
 
     def _command(self, *words: str) -> object:
         """Run an engine command that the Automation API lacks."""
         return self._engine.run(list(words), self._workspace.work_dir, self._workspace.env_vars)
 
-    def _run(self, call: Callable[[], _Result], watch: Watch, caught: _Caught | None = None) -> _Result:
+    def _run(
+        self, call: Callable[[], _Result], watch: EventCollector, caught: _CapturingProgram | None = None
+    ) -> _Result:
         """Run a call that may need the stack's lock; break or wait for a lock left by an earlier engine."""
-        until = time.monotonic() + _PATIENCE_S
+        until = time.monotonic() + _LOCK_TIMEOUT_S
         while True:
             try:
-                result = self._told(call, watch, caught)
+                result = self._call_engine(call, watch, caught)
             except ConcurrentUpdateError:
                 self._unlock(until)
             else:
@@ -294,7 +302,7 @@ class Stack:
             self._wait_for(locks, until)
             return
         self._say.remark(f"broke the lock of a run of yours that was killed ({_and(locks)})")
-        self._told(lambda: self._command("cancel", "--yes", "--stack", self.name), Watch())
+        self._call_engine(lambda: self._command("cancel", "--yes", "--stack", self.name), EventCollector())
         for lock in locks:
             engines.ended(lock.pid)
 
@@ -303,7 +311,7 @@ class Stack:
             hint = f"wait for it, or end it (kill {locks[0].pid}), then run the command again"
             raise LockedError(f"an earlier run of yours still works on the stack {self.name}: {_and(locks)}", hint)
         self._say.doing(f"waiting for an earlier run of yours to end (process {locks[0].pid})")
-        time.sleep(_LOOK_EVERY_S)
+        time.sleep(_POLL_S)
 
     def _how_to_unlock(self) -> str:
         return (
@@ -311,7 +319,9 @@ class Stack:
             f"PULUMI_BACKEND_URL={shlex.quote(self.backend)} pulumi cancel --stack organization/{PROJECT}/{self.name}"
         )
 
-    def _told(self, call: Callable[[], _Result], watch: Watch, caught: _Caught | None = None) -> _Result:
+    def _call_engine(
+        self, call: Callable[[], _Result], watch: EventCollector, caught: _CapturingProgram | None = None
+    ) -> _Result:
         """Return the call's result; translate engine errors to InfraError.
 
         ConcurrentUpdateError and StackNotFoundError are not translated.
@@ -328,7 +338,7 @@ class Stack:
             if caught is not None and caught.error is not None:
                 raise caught.error from None
             why = _why(watch, self._engine)
-            known = explained(self.backend, why)
+            known = translate_bucket_error(self.backend, why)
             raise known or InfraError(why, _HOW_IT_COMES if _TAKEN.search(why) else "") from error
 
     # --- Ctrl-C -----------------------------------------------------------------------------------------------------
@@ -365,7 +375,7 @@ class Stack:
         )
 
 
-class _Caught:
+class _CapturingProgram:
     """Wrapper that keeps a program's exception: the engine reports it only as text with a traceback."""
 
     def __init__(self, program: Program) -> None:
@@ -397,9 +407,9 @@ def _contents(deployment: Mapping[str, Any]) -> Contents:
     return Contents(tuple(resources), tuple(pending), outputs)
 
 
-def _why(watch: Watch, engine: Engine) -> str:
+def _why(watch: EventCollector, engine: Engine) -> str:
     """Return the engine's errors: of resources, otherwise of the whole run, otherwise its last output."""
-    errors = watch.errors or watch.whole
+    errors = watch.errors or watch.run_errors
     if errors:
         return "\n".join(dict.fromkeys(errors))
     failed = engine.failed

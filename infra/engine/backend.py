@@ -148,7 +148,7 @@ def _as_the_engine_reads_it(url: str, environ: Mapping[str, str]) -> dict[str, s
     return {name: value.removeprefix("?") for name, value in found.items() if value}
 
 
-def explained(url: str, said: str) -> InfraError | None:
+def translate_bucket_error(url: str, said: str) -> InfraError | None:
     """Translate the engine's error about a bucket that it cannot open; None: the error is about something else.
 
     The engine's own message has request ids but not the bucket's name.
@@ -164,7 +164,7 @@ def explained(url: str, said: str) -> InfraError | None:
 def _own_passphrase() -> Path:
     """Return the file with this computer's passphrase, created on first use. Raises InfraError."""
     path = _private(home() / "infra") / "passphrase"
-    with contextlib.suppress(FileExistsError), _told(path):
+    with contextlib.suppress(FileExistsError), _translate_os_errors(path):
         _write_once(path, secrets.token_urlsafe(32))
     return path
 
@@ -186,12 +186,12 @@ def _write_once(path: Path, text: str) -> None:
 
 
 def _private(folder: Path) -> Path:
-    with _told(folder):
+    with _translate_os_errors(folder):
         return private(folder)
 
 
 @contextlib.contextmanager
-def _told(path: Path) -> Iterator[None]:
+def _translate_os_errors(path: Path) -> Iterator[None]:
     try:
         yield
     except FileExistsError:

@@ -67,15 +67,15 @@ class Step:
 
 
 @dataclass(slots=True)
-class Watch:
+class EventCollector:
     """Collector of one run's events, thread-safe. `tell` is called with every step that changes a resource."""
 
-    tell: Callable[[Step], object] = lambda _step: None
+    on_step: Callable[[Step], object] = lambda _step: None
     changes: list[Change] = field(default_factory=list)
     """Changes in the engine's order, without components, which are not cloud resources."""
     errors: list[str] = field(default_factory=list)
     """Errors of resources, each with the resource's name."""
-    whole: list[str] = field(default_factory=list)
+    run_errors: list[str] = field(default_factory=list)
     """Errors of the whole run; if a resource failed too, they are only consequences."""
     warnings: list[str] = field(default_factory=list)
     _begun: dict[tuple[str, str], float] = field(default_factory=dict)
@@ -115,13 +115,13 @@ class Watch:
         op = _PARTS.get(step.op.value) or _OPS.get(step.op.value, "same")
         change = _change(step, op)  # type: ignore[arg-type]  # the tables' values are Ops
         if change.changes or state == "failed":
-            self.tell(Step(change, state, seconds))
+            self.on_step(Step(change, state, seconds))
 
     def _diagnostic(self, severity: str, message: str, urn: str) -> None:
         text = _TRACEBACK.sub("", _COLOR.sub("", message)).strip()
         if severity == "error" and text and not _SAYS_NOTHING.search(text):
             named = _named(urn)
-            (self.errors if named else self.whole).append(f"{named}{text}")
+            (self.errors if named else self.run_errors).append(f"{named}{text}")
         elif severity == "warning" and text:
             self.warnings.append(f"{_named(urn)}{text}")
 
@@ -154,7 +154,7 @@ def _named(urn: str) -> str:
     return f"{name_of(urn)} ({kind}): " if kind and not kind.startswith("pulumi:pulumi:") else ""
 
 
-def counted(changes: Iterable[Change]) -> dict[Op, int]:
+def count_by_operation(changes: Iterable[Change]) -> dict[Op, int]:
     """Return the number of changes for each operation, without no-ops."""
     found: dict[Op, int] = {}
     for change in changes:

@@ -27,7 +27,7 @@ from semver import VersionInfo
 from ...jobspecs.home import home
 from ..errors import InfraError
 from . import release
-from .locks import Engines
+from .locks import EngineRegistry
 
 OnText = Callable[[str], object]
 
@@ -53,7 +53,7 @@ class Engine(PulumiCommand):
             raise InfraError(f"{_place(root)} cannot be used: {error}", _HOW_TO_GET) from error
         except (OSError, subprocess.CalledProcessError, UnicodeDecodeError) as error:
             raise InfraError(f"{_place(root)} cannot be run: {error}", _HOW_TO_GET) from error
-        self.engines: Engines | None = None
+        self.engines: EngineRegistry | None = None
         """Registry of engine processes that may hold a lock; None: do not register."""
         self.failed: CommandResult | None = None
         """Output of the last failed run."""
@@ -86,7 +86,7 @@ class Engine(PulumiCommand):
         ) as process:
             self._process = process
             try:
-                with self._noted(process, args):
+                with self._registered(process, args):
                     stdout, stderr = _read_both(process, on_output, on_error)
                     process.wait()
             finally:
@@ -114,7 +114,7 @@ class Engine(PulumiCommand):
                 os.killpg(self._process.pid, signal.SIGKILL)
 
     @contextlib.contextmanager
-    def _noted(self, process: subprocess.Popen[str], args: Sequence[str]) -> Iterator[None]:
+    def _registered(self, process: subprocess.Popen[str], args: Sequence[str]) -> Iterator[None]:
         """Register the process while it may hold the stack's lock: a killed engine leaves its lock behind."""
         if self.engines is None or not any(tuple(args[: len(one)]) == one for one in _LOCKING):
             yield
@@ -136,7 +136,7 @@ def find() -> Engine | None:
     return Engine(root) if (root / "bin" / _PROGRAM).exists() else None
 
 
-def missing() -> InfraError:
+def missing_engine_error() -> InfraError:
     """Return the error for a missing engine that may not be installed."""
     return InfraError("stacks need Pulumi's engine, and there is no `pulumi` on PATH", _HOW_TO_GET)
 

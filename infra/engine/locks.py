@@ -51,7 +51,7 @@ def locks_in(text: str) -> list[Lock] | None:
     return found if counted and int(counted[1]) == len(found) else None
 
 
-class Engines:
+class EngineRegistry:
     """Registry of this computer's engines that may hold a stack's lock: one file each, removed at normal exit."""
 
     def __init__(self, folder: Path) -> None:
@@ -80,7 +80,7 @@ class Engines:
         return "alive" if now is not None and now == created else "dead"
 
 
-def verdict_of(locks: Sequence[Lock], engines: Engines) -> Verdict:
+def verdict_of(locks: Sequence[Lock], engines: EngineRegistry) -> Verdict:
     """Return one verdict for all locks of a stack. They are broken together, so `dead` requires that all are dead."""
     verdicts = {engines.judge(lock) for lock in locks}
     return "foreign" if "foreign" in verdicts or not verdicts else "alive" if "alive" in verdicts else "dead"

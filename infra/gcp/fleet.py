@@ -19,7 +19,7 @@ from ...provisioners.gcp.machine.template import (
 )
 from ...provisioners.gcp.resources.network import Attachment, within_rule
 from ...provisioners.shared import tags
-from ..arguments import check_arguments, check_fleet_name, check_size, fleet_spec, refusals
+from ..arguments import check_arguments, check_fleet_name, check_size, fleet_spec, translate_provision_errors
 from ..components import child_of, expiry_of
 from ..pulumi_arguments import keywords
 from .common import TYPES, firewall_arguments, labels_of
@@ -174,7 +174,7 @@ def template_arguments(
     """Return keyword arguments of compute.InstanceTemplate. Raises ArgumentError for an unsupported fleet."""
     # Without the expiry, which the group has: a new expiry would change the template and replace all machines.
     labels = {key: _text(value) for key, value in labels_of(args, fleet.name).items() if key != tags.EXPIRES}
-    with refusals(fleet.name):
+    with translate_provision_errors(fleet.name):
         wire = template(
             fleet,
             at=Attachment("", _text(args["network"]), _text(args["subnetwork"]), private_access=True),

@@ -48,7 +48,7 @@ class MachineType(NamedTuple):
     """Name of the accelerator in the provider's API, e.g. `nvidia-tesla-t4`; "" if the API has no name for it."""
     note: str
 
-    def is_gone(self, today: str) -> bool:
+    def is_retired_on(self, today: str) -> bool:
         """Return whether it is no longer available on this day (YYYY-MM-DD)."""
         return self.status == "retired" or (self.ends is not None and self.ends <= today)
 

@@ -56,7 +56,7 @@ def path_of(table: str) -> Path:
 def find(table: str) -> Refreshed | None:
     """Return the refreshed table of that name; None if there is none or it is older than the shipped one. Cached per
     process. Raises TableError."""
-    if not _any():
+    if not _has_overrides():
         return None
     found = load(path_of(table))
     if found is None or found.written[:10] < SHIPPED:
@@ -91,7 +91,7 @@ def load(path: Path) -> Refreshed | None:
 
 
 @cache
-def _any() -> bool:
+def _has_overrides() -> bool:
     """Return whether anything was ever refreshed: the only disk access if not."""
     return folder().is_dir()
 

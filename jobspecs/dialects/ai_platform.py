@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 from ..diagnostics import Loc, quote
 from . import ai_platform_rules as rules
-from .conversion import Conversion, Fields, Lost, Reader, job_name
+from .conversion import Conversion, Fields, NoCounterpart, Reader, job_name
 from .program import Program, leave_program_open, put_program, same_for_all
 from .replica_groups import Group, put_groups, put_place
-from .successors import replace_gone
+from .successors import replace_retired
 
 if TYPE_CHECKING:
     import datetime
@@ -25,45 +25,45 @@ _OUTPUT = "the service wrote this field, it is not part of a job"
 JOB: Fields = {
     "trainingInput": None,
     "jobId": None,
-    "labels": Lost("cloudgpu has no labels: a job is found by its name"),
-    "predictionInput": Lost("cloudgpu trains, it does not serve predictions", refuse=True),
-    "trainingOutput": Lost(_OUTPUT),
-    "predictionOutput": Lost(_OUTPUT),
-    "createTime": Lost(_OUTPUT),
-    "startTime": Lost(_OUTPUT),
-    "endTime": Lost(_OUTPUT),
-    "state": Lost(_OUTPUT),
-    "errorMessage": Lost(_OUTPUT),
-    "etag": Lost(_OUTPUT),
-    "jobPosition": Lost(_OUTPUT),
+    "labels": NoCounterpart("cloudgpu has no labels: a job is found by its name"),
+    "predictionInput": NoCounterpart("cloudgpu trains, it does not serve predictions", refuse=True),
+    "trainingOutput": NoCounterpart(_OUTPUT),
+    "predictionOutput": NoCounterpart(_OUTPUT),
+    "createTime": NoCounterpart(_OUTPUT),
+    "startTime": NoCounterpart(_OUTPUT),
+    "endTime": NoCounterpart(_OUTPUT),
+    "state": NoCounterpart(_OUTPUT),
+    "errorMessage": NoCounterpart(_OUTPUT),
+    "etag": NoCounterpart(_OUTPUT),
+    "jobPosition": NoCounterpart(_OUTPUT),
 }
 TRAINING_INPUT: Fields = {
     **dict.fromkeys(("scaleTier", "region", "jobDir", "packageUris", "pythonModule", "args", "scheduling")),
     **dict.fromkeys(f"{prefix}{part}" for prefix in rules.PREFIXES for part in ("Type", "Config")),
     **dict.fromkeys(f"{prefix}Count" for prefix in rules.PREFIXES if prefix != "master"),
-    "runtimeVersion": Lost(f"{_GONE}; set image: to a container with your framework"),
-    "pythonVersion": Lost(f"{_GONE}; the Python is the one of image: or of the machine"),
+    "runtimeVersion": NoCounterpart(f"{_GONE}; set image: to a container with your framework"),
+    "pythonVersion": NoCounterpart(f"{_GONE}; the Python is the one of image: or of the machine"),
     "useChiefInTfConfig": None,
-    "hyperparameters": Lost("cloudgpu runs one training per job: submit one job for each trial", refuse=True),
-    "encryptionConfig": Lost("cloudgpu cannot encrypt with your key yet", refuse=True),
-    "network": Lost("the machines use the default network of the project"),
-    "serviceAccount": Lost("the machines run under cloudgpu's own account"),
-    "enableWebAccess": Lost("there is no web shell; `cloudgpu logs -f` follows the output"),
-    "nasJobSpec": Lost("there is no architecture search", refuse=True),
+    "hyperparameters": NoCounterpart("cloudgpu runs one training per job: submit one job for each trial", refuse=True),
+    "encryptionConfig": NoCounterpart("cloudgpu cannot encrypt with your key yet", refuse=True),
+    "network": NoCounterpart("the machines use the default network of the project"),
+    "serviceAccount": NoCounterpart("the machines run under cloudgpu's own account"),
+    "enableWebAccess": NoCounterpart("there is no web shell; `cloudgpu logs -f` follows the output"),
+    "nasJobSpec": NoCounterpart("there is no architecture search", refuse=True),
 }
 SCHEDULING: Fields = {
     "maxRunningTime": None,
-    "maxWaitTime": Lost("cloudgpu tries every offer of the plan instead of waiting in a queue"),
-    "priority": Lost("Compute Engine and Vertex AI have no queue that honours a priority"),
+    "maxWaitTime": NoCounterpart("cloudgpu tries every offer of the plan instead of waiting in a queue"),
+    "priority": NoCounterpart("Compute Engine and Vertex AI have no queue that honours a priority"),
 }
 REPLICA_CONFIG: Fields = {
     **dict.fromkeys(("acceleratorConfig", "imageUri", "containerCommand", "containerArgs", "diskConfig")),
-    "tpuTfVersion": Lost("there are no TPUs"),
+    "tpuTfVersion": NoCounterpart("there are no TPUs"),
 }
 ACCELERATOR_CONFIG: Fields = {"count": None, "type": None}
 DISK_CONFIG: Fields = {
     "bootDiskSizeGb": None,
-    "bootDiskType": Lost("the disk type is chosen by the target"),
+    "bootDiskType": NoCounterpart("the disk type is chosen by the target"),
 }
 
 _NO_PROGRAM = (
@@ -101,7 +101,7 @@ def convert(
     groups = _groups(conversion, source, region)
     rules.note_what_is_not_checked(conversion, source, groups, region)
     if groups:
-        put_groups(conversion, [replace_gone(conversion, group, region) for group in groups])
+        put_groups(conversion, [replace_retired(conversion, group, region) for group in groups])
         put_program(conversion, _program(conversion, source, groups, package_path), source.loc())
     else:
         leave_program_open(conversion, source.loc())

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     import datetime
 
 
-class Lost(NamedTuple):
+class NoCounterpart(NamedTuple):
     """Field without a counterpart in the job file."""
 
     why: str
@@ -27,7 +27,7 @@ class Lost(NamedTuple):
     """True: dropping the field would change results or access rights, so the file is refused."""
 
 
-Fields = Mapping[str, Lost | None]
+Fields = Mapping[str, NoCounterpart | None]
 """Field in camelCase -> None if it is converted, else Lost."""
 
 
@@ -137,7 +137,7 @@ class Reader:
             elif (lost := fields[name]) is not None and value not in (None, "", [], {}, "false", False):
                 self._lose(key, lost)
 
-    def _lose(self, key: object, lost: Lost) -> None:
+    def _lose(self, key: object, lost: NoCounterpart) -> None:
         names = [str(part) for part in self.loc(camel(str(key))) if not isinstance(part, int)]
         path = ".".join(names)
         if lost.refuse:

@@ -118,8 +118,8 @@ def same_for_all(conversion: Conversion, programs: Sequence[Program], loc: Loc) 
     """
     first = programs[0]
     for what, read in _PARTS.items():
-        told = [other for other in programs[1:] if other.image is not None or read(other) not in ((), None)]
-        if any(read(other) != read(first) for other in told):
+        with_program = [other for other in programs[1:] if other.image is not None or read(other) not in ((), None)]
+        if any(read(other) != read(first) for other in with_program):
             conversion.error(
                 loc,
                 "different-programs",

@@ -29,7 +29,7 @@ _SELLER = "vertex"
 """Cloud whose table is used: Vertex AI's is stricter, Compute Engine allows everything in it."""
 
 
-def replace_gone(conversion: Conversion, group: Group, region: str | None) -> Group:
+def replace_retired(conversion: Conversion, group: Group, region: str | None) -> Group:
     """Return the group on machines that are available today; a change is noted, a missing successor reported."""
     old = group.machine
     if conversion.refused:  # an invalid machine has no successor
@@ -61,7 +61,7 @@ def ended(accelerator: str, today: str) -> str | None:
     from .. import catalog
 
     rows = [row for types in catalog.machine_types("gcp").values() for row in types if row.accelerator == accelerator]
-    if not rows or any(not row.is_gone(today) for row in rows):
+    if not rows or any(not row.is_retired_on(today) for row in rows):
         return None
     return max(row.ends or "" for row in rows)
 
@@ -120,7 +120,7 @@ def _sellers(accelerator: str, today: str) -> Iterator[MachineType]:
     from .. import catalog
 
     for rows in catalog.machine_types(_SELLER).values():
-        yield from (row for row in rows if row.accelerator == accelerator and not row.is_gone(today))
+        yield from (row for row in rows if row.accelerator == accelerator and not row.is_retired_on(today))
 
 
 def _is_in(machine_type: str, accelerator: str, region: str | None) -> bool:

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 from ..diagnostics import Loc, quote
 from ..rules.accelerator_hints import meant_accelerators
 from ..suggest import closest, one_of
-from .conversion import Conversion, Fields, Lost, Reader, job_name
+from .conversion import Conversion, Fields, NoCounterpart, Reader, job_name
 from .program import Program, leave_program_open, put_program, same_for_all
 from .replica_groups import Group, Machine, put_groups, put_place
-from .successors import replace_gone
+from .successors import replace_retired
 
 if TYPE_CHECKING:
     import datetime
@@ -24,59 +24,59 @@ _MOUNT = "cloudgpu mounts no file systems: read the data from object storage"
 JOB: Fields = {
     "displayName": None,
     "jobSpec": None,
-    "labels": Lost("cloudgpu has no labels: a job is found by its name"),
-    "encryptionSpec": Lost("cloudgpu cannot encrypt with your key yet", refuse=True),
+    "labels": NoCounterpart("cloudgpu has no labels: a job is found by its name"),
+    "encryptionSpec": NoCounterpart("cloudgpu cannot encrypt with your key yet", refuse=True),
     **dict.fromkeys(
         (
             *("name", "state", "createTime", "startTime", "endTime", "updateTime", "error", "webAccessUris"),
             *("satisfiesPzs", "satisfiesPzi"),
         ),
-        Lost(_OUTPUT),
+        NoCounterpart(_OUTPUT),
     ),
 }
 CUSTOM_JOB_SPEC: Fields = {
     "workerPoolSpecs": None,
     "scheduling": None,
     "baseOutputDirectory": None,
-    "serviceAccount": Lost("the machines run under cloudgpu's own account"),
-    "network": Lost("the machines use the default network of the project"),
-    "reservedIpRanges": Lost("the machines use the default network of the project"),
-    "pscInterfaceConfig": Lost("the machines use the default network of the project"),
-    "enableWebAccess": Lost("there is no web shell; `cloudgpu logs -f` follows the output"),
-    "enableDashboardAccess": Lost("there is no dashboard; `cloudgpu status` shows the job"),
-    "tensorboard": Lost("cloudgpu uploads nothing to Vertex AI TensorBoard"),
-    "experiment": Lost("cloudgpu keeps no Vertex AI experiments"),
-    "experimentRun": Lost("cloudgpu keeps no Vertex AI experiments"),
-    "models": Lost("give the program the models' addresses by args: or env:", refuse=True),
-    "persistentResourceId": Lost("cloudgpu starts machines of its own for every attempt"),
-    "protectedArtifactLocationId": Lost("outputs cannot be kept in a protected location", refuse=True),
+    "serviceAccount": NoCounterpart("the machines run under cloudgpu's own account"),
+    "network": NoCounterpart("the machines use the default network of the project"),
+    "reservedIpRanges": NoCounterpart("the machines use the default network of the project"),
+    "pscInterfaceConfig": NoCounterpart("the machines use the default network of the project"),
+    "enableWebAccess": NoCounterpart("there is no web shell; `cloudgpu logs -f` follows the output"),
+    "enableDashboardAccess": NoCounterpart("there is no dashboard; `cloudgpu status` shows the job"),
+    "tensorboard": NoCounterpart("cloudgpu uploads nothing to Vertex AI TensorBoard"),
+    "experiment": NoCounterpart("cloudgpu keeps no Vertex AI experiments"),
+    "experimentRun": NoCounterpart("cloudgpu keeps no Vertex AI experiments"),
+    "models": NoCounterpart("give the program the models' addresses by args: or env:", refuse=True),
+    "persistentResourceId": NoCounterpart("cloudgpu starts machines of its own for every attempt"),
+    "protectedArtifactLocationId": NoCounterpart("outputs cannot be kept in a protected location", refuse=True),
 }
 WORKER_POOL: Fields = {
     **dict.fromkeys(("machineSpec", "replicaCount", "diskSpec", "containerSpec", "pythonPackageSpec")),
-    "nfsMounts": Lost(_MOUNT, refuse=True),
-    "lustreMounts": Lost(_MOUNT, refuse=True),
+    "nfsMounts": NoCounterpart(_MOUNT, refuse=True),
+    "lustreMounts": NoCounterpart(_MOUNT, refuse=True),
 }
 MACHINE: Fields = {
     **dict.fromkeys(("machineType", "acceleratorType", "acceleratorCount", "reservationAffinity")),
-    "tpuTopology": Lost("there are no TPUs in cloudgpu", refuse=True),
-    "gpuPartitionSize": Lost("no target offers parts of these GPUs", refuse=True),
+    "tpuTopology": NoCounterpart("there are no TPUs in cloudgpu", refuse=True),
+    "gpuPartitionSize": NoCounterpart("no target offers parts of these GPUs", refuse=True),
 }
 RESERVATION: Fields = {
     "reservationAffinityType": None,
-    "key": Lost("the reservation is found by the target"),
-    "values": Lost("the reservation is found by the target"),
+    "key": NoCounterpart("the reservation is found by the target"),
+    "values": NoCounterpart("the reservation is found by the target"),
 }
 DISK: Fields = {
     "bootDiskSizeGb": None,
-    "bootDiskType": Lost("the disk type is chosen by the target"),
+    "bootDiskType": NoCounterpart("the disk type is chosen by the target"),
 }
 CONTAINER: Fields = dict.fromkeys(("imageUri", "command", "args", "env"))
 PACKAGE: Fields = dict.fromkeys(("executorImageUri", "packageUris", "pythonModule", "args", "env"))
 ENV: Fields = dict.fromkeys(("name", "value"))
 SCHEDULING: Fields = {
     **dict.fromkeys(("timeout", "strategy", "disableRetries")),
-    "restartJobOnWorkerRestart": Lost("an attempt that loses a machine is always started again as a whole"),
-    "maxWaitDuration": Lost("cloudgpu tries every offer of the plan instead of waiting for one"),
+    "restartJobOnWorkerRestart": NoCounterpart("an attempt that loses a machine is always started again as a whole"),
+    "maxWaitDuration": NoCounterpart("cloudgpu tries every offer of the plan instead of waiting for one"),
 }
 BASE_OUTPUT: Fields = {"outputUriPrefix": None}
 
@@ -118,7 +118,7 @@ def convert(document: Mapping[str, Any], *, today: datetime.date | None = None) 
     pools = spec.children("workerPoolSpecs")
     groups = _groups(conversion, pools)
     if groups:
-        put_groups(conversion, [replace_gone(conversion, group, None) for group in groups])
+        put_groups(conversion, [replace_retired(conversion, group, None) for group in groups])
         _put_run(conversion, spec, pools)
     else:
         if not conversion.refused:

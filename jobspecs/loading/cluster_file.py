@@ -27,7 +27,7 @@ _OF_A_JOB = ("name", "resources", "limits")
 _JOB = {"run": "true", "code": None}
 """Placeholders for a job's required keys."""
 _EXAMPLE = "a cluster file begins like this: name: my-cluster"
-_ENDLESS = {
+_UNSUPPORTED_LIMITS = {
     "cost": "what a cluster costs in all is not watched",
     "gpu_idle": "whether its GPUs do anything is not watched",
 }
@@ -81,7 +81,7 @@ def _cluster(draft: Draft) -> ClusterFile | None:
 
         found = shape_problems(error, draft.job)
         draft.add_in_job(
-            _in_our_words(problem) for problem in found if not _is_a_job_s(problem) or problem.loc == ("resources",)
+            _for_cluster_file(problem) for problem in found if not _is_a_job_s(problem) or problem.loc == ("resources",)
         )
         return None
 
@@ -90,7 +90,7 @@ def _is_a_job_s(problem: Problem) -> bool:
     return bool(problem.loc) and problem.loc[0] in _OF_A_JOB
 
 
-def _in_our_words(problem: Problem) -> Problem:
+def _for_cluster_file(problem: Problem) -> Problem:
     """Adapt a problem to cluster files: hints name their keys, and a bad-mix problem is placed at `on_demand`."""
     if problem.code == "bad-mix":
         return problem._replace(loc=("on_demand",))
@@ -143,7 +143,7 @@ def _not_honoured(cluster: ClusterFile) -> Iterator[Problem]:
 
 def _endless(limits: object) -> Iterator[Problem]:
     """Yield problems for limits that clusters lack; works on the raw mapping, so other mistakes do not hide them."""
-    for key, why in _ENDLESS.items():
+    for key, why in _UNSUPPORTED_LIMITS.items():
         if isinstance(limits, Mapping) and limits.get(key) is not None:
             hint = "write limits.price, limits.duration, or expires"
             yield Problem(("limits", key), "not-for-clusters", why, hint, in_key=True)

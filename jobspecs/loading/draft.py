@@ -97,12 +97,12 @@ class Draft:
 
     def locate(self, problem: Problem) -> Diagnostic:
         """Return the diagnostic of a problem whose place is in `job`."""
-        label = _nearest(self.labels, problem.loc) or self._maker(problem.loc)
+        label = _nearest(self.labels, problem.loc) or self._creating_argument(problem.loc)
         if label is not None:
             return Diagnostic(label, 0, 0, problem.code, problem.message, problem.hint, problem.severity)
         return self._at(problem, problem.loc if self.origins is None else _nearest(self.origins, problem.loc) or ())
 
-    def _maker(self, loc: Loc) -> str | None:
+    def _creating_argument(self, loc: Loc) -> str | None:
         """Return the command line argument that created a mapping which the file lacks."""
         made = (label for path, label in self.labels.items() if path[: len(loc)] == loc)
         return next(made, None) if loc and not _exists(self.original, loc) else None

@@ -71,10 +71,10 @@ def load_with_flags(
     """
     from ..dialects import detect
     from ..dialects.command_line import as_overrides, convert
-    from .overrides import check_seen, parse_overrides
+    from .overrides import check_visible, parse_overrides
 
     for flag, text in {**flags, "JOB": job or ""}.items():
-        check_seen(text, flag)
+        check_visible(text, flag)
     document = None if source is None else read_yaml(source)
     content = None if document is None else document.value
     dialect = detect(content)

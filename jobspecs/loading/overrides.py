@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from ..diagnostics import Diagnostic, Loc, SpecError, quote, shorten
-from .source import UNSEEN, Source
+from .source import INVISIBLE, Source
 
 _MAX_STEPS = 16
 _YAML_STARTS = ("'", '"', "[", "{")
@@ -44,7 +44,7 @@ def parse_overrides(given: Mapping[str, object] | Sequence[str | Override]) -> l
     for item in given:
         try:
             override = item if isinstance(item, Override) else parse_override(item)
-            check_seen([override.path, override.value], override.label)
+            check_visible([override.path, override.value], override.label)
             overrides.append(override)
         except SpecError as error:
             diagnostics += error.diagnostics
@@ -53,18 +53,18 @@ def parse_overrides(given: Mapping[str, object] | Sequence[str | Override]) -> l
     return overrides
 
 
-def check_seen(value: object, label: str) -> None:
+def check_visible(value: object, label: str) -> None:
     """Raise SpecError if a text, possibly nested in a list or mapping, has a character not allowed in job files."""
     if isinstance(value, str):
-        found = UNSEEN.search(value)
+        found = INVISIBLE.search(value)
         if found is not None:
             message = f"there is a character that cannot be seen (U+{ord(found[0]):04X})"
             raise _refused(label, message, "delete it, or save what it comes from as UTF-8")
     elif isinstance(value, Mapping):
-        check_seen([*value.keys(), *value.values()], label)
+        check_visible([*value.keys(), *value.values()], label)
     elif isinstance(value, list | tuple):
         for item in value:
-            check_seen(item, label)
+            check_visible(item, label)
 
 
 def apply_overrides(document: dict[str, object], overrides: Sequence[Override]) -> dict[str, Any]:

@@ -22,7 +22,9 @@ if TYPE_CHECKING:
 
 _KEY = "[key]"
 """Pydantic's last step in the location of an error in a mapping's key."""
-_INSTEAD: dict[Loc, tuple[Loc, str]] = {("run",): (("image",), "name an image whose own entrypoint is the program")}
+_ALTERNATIVES: dict[Loc, tuple[Loc, str]] = {
+    ("run",): (("image",), "name an image whose own entrypoint is the program")
+}
 """Alternative to a missing key, with a hint."""
 _QUOTES = 'put quotes around a text that contains ": " or begins with [ or {'
 
@@ -41,7 +43,7 @@ def shape_problems(error: ValidationError, document: Mapping[str, object]) -> li
     if not any(problem.code == "missing-key" for problem in problems):
         return problems
     misspelt: set[Loc] = {meaning(problem.loc, ()).path for problem in problems if problem.code == "unknown-key"}
-    misspelt |= {missing for missing, (other, _) in _INSTEAD.items() if other in misspelt}
+    misspelt |= {missing for missing, (other, _) in _ALTERNATIVES.items() if other in misspelt}
     return [problem for problem in problems if problem.code != "missing-key" or problem.loc not in misspelt]
 
 
@@ -111,8 +113,8 @@ def _missing(place: Loc, details: ErrorDetails, document: Mapping[str, object]) 
     field = JobSpec.model_fields.get(key)
     example = field.examples[0] if field is not None and field.examples else "…"
     hint = f"write {key}: {example}"
-    if (key,) in _INSTEAD:
-        hint += f", or {_INSTEAD[key,][1]}"
+    if (key,) in _ALTERNATIVES:
+        hint += f", or {_ALTERNATIVES[key,][1]}"
     if place[-1:] == (key,):  # the key exists without a value
         return Problem(place, "missing-key", f"the key {quote(key)} has no value", hint)
     return Problem((*place, key), "missing-key", f"the key {quote(key)} is missing", hint)

@@ -16,7 +16,7 @@ MAX_BYTES = 1_000_000
 _LINE_BREAK = re.compile(r"\r\n|\n|\r")
 # Characters that editors do not show: control characters, YAML 1.1 line breaks, direction overrides, lone surrogates, a
 # byte order mark in the middle.
-UNSEEN = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ufeff\ufffe\uffff\ud800-\udfff]")
+INVISIBLE = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ufeff\ufffe\uffff\ud800-\udfff]")
 _ENCODINGS = {b"\xff\xfe": "UTF-16", b"\xfe\xff": "UTF-16", b"\x00\x00\xfe\xff": "UTF-32"}
 
 
@@ -29,7 +29,7 @@ class Source:
         self.text = text.removeprefix("\ufeff")
         self._lines: list[str] | None = None
         self._masked: Mapping[int, str] | None = None
-        unseen = UNSEEN.search(self.text)
+        unseen = INVISIBLE.search(self.text)
         if unseen is not None:
             raise SpecError([self._unseen(unseen)])
 

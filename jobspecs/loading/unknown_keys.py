@@ -74,7 +74,7 @@ def meaning(loc: Loc, present: Container[str]) -> Meaning:
     likely = (*parent, near[0]) if near else ()
     if near and not key.isascii() and looks_like(key).strip() == near[0]:
         return Meaning(f"write `{near[0]}`; there is {odd_character(key)}", likely)
-    homes = [home for home in _homes().get(looks_like(key), ()) if home[:-1] != parent]
+    homes = [home for home in _places_by_key().get(looks_like(key), ()) if home[:-1] != parent]
     if homes:
         return Meaning(f"write it as {one_of(['.'.join(home) for home in homes])}")
     other = _OTHER_NAMES.get(_plain(key))
@@ -82,9 +82,9 @@ def meaning(loc: Loc, present: Container[str]) -> Meaning:
         return Meaning(f"did you mean {one_of(near)}?", likely)
     if other is not None:
         return Meaning(f"write it as {other}", tuple(other.split(".")))
-    elsewhere = closest(key, _homes())
+    elsewhere = closest(key, _places_by_key())
     if elsewhere:
-        return Meaning(f"did you mean {one_of(['.'.join(_homes()[name][0]) for name in elsewhere])}?")
+        return Meaning(f"did you mean {one_of(['.'.join(_places_by_key()[name][0]) for name in elsewhere])}?")
     return Meaning(f"known here: {', '.join(known)}")
 
 
@@ -109,7 +109,7 @@ def _pattern(loc: Loc) -> tuple[str, ...]:
 
 
 @cache
-def _homes() -> dict[str, list[tuple[str, ...]]]:
+def _places_by_key() -> dict[str, list[tuple[str, ...]]]:
     """Return every key of the job file with the places where it is allowed."""
     homes: dict[str, list[tuple[str, ...]]] = {}
     for path in _paths(JobSpec, ()):

@@ -13,7 +13,7 @@ from ..diagnostics import Loc
 from ..models import JobSpec
 from ..plan import Offer, Refusal, RoleOffer
 from ..rules.base import listing
-from ..rules.compatibility import Ask, first_refusal, refusal_by
+from ..rules.compatibility import Request, first_refusal, refusal_by
 from ..rules.machines import within_limits
 from ..rules.places import zone_regions
 from ..targets import info
@@ -23,7 +23,7 @@ from .prices import Quote, Total, disks_price, quote, total_price
 from .ranking import Ranked, rank
 from .search import Choice, best_ways
 
-MOST_WAYS = 16
+MAX_WAYS = 16
 """Maximum combinations of several roles offered per place and market, best first."""
 
 Way = tuple[Option, ...]
@@ -63,7 +63,7 @@ class CloudPlanner:
         self._refuse_places(found.options, regions)
         offers: list[Ranked] = []
         for order, market in enumerate(self._spec.resources.market):
-            if not self._may("market-supported", market=market):
+            if not self._holds("market-supported", market=market):
                 continue
             sold = [self._sold(options, market) for options in found.options]
             if all(sold):
@@ -74,16 +74,16 @@ class CloudPlanner:
         """Return the requested regions that the cloud has, in the user's order; None: any. Records refusals for the
         others."""
         asked, zones = self._spec.resources.region, self._spec.resources.zone
-        regions = None if asked is None else [name for name in asked if self._may("region-known", region=name)]
+        regions = None if asked is None else [name for name in asked if self._holds("region-known", region=name)]
         if zones is None:
             return regions
         homes = zone_regions(self._cloud)
-        found = dict.fromkeys(homes[name] for name in zones if self._may("zone-known", zone=name))
+        found = dict.fromkeys(homes[name] for name in zones if self._holds("zone-known", zone=name))
         return [region for region in found if regions is None or region in regions]
 
-    def _may(self, rule: str, **field: str) -> bool:
+    def _holds(self, rule: str, **field: str) -> bool:
         """Return whether a rule on one name holds; record the refusal if not."""
-        refusal = refusal_by(rule, Ask(self._cloud, self._today, **field))  # type: ignore[arg-type]
+        refusal = refusal_by(rule, Request(self._cloud, self._today, **field))  # type: ignore[arg-type]
         if refusal is not None:
             self._refuse(refusal, field)
         return refusal is None
@@ -191,7 +191,7 @@ class CloudPlanner:
             if there not in seen:
                 seen[there] = list(self._ways(there, region, market))
             for priced in seen[there]:
-                if zone is not None and self._spec.resources.zone is None and not _knows(priced.way, region, zone):
+                if zone is not None and self._spec.resources.zone is None and not _lists_zone(priced.way, region, zone):
                     continue  # no zone is known for it: it is offered in the region as a whole
                 if self._zoned:
                     yield zone, priced
@@ -231,10 +231,10 @@ class CloudPlanner:
             [Choice(one.preference, self._quote(one, region, market).key(nodes), one) for one in role]
             for role, nodes in zip(roles, self._nodes, strict=True)
         ]
-        ways = best_ways(choices, MOST_WAYS)
+        ways = best_ways(choices, MAX_WAYS)
         most = self._most_for_machines(region)
         if most is not None:
-            ways += best_ways(choices, MOST_WAYS, most)
+            ways += best_ways(choices, MAX_WAYS, most)
         if all(choices):
             ways.append(tuple(min(options, key=lambda o: self._cost_key(o, region, market)) for options in roles))
         return dict.fromkeys(ways)
@@ -298,7 +298,7 @@ class CloudPlanner:
             price=priced.total.price,
             price_date=priced.total.date,
             notes=priced.notes,
-            price_at_most=priced.total.at_most,
+            price_is_upper_bound=priced.total.at_most,
             price_from=priced.total.least,
         )
 
@@ -331,7 +331,7 @@ def _role_offer(name: str, nodes: int, option: Option, price: Price | None) -> R
     )
 
 
-def _knows(way: Way, region: str, zone: str) -> bool:
+def _lists_zone(way: Way, region: str, zone: str) -> bool:
     """Return whether the tables list the zone for any of the options."""
     return any(zone in option.zones.get(region, ()) for option in way)
 

@@ -15,7 +15,7 @@ from ..catalog import Accelerator
 from ..models import AcceleratorRequest, JobSpec, Role, RoleName
 from ..plan import LocalGpu, LocalMachine, Offer, Refusal, RoleOffer
 from ..rules.base import listing
-from ..rules.compatibility import Ask, refusal_by
+from ..rules.compatibility import Request, refusal_by
 from ..rules.machines import siblings
 from ..rules.targets import role_key
 from .ranking import Ranked, rank
@@ -47,7 +47,7 @@ def plan_local(
     spec: JobSpec, cloud: str, order: int, machine: LocalMachine | None
 ) -> tuple[list[Ranked], list[Refusal]]:
     """Return offers on this machine; refusals if it lacks the requested GPUs or market, or was not inspected."""
-    asks = [Ask(cloud, "", market=market) for market in spec.resources.market]
+    asks = [Request(cloud, "", market=market) for market in spec.resources.market]
     refusals = [refusal for ask in asks if (refusal := refusal_by("market-supported", ask))]
     if MARKET not in spec.resources.market:
         return [], refusals

@@ -13,7 +13,7 @@ from ..diagnostics import Loc
 from ..models import AcceleratorRequest, JobSpec, Role
 from ..plan import Refusal
 from ..rules.base import exactly
-from ..rules.compatibility import Ask, first_refusal
+from ..rules.compatibility import Request, first_refusal
 from ..rules.machines import built_in, fitting, is_attached, is_sensible
 from ..rules.targets import role_key
 
@@ -31,7 +31,7 @@ class Option:
     """Index in the role's `accelerator` list; 0 without one."""
     gpus: Fraction
     machine: MachineType
-    ask: Ask
+    ask: Request
     """Request that it meets; refusals of places and markets refer to it."""
     places: Mapping[str, tuple[str, ...]]
     """Region -> zones in which it is offered; no zones: unknown, or chosen by the provider."""
@@ -80,22 +80,22 @@ def _role_options(role: Role, cloud: str, today: str, refusals: list[Refusal]) -
     for preference, request in enumerate(role.accelerator):
         if request.name is not None:
             found = catalog.find_accelerator(request.name)
-            ask = Ask(cloud, today, found.name if found else request.name, request.count, role.machine_type)
+            ask = Request(cloud, today, found.name if found else request.name, request.count, role.machine_type)
             yield from _options(preference, ask, refusals)
         else:
-            yield from _by_memory(preference, request, Ask(cloud, today, machine_type=role.machine_type), refusals)
+            yield from _by_memory(preference, request, Request(cloud, today, machine_type=role.machine_type), refusals)
 
 
 def _without_request(role: Role, cloud: str, today: str, refusals: list[Refusal]) -> Iterator[Option]:
     """Yield machines for a role without accelerators: those without GPUs, or the named type with its built-in ones."""
-    ask = Ask(cloud, today, machine_type=role.machine_type)
+    ask = Request(cloud, today, machine_type=role.machine_type)
     machine = built_in(cloud, role.machine_type) if role.machine_type else None
     if machine is not None:
         ask = ask._replace(accelerator=machine.accelerator, gpus=exactly(machine.counts[0]))
     yield from _options(0, ask, refusals)
 
 
-def _options(preference: int, ask: Ask, refusals: list[Refusal]) -> Iterator[Option]:
+def _options(preference: int, ask: Request, refusals: list[Refusal]) -> Iterator[Option]:
     refusal = first_refusal(ask)
     if refusal is not None:
         refusals.append(refusal._replace(key=_at(preference, refusal.key)))
@@ -108,14 +108,14 @@ def _options(preference: int, ask: Ask, refusals: list[Refusal]) -> Iterator[Opt
                 yield _option(preference, count, machine, ask)
 
 
-def _option(preference: int, gpus: Fraction, machine: MachineType, ask: Ask) -> Option:
+def _option(preference: int, gpus: Fraction, machine: MachineType, ask: Request) -> Option:
     places = catalog.places(machine.cloud, machine.name, machine.accelerator)
     zones = catalog.places(catalog.host_cloud(machine.cloud), machine.name, machine.accelerator)
     attached = machine.accelerator is not None and is_attached(machine.cloud, machine.name)
     return Option(preference, gpus, machine, ask, places, zones, attached)
 
 
-def _by_memory(preference: int, request: AcceleratorRequest, ask: Ask, refusals: list[Refusal]) -> Iterator[Option]:
+def _by_memory(preference: int, request: AcceleratorRequest, ask: Request, refusals: list[Refusal]) -> Iterator[Option]:
     """Yield options for every GPU whose memory (or requested fraction of it) is in the range.
 
     A program that names no GPU is assumed to need CUDA on x86-64, as nearly all do: GPUs of other vendors and arm64
@@ -162,13 +162,13 @@ def _has_memory(
     )
 
 
-def _memories(ask: Ask) -> str:
+def _memories(ask: Request) -> str:
     """Return a sentence with the memory sizes of the cloud's available NVIDIA GPUs."""
     names = {
         machine.accelerator
         for group in catalog.machine_types(ask.cloud).values()
         for machine in group
-        if not machine.is_gone(ask.today)
+        if not machine.is_retired_on(ask.today)
     }
     sizes = {a.memory_gb for a in catalog.accelerators().values() if a.name in names and a.vendor == "NVIDIA"}
     return "GPUs there have " + ", ".join(f"{size:g}" for size in sorted(sizes)) + " GB" if sizes else ""

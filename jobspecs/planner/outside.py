@@ -8,7 +8,7 @@ import importlib
 from .. import catalog
 from ..models import JobSpec
 from ..plan import Offer, Plan, Refusal
-from ..rules.compatibility import Ask, refusal_by
+from ..rules.compatibility import Request, refusal_by
 from ..targets import TargetInfo
 from .ranking import Ranked, rank
 
@@ -19,7 +19,7 @@ def plan_outside(
     """Return ranked offers and refusals of the target's own planner; `order` is the target's index in the user's
     list."""
     markets: list[str] = list(spec.resources.market)
-    asks = [Ask(target.name, "", market=market) for market in markets]
+    asks = [Request(target.name, "", market=market) for market in markets]
     refusals = [refusal for ask in asks if (refusal := refusal_by("market-supported", ask))]
     if len(refusals) == len(markets):
         return [], refusals

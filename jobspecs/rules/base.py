@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from ..plan import Refusal
 
 
-class Ask(NamedTuple):
+class Request(NamedTuple):
     """Request of one role to one cloud; None: left open by the user, or not decided yet."""
 
     cloud: str
@@ -52,11 +52,11 @@ class Rule(NamedTuple):
 
     name: str
     needs: tuple[str, ...]
-    check: Callable[[Ask], Verdict | None]
+    check: Callable[[Request], Verdict | None]
     key: str = "accelerator"
     """Key of `resources`, or of a role, that it is about."""
 
-    def refuse(self, ask: Ask) -> Refusal | None:
+    def refuse(self, ask: Request) -> Refusal | None:
         """Return the refusal if the rule applies to the request and forbids it, else None."""
         if any(getattr(ask, field) is None for field in self.needs):
             return None

@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from . import machines, places
-from .base import Ask, Rule, Verdict
+from .base import Request, Rule, Verdict
 from .names import check_names
 from .targets import TARGET_RULES, TargetRule, target_refusals
 
@@ -22,7 +22,7 @@ __all__ = [
     "JOB_RULES",
     "RULES",
     "TARGET_RULES",
-    "Ask",
+    "Request",
     "Rule",
     "TargetRule",
     "Verdict",
@@ -72,12 +72,12 @@ JOB_RULES = {
 _BY_NAME = {rule.name: rule for rule in RULES}
 
 
-def refusal_by(rule: str, ask: Ask) -> Refusal | None:
+def refusal_by(rule: str, ask: Request) -> Refusal | None:
     """Return the refusal by one rule, independent of the others; None if it allows the request."""
     return _BY_NAME[rule].refuse(ask)
 
 
-def first_refusal(ask: Ask) -> Refusal | None:
+def first_refusal(ask: Request) -> Refusal | None:
     """Return the refusal by the first rule that forbids the request; None if all rules allow it."""
     for rule in RULES:
         refusal = rule.refuse(ask)
@@ -86,6 +86,6 @@ def first_refusal(ask: Ask) -> Refusal | None:
     return None
 
 
-def all_refusals(ask: Ask) -> list[Refusal]:
+def all_refusals(ask: Request) -> list[Refusal]:
     """Return the refusals by every rule that forbids the request."""
     return [refusal for rule in RULES if (refusal := rule.refuse(ask)) is not None]

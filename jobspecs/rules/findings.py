@@ -45,8 +45,8 @@ def _meant(spec: JobSpec, refusals: Sequence[Refusal]) -> list[Refusal]:
 
     If the job names no cloud, clouds that lack its region or machine type are implausible, as is this machine.
     """
-    strangers = {refusal.cloud for refusal in refusals if refusal.rule in _NAMES or _is_here(refusal.cloud)}
-    meant = [refusal for refusal in refusals if refusal.cloud not in strangers]
+    implausible = {refusal.cloud for refusal in refusals if refusal.rule in _NAMES or _is_here(refusal.cloud)}
+    meant = [refusal for refusal in refusals if refusal.cloud not in implausible]
     kept = meant if meant and spec.resources.cloud is None else refusals
     capped = [refusal for refusal in kept if refusal.rule == "price-cap"]
     lowest = min(capped, key=lambda one: (one.price is None, one.price or 0), default=None)

@@ -14,7 +14,7 @@ from functools import cache, lru_cache
 from .. import catalog
 from ..catalog import Accelerator, MachineType
 from ..suggest import did_you_mean
-from .base import Ask, Verdict, listing
+from .base import Request, Verdict, listing
 from .machine_names import machine_type_hint
 
 
@@ -33,30 +33,30 @@ def _by_accelerator(cloud: str) -> dict[str | None, tuple[MachineType, ...]]:
     return {accelerator: tuple(machines) for accelerator, machines in found.items()}
 
 
-def candidates(ask: Ask) -> list[MachineType]:
+def candidates(ask: Request) -> list[MachineType]:
     """Return the available machine types that match the request, with any GPU count."""
-    return [m for m in _meant(ask) if not m.is_gone(ask.today)]
+    return [m for m in _meant(ask) if not m.is_retired_on(ask.today)]
 
 
-def fitting(ask: Ask) -> tuple[MachineType, ...]:
+def fitting(ask: Request) -> tuple[MachineType, ...]:
     """Return the candidates with a requested GPU count."""
     return _fitting(ask._replace(region=None, zone=None, market=None))
 
 
 @lru_cache(maxsize=1024)
-def _fitting(ask: Ask) -> tuple[MachineType, ...]:
+def _fitting(ask: Request) -> tuple[MachineType, ...]:
     """Return the candidates; cached, as several rules ask for the same ones and comparing Fractions is slow."""
     return tuple(m for m in candidates(ask) if ask.gpus is None or any(count in ask.gpus for count in m.counts))
 
 
-def _meant(ask: Ask) -> list[MachineType]:
+def _meant(ask: Request) -> list[MachineType]:
     if ask.machine_type is None:
         return list(carriers(ask.cloud, ask.accelerator))
     group = catalog.machine_types(ask.cloud).get(ask.machine_type, ())
     return [m for m in group if m.accelerator == ask.accelerator]
 
 
-def accelerator_known(ask: Ask) -> Verdict | None:
+def accelerator_known(ask: Request) -> Verdict | None:
     """Require an accelerator name or alias from the accelerator table."""
     name = ask.accelerator or ""
     if catalog.find_accelerator(name) is not None:
@@ -70,7 +70,7 @@ def accelerator_names() -> list[str]:
     return [*found, *(alias for accelerator in found.values() for alias in accelerator.aliases)]
 
 
-def accelerator_offered(ask: Ask) -> Verdict | None:
+def accelerator_offered(ask: Request) -> Verdict | None:
     """Require a machine type of the cloud with the accelerator (providers' lists of machine types)."""
     if carriers(ask.cloud, ask.accelerator):
         return None
@@ -78,15 +78,15 @@ def accelerator_offered(ask: Ask) -> Verdict | None:
     return Verdict(f"{ask.cloud} has no machine with {ask.accelerator}", "; ".join(filter(None, allowed)))
 
 
-def accelerator_retired(ask: Ask) -> Verdict | None:
+def accelerator_retired(ask: Request) -> Verdict | None:
     """Require a machine type with the accelerator that is still available (providers' retirement notices)."""
     machines = carriers(ask.cloud, ask.accelerator)
-    if not machines or not all(m.is_gone(ask.today) for m in machines):
+    if not machines or not all(m.is_retired_on(ask.today) for m in machines):
         return None
     return Verdict(f"{ask.accelerator} is no longer to be had on {ask.cloud}{_since(machines)}", _instead(ask))
 
 
-def machine_type_known(ask: Ask) -> Verdict | None:
+def machine_type_known(ask: Request) -> Verdict | None:
     """Require a machine type from the cloud's table."""
     name = ask.machine_type or ""
     if name in catalog.machine_types(ask.cloud):
@@ -96,27 +96,29 @@ def machine_type_known(ask: Ask) -> Verdict | None:
     return Verdict(f"{ask.cloud} has no machine type {name!r} in the tables", hint)
 
 
-def machine_type_retired(ask: Ask) -> Verdict | None:
+def machine_type_retired(ask: Request) -> Verdict | None:
     """Require a machine type that is still available (providers' retirement notices; absence from their APIs)."""
     machines = catalog.machine_types(ask.cloud).get(ask.machine_type or "", ())
-    if not machines or not all(m.is_gone(ask.today) for m in machines):
+    if not machines or not all(m.is_retired_on(ask.today) for m in machines):
         return None
     lost = next((m for m in machines if m.accelerator == ask.accelerator), machines[0])
     ask = ask._replace(accelerator=lost.accelerator)
     return Verdict(f"{ask.machine_type} is no longer to be had on {ask.cloud}{_since(machines)}", _instead(ask))
 
 
-def accelerator_on_machine_type(ask: Ask) -> Verdict | None:
+def accelerator_on_machine_type(ask: Request) -> Verdict | None:
     """Require a machine type that can have the accelerator: most have built-in GPUs, N1 takes the older ones only."""
     group = catalog.machine_types(ask.cloud).get(ask.machine_type or "", ())
-    if not group or any(m.accelerator == ask.accelerator and not m.is_gone(ask.today) for m in group):
+    if not group or any(m.accelerator == ask.accelerator and not m.is_retired_on(ask.today) for m in group):
         return None
-    carried = sorted({f"{m.accelerator}:{_counts([m])}" for m in group if m.accelerator and not m.is_gone(ask.today)})
+    carried = sorted(
+        {f"{m.accelerator}:{_counts([m])}" for m in group if m.accelerator and not m.is_retired_on(ask.today)}
+    )
     allowed = [f"{ask.machine_type} takes {'; '.join(carried)}" if carried else "", _on_others(ask)]
     return Verdict(f"{ask.machine_type} does not take {ask.accelerator}", "; ".join(filter(None, allowed)))
 
 
-def count_on_machine_type(ask: Ask) -> Verdict | None:
+def count_on_machine_type(ask: Request) -> Verdict | None:
     """Require a GPU count allowed on the machine type; Compute Engine and Vertex AI have separate tables of counts."""
     machines = candidates(ask)
     if not machines or fitting(ask):
@@ -127,7 +129,7 @@ def count_on_machine_type(ask: Ask) -> Verdict | None:
     )
 
 
-def count_offered(ask: Ask) -> Verdict | None:
+def count_offered(ask: Request) -> Verdict | None:
     """Require a machine type of the cloud with this GPU count; fractions of a GPU are separate counts."""
     if ask.machine_type is not None:
         return None
@@ -138,7 +140,7 @@ def count_offered(ask: Ask) -> Verdict | None:
     return Verdict(f"no machine of {ask.cloud} has {ask.gpus} {ask.accelerator}", "; ".join(filter(None, allowed)))
 
 
-def vcpus_and_memory(ask: Ask) -> Verdict | None:
+def vcpus_and_memory(ask: Request) -> Verdict | None:
     """Require a size of N1 within the GPU count's limits on vCPUs and memory, which are lower in some zones (GPU
     docs)."""
     machine = next(iter(candidates(ask)), None)
@@ -184,7 +186,7 @@ def built_in(cloud: str, machine_type: str) -> MachineType | None:
     return group[0] if len(group) == 1 and group[0].accelerator and len(group[0].counts) == 1 else None
 
 
-def cpu_machines(ask: Ask) -> Verdict | None:
+def cpu_machines(ask: Request) -> Verdict | None:
     """Require a cloud with CPU-only machine types for a job without accelerator; only Compute Engine's and Vertex AI's
     are in the tables."""
     if ask.accelerator is not None or ask.machine_type is not None or carriers(ask.cloud, None):
@@ -199,16 +201,16 @@ def cpu_machines(ask: Ask) -> Verdict | None:
 # --- allowed alternatives ---------------------------------------------------------------------------------------------
 
 
-def _on_this(ask: Ask, machines: Iterable[MachineType]) -> str:
+def _on_this(ask: Request, machines: Iterable[MachineType]) -> str:
     return f"{ask.machine_type} takes {ask.accelerator}:{_counts(machines)}"
 
 
-def _on_others(ask: Ask) -> str:
+def _on_others(ask: Request) -> str:
     others = [machine.name for machine in fitting(ask._replace(machine_type=None))]
     return f"{ask.accelerator}:{ask.gpus} is on {listing(others)}" if others else ""
 
 
-def _on_siblings(ask: Ask) -> str:
+def _on_siblings(ask: Request) -> str:
     """Return `A100-80GB:1 is on …`: the same model with another memory size, if the cloud has the count."""
     found = []
     for other in siblings(ask.accelerator or ""):
@@ -236,17 +238,17 @@ def _since(machines: Iterable[MachineType]) -> str:
     return f" since {ends}" if ends else ""
 
 
-def _where_alive(ask: Ask) -> str:
+def _where_alive(ask: Request) -> str:
     clouds = [
         cloud
         for cloud in catalog.CLOUDS
-        if any(not machine.is_gone(ask.today) for machine in carriers(cloud, ask.accelerator))
+        if any(not machine.is_retired_on(ask.today) for machine in carriers(cloud, ask.accelerator))
     ]
     return f"{ask.accelerator} is on {listing(clouds)}" if clouds else ""
 
 
-def _instead(ask: Ask) -> str:
-    found = closest_living(ask)
+def _instead(ask: Request) -> str:
+    found = closest_available(ask)
     if found is None:
         return ""
     machine, count = found
@@ -254,7 +256,7 @@ def _instead(ask: Ask) -> str:
     return f"the closest there today is {name}{machine.accelerator}:{count}"
 
 
-def closest_living(ask: Ask) -> tuple[MachineType, Fraction] | None:
+def closest_available(ask: Request) -> tuple[MachineType, Fraction] | None:
     """Return the best replacement for a retired GPU: the cheapest available machine of the cloud with no worse GPUs.
 
     No worse means the same vendor, at least the memory, FP16 TFLOPS (if known) and number of GPUs. Deprecated machines,
@@ -272,7 +274,7 @@ def closest_living(ask: Ask) -> tuple[MachineType, Fraction] | None:
             continue
         for machine in carriers(ask.cloud, other.name):
             count = next((c for c in machine.counts if c >= least), None)
-            if count is not None and not machine.is_gone(ask.today) and _roomy(machine, count):
+            if count is not None and not machine.is_retired_on(ask.today) and _is_big_enough(machine, count):
                 found.append((*_closeness(machine, count), machine, count))
     best = min(found, key=lambda item: item[:-2], default=None)
     return None if best is None else best[-2:]
@@ -300,7 +302,7 @@ LEAST_MEMORY_GB_PER_GPU = 15
 n1-standard-4, enough for a few loader processes to keep a GPU busy."""
 
 
-def _roomy(machine: MachineType, count: Fraction) -> bool:
+def _is_big_enough(machine: MachineType, count: Fraction) -> bool:
     return not is_attached(machine.cloud, machine.name) or is_sensible(machine, count)
 
 

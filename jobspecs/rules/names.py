@@ -12,7 +12,7 @@ from ..suggest import did_you_mean, odd_character
 from ..targets import info
 from ..units import CountRange
 from .accelerator_hints import accelerator_hint
-from .base import Ask, listing
+from .base import Request, listing
 from .machine_names import machine_type_hint
 from .machines import accelerator_known
 from .places import zone_hint, zone_regions
@@ -50,7 +50,7 @@ def check_names(spec: JobSpec) -> list[Problem]:
 
 def _accelerators(spec: JobSpec, clouds: Sequence[str]) -> Iterator[Problem]:
     for loc, name in _accelerator_names(spec):
-        verdict = accelerator_known(Ask(cloud="", today="", accelerator=name))
+        verdict = accelerator_known(Request(cloud="", today="", accelerator=name))
         if verdict is not None:
             hint = accelerator_hint(name) or verdict.allowed
             yield Problem(loc, "unknown-accelerator", verdict.message, _with_odd_character(hint, name))

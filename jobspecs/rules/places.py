@@ -9,11 +9,11 @@ from .. import catalog
 from ..catalog import MachineType
 from ..suggest import did_you_mean
 from ..targets import info
-from .base import Ask, Verdict, listing, refresh_command
+from .base import Request, Verdict, listing, refresh_command
 from .machines import fitting
 
 
-def place_known(ask: Ask) -> Verdict | None:
+def place_known(ask: Request) -> Verdict | None:
     """Require a known region for a matching machine type; a few sizes are in no region list of their provider."""
     machines = _sold(ask)
     if not machines or any(map(where, machines)):
@@ -22,7 +22,7 @@ def place_known(ask: Ask) -> Verdict | None:
     return Verdict(f"the tables name no region that has {names}", refresh_command(ask.cloud))
 
 
-def region_known(ask: Ask) -> Verdict | None:
+def region_known(ask: Request) -> Verdict | None:
     """Require a region in which the cloud offers something from the tables."""
     region = ask.region or ""
     if region in catalog.regions(ask.cloud):
@@ -38,7 +38,7 @@ def clouds_with_region(region: str) -> list[str]:
     return [cloud for cloud in catalog.CLOUDS if region in catalog.regions(cloud)]
 
 
-def zone_known(ask: Ask) -> Verdict | None:
+def zone_known(ask: Request) -> Verdict | None:
     """Require a zone from the cloud's table (Compute Engine's zones; AWS's AZ ids, as AZ names differ between
     accounts)."""
     zone = ask.zone or ""
@@ -71,7 +71,7 @@ def zone_regions(cloud: str) -> Mapping[str, str]:
     }
 
 
-def zone_in_region(ask: Ask) -> Verdict | None:
+def zone_in_region(ask: Request) -> Verdict | None:
     """Require a zone of the region."""
     region = zone_regions(ask.cloud).get(ask.zone or "")
     if region is None or region == ask.region:
@@ -79,7 +79,7 @@ def zone_in_region(ask: Ask) -> Verdict | None:
     return Verdict(f"{ask.zone} is a zone of {region}, not of {ask.region}", f"region: {region}")
 
 
-def offered_in_region(ask: Ask) -> Verdict | None:
+def offered_in_region(ask: Request) -> Verdict | None:
     """Require a matching machine type in the region (providers' lists of regions by machine type)."""
     machines = _sold(ask)
     if not machines or any(ask.region in where(m) for m in machines):
@@ -87,7 +87,7 @@ def offered_in_region(ask: Ask) -> Verdict | None:
     return _not_offered(ask.region, "regions", {region for m in machines for region in where(m)})
 
 
-def offered_in_zone(ask: Ask) -> Verdict | None:
+def offered_in_zone(ask: Request) -> Verdict | None:
     """Require a matching machine type in the zone; if only its region is known, all zones of the region are
     accepted."""
     machines = _sold(ask)
@@ -100,7 +100,7 @@ def offered_in_zone(ask: Ask) -> Verdict | None:
     return _not_offered(ask.zone, "zones", have) if machines else None
 
 
-def _sold(ask: Ask) -> list[MachineType]:
+def _sold(ask: Request) -> list[MachineType]:
     """Return the matching machine types that are sold on the requested market, if there is one."""
     return [machine for machine in fitting(ask) if ask.market is None or ask.market in machine.markets]
 
@@ -114,7 +114,7 @@ def where(machine: MachineType) -> Mapping[str, tuple[str, ...]]:
     return catalog.places(machine.cloud, machine.name, machine.accelerator)
 
 
-def market_supported(ask: Ask) -> Verdict | None:
+def market_supported(ask: Request) -> Verdict | None:
     """Require a market on which cloudgpu can buy from the target (table of targets)."""
     target = info(ask.cloud)
     if ask.market in target.markets:
@@ -124,7 +124,7 @@ def market_supported(ask: Ask) -> Verdict | None:
     )
 
 
-def market_sold(ask: Ask) -> Verdict | None:
+def market_sold(ask: Request) -> Verdict | None:
     """Require a machine type that is sold on the market: some are sold by Spot, Flex-start or reservation only."""
     machines = fitting(ask)
     if not machines or any(ask.market in m.markets for m in machines):

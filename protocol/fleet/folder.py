@@ -54,7 +54,7 @@ class Fleet:
         self._lock = threading.Lock()
 
     @property
-    def is_near(self) -> bool:
+    def is_local(self) -> bool:
         """True if the folder is on this computer, where polling costs nothing."""
         return self._dir.folder is not None
 

@@ -9,7 +9,7 @@ from ..jobdir import Record
 
 FLEET_KEY = "fleet.json"
 WATCH_KEY = "watch.json"
-LAST_S = 60.0
+EXPIRY_GRACE_S = 60.0
 """Seconds before a machine ends itself, or its fleet expires, at which its program saves and its node is released."""
 BLOCK_ENDS_EARLY_S = 1_800.0
 """Seconds before the end of a Capacity Block at which AWS begins to terminate its machines ("Monitor Capacity Blocks
@@ -33,7 +33,7 @@ class Settings(Record):
     @property
     def has_expired(self) -> bool:
         """True if the fleet expires within LAST_S or has expired: its machines run no nodes any more."""
-        return self.expires is not None and time.time() >= self.expires - LAST_S
+        return self.expires is not None and time.time() >= self.expires - EXPIRY_GRACE_S
 
 
 @dataclass(frozen=True, slots=True)

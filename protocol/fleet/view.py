@@ -136,7 +136,7 @@ class View:
                 failures.setdefault(first.machine, set()).add(one.order.job_id)
         return {machine for machine, jobs in failures.items() if len(jobs) >= SUSPECT_JOBS}
 
-    def spares(self, machine: str) -> bool:
+    def yields_to_others(self, machine: str) -> bool:
         """Return whether a suspect machine leaves the wanted places to others because enough of them are free."""
         wanted = self.wanted(machine)
         if wanted is None or machine not in self.suspects:
@@ -148,7 +148,7 @@ class View:
         """Alive machines that run no node."""
         return set(self.alive) - {place.machine for one in self.orders for place in one.held}
 
-    def gives_way(self, number: int, name: str) -> bool:
+    def must_release(self, number: int, name: str) -> bool:
         """Return whether the machine of a place must release it for the oldest order that lacks machines.
 
         This resolves a deadlock after machines were lost and not replaced: younger orders that lack machines too
@@ -161,11 +161,11 @@ class View:
         lacking = len(waiting[0].wanting) - len(self.free)
         return lacking <= len(given) and (number, name) in given[: max(0, lacking)]
 
-    def before(self, one: OrderView) -> int:
+    def orders_ahead(self, one: OrderView) -> int:
         """Return the number of older orders that lack machines, which are served before this one."""
         return sum(bool(other.wanting) for other in self.orders if other.number < one.number)
 
-    def hopeless(self, one: OrderView) -> str:
+    def withdrawal_reason(self, one: OrderView) -> str:
         """Return why an order is withdrawn; "": it is not.
 
         It is withdrawn if it has never had all of its machines, and for BOOT_S the fleet has had fewer than it

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 CONNECT_S, READ_S = 10.0, 60.0
 """Timeouts in seconds for a connection and for each read; listing a region's sizes takes seconds."""
-PATIENCE_S = 90.0
+RETRY_TIMEOUT_S = 90.0
 """Timeout of retries in seconds, for calls that are throttled or not answered."""
 
 _NO_SUBSCRIPTION = frozenset({"SubscriptionNotFound", "InvalidSubscriptionId"})
@@ -76,7 +76,7 @@ class Clients:
             self._made.clear()
         self.account.forget()
 
-    def ask(self, doing: str, call: Callable[[], _T], timeout_s: float = PATIENCE_S) -> _T:
+    def ask(self, doing: str, call: Callable[[], _T], timeout_s: float = RETRY_TIMEOUT_S) -> _T:
         """Return the result of `call`, with retries while it is throttled or not answered. Raises ProvisionError.
 
         `call` must be idempotent, as Azure's calls are, since they name what they create.
@@ -169,7 +169,7 @@ def translate_errors(doing: str, clock: Clock) -> contextlib.AbstractContextMana
     return api_calls.translate_errors(translate_error, doing, clock)
 
 
-class gone_is_fine:  # noqa: N801 - used as a statement: `with gone_is_fine():`
+class ignore_not_found:  # noqa: N801 - used as a statement: `with gone_is_fine():`
     """Context manager that suppresses not-found errors, except for an unknown subscription, which is a wrong
     setting."""
 
@@ -190,6 +190,6 @@ def answer_of(response: Any, *_: object) -> Json:  # a PipelineResponse
     return found if isinstance(found, dict) else {}
 
 
-def plain(found: Iterable[Any]) -> list[Json]:
+def as_dicts(found: Iterable[Any]) -> list[Json]:
     """Return a list's models in wire format."""
     return [cast("Json", one.as_dict()) for one in found]

@@ -15,7 +15,7 @@ from typing import Any
 from ..base import ProvisionError
 from ..shared.api_calls import pause
 from .account import refusal
-from .clients import Clients, Json, answer_of, gone_is_fine
+from .clients import Clients, Json, answer_of, ignore_not_found
 
 START_S = 240.0
 """Seconds that Azure may take to place or refuse a machine."""
@@ -32,7 +32,7 @@ _FAILED = "ProvisioningState/failed"
 
 
 @dataclass(frozen=True, slots=True)
-class Order:
+class StartedOperation:
     """Azure's response to a request that creates or changes a resource."""
 
     found: Json
@@ -57,7 +57,7 @@ class View:
     tags: dict[str, str]
 
 
-def ordered(begin: Callable[..., Any]) -> Order:
+def start_operation(begin: Callable[..., Any]) -> StartedOperation:
     """Send the request of one of the SDK's `begin_` methods, with its other arguments bound, without polling.
 
     The response is parsed here: for some calls the SDK fails on the empty body of a 202.
@@ -70,12 +70,12 @@ def ordered(begin: Callable[..., Any]) -> Order:
 
     answer = begin(polling=FirstAnswer()).result()  # type: ignore[no-untyped-call]
     headers = answer.http_response.headers
-    return Order(answer_of(answer), headers.get("Azure-AsyncOperation") or headers.get("Location") or "")
+    return StartedOperation(answer_of(answer), headers.get("Azure-AsyncOperation") or headers.get("Location") or "")
 
 
 def make(clients: Clients, doing: str, begin: Callable[..., Any], look: Callable[..., Any]) -> Json:
     """Create a resource, wait until it exists, and return its last state. Idempotent. Raises ProvisionError."""
-    order = clients.ask(doing, lambda: ordered(begin))
+    order = clients.ask(doing, lambda: start_operation(begin))
     found, clock = order.found, clients.clock
     until, waits = clock.monotonic() + PATIENCE_S, pauses()
     while (state := state_of(found)) not in ENDED:
@@ -85,7 +85,9 @@ def make(clients: Clients, doing: str, begin: Callable[..., Any], look: Callable
         pause(clock, next(waits))
         found = clients.ask(doing, lambda: look(cls=answer_of))
     if state != "Succeeded":
-        raise refusal(reason(clients, order.url, doing) or {"code": "Failed", "message": f"it is {state}"}, doing)
+        raise refusal(
+            operation_error(clients, order.url, doing) or {"code": "Failed", "message": f"it is {state}"}, doing
+        )
     return found
 
 
@@ -99,14 +101,14 @@ def await_place(clients: Clients, group: str, name: str, doing: str, url: str = 
     begun, waits = clock.monotonic(), pauses()
     until = begun + START_S
     while True:
-        view = look_at(clients, group, name)
+        view = get_machine(clients, group, name)
         if view is None:
             check_on_its_way(clients, url, doing, clock.monotonic() - begun, "the machine")
         elif view.runs or view.state == "Succeeded":
             return view
         elif view.state in ENDED:
             failed = {"code": "Failed", "message": f"the machine is {view.state}"}
-            raise refusal(view.error or reason(clients, url, doing) or failed, doing)
+            raise refusal(view.error or operation_error(clients, url, doing) or failed, doing)
         if clock.monotonic() > until:
             message = f"{doing}: Azure has neither found a place for it nor refused it after {START_S:.0f} s"
             raise ProvisionError("transient", message, scope="zone", code="OperationTimeout")
@@ -119,17 +121,17 @@ def check_on_its_way(clients: Clients, url: str, doing: str, age_s: float, what:
     It may appear until UNSEEN_S after the request, unless its operation failed. `age_s`: seconds since the request;
     `what`: e.g. `the machine`.
     """
-    why = reason(clients, url, doing)
+    why = operation_error(clients, url, doing)
     if why is None and url and age_s < UNSEEN_S:
         return
     raise refusal(why or {"code": "AllocationFailed", "message": f"{what} is gone already"}, doing)
 
 
-def look_at(clients: Clients, group: str, name: str) -> View | None:
+def get_machine(clients: Clients, group: str, name: str) -> View | None:
     """Return a machine's state; None: it does not exist. Raises ProvisionError."""
 
     def ask() -> View | None:
-        with gone_is_fine():
+        with ignore_not_found():
             found = clients.compute.virtual_machines.get(group, name, expand="instanceView", cls=answer_of)
             return view_of(found)
         return None
@@ -165,7 +167,7 @@ def pauses() -> Iterator[float]:
     return itertools.chain(_PAUSES_S, itertools.repeat(_LAST_PAUSE_S))
 
 
-def reason(clients: Clients, url: str, doing: str) -> Json | None:
+def operation_error(clients: Clients, url: str, doing: str) -> Json | None:
     """Return the error of an operation; None: none, or no longer available."""
     if not url:
         return None
@@ -187,8 +189,8 @@ def delete(
     """
 
     def start() -> bool:
-        with gone_is_fine():
-            ordered(begin)
+        with ignore_not_found():
+            start_operation(begin)
             return True
         return False
 
@@ -214,7 +216,7 @@ def is_there(clients: Clients, doing: str, look: Callable[..., object]) -> bool:
     """Return True if a resource exists."""
 
     def ask() -> bool:
-        with gone_is_fine():
+        with ignore_not_found():
             look(cls=answer_of)
             return True
         return False

@@ -28,14 +28,14 @@ from .catalog import prices
 from .catalog.sizes import Sizes
 from .clients import Clients
 from .console import console, with_console
-from .lifecycle.group_launch import GroupedLaunch, state_of
+from .lifecycle.group_launch import GroupLaunch, state_of
 from .lifecycle.launching import Launch
-from .lifecycle.teardown import Ending, delete_machine
+from .lifecycle.teardown import Teardown, delete_machine
 from .machine.images import Images
 from .machine.request import check_request
 from .names import group_name
 from .resources import network
-from .resources.instance_cache import Restarts, Sighting, Sightings
+from .resources.instance_cache import InstanceCache, InstanceState, Restarts
 from .resources.resource_groups import Group, find_group, groups_of
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ class AzureProvisioner:
         self._clients = Clients(clock)
         self._images = Images(self._clients)
         self._sizes = Sizes(self._clients)
-        self._sightings = Sightings(self._clients)
+        self._sightings = InstanceCache(self._clients)
         self._restarts = Restarts(self._clients)
         self._prices = prices.PriceList(self._clients.account, self._clients.clock)
         self._deleted: dict[tuple[str, str], NodeState] = {}
@@ -113,7 +113,7 @@ class AzureProvisioner:
         """
         self._check(allocation)
         job_groups.dismiss(allocation)
-        return Ending(self._clients, self._sightings, allocation.token).run()
+        return Teardown(self._clients, self._sightings, allocation.token).run()
 
     @renewing
     def remove(self, allocation: Allocation, nodes: Collection[str]) -> None:
@@ -123,7 +123,7 @@ class AzureProvisioner:
             return
         group = group_name(allocation.token)
         for name in (allocation.machines[node] for node in nodes):
-            if operations.look_at(self._clients, group, name) is not None:
+            if operations.get_machine(self._clients, group, name) is not None:
                 delete_machine(self._clients, group, name)
             else:
                 network.remove_interface(self._clients, group, name)
@@ -183,7 +183,7 @@ class AzureProvisioner:
         ACCOUNTS.check(allocation.account, self._own)
 
     def _launch_grouped(self, request: LaunchRequest) -> Allocation:
-        launch = GroupedLaunch(self._clients, self._images, self._sizes, self._sightings, request)
+        launch = GroupLaunch(self._clients, self._images, self._sizes, self._sightings, request)
         need_sdk()
         launch.run()
         found = job_groups.allocation(request, TARGET, launch.name, launch.fleet_dir)
@@ -191,7 +191,7 @@ class AzureProvisioner:
         return replace(found, zone=launch.zone or "", account=self._clients.subscription, details=details)
 
     def _state(
-        self, allocation: Allocation, node: str, name: str, seen: Sighting | None, *, returns: bool
+        self, allocation: Allocation, node: str, name: str, seen: InstanceState | None, *, returns: bool
     ) -> NodeState:
         known = self._deleted.get((allocation.token, name))
         if seen is not None and seen.has_failed:
@@ -201,14 +201,14 @@ class AzureProvisioner:
             return seen.as_node(node, returns=returns)
         return known or self._missing(allocation, node, name)
 
-    def _in_trouble(self, allocation: Allocation, node: str, seen: Sighting, known: NodeState | None) -> NodeState:
+    def _in_trouble(self, allocation: Allocation, node: str, seen: InstanceState, known: NodeState | None) -> NodeState:
         """Return the state of a machine that Azure reports as failed. `known`: its state when it was deleted, if it
         was.
 
         A machine that runs anyway is reported as running: its agent's heartbeats decide.
         """
         group = group_name(allocation.token)
-        view = operations.look_at(self._clients, group, seen.name)
+        view = operations.get_machine(self._clients, group, seen.name)
         if view is None or (known is not None and view.state == "Deleting"):
             return known or self._missing(allocation, node, seen.name)
         error = view.error or {"code": seen.state, "message": f"the machine is {seen.state}"}
@@ -228,7 +228,7 @@ class AzureProvisioner:
         """Return the state of a machine that is missing in the list."""
         group = group_name(allocation.token)
         is_young = allocation.age_s(node, self._clients.clock.now()) < operations.UNSEEN_S
-        if is_young and operations.look_at(self._clients, group, name) is not None:
+        if is_young and operations.get_machine(self._clients, group, name) is not None:
             return NodeState(node, "pending", "Azure's list does not show it yet")
         # A missing Spot machine was evicted: cloudgpu deletes machines only with their group, or through remove(),
         # which is for nodes that are already lost.
@@ -237,7 +237,7 @@ class AzureProvisioner:
         return NodeState(node, "gone", "Azure does not know it any more")
 
 
-def _allocation(owner: Owner, group: Group, seen: Collection[Sighting]) -> Allocation:
+def _allocation(owner: Owner, group: Group, seen: Collection[InstanceState]) -> Allocation:
     machines = {one.node: one.name for one in seen if one.node}
     return allocations.of_found(TARGET, owner, Found(group.token, group.tags, machines, group.region))
 

@@ -62,4 +62,4 @@ def look(cluster: Cluster) -> Seen:
 
 
 def _turn(one: OrderView, view: View) -> Turn:
-    return Turn(one.order.job_id, one.order.attempt, len(one.places), len(one.held), view.before(one))
+    return Turn(one.order.job_id, one.order.attempt, len(one.places), len(one.held), view.orders_ahead(one))

@@ -57,7 +57,7 @@ class ClusterProvisioner:
             view = self._orders.look(url)
             one = view.of_token(allocation.token)
             trouble = self._trouble(url, _name_of(allocation), view) if one is not None and one.wanting else ""
-            if one is not None and (why := view.hopeless(one)):
+            if one is not None and (why := view.withdrawal_reason(one)):
                 one = self._orders.end(url, allocation.token, why + trouble, unserved=True)
         if one is None and _may_run(view, _number_of(allocation)):
             return [NodeState(node, "running", "its order cannot be read any more") for node in allocation.machines]
@@ -115,7 +115,7 @@ class ClusterProvisioner:
             if time.monotonic() > until:
                 names = ", ".join(f"{place.machine} ({place.node})" for place in held)
                 raise ProvisionError("transient", f"it was ended, and these machines do not let go of it: {names}")
-            time.sleep(_POLL_S[0] if self._orders.fleet(url).is_near else _POLL_S[1])
+            time.sleep(_POLL_S[0] if self._orders.fleet(url).is_local else _POLL_S[1])
 
     def _trouble(self, url: str, name: str, view: View) -> str:
         """Why nobody takes what waits, as far as it is known."""
@@ -218,7 +218,7 @@ def _may_run(view: View, number: int | None) -> bool:
 
 
 def _turn(one: OrderView, view: View) -> str:
-    before = view.before(one)
+    before = view.orders_ahead(one)
     return f", after {before} other {'job' if before == 1 else 'jobs'}" if before else ""
 
 

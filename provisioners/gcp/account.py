@@ -134,7 +134,7 @@ def _translate_error(target: str, error: Exception, doing: str, clock: Clock) ->
     if isinstance(error, GoogleAPICallError):
         return _answered(target, error, doing, clock)
     if isinstance(error, GoogleAuthError):
-        return _not_let_in(target, error, doing)
+        return _auth_error(target, error, doing)
     if isinstance(error, (RequestException, GoogleAPIError, ParseError)):
         return classify(target, code=known_name(error), message=_short(str(error)), doing=doing)
     return None
@@ -155,7 +155,7 @@ def _answered(target: str, error: GoogleAPICallError, doing: str, clock: Clock) 
     return found.as_class("auth", skew) if skew else found
 
 
-def _not_let_in(target: str, error: Exception, doing: str) -> ProvisionError:
+def _auth_error(target: str, error: Exception, doing: str) -> ProvisionError:
     """Translate an error of google.auth: missing or rejected credentials, or no response of the token service."""
     code = "TransportError" if getattr(error, "retryable", False) else known_name(error)
     message = " ".join(str(part) for part in error.args if isinstance(part, str)) or type(error).__name__

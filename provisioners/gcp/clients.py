@@ -24,12 +24,12 @@ if TYPE_CHECKING:
     from google.cloud import compute_v1
 
 __all__ = [
-    "PATIENCE_S",
     "READ_S",
+    "RETRY_TIMEOUT_S",
     "WRITE_S",
     "Clients",
     "could_be_used",
-    "gone_is_fine",
+    "ignore_not_found",
     "need_sdk",
     "translate_error",
     "translate_errors",
@@ -39,7 +39,7 @@ READ_S = 30.0
 """Timeout in seconds of a read request; a list of all zones takes seconds."""
 WRITE_S = 60.0
 """Timeout in seconds of a write request, which only starts an operation."""
-PATIENCE_S = 90.0
+RETRY_TIMEOUT_S = 90.0
 """Timeout of retries in seconds, for calls that are throttled or not answered."""
 _SERVICE_ACCOUNT = "CLOUDGPU_GCP_SERVICE_ACCOUNT"
 _STORAGE = "STORAGE_EMULATOR_HOST"
@@ -157,7 +157,7 @@ class Clients:
             self._made.clear()
         self.account.forget()
 
-    def ask(self, doing: str, call: Callable[[], _T], timeout_s: float = PATIENCE_S) -> _T:
+    def ask(self, doing: str, call: Callable[[], _T], timeout_s: float = RETRY_TIMEOUT_S) -> _T:
         """Return the result of `call`, with retries for `timeout_s` while it is throttled or not answered. Raises
         ProvisionError."""
         return api_calls.ask(call, translate_error, doing, timeout_s=timeout_s, clock=self.clock)
@@ -192,7 +192,7 @@ def translate_errors(doing: str, clock: Clock) -> contextlib.AbstractContextMana
     return api_calls.translate_errors(translate_error, doing, clock)
 
 
-def gone_is_fine() -> contextlib.suppress:
+def ignore_not_found() -> contextlib.suppress:
     """Return a context manager that suppresses not-found errors."""
     from google.api_core.exceptions import NotFound
 

@@ -35,7 +35,7 @@ _ZONES = "zonesAvailable"
 
 
 @dataclass(frozen=True, slots=True)
-class Done:
+class Operation:
     """State of an operation."""
 
     name: str
@@ -69,9 +69,9 @@ class Done:
         return self.zone or self.region
 
 
-def done(operation: compute_v1.Operation, doing: str = "") -> Done:
+def parse_operation(operation: compute_v1.Operation, doing: str = "") -> Operation:
     """Parse an operation from the API's response."""
-    return Done(
+    return Operation(
         name=operation.name,
         kind=operation.operation_type,
         request_id=operation.client_operation_id,
@@ -85,14 +85,14 @@ def done(operation: compute_v1.Operation, doing: str = "") -> Done:
     )
 
 
-def order(clients: Clients, start: Callable[[], compute_v1.Operation], doing: str) -> Done:
+def order(clients: Clients, start: Callable[[], compute_v1.Operation], doing: str) -> Operation:
     """Start an operation. `start` must be idempotent (it sends a request id). Raises ProvisionError."""
-    return clients.ask(doing, lambda: done(start(), doing))
+    return clients.ask(doing, lambda: parse_operation(start(), doing))
 
 
 def wait(
-    clients: Clients, ordered: Done, doing: str, patience_s: float, enough: Callable[[], bool] = lambda: False
-) -> Done:
+    clients: Clients, ordered: Operation, doing: str, patience_s: float, enough: Callable[[], bool] = lambda: False
+) -> Operation:
     """Poll until the operation is done or `enough()` is true. Raises ProvisionError: its error, or `transient` on a
     timeout."""
     clock = clients.clock
@@ -162,10 +162,10 @@ def remove(
             raise
 
 
-def begun_by(done: Sequence[Done]) -> dict[str, Done]:
+def begun_by(done: Sequence[Operation]) -> dict[str, Operation]:
     """Return machines (or groups) that may exist -> the call that created each. `done`: operations, the oldest
     first."""
-    found: dict[str, Done] = {}
+    found: dict[str, Operation] = {}
     for one in done:
         machine = f"{one.place}/{one.instance}"
         if one.verb == "insert" and one.error is None:
@@ -175,7 +175,7 @@ def begun_by(done: Sequence[Done]) -> dict[str, Done]:
     return found
 
 
-def of_instances(clients: Clients, pattern: str, region: str = "") -> list[Done]:
+def of_instances(clients: Clients, pattern: str, region: str = "") -> list[Operation]:
     """Return the operations on instances whose name matches a regular expression, the oldest first. One call.
 
     `region`: region of the instances, "" if unknown: the fallback if not all zones can be listed. Raises
@@ -185,18 +185,18 @@ def of_instances(clients: Clients, pattern: str, region: str = "") -> list[Done]
 
     doing = f"look at what was done to {pattern}"
 
-    def in_zone(zone: str) -> list[Done]:
+    def in_zone(zone: str) -> list[Operation]:
         request = compute_v1.ListZoneOperationsRequest(
             project=clients.project, zone=zone, filter=_fits("instances", pattern), max_results=500
         )
         found = clients.zone_operations.list(request, retry=None, timeout=READ_S)
-        return [done(operation, doing) for operation in found]
+        return [parse_operation(operation, doing) for operation in found]
 
     found = list_everywhere(clients, doing, lambda: _everywhere(clients, "instances", pattern, doing), in_zone, region)
     return sorted(found, key=lambda one: one.at)
 
 
-def of_things(clients: Clients, collection: str, pattern: str, region: str = "") -> list[Done]:
+def of_things(clients: Clients, collection: str, pattern: str, region: str = "") -> list[Operation]:
     """Return the operations on resources of a regional collection (`instanceGroupManagers`) whose name matches a
     regular expression, the oldest first. One call.
 
@@ -207,12 +207,12 @@ def of_things(clients: Clients, collection: str, pattern: str, region: str = "")
 
     doing = f"look at what was done to {pattern}"
 
-    def in_region() -> list[Done]:
+    def in_region() -> list[Operation]:
         request = compute_v1.ListRegionOperationsRequest(
             project=clients.project, region=region, filter=_fits(collection, pattern), max_results=500
         )
         found = clients.region_operations.list(request, retry=None, timeout=READ_S)
-        return [done(operation, doing) for operation in found]
+        return [parse_operation(operation, doing) for operation in found]
 
     found = ask_everywhere(
         clients,
@@ -227,17 +227,17 @@ def _fits(collection: str, pattern: str) -> str:
     return f'targetLink eq ".*/{collection}/{pattern}"'
 
 
-def _everywhere(clients: Clients, collection: str, pattern: str, doing: str) -> list[Done]:
+def _everywhere(clients: Clients, collection: str, pattern: str, doing: str) -> list[Operation]:
     from google.cloud import compute_v1
 
     request = compute_v1.AggregatedListGlobalOperationsRequest(
         project=clients.project, filter=_fits(collection, pattern), max_results=500
     )
     pages = clients.global_operations.aggregated_list(request, retry=None, timeout=READ_S)
-    return [done(operation, doing) for _, scope in pages for operation in scope.operations]
+    return [parse_operation(operation, doing) for _, scope in pages for operation in scope.operations]
 
 
-def _look(clients: Clients, one: Done, doing: str) -> Done:
+def _look(clients: Clients, one: Operation, doing: str) -> Operation:
     if one.zone:
         operation = clients.zone_operations.get(
             project=clients.project, zone=one.zone, operation=one.name, retry=None, timeout=READ_S
@@ -250,7 +250,7 @@ def _look(clients: Clients, one: Done, doing: str) -> Done:
         operation = clients.global_operations.get(
             project=clients.project, operation=one.name, retry=None, timeout=READ_S
         )
-    return done(operation, doing)
+    return parse_operation(operation, doing)
 
 
 def _error(operation: compute_v1.Operation, doing: str) -> ProvisionError | None:

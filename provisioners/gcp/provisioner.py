@@ -26,11 +26,11 @@ from .clients import Clients, need_sdk
 from .console import console
 from .lifecycle import group_launch
 from .lifecycle.launching import Launch
-from .lifecycle.teardown import Ending, delete
+from .lifecycle.teardown import Teardown, delete
 from .machine.images import Images
 from .machine.request import check_request
 from .resources import instance_groups, network
-from .resources.instance_cache import Sighting, Sightings, look_at, look_back, will_return
+from .resources.instance_cache import InstanceCache, InstanceState, end_from_history, get_instance, will_restart
 from .resources.instance_groups import Groups, Part
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ class GcpProvisioner:
     def __init__(self, clock: Clock | None = None) -> None:
         self._clients = Clients(clock)
         self._images = Images(self._clients)
-        self._sightings = Sightings(self._clients)
+        self._sightings = InstanceCache(self._clients)
         self._groups = Groups(self._clients)
         self._ended: dict[str, NodeState] = {}
         """Machine -> its final state; the reason why it is gone is queried only once."""
@@ -91,7 +91,7 @@ class GcpProvisioner:
         self._check(allocation)
         dismiss(allocation)
         has_group, is_known = is_grouped(allocation), bool(allocation.account and allocation.machines)
-        return Ending(
+        return Teardown(
             self._clients,
             self._sightings,
             allocation.token,
@@ -121,7 +121,10 @@ class GcpProvisioner:
         rules = network.rules_of(self._clients, owner.name)
         parts = [part for kind in instance_groups.KINDS for part in instance_groups.find(self._clients, kind).of("")]
         seen = self._sightings.of_owner(owner.name, since=begun).values()
-        found: list[Sighting | Part] = [*seen, *(part for part in parts if part.tags.get(tags.OWNER) == owner.name)]
+        found: list[InstanceState | Part] = [
+            *seen,
+            *(part for part in parts if part.tags.get(tags.OWNER) == owner.name),
+        ]
         launches: dict[str, Mapping[str, str]] = {rule.token: rule.tags for rule in rules}
         launches |= {one.token: one.tags for one in found}
         return [
@@ -167,32 +170,34 @@ class GcpProvisioner:
 
     def _launch_group(self, request: LaunchRequest) -> Allocation:
         need_sdk()
-        made = group_launch.GroupedLaunch(self._clients, self._images, self._sightings, request).run()
+        made = group_launch.GroupLaunch(self._clients, self._images, self._sightings, request).run()
         return dataclasses.replace(made, account=self._clients.project)
 
-    def _seen(self, allocation: Allocation) -> Mapping[str, Sighting]:
+    def _seen(self, allocation: Allocation) -> Mapping[str, InstanceState]:
         """Return the cached instances of the allocation's owner or, if that is unknown, of its token."""
         if allocation.owner:
             return self._sightings.of_owner(allocation.owner, region=allocation.region)
         return self._sightings.of_token(allocation.token, region=allocation.region)
 
-    def _state(self, allocation: Allocation, node: str, machine: str, seen: Sighting | None) -> NodeState:
+    def _state(self, allocation: Allocation, node: str, machine: str, seen: InstanceState | None) -> NodeState:
         if seen is None:
-            ended = self._ended.get(machine) or look_back(self._clients, node, machine)
+            ended = self._ended.get(machine) or end_from_history(self._clients, node, machine)
             if ended is not None:
                 self._ended[machine] = ended
                 return ended
-            seen = look_at(self._clients, machine)
+            seen = get_instance(self._clients, machine)
         if seen is not None:
             self._ended.pop(machine, None)  # the launch was terminated and repeated with the same name
-            return seen.as_node(node, returns=seen.is_down and will_return(self._clients, machine))
+            return seen.as_node(node, returns=seen.is_down and will_restart(self._clients, machine))
         if allocation.age_s(node, self._clients.clock.now()) < UNSEEN_S:
             return NodeState(node, "pending", "Compute Engine does not show it yet")
         return NodeState(node, "gone", "Compute Engine does not know it any more")
 
 
-def _allocation(owner: Owner, token: str, values: Mapping[str, str], found: Collection[Sighting | Part]) -> Allocation:
-    seen = [one for one in found if isinstance(one, Sighting)]
+def _allocation(
+    owner: Owner, token: str, values: Mapping[str, str], found: Collection[InstanceState | Part]
+) -> Allocation:
+    seen = [one for one in found if isinstance(one, InstanceState)]
     region = min((one.region for one in found if one.region), default="")
     zone = min((one.zone for one in seen), default="")
     machines = {one.node: one.machine for one in seen if one.node}

@@ -145,7 +145,7 @@ def states(allocation: Allocation, group: GroupState) -> list[NodeState]:
         one = view.of_token(allocation.token)
         if one is not None:
             waits = one.end is None and not any(place.incarnation for place in one.places)
-            why = str(refused) if refused is not None and waits else view.hopeless(one)
+            why = str(refused) if refused is not None and waits else view.withdrawal_reason(one)
             if why:
                 one = orders().end(url, allocation.token, why, unserved=True)
             elif group.size == 0 and not one.is_over and not one.held:

@@ -24,7 +24,7 @@ from ..shared.clock import Clock, SystemClock
 if TYPE_CHECKING:
     from google.cloud import aiplatform_v1
 
-READ_S, WRITE_S, PATIENCE_S = gcp.READ_S, gcp.WRITE_S, gcp.PATIENCE_S
+READ_S, WRITE_S, PATIENCE_S = gcp.READ_S, gcp.WRITE_S, gcp.RETRY_TIMEOUT_S
 TRANSPORT = "CLOUDGPU_VERTEX_TRANSPORT"
 ENDPOINT = "CLOUDGPU_VERTEX_ENDPOINT"
 """Instead of what stands for all of Google's APIs: a test's, for the port where it speaks gRPC."""

@@ -35,18 +35,18 @@ from ...protocol.jobdir import (
 from ...protocol.logs import LogWriter
 from ...protocol.pace import Pace
 from ..archive import ArchiveError, unpack
-from ..launchers import LauncherError, Place, choose_launcher, environment, machine_environment, setup_process
+from ..launchers import LauncherError, ProgramContext, choose_launcher, environment, machine_environment, setup_process
 from ..notices import CloudNotices, NodeDir, Order, Orders, Watcher
 from ..processes.exit_verdict import Ending, failed_setup, judge
 from ..processes.program import MARKER, Process
 from ..retry import retry
 from .generations import Ledger
-from .heartbeat import Heart, read_progress
+from .heartbeat import HeartbeatThread, read_progress
 from .membership import LeftOutError
 from .node_program import Node, NodeProgram
 from .restart import Budget, scope
-from .resume import Before, OwnClaim, look_back
-from .runner import PEER_S, POLL_S, Conduct, Interrupted, Runner, Vanished, Wakeup
+from .resume import EarlierRun, OwnClaim, read_earlier_run
+from .runner import PEER_S, POLL_S, Interrupted, Runner, StopHooks, Vanished, Wakeup
 from .timeline import History
 
 DONE, BUG, CLAIMED, JOB_DIR_LOST, VANISHED, SUPERSEDED, STAYED = 0, 1, 3, 4, 5, 6, 7
@@ -117,10 +117,14 @@ class Agent:
         if not claim.is_held or not self._retry(lambda: self._job_dir.create(self._key("claim"), claim.content)):
             note(f"{self._node} of attempt {self._attempt} is run by another agent")
             return CLAIMED
-        before = self._retry(lambda: look_back(self._job_dir, self._attempt, self._node)) if claim.is_old else Before()
+        before = (
+            self._retry(lambda: read_earlier_run(self._job_dir, self._attempt, self._node))
+            if claim.is_old
+            else EarlierRun()
+        )
         if before.has_ended:
             return DONE
-        self._come_alive(before)
+        self._start_services(before)
         try:
             ending = self._work(job_data)
         except _ErrorEnd as error:
@@ -132,21 +136,23 @@ class Agent:
             return SUPERSEDED if gone.order.word == _SUPERSEDED else VANISHED
         return self._end(ending)
 
-    def _come_alive(self, before: Before) -> None:
+    def _start_services(self, before: EarlierRun) -> None:
         """Start the heartbeat, the log, and the watchers for orders and the provider's notices."""
         self._history = History(before.heartbeat)
         self._log = LogWriter(self._job_dir, self._attempt, self._node, before.chunk, self._pace)
-        self._watcher = Watcher(self._job_dir, self._attempt, self._node, self._orders, self._log.say, pace=self._pace)
+        self._watcher = Watcher(
+            self._job_dir, self._attempt, self._node, self._orders, self._log.add_agent_line, pace=self._pace
+        )
         self._cloud = CloudNotices(
             self._notices_of,
             NodeDir(self._job_dir, self._attempt, self._node),
             self._orders,
-            self._tell,
+            self._log_everywhere,
             environ=os.environ,
             capacity_block_end=self._capacity_block_end,
             of_fleet=self._of_fleet,
         )
-        self._heart = Heart(
+        self._heart = HeartbeatThread(
             self._job_dir,
             self._key("heartbeat.json"),
             self._state / "progress.json",
@@ -183,7 +189,7 @@ class Agent:
         except LauncherError as error:
             raise _ErrorEnd(str(error)) from error
         if place.job.launcher == "auto" and choice.launcher != "none":
-            self._log.say(f"launcher: {choice.launcher}; {choice.reason}")
+            self._log.add_agent_line(f"launcher: {choice.launcher}; {choice.reason}")
         launcher = choice.launcher
         self._history.setup_begins()
         self._fetch_inputs(place.job.inputs_on(str(place.offer.get("cloud", "local"))))
@@ -227,7 +233,7 @@ class Agent:
             of_fleet=self._of_fleet,
         )
 
-    def _place(self, job_data: bytes) -> tuple[Place, Budget, bool]:
+    def _place(self, job_data: bytes) -> tuple[ProgramContext, Budget, bool]:
         attempt_data = self._retry(lambda: self._job_dir.find(attempt_key(self._attempt), AttemptRecord.MOST_BYTES))
         try:
             job = JobRecord.from_bytes(job_data)
@@ -240,7 +246,7 @@ class Agent:
             raise _ErrorEnd(f"the job dir holds no usable description of attempt {self._attempt}: {error}") from error
         except StopIteration:
             raise _ErrorEnd(f"{self._node} is no node of attempt {self._attempt}") from None
-        place = Place(
+        place = ProgramContext(
             job,
             self._job_dir.url,
             self._attempt,
@@ -283,13 +289,13 @@ class Agent:
         from .inputs import InputsError, fetch_inputs
 
         try:
-            fetch_inputs(inputs, self._code, self._home / "inputs.done", self._runner.check, self._log.say)
+            fetch_inputs(inputs, self._code, self._home / "inputs.done", self._runner.check, self._log.add_agent_line)
         except (InputsError, JobDirError) as error:
             raise _ErrorEnd(str(error)) from error
         except OSError as error:
             raise _ErrorEnd(f"the inputs cannot be written: {error}") from error
 
-    def _ship_outputs(self, place: Place) -> None:
+    def _ship_outputs(self, place: ProgramContext) -> None:
         if not place.job.outputs:
             return
         from ..outputs import upload_outputs
@@ -301,10 +307,10 @@ class Agent:
             attempt=self._attempt,
             prefix="outputs" if place.node.rank == 0 else f"outputs/nodes/{_place_of(self._node)}",
             seconds_left=lambda: self._runner.seconds_left(_OUTPUTS_S) - _RESULT_S,
-            say=self._log.say,
+            say=self._log.add_agent_line,
         )
 
-    def _set_up(self, place: Place) -> tuple[Place, Ending | None]:
+    def _set_up(self, place: ProgramContext) -> tuple[ProgramContext, Ending | None]:
         """Run the setup; on the submitter's machine, in the job's Python environment, where the program runs too.
 
         Returns the place with that environment, and the node's ending if the setup has failed.
@@ -326,7 +332,7 @@ class Agent:
             raise _ErrorEnd(f"the environment for `setup` cannot be created: {error}") from error
         place = inside(place, prepared.folder)
         if prepared.is_complete:
-            self._log.say("setup: its packages are in the cache")
+            self._log.add_agent_line("setup: its packages are in the cache")
             return place, None
         failure = self._run_setup(setup_process(place, machine_env))
         if failure is None:
@@ -337,17 +343,17 @@ class Agent:
         done = self._home / "setup.done"
         if process is None or done.exists():
             return None
-        self._log.say("setup begins")
+        self._log.add_agent_line("setup begins")
         begun = time.monotonic()
         try:
-            exits, _ = self._runner.run([process], self._code, Conduct(), self._log, self._heart)
+            exits, _ = self._runner.run([process], self._code, StopHooks(), self._log, self._heart)
         except (OSError, ValueError) as error:  # ValueError: a NUL in a variable
             raise _ErrorEnd(f"the setup cannot be started: {error}") from error
         if self._orders.deciding is not None:
             raise Interrupted
         if [end.code for end in exits] != [0]:
             return failed_setup(exits)
-        self._log.say(f"setup done in {time.monotonic() - begun:.1f} s")
+        self._log.add_agent_line(f"setup done in {time.monotonic() - begun:.1f} s")
         with contextlib.suppress(OSError):  # a full disk: the program will fail with a clearer error
             done.touch()
         return None
@@ -397,7 +403,7 @@ class Agent:
     def _await_restart(self, announced: Order) -> Order | None:
         """Wait for the announced restart, after the program has saved and ended. Return the order that ends the machine
         or the job; None if none has come `restart_late_s` after the announced time."""
-        self._tell("waiting for the machine's restart")
+        self._log_everywhere("waiting for the machine's restart")
         self._cloud.saved()
         until = announced.deadline + self._restart_late_s
         while time.monotonic() < until:
@@ -413,7 +419,7 @@ class Agent:
         self._heart.stop()
         self._watcher.stop()
         self._cloud.stop()
-        self._tell(why)
+        self._log_everywhere(why)
         self._log.close(self._last_lines_s)
         return code
 
@@ -423,7 +429,7 @@ class Agent:
         self._watcher.stop()
         self._cloud.stop()
         if ending.outcome != "succeeded":
-            self._log.say(f"{ending.outcome}: {ending.reason}")
+            self._log.add_agent_line(f"{ending.outcome}: {ending.reason}")
         progress = read_progress(self._state / "progress.json")
         if not self._log.close(0.0 if self._lost else self._last_lines_s):
             note("the last lines of the log could not be written")
@@ -446,10 +452,10 @@ class Agent:
         self._cloud.finish(_ACKNOWLEDGE_S)
         return DONE
 
-    def _tell(self, text: str) -> None:
+    def _log_everywhere(self, text: str) -> None:
         """Write a line to the job's log and to agent.log."""
         note(text)
-        self._log.say(text)
+        self._log.add_agent_line(text)
 
 
 def patience_s(*, is_fenced: bool, has_begun: bool) -> float:

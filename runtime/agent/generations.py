@@ -25,7 +25,7 @@ from ...protocol.jobdir import (
     read_generation,
 )
 from ..notices import Order, Orders
-from .restart import Budget, Scope, Wish, allowed
+from .restart import Budget, RestartRequest, Scope, charge_budget
 
 FRUITLESS = 5
 """Maximum number of replacements of lost nodes in a row without a new checkpoint; one more closes the attempt."""
@@ -75,7 +75,7 @@ class Ledger:
         """Poll interval for the next generation, in seconds."""
         return _LOOK_FAR_S if self._job_dir.folder is None else _LOOK_S
 
-    def follow(self, record: Generation) -> None:
+    def adopt(self, record: Generation) -> None:
         """Make a record the newest generation, and adopt its members."""
         self.newest = record
         self._known.append(record)
@@ -86,29 +86,31 @@ class Ledger:
 
     def catch_up(self) -> Generation | None:
         """Read all generations written since, and return the newest. Raises JobDirError."""
-        while (record := self.look(self.following)) is not None:
-            self.follow(record)
+        while (record := self.read_generation(self.following)) is not None:
+            self.adopt(record)
         return self.newest
 
     def is_replaced_after(self, order: Order) -> bool:
         """Return whether the attempt goes on after an order ends this node: without it, or with it after a reboot."""
         return order.outcome == "preempted" and (self.heals or order.returns or self._comes_back())
 
-    def concerns(self, record: Generation) -> bool:
+    def affects_this_node(self, record: Generation) -> bool:
         """Return whether a generation restarts this node's program, or ends it because it is no longer a member."""
         if self.scope == "lone":
             return record.nodes is not None and self._node not in [node["node"] for node in record.nodes]
         return record.group and record.kind != "closed"
 
-    def grants(self, wanted: Wish | None) -> bool:
+    def grants(self, wanted: RestartRequest | None) -> bool:
         """Return whether the budget allows a restart that this node requests."""
-        return wanted is not None and not self.is_closed and allowed(wanted, self._budget, self.newest) is not None
+        return (
+            wanted is not None and not self.is_closed and charge_budget(wanted, self._budget, self.newest) is not None
+        )
 
     def could_restart(self) -> bool:
         """Return whether the budget allows a restart after a failure."""
-        return self.grants(Wish("failure", "", 0.0))
+        return self.grants(RestartRequest("failure", "", 0.0))
 
-    def settle(self, wanted: Wish | None, outcome: str, *, may_follow: bool) -> Generation | None:
+    def decide_next(self, wanted: RestartRequest | None, outcome: str, *, may_follow: bool) -> Generation | None:
         """Return the generation that follows the end of this node's processes; None if none does. Raises JobDirError.
 
         `outcome`: that of the processes, recorded as the reason if the attempt is closed.
@@ -119,38 +121,38 @@ class Ledger:
             if record is None and self.scope != "group":
                 return None
             record = record or self._make("closed", outcome, 0.0, *self._used())
-            stands = self._take(record)
-            self.follow(stands)
+            stands = self._create_or_read(record)
+            self.adopt(stands)
             if stands.nonce == record.nonce:
                 return None if record.kind == "closed" else stands
             if stands.kind == "closed":
                 return None
-            if may_follow and self.concerns(stands):
+            if may_follow and self.affects_this_node(stands):
                 return stands
             # The record restarts only another node's processes, or this node may not follow it: try the next number.
         return None
 
-    def awaits(self, begun: int) -> Generation | None:
+    def find_awaiting_generation(self, begun: int) -> Generation | None:
         """Return the newest generation if the others wait in it for this node, which last ran generation `begun`.
 
         A node that saved because this one was about to go down has begun it. None if they do not wait.
         """
         newest = self.newest
-        return newest if newest is not None and newest.generation > begun and self.concerns(newest) else None
+        return newest if newest is not None and newest.generation > begun and self.affects_this_node(newest) else None
 
     def rejoin(self, reason: str) -> Generation | None:
         """Begin a generation after this node's machine was restarted, for every node whose program depends on this one.
 
         Returns None if the attempt is closed or the budget does not allow it. Raises JobDirError.
         """
-        wanted = Wish("interruption", reason, 0.0)
-        while (used := allowed(wanted, self._budget, self.newest)) is not None:
+        wanted = RestartRequest("interruption", reason, 0.0)
+        while (used := charge_budget(wanted, self._budget, self.newest)) is not None:
             record = self._make("interruption", reason, 0.0, *used, group=self.scope != "lone")
-            stands = self._take(record)
-            self.follow(stands)
+            stands = self._create_or_read(record)
+            self.adopt(stands)
             if stands.kind == "closed":
                 return None
-            if stands.nonce == record.nonce or self.concerns(stands):
+            if stands.nonce == record.nonce or self.affects_this_node(stands):
                 return stands
         return None
 
@@ -164,7 +166,7 @@ class Ledger:
         """
         counted = [one for one in self._known if not (one.kind != "members" and one.group and one.generation > begun)]
         last = counted[-1] if counted else None
-        used = allowed(Wish("interruption", "", 0.0), self._budget, last)
+        used = charge_budget(RestartRequest("interruption", "", 0.0), self._budget, last)
         changes = [one for one in self._known if one.kind == "members"][-FRUITLESS:]
         if used is None or (len(changes) == FRUITLESS and all(one.saved_step >= saved_step for one in changes)):
             record = self._make("closed", "", 0.0, *self._used())
@@ -174,8 +176,8 @@ class Ledger:
                 nodes=[dataclasses.asdict(node) for node in nodes],
                 saved_step=saved_step,
             )
-        stands = self._take(record)
-        self.follow(stands)
+        stands = self._create_or_read(record)
+        self.adopt(stands)
         return stands
 
     def close(self) -> Generation:
@@ -183,24 +185,24 @@ class Ledger:
 
         Returns the record under the next number, which another node may have written first.
         """
-        return self._take(self._make("closed", "", 0.0, *self._used()))
+        return self._create_or_read(self._make("closed", "", 0.0, *self._used()))
 
-    def look(self, number: int) -> Generation | None:
+    def read_generation(self, number: int) -> Generation | None:
         """Return the generation with a number; None if it is not written yet. Raises JobDirError."""
         return read_generation(self._job_dir, self._attempt, number)
 
-    def _take(self, record: Generation) -> Generation:
+    def _create_or_read(self, record: Generation) -> Generation:
         """Create a record, or return the one that another node has written under its number. Raises JobDirError."""
         key = generation_key(self._attempt, record.generation)
         if self._job_dir.create(key, record.to_bytes()):
             return record
-        stands = self.look(record.generation)
+        stands = self.read_generation(record.generation)
         if stands is None:
             raise JobDirError(f"{self._job_dir.url}/{key} was there, and is gone")
         return stands
 
-    def _record(self, wanted: Wish | None) -> Generation | None:
-        used = None if wanted is None else allowed(wanted, self._budget, self.newest)
+    def _record(self, wanted: RestartRequest | None) -> Generation | None:
+        used = None if wanted is None else charge_budget(wanted, self._budget, self.newest)
         if wanted is None or used is None:
             return None
         return self._make(wanted.kind, wanted.reason, wanted.pause_s, *used)
@@ -232,7 +234,7 @@ class Ledger:
         )
 
 
-class Lookout:
+class GenerationWatcher:
     """Thread that polls, while the program runs on several nodes, for the generation that ends it here.
 
     Once this node is ordered to end, the thread closes the attempt, so that peers do not restart and wait for it. It
@@ -261,14 +263,14 @@ class Lookout:
                     if self._ledger.scope == "group" and not self._ledger.is_replaced_after(order):
                         self._ledger.close()
                     return
-                stands = self._ledger.look(number)
+                stands = self._ledger.read_generation(number)
             except JobDirError:  # the heartbeat decides whether the job dir is lost
                 continue
             if stands is None:
                 continue
             if stands.kind == "closed":
                 return
-            if self._ledger.concerns(stands):
+            if self._ledger.affects_this_node(stands):
                 self.found = stands
                 self._wake()
                 return

@@ -56,7 +56,7 @@ class IdleWatch:
     def __exit__(self, _type: type[BaseException] | None, _value: object, _traceback: TracebackType | None) -> None:
         self._stopping.set()
 
-    def look(self) -> None:
+    def sample_once(self) -> None:
         """Take one reading and report the idle time."""
         try:
             busiest = max(self._sample())
@@ -78,9 +78,9 @@ class IdleWatch:
         self._report(None)
 
     def _run(self) -> None:
-        self.look()
+        self.sample_once()
         while not self._stopping.wait(self._interval):
-            self.look()
+            self.sample_once()
 
 
 def read_utilisation(visible: str | None) -> list[int]:

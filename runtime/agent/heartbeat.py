@@ -22,7 +22,7 @@ _LOOK_S = 15.0  # in the steady state, poll interval for job.json and the next a
 _PROGRESS_BYTES = 64 << 10  # a longer file was not written by the Checkpointer
 
 
-class Heart:
+class HeartbeatThread:
     """Thread that writes the node's heartbeat until stopped.
 
     `on_lost` is called once, with the reason, if the job dir is lost: job.json is missing twice in a row although the
@@ -104,7 +104,7 @@ class Heart:
     def _see_progress(self) -> dict[str, Any] | None:
         generation = self._history.generation
         progress = read_progress(self._progress)
-        self._history.see(progress, generation)
+        self._history.record_progress(progress, generation)
         return progress
 
     def _is_look_due(self, *, failed: bool) -> bool:

@@ -23,14 +23,14 @@ from ...storage.store import Entry
 
 PART = 16 << 20
 """Size of a ranged read, in bytes."""
-AT_A_TIME = 16
+PARALLEL_PARTS = 16
 """Number of parallel ranged reads; each part is held in memory."""
 
 _TRIES = 4
 _PAUSE_S = 1.0
-_TELL_S = 10.0
+_REPORT_INTERVAL_S = 10.0
 _SPARE = 1.02  # required free space per byte of input: file systems have overhead
-_AHEAD = 4 * AT_A_TIME  # parts submitted to the pool at a time
+_AHEAD = 4 * PARALLEL_PARTS  # parts submitted to the pool at a time
 
 
 class InputsError(Exception):
@@ -139,7 +139,7 @@ class _Fetching:
         waiting = iter(self._missing)
         running: set[Future[None]] = set()
         told = time.monotonic()
-        pool = ThreadPoolExecutor(AT_A_TIME, "inputs")
+        pool = ThreadPoolExecutor(PARALLEL_PARTS, "inputs")
         try:
             while True:
                 for file, start in waiting:
@@ -152,7 +152,7 @@ class _Fetching:
                 for future in done:
                     future.result()
                 check()
-                if time.monotonic() - told > _TELL_S:
+                if time.monotonic() - told > _REPORT_INTERVAL_S:
                     told = time.monotonic()
                     say(f"inputs: {_amount(self._fetched)} of {_amount(self._total)}")
         finally:

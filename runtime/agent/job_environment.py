@@ -30,7 +30,7 @@ from typing import TYPE_CHECKING
 from ...storage import durable
 
 if TYPE_CHECKING:
-    from ..launchers import Place
+    from ..launchers import ProgramContext
 
 KEPT_S = 7 * 86_400.0
 """TTL of a cached environment since a job has last used it, in seconds."""
@@ -142,7 +142,7 @@ def create(folder: Path, env: Mapping[str, str]) -> None:
             _run([str(python), "-m", "ensurepip", "--default-pip"], env)
 
 
-def inside(place: Place, folder: Path) -> Place:
+def inside(place: ProgramContext, folder: Path) -> ProgramContext:
     """Return the place with the environment activated: first on PATH, with VIRTUAL_ENV set."""
     job = place.job
     search_path = f"{folder / 'bin'}{os.pathsep}{job.search_path or os.defpath}"

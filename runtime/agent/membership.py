@@ -11,7 +11,7 @@ from typing import TypeVar
 
 from ...protocol.attempt_signal import send_signal
 from ...protocol.jobdir import Generation, Heartbeat, JobDir, JobDirError, Record, RecordError, Result, node_key
-from ..launchers import Place
+from ..launchers import ProgramContext
 from .generations import Ledger
 from .runner import Runner
 
@@ -19,11 +19,11 @@ _R = TypeVar("_R", bound=Record)
 
 SILENT_S = 8.0
 """Seconds without a new heartbeat after which a peer may be lost; the supervisor decides whether it is."""
-AGAIN_S = 20.0
+RECHECK_S = 20.0
 """Interval in seconds between checks whether a lost peer has recovered."""
-WORD_S = 3_600.0
+DECISION_TIMEOUT_S = 3_600.0
 """Timeout in seconds for the supervisor's decision, which may include the boot of a replacement machine."""
-FLEET_S = 86_400.0
+FLEET_TIMEOUT_S = 86_400.0
 """Timeout in seconds for a fleet's replacement machine: a group may lack capacity for hours."""
 
 
@@ -31,7 +31,7 @@ class LeftOutError(Exception):
     """This node is no longer a member: another node has replaced it, or the others go on without it."""
 
 
-def adopt(place: Place, ledger: Ledger) -> Place:
+def adopt(place: ProgramContext, ledger: Ledger) -> ProgramContext:
     """Return the place with the current members and this node's rank among them. Raises LeftOutError."""
     if not is_member(place, ledger):
         raise LeftOutError(f"{place.node.node} is no member of the attempt any more")
@@ -41,12 +41,12 @@ def adopt(place: Place, ledger: Ledger) -> Place:
     return dataclasses.replace(place, nodes=list(ledger.members), node=own)
 
 
-def is_member(place: Place, ledger: Ledger) -> bool:
+def is_member(place: ProgramContext, ledger: Ledger) -> bool:
     """Return whether this node is among the current members."""
     return place.node.node in [node.node for node in ledger.members or place.nodes]
 
 
-def take_place(ledger: Ledger, job_dir: JobDir, attempt: int, place: Place) -> Generation:
+def take_place(ledger: Ledger, job_dir: JobDir, attempt: int, place: ProgramContext) -> Generation:
     """Replace the lost node by this one without a supervisor's decision; return the generation with the new members.
 
     Raises LeftOutError, JobDirError.
@@ -58,7 +58,7 @@ def take_place(ledger: Ledger, job_dir: JobDir, attempt: int, place: Place) -> G
         if int(lost.node.rpartition(".")[2]) > int(own.node.rpartition(".")[2]):
             raise LeftOutError(f"{lost.node} is in its place")
         nodes = [dataclasses.replace(node, node=own.node) if node is lost else node for node in members]
-        beats = {node.node: _Sign.read(job_dir, attempt, node.node) for node in members}
+        beats = {node.node: _PeerState.read(job_dir, attempt, node.node) for node in members}
         saved = max(sign.saved_step for sign in beats.values())
         if ledger.take_place(nodes, lost.node, beats[lost.node].generation, saved).kind == "closed":
             raise LeftOutError("the program is not to be started again")
@@ -77,17 +77,17 @@ def wait_for(ledger: Ledger, runner: Runner, wanted: Callable[[Generation], bool
 
     def look() -> Generation | None:
         try:
-            record = ledger.look(ledger.following)
+            record = ledger.read_generation(ledger.following)
         except JobDirError:  # the heartbeat decides whether the job dir is lost
             return None
         if record is not None:
-            ledger.follow(record)
+            ledger.adopt(record)
         return record if record is not None and (record.kind == "closed" or wanted(record)) else None
 
     return runner.poll(look, limit_s, ledger.every_s)
 
 
-def lost_peer(job_dir: JobDir, attempt: int, place: Place, runner: Runner) -> str | None:
+def lost_peer(job_dir: JobDir, attempt: int, place: ProgramContext, runner: Runner) -> str | None:
     """Return the name of a peer that is being preempted, or whose heartbeat is unchanged for SILENT_S.
 
     Returns None if every peer is alive or has a result. Raises JobDirError, Interrupted.
@@ -98,7 +98,7 @@ def lost_peer(job_dir: JobDir, attempt: int, place: Place, runner: Runner) -> st
     )  # requests frequent heartbeats: in the steady state they are rare
     until, first = time.monotonic() + SILENT_S, dict.fromkeys(others, -1)
     while True:
-        signs = {name: _Sign.read(job_dir, attempt, name) for name in others}
+        signs = {name: _PeerState.read(job_dir, attempt, name) for name in others}
         leaving = next((name for name, sign in signs.items() if sign.leaves), None)
         if leaving is not None:
             return leaving
@@ -110,7 +110,7 @@ def lost_peer(job_dir: JobDir, attempt: int, place: Place, runner: Runner) -> st
 
 
 @dataclass(frozen=True, slots=True)
-class _Sign:
+class _PeerState:
     """State of another node, from its heartbeat and its result."""
 
     pulse: int
@@ -122,7 +122,7 @@ class _Sign:
     saved_step: int = 0
 
     @classmethod
-    def read(cls, job_dir: JobDir, attempt: int, node: str) -> _Sign:
+    def read(cls, job_dir: JobDir, attempt: int, node: str) -> _PeerState:
         told = _read(Heartbeat, job_dir, node_key(attempt, node, "heartbeat.json"))
         end = _read(Result, job_dir, node_key(attempt, node, "result.json"))
         outcome = None if end is None else end.outcome

@@ -15,18 +15,18 @@ from typing import Any, Protocol, TypeVar
 from ...protocol.jobdir import Address, Generation, JobDir, Record, RecordError, node_key
 from ...protocol.logs import LogWriter
 from ..checkpoint.schedule import interval
-from ..launchers import LOOPBACK, Place, free_port, machine_environment, needs_addresses, own_host, processes
+from ..launchers import LOOPBACK, ProgramContext, free_port, machine_environment, needs_addresses, own_host, processes
 from ..notices import Order, Orders
 from ..processes.exit_verdict import INTERRUPTED_EXIT, Ending, judge
 from ..processes.outcome_watch import OutcomeWatch
 from ..processes.program import Exit, Process, kill_leftovers
-from .generations import Ledger, Lookout
+from .generations import GenerationWatcher, Ledger
 from .gpu_idle import VISIBLE, IdleWatch, read_utilisation
-from .heartbeat import Heart, read_progress
+from .heartbeat import HeartbeatThread, read_progress
 from .membership import (
-    AGAIN_S,
-    FLEET_S,
-    WORD_S,
+    DECISION_TIMEOUT_S,
+    FLEET_TIMEOUT_S,
+    RECHECK_S,
     Begun,
     LeftOutError,
     adopt,
@@ -36,8 +36,8 @@ from .membership import (
     wait_for,
 )
 from .node_writer import NodeWriter, writer_environment
-from .restart import fruitless_in_a_row, wish
-from .runner import PEER_S, POLL_S, Conduct, Runner, Wakeup
+from .restart import generations_without_checkpoint, requested_restart
+from .runner import PEER_S, POLL_S, Runner, StopHooks, Wakeup
 from .timeline import History
 
 SETTLE_S = 1.0
@@ -75,7 +75,7 @@ class Node:
     orders: Orders
     runner: Runner
     log: LogWriter
-    heart: Heart
+    heart: HeartbeatThread
     history: History
     retry: Retry
     of_fleet: bool = False
@@ -96,11 +96,11 @@ class Node:
 class NodeProgram:
     """Runner of the program's generations on this node, until none follows."""
 
-    def __init__(self, node: Node, place: Place, launcher: str, ledger: Ledger) -> None:
+    def __init__(self, node: Node, place: ProgramContext, launcher: str, ledger: Ledger) -> None:
         self._node, self._launcher, self._ledger = node, launcher, ledger
         self._machine_env = machine_environment(os.environ, node.marker)
         env = writer_environment(self._machine_env, place.job.env)
-        self._writer = NodeWriter(node.state / "writer.sock", env, node.log.say)
+        self._writer = NodeWriter(node.state / "writer.sock", env, node.log.add_agent_line)
         self.place = dataclasses.replace(place, writer=str(self._writer.path))
         """The place of the newest generation."""
         self._known: dict[str, Address] = {}
@@ -115,9 +115,9 @@ class NodeProgram:
         Raises LeftOutError, Interrupted, Vanished, JobDirError, LauncherError, OSError, ValueError.
         """
         try:
-            generation = self._enter()
+            generation = self._first_generation()
             while True:
-                addresses = self._meet(dataclasses.replace(self.place, generation=generation))
+                addresses = self._exchange_addresses(dataclasses.replace(self.place, generation=generation))
                 if isinstance(addresses, Generation):
                     generation = self._prepare(addresses)
                     continue
@@ -134,7 +134,7 @@ class NodeProgram:
     def _seconds_left(self) -> float:
         return self._node.runner.seconds_left(DRAIN_S)
 
-    def _enter(self) -> int:
+    def _first_generation(self) -> int:
         """Return the generation to begin with: the first, or a later one if the machine joins late or was restarted.
 
         Raises LeftOutError, Interrupted, JobDirError.
@@ -146,13 +146,13 @@ class NodeProgram:
             raise LeftOutError("the program has ended on the other nodes")
         if not is_member(self.place, ledger):
             node.heart.set_phase("waiting")
-            node.log.say("ready to take a lost node's place")
+            node.log.add_agent_line("ready to take a lost node's place")
             if node.of_fleet:
                 following = node.retry(lambda: take_place(ledger, node.job_dir, node.attempt, self.place))
             else:
-                following = wait_for(ledger, node.runner, lambda _: is_member(self.place, ledger), WORD_S)
+                following = wait_for(ledger, node.runner, lambda _: is_member(self.place, ledger), DECISION_TIMEOUT_S)
         elif self._begun.generation:
-            following = ledger.awaits(self._begun.generation) or node.retry(
+            following = ledger.find_awaiting_generation(self._begun.generation) or node.retry(
                 lambda: ledger.rejoin(f"{node.name} was restarted")
             )
         else:
@@ -171,7 +171,9 @@ class NodeProgram:
         self.place = adopt(self.place, self._ledger)
         where = "all processes start" if following.group else "it starts"
         pause = f" in {following.pause_s:.0f} s" if following.pause_s else ""
-        self._node.log.say(f"{following.reason}; {where} again in place{pause} (generation {following.generation})")
+        self._node.log.add_agent_line(
+            f"{following.reason}; {where} again in place{pause} (generation {following.generation})"
+        )
         self._node.runner.pause(following.pause_s)
         return following.generation
 
@@ -206,33 +208,33 @@ class NodeProgram:
             reported=outcomes.reported(),
             interrupted_exit=self._interrupted_exit,
         )
-        node.history.see(read_progress(place.progress), generation)
+        node.history.record_progress(read_progress(place.progress), generation)
         node.history.end(ending.reason if elsewhere is None else elsewhere.reason)
         return ending, self._what_follows(ending, elsewhere, place)
 
     def _earlier(self, generation: int) -> dict[str, Any]:
         """Return the history of failures before this generation: earlier attempts, and this attempt on this node."""
         timeline, place = self._node.history, self.place
-        costs = [told["cost"] for told in timeline.told if told and told.get("cost") is not None]
+        costs = [told["cost"] for told in timeline.progress_by_generation if told and told.get("cost") is not None]
         before = interval.History.from_json(place.earlier)
         now = before.plus(place.market, timeline.seconds * len(place.nodes), generation - 1)
         return {**now.to_json(), "cost": costs[-1] if costs else before.cost}
 
     def _watch(
-        self, wanted: Sequence[Process], place: Place, outcomes: OutcomeWatch
+        self, wanted: Sequence[Process], place: ProgramContext, outcomes: OutcomeWatch
     ) -> tuple[list[Exit], bool, Generation | None]:
         node, conduct = self._node, _ProgramConduct(place, self._writer, self._ledger, outcomes)
         with contextlib.ExitStack() as stack:
             stack.enter_context(self._idle_watch(place))
             # If lost nodes are replaced, membership may change even for a single node.
             if self._ledger.heals or (len(place.nodes) > 1 and self._ledger.scope != "lone"):
-                conduct.lookout = stack.enter_context(Lookout(self._ledger, node.orders, node.wakeup.wake))
+                conduct.lookout = stack.enter_context(GenerationWatcher(self._ledger, node.orders, node.wakeup.wake))
             self._writer.begin()
             exits, asked = node.runner.run(wanted, node.code, conduct, node.log, node.heart)
         node.log.flush()  # writing staged checkpoints and copying outputs may take hours
         return exits, asked, conduct.lookout.found if conduct.lookout else None
 
-    def _what_follows(self, ending: Ending, elsewhere: Generation | None, place: Place) -> Generation | None:
+    def _what_follows(self, ending: Ending, elsewhere: Generation | None, place: ProgramContext) -> Generation | None:
         """Return the generation that follows on this node; None if none does, such as after an order."""
         node, ledger = self._node, self._ledger
         order = node.orders.deciding
@@ -240,16 +242,20 @@ class NodeProgram:
             return None
         may_follow = order is None and not ending.final
         if elsewhere is not None and may_follow:
-            ledger.follow(elsewhere)
+            ledger.adopt(elsewhere)
             return elsewhere
-        wanted = None if order is not None else wish(ending, fruitless_in_a_row(node.history.told))
+        wanted = (
+            None
+            if order is not None
+            else requested_restart(ending, generations_without_checkpoint(node.history.progress_by_generation))
+        )
         if may_follow and ending.outcome != "succeeded" and not ledger.grants(wanted):
-            word = self._word(place)
+            word = self._wait_for_replacement(place)
             if word is not None:
                 return None if word.kind == "closed" else word
-        return node.retry(lambda: ledger.settle(wanted, ending.outcome, may_follow=may_follow))
+        return node.retry(lambda: ledger.decide_next(wanted, ending.outcome, may_follow=may_follow))
 
-    def _word(self, place: Place) -> Generation | None:
+    def _wait_for_replacement(self, place: ProgramContext) -> Generation | None:
         """Wait for the generation that replaces a lost peer, whose loss may have ended the program.
 
         Returns None if no peer is lost, or on timeout.
@@ -257,20 +263,20 @@ class NodeProgram:
         node, ledger = self._node, self._ledger
         if not ledger.heals or ledger.scope != "group" or len(place.nodes) == 1:
             return None
-        until, said = time.monotonic() + (FLEET_S if node.of_fleet else WORD_S), ""
+        until, said = time.monotonic() + (FLEET_TIMEOUT_S if node.of_fleet else DECISION_TIMEOUT_S), ""
         while time.monotonic() < until:
             peer = node.retry(lambda: lost_peer(node.job_dir, node.attempt, place, node.runner))
             if peer is None:
                 return None
             if peer != said:
-                node.log.say(f"{peer} seems to be lost: waiting for what takes its place")
+                node.log.add_agent_line(f"{peer} seems to be lost: waiting for what takes its place")
                 said = peer
-            word = wait_for(ledger, node.runner, ledger.concerns, AGAIN_S)
+            word = wait_for(ledger, node.runner, ledger.affects_this_node, RECHECK_S)
             if word is not None:
                 return word
         return None
 
-    def _meet(self, place: Place) -> dict[str, Address] | Generation:
+    def _exchange_addresses(self, place: ProgramContext) -> dict[str, Address] | Generation:
         """Exchange addresses with the other nodes; return them, or a newer generation that has replaced this one.
 
         Each rendezvous uses new ports, as old ones may still be in use.
@@ -302,34 +308,34 @@ class NodeProgram:
             address = node.retry(lambda: _read_address(node.job_dir, key))
             if address is not None:
                 return address
-            record = None if ledger.scope == "lone" else node.retry(lambda: ledger.look(ledger.following))
+            record = None if ledger.scope == "lone" else node.retry(lambda: ledger.read_generation(ledger.following))
             if record is not None:
-                ledger.follow(record)
+                ledger.adopt(record)
             return record if record is not None and record.group else None
 
         # On Vertex AI, programs start as machines arrive: other machines may be an hour later (vertex/provisioner.py).
-        limit_s = FLEET_S if node.of_fleet else WORD_S
+        limit_s = FLEET_TIMEOUT_S if node.of_fleet else DECISION_TIMEOUT_S
         found = node.runner.poll(look, limit_s, ledger.every_s)
         if isinstance(found, Address) or (isinstance(found, Generation) and found.kind != "closed"):
             return found
         never = f"{other} has not told its address in {limit_s:.0f} s"
         raise LeftOutError(never if found is None else "the program has ended on another node")
 
-    def _idle_watch(self, place: Place) -> contextlib.AbstractContextManager[object]:
+    def _idle_watch(self, place: ProgramContext) -> contextlib.AbstractContextManager[object]:
         """Return a context manager that reports the GPUs' idle time in heartbeats, if the job limits it."""
         if place.job.gpu_idle_s is None or place.node.gpus == 0:
             return contextlib.nullcontext()
         sample = functools.partial(read_utilisation, os.environ.get(VISIBLE))
         node = self._node
-        return IdleWatch(place.job.gpu_idle_s, sample, report=node.heart.set_gpu_idle, say=node.log.say)
+        return IdleWatch(place.job.gpu_idle_s, sample, report=node.heart.set_gpu_idle, say=node.log.add_agent_line)
 
 
-class _ProgramConduct(Conduct):
+class _ProgramConduct(StopHooks):
     """Hooks for one generation of the program."""
 
-    def __init__(self, place: Place, writer: NodeWriter, ledger: Ledger, outcomes: OutcomeWatch) -> None:
+    def __init__(self, place: ProgramContext, writer: NodeWriter, ledger: Ledger, outcomes: OutcomeWatch) -> None:
         self.listening = place.listening
-        self.lookout: Lookout | None = None
+        self.lookout: GenerationWatcher | None = None
         self._progress, self._writer, self._ledger, self._outcomes = place.progress, writer, ledger, outcomes
 
     @property

@@ -48,7 +48,7 @@ class Budget:
 
 
 @dataclass(frozen=True, slots=True)
-class Wish:
+class RestartRequest:
     """A node's request to restart its program; `pause_s` is the backoff in seconds."""
 
     kind: GenerationKind
@@ -56,7 +56,7 @@ class Wish:
     pause_s: float
 
 
-def wish(ending: Ending, fruitless: int) -> Wish | None:
+def requested_restart(ending: Ending, fruitless: int) -> RestartRequest | None:
     """Return the restart that a node requests after its processes ended without an order; None if it requests none.
 
     `fruitless`: generations in a row that ended without a new checkpoint, this one included.
@@ -66,13 +66,13 @@ def wish(ending: Ending, fruitless: int) -> Wish | None:
         return None
     first, most = _PAUSE_S
     pause = 0.0 if fruitless < 2 else min(most, first * 2.0 ** (fruitless - 2))
-    return Wish(kind, ending.reason, pause)
+    return RestartRequest(kind, ending.reason, pause)
 
 
 _KINDS: dict[str, GenerationKind] = {"failed": "failure", "again": "interruption"}
 
 
-def allowed(wanted: Wish, budget: Budget, last: Generation | None) -> tuple[int, int] | None:
+def charge_budget(wanted: RestartRequest, budget: Budget, last: Generation | None) -> tuple[int, int] | None:
     """Return the failures and interruptions used once the request is granted; None if the budget does not allow it."""
     failures, interruptions = (0, 0) if last is None else (last.failures, last.interruptions)
     if wanted.kind == "failure":
@@ -82,13 +82,13 @@ def allowed(wanted: Wish, budget: Budget, last: Generation | None) -> tuple[int,
     return failures, interruptions + 1
 
 
-def fruitless_in_a_row(told: Sequence[dict[str, Any] | None]) -> int:
+def generations_without_checkpoint(progresses: Sequence[dict[str, Any] | None]) -> int:
     """Return the number of generations in a row, up to the newest, that saved no new checkpoint.
 
     `told`: last Progress of each generation, oldest first.
     """
     count, best = 0, 0
-    for progress in told:
+    for progress in progresses:
         saved = int((progress or {}).get("saved_step") or 0)
         count = 0 if saved > best else count + 1
         best = max(best, saved)

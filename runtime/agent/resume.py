@@ -17,7 +17,7 @@ from ...protocol.logs import next_chunk
 
 
 @dataclass(frozen=True, slots=True)
-class Before:
+class EarlierRun:
     """State that an earlier run of the node has left in the job dir; empty on the first run."""
 
     chunk: int = 1
@@ -60,13 +60,13 @@ class OwnClaim:
         return True
 
 
-def look_back(job_dir: JobDir, attempt: int, node: str) -> Before:
+def read_earlier_run(job_dir: JobDir, attempt: int, node: str) -> EarlierRun:
     """Read what an earlier run of the node has written. Raises JobDirError."""
     try:
         heartbeat = Heartbeat.read(job_dir, node_key(attempt, node, "heartbeat.json"))
     except RecordError:  # invalid: it will be overwritten
         heartbeat = None
-    return Before(
+    return EarlierRun(
         next_chunk(job_dir, attempt, node),
         heartbeat,
         job_dir.exists(node_key(attempt, node, "result.json")),

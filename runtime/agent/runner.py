@@ -16,7 +16,7 @@ from ...protocol.logs import LogWriter
 from ..notices import KINDS, Order, Orders, SignalOrders, write_notice
 from ..processes.failure_causes import LastLines, OutOfMemoryCounter, find_cause
 from ..processes.program import Exit, Process, Program
-from .heartbeat import Heart
+from .heartbeat import HeartbeatThread
 
 POLL_S = 0.5
 PEER_S = 5.0
@@ -75,15 +75,15 @@ class Wakeup:
         return taken
 
 
-class Conduct:
+class StopHooks:
     """Hooks that decide how running processes are stopped. The base class suits processes that do not train (setup)."""
 
     listening: Path | None = None
     """File that the program creates once it polls for notices."""
-    spared: int | None = None
+    protected_pid: int | None = None
     """PID of a child of the agent that must not be killed with the program: the checkpoint writer's orphan guard."""
 
-    def look(self) -> float:
+    def do_periodic_work(self) -> float:
         """Do periodic work; return the seconds after which it must be called again."""
         return POLL_S
 
@@ -95,7 +95,7 @@ class Conduct:
         """Return the exit code of each rank whose program has ended while the shell that started it still runs."""
         return {}
 
-    def parting(self) -> Order | None:
+    def restart_order(self) -> Order | None:
         """Return an order to save and end before a restart with other nodes; None if there is none."""
         return None
 
@@ -118,7 +118,7 @@ class Runner:
         self._last_minute = self._dies - min(_LIFETIME_MARGIN_S, (lifetime_s or 0.0) / 10)
 
     def run(
-        self, wanted: Sequence[Process], folder: Path, conduct: Conduct, log: LogWriter, heart: Heart
+        self, wanted: Sequence[Process], folder: Path, conduct: StopHooks, log: LogWriter, heart: HeartbeatThread
     ) -> tuple[list[Exit], bool]:
         """Run processes until all of them and their descendants have ended.
 
@@ -135,7 +135,7 @@ class Runner:
             asked = self._wait_for(program, exits, conduct, log, heart)
             by_itself = len(exits)
         finally:
-            exits += program.kill(self._marker, conduct.spared)
+            exits += program.kill(self._marker, conduct.protected_pid)
         program.finish_output(_LAST_LINES_S)
         self.raise_if_vanished()
         kills = memory.kills()
@@ -176,14 +176,16 @@ class Runner:
             self._wakeup.wait(every_s)
         return answer
 
-    def _wait_for(self, program: Program, exits: list[Exit], conduct: Conduct, log: LogWriter, heart: Heart) -> bool:
+    def _wait_for(
+        self, program: Program, exits: list[Exit], conduct: StopHooks, log: LogWriter, heart: HeartbeatThread
+    ) -> bool:
         """Wait until all processes have ended or must be killed; return whether they were asked to end."""
         signalled = heard = False
         told: Order | None = None
         peer: Order | None = None
         while program.running and not conduct.is_over():
             now = time.monotonic()
-            peer = peer or conduct.parting()
+            peer = peer or conduct.restart_order()
             ends, due = self._next_end(now, peer, conduct)
             if now >= ends:
                 break
@@ -201,18 +203,18 @@ class Runner:
             if due is None and save is not None and save is not told:
                 told = save
                 self._tell(save, conduct.listening)
-            self._wakeup.wait(min(ends - now, conduct.look(), POLL_S))
+            self._wakeup.wait(min(ends - now, conduct.do_periodic_work(), POLL_S))
             for rank, code in conduct.ended_programs().items():
                 program.end_group(rank, code)
             exits += (ended := program.reap())
             failed = next((end for end in ended if end.code != 0), None)
             if peer is None and program.running and failed is not None:
                 left = conduct.peers_s(failed)
-                log.say(f"{failed.describe()}; the other processes of this node have {left:.0f} s to end")
+                log.add_agent_line(f"{failed.describe()}; the other processes of this node have {left:.0f} s to end")
                 peer = Order("failed", "peer", failed.describe(), time.monotonic() + left)
         return heard or signalled
 
-    def _next_end(self, now: float, peer: Order | None, conduct: Conduct) -> tuple[float, Order | None]:
+    def _next_end(self, now: float, peer: Order | None, conduct: StopHooks) -> tuple[float, Order | None]:
         """Return the time at which running processes are killed, and the order for it; (infinity, None) if none."""
         order = self._current(now)
         ends = [(peer.deadline, peer)] if peer is not None else []

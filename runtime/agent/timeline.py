@@ -49,7 +49,7 @@ class History:
         """Seconds since the node was claimed."""
         return max(0.0, self._now() - self._times.claimed)
 
-    def see(self, progress: dict[str, Any] | None, generation: int) -> None:
+    def record_progress(self, progress: dict[str, Any] | None, generation: int) -> None:
         """Record a generation's progress; ignored if it is not the newest."""
         with self._lock:
             if progress is None or not self._spans or self._spans[-1].generation != generation:
@@ -69,7 +69,7 @@ class History:
         self._times = dataclasses.replace(self._times, ended=self._now())
 
     @property
-    def told(self) -> list[dict[str, Any] | None]:
+    def progress_by_generation(self) -> list[dict[str, Any] | None]:
         """Last progress of each generation, oldest first."""
         with self._lock:
             return [span.progress for span in self._spans]

@@ -58,7 +58,7 @@ class Report:
             "right, and an interruption costs the steps since then"
         )
 
-    def tell(
+    def report_saved_state(
         self,
         *,
         step: int,

@@ -17,7 +17,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from ..checkpoint.data import random_state
-from ..checkpoint.errors import EXIT_DONE, EXIT_NONE, EXIT_OLDER, EXIT_USER, CheckpointError, logger
+from ..checkpoint.errors import EXIT_DONE, EXIT_NOTHING_SAVED, EXIT_STALE, EXIT_USER, CheckpointError, logger
 from ..checkpoint.outcome import Outcome, OutcomeRecord
 from ..checkpoint.rendezvous import find_world
 from .program import loops
@@ -139,7 +139,7 @@ class Session:
         if self._since is None:
             self._since = digests(self._variables.graph())
             self._restore_early()
-        return loops.leave_out(loop, expected["count"] - 1, expected["given"])
+        return loops.skip_items(loop, expected["count"] - 1, expected["given"])
 
     def before_batch(self, one: Pass) -> None:
         """Handle the request for a pass's next batch: restore a checkpoint, or end the step."""
@@ -264,7 +264,7 @@ class Session:
         try:
             if self._report.open:
                 self.state_dict()  # raises UnsavableError now rather than at the first save
-                self._tell(checkpointer)
+                self._report_state(checkpointer)
             checkpointer.begin()
             self._steps = 0
             for other in self._passes.living():
@@ -319,7 +319,8 @@ class Session:
     def _place(self, one: Pass) -> dict[str, Any]:
         return {
             "chain": [
-                {"place": place, "count": other.count, "given": other.given} for other, place in self._loops.chain()
+                {"place": place, "count": other.count, "given": other.current_item}
+                for other, place in self._loops.chain()
             ],
             "number": one.number,
             "position": one.position.state_dict(),
@@ -368,7 +369,7 @@ class Session:
         if not place["position"]["batch"]:
             random_state.restore(one.at_start, generators)
         one.position.load_state_dict(place["position"])
-        with sampler_state.put_back(self.code, one.loader, place["drawn"]):
+        with sampler_state.restored(self.code, one.loader, place["drawn"]):
             one.open()
         self._variables.load_state_dict(state["variables"])
         random_state.restore(place["now"], generators)
@@ -377,7 +378,7 @@ class Session:
         self._loaded, self._steps, self._files.early = None, 0, False
         self._current = (loop, one)
         try:
-            self._tell(checkpointer)
+            self._report_state(checkpointer)
             checkpointer.begin()
         finally:
             self._current = None
@@ -447,16 +448,16 @@ class Session:
             OutcomeRecord("", int(os.environ.get("RANK") or 0)).leave(Outcome(EXIT_USER, 0, None, None, text))
         if checkpointer is None:
             return
-        notice, step = checkpointer.look_for_notice(), checkpointer.step
+        notice, step = checkpointer.poll_notice(), checkpointer.step
         self._stop_saving(reason)
         self._report.stop(reason, step)
         if notice is not None and notice.stop:
-            code = EXIT_OLDER if checkpointer.saved_step is not None else EXIT_NONE
+            code = EXIT_STALE if checkpointer.saved_step is not None else EXIT_NOTHING_SAVED
             checkpointer.leave(code, f"{notice.reason}: stopped at step {step}, which is not saved")
 
-    def _tell(self, checkpointer: Checkpointer) -> None:
+    def _report_state(self, checkpointer: Checkpointer) -> None:
         graph = self._graph()
-        self._report.tell(
+        self._report.report_saved_state(
             step=checkpointer.step,
             objects=self._objects.by_name(),
             variables=self._variables.state_dict(graph, strict=False),

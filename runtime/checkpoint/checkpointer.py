@@ -170,7 +170,7 @@ class Checkpointer(Session):
 
         Raises CheckpointError if other ranks make a different call.
         """
-        with self._told():
+        with self.report_errors():
             self._saver.settle(math.inf)
 
     def log(self, **values: Any) -> None:  # numbers, or tensors of one

@@ -10,16 +10,16 @@ from typing import TYPE_CHECKING
 
 from ...protocol.checkpoint_names import Name
 from ...protocol.jobdir import JobDirError
-from .errors import FencedError, PassingError, UnusableError, logger
+from .errors import FencedError, TransientError, UnusableError, logger
 from .format.manifest import RankManifest, chunk_hash
 from .restore.loading import Files
-from .restore.verified_reads import confirmed, open_data
+from .restore.verified_reads import open_data, retry_if_damaged
 from .store import CheckpointStore, Condition
 
 if TYPE_CHECKING:
     from .ranks import Ranks
 
-LEAST = 2
+MIN_CHECKPOINTS = 2
 """Number of checkpoints that must fit on the disk: the newest one is kept until the next is committed."""
 
 
@@ -46,9 +46,9 @@ def _warning(store: CheckpointStore, size: int, keep: int) -> str:
         figures = f"a checkpoint takes {_text(size)}, and {_text(free)} are free{_others(store, good)}"
     except (JobDirError, OSError):
         return ""  # reported by the first save
-    if fit < LEAST:
-        raise PassingError(
-            f"{store}: the disk is too small to save to: {figures}. There must be room for {LEAST}, for the newest "
+    if fit < MIN_CHECKPOINTS:
+        raise TransientError(
+            f"{store}: the disk is too small to save to: {figures}. There must be room for {MIN_CHECKPOINTS}, for the newest "
             "stands until the next is complete: free some, or give a folder on a larger disk"
         )
     return (
@@ -65,7 +65,7 @@ def make_room(store: CheckpointStore, coming: Name, size: int) -> bool:
     """
     try:
         good = store.in_condition(Condition.GOOD)
-        if len(good) < LEAST or good[0].age > coming.age:
+        if len(good) < MIN_CHECKPOINTS or good[0].age > coming.age:
             return False
         if _free(store) + sum(map(store.size, good[1:])) < size:
             return False
@@ -135,7 +135,7 @@ def _verify_data(store: CheckpointStore, name: Name, manifest: RankManifest) -> 
 
     try:
         for number in range(len(manifest.chunks)):
-            confirmed(lambda number=number: verify(number), data.path)  # type: ignore[misc]
+            retry_if_damaged(lambda number=number: verify(number), data.path)  # type: ignore[misc]
     finally:
         data.close()
 

@@ -11,9 +11,9 @@ EXIT_USER = 70
 """An error in the program; running it again would not help. (EX_SOFTWARE)"""
 EXIT_SAVED = 75
 """Interrupted, with all steps in a committed checkpoint: run it again. (EX_TEMPFAIL)"""
-EXIT_OLDER = 76
+EXIT_STALE = 76
 """Interrupted, and the last save failed: run it again; it resumes from an older checkpoint and redoes some steps."""
-EXIT_NONE = 77
+EXIT_NOTHING_SAVED = 77
 """Interrupted without any checkpoint: run it again, from the beginning."""
 EXIT_STORE = 74
 """The training is finished, but its last checkpoint could not be written. (EX_IOERR)"""
@@ -31,16 +31,16 @@ class CheckpointError(Exception):
     """Exit code to record in the outcome file; None: record nothing, so that the launcher applies its own rules."""
 
 
-class PassingError(CheckpointError):
+class TransientError(CheckpointError):
     """A transient error, such as an unreachable store or rank: running the program again may help."""
 
     code: int | None = None
 
 
-class OutOfReachError(PassingError):
+class StoreUnavailableError(TransientError):
     """The store stayed unavailable through all retries: the job is to run again, and no failure is counted."""
 
-    code = EXIT_OLDER
+    code = EXIT_STALE
 
 
 class TakenOverError(CheckpointError):

@@ -7,11 +7,11 @@ import os
 from .errors import CheckpointError
 from .store import CheckpointStore
 
-_held: dict[tuple[int, str], FolderHold] = {}
+_held: dict[tuple[int, str], FolderLock] = {}
 """Current holder, by process id (a forked child inherits this table) and folder."""
 
 
-class FolderHold:
+class FolderLock:
     """Lock that a Checkpointer holds on its folder. Until its first use() the next Checkpointer can take it over."""
 
     def __init__(self, store: CheckpointStore) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 
 from ...protocol.jobdir import JobDirError
 from ...protocol.metrics import Number, Row, Segment, find_segment
-from .errors import CheckpointError, OutOfReachError, logger
+from .errors import CheckpointError, StoreUnavailableError, logger
 
 SEGMENT = 256 << 10
 """Size in bytes at which a segment is closed: limits how many bytes are written again with each save."""
@@ -76,7 +76,9 @@ class MetricRows:
         try:
             segment = find_segment(find, checkpoint)
         except JobDirError as error:
-            raise OutOfReachError(f"what was logged up to checkpoint {checkpoint} cannot be read: {error}") from error
+            raise StoreUnavailableError(
+                f"what was logged up to checkpoint {checkpoint} cannot be read: {error}"
+            ) from error
         except ValueError as error:
             logger().warning(f"what was logged up to checkpoint {checkpoint} is lost: {error}")
             return

@@ -24,9 +24,9 @@ from ...storage import durable
 from .errors import (
     EXIT_DONE,
     EXIT_FENCED,
-    EXIT_NONE,
-    EXIT_OLDER,
+    EXIT_NOTHING_SAVED,
     EXIT_SAVED,
+    EXIT_STALE,
     EXIT_STORE,
     EXIT_USER,
     CheckpointError,
@@ -37,16 +37,16 @@ TRAINING = "training"
 """Outcome of a training that has begun. If it remains in the file, the process was killed."""
 UNFINISHED = "unfinished"
 """Outcome of a training that its program left early: by `break`, `return` or `sys.exit()`."""
-WORDS = {
+OUTCOMES = {
     EXIT_DONE: "done",
     EXIT_SAVED: "interrupted",
-    EXIT_OLDER: "stale",
-    EXIT_NONE: "nothing-saved",
+    EXIT_STALE: "stale",
+    EXIT_NOTHING_SAVED: "nothing-saved",
     EXIT_STORE: "store",
     EXIT_USER: "user",
     EXIT_FENCED: "fenced",
 }
-SEVERITY = (WORDS[EXIT_DONE], UNFINISHED, TRAINING, *list(WORDS.values())[1:])
+SEVERITY = (OUTCOMES[EXIT_DONE], UNFINISHED, TRAINING, *list(OUTCOMES.values())[1:])
 """All outcomes, least severe first. The outcome of a program is the most severe one of its trainings and ranks."""
 _REASON = 4000
 """Maximum length of a recorded reason, in characters."""
@@ -69,7 +69,7 @@ class Outcome:
     """Explanation for people."""
 
     def fields(self) -> dict[str, Any]:
-        return {**asdict(self), "outcome": WORDS[self.code], "reason": self.reason[:_REASON]}
+        return {**asdict(self), "outcome": OUTCOMES[self.code], "reason": self.reason[:_REASON]}
 
 
 class OutcomeRecord:
@@ -84,7 +84,7 @@ class OutcomeRecord:
 
     def announce(self) -> None:
         """Record that the training may begin, unless its record is that of an interrupted, failed or killed process."""
-        self._write({"outcome": TRAINING}, over=(WORDS[EXIT_DONE], UNFINISHED))
+        self._write({"outcome": TRAINING}, over=(OUTCOMES[EXIT_DONE], UNFINISHED))
 
     def begin(self) -> None:
         """Record that the training has begun."""
@@ -107,7 +107,7 @@ class OutcomeRecord:
 
     def close(self) -> None:
         """Record, at the normal exit of the process, that the program left its training early."""
-        self._write({"outcome": UNFINISHED}, over=(TRAINING, WORDS[EXIT_USER]))
+        self._write({"outcome": UNFINISHED}, over=(TRAINING, OUTCOMES[EXIT_USER]))
 
     def _write(self, fields: dict[str, object], over: Sequence[str] = SEVERITY) -> bool:
         """Replace this record if its outcome is one of `over`; return whether it was written. An OSError is logged."""

@@ -14,14 +14,14 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
-from .errors import CheckpointError, PassingError
+from .errors import CheckpointError, TransientError
 from .rendezvous import find_world, make_group
 
 _T = TypeVar("_T")
 _WIDTH = 16
 """Number of values in one all-reduce, padded: with different lengths the ranks would hang, or read past the end."""
 
-_LET_GO_S = 1.0
+_RELEASE_TIMEOUT_S = 1.0
 """Maximum seconds to wait for gloo's thread to release a tensor, which it does shortly after the result is available.
 If it does so after the interpreter's shutdown, the process aborts ("terminate called without an active exception",
 torch 2.13), and a finished or interrupted training would look like a failure. Seen in 5 of 80 processes on a busy
@@ -29,15 +29,15 @@ machine."""
 
 
 @contextmanager
-def _others_may_end() -> Iterator[None]:
+def translate_lost_rank() -> Iterator[None]:
     """Translate the RuntimeError by which torch reports a lost rank, which names only its transport."""
     try:
         yield
     except RuntimeError as error:
-        raise PassingError(f"another rank has ended, or cannot be reached: see its own output ({error})") from error
+        raise TransientError(f"another rank has ended, or cannot be reached: see its own output ({error})") from error
 
 
-def _told(error: Exception) -> tuple[str, int | None]:
+def _reason_and_code(error: Exception) -> tuple[str, int | None]:
     """Return the reason and exit code of an error, for the other ranks."""
     if isinstance(error, CheckpointError):
         return str(error), error.code
@@ -58,7 +58,7 @@ class Ranks:
                 self._group = torch.distributed.new_group(backend="gloo")
         elif (world := find_world()) is not None and world.size > 1:
             self.rank, self.world = world.rank, world.size
-            with _others_may_end():
+            with translate_lost_rank():
                 self._group = make_group(world)
         elif int(os.environ.get("WORLD_SIZE", "1")) > 1:
             raise CheckpointError(
@@ -83,9 +83,9 @@ class Ranks:
         options = torch.distributed.AllreduceOptions()
         options.reduceOp = torch.distributed.ReduceOp.MAX
         holders = sys.getrefcount(tensor)
-        with _others_may_end():
+        with translate_lost_rank():
             self._group.allreduce([tensor], options).wait()
-        end = time.monotonic() + _LET_GO_S
+        end = time.monotonic() + _RELEASE_TIMEOUT_S
         while sys.getrefcount(tensor) > holders and time.monotonic() < end:
             time.sleep(0)
         most, least, *result = tensor.tolist()
@@ -97,7 +97,7 @@ class Ranks:
         return list(result[:count])
 
     @contextmanager
-    def together(self) -> Iterator[None]:
+    def raise_on_all(self) -> Iterator[None]:
         """Raise an error of one rank on all ranks: on the others as a CheckpointError that names the rank.
 
         The body must not call collective methods.
@@ -108,7 +108,7 @@ class Ranks:
         except Exception as raised:  # noqa: BLE001 - raised again below, after the exchange with the other ranks
             error = raised
         if self.world > 1 and self.maximum([error is not None])[0]:
-            said = self.gather(None if error is None else _told(error))
+            said = self.gather(None if error is None else _reason_and_code(error))
             if error is None:
                 rank, (reason, code) = next((rank, one) for rank, one in enumerate(said) if one is not None)
                 error = CheckpointError(f"rank {rank}: {reason}")
@@ -126,7 +126,7 @@ class Ranks:
         (size,) = self.maximum([len(data)])
         own = torch.frombuffer(bytearray(data.ljust(size, b"\0")), dtype=torch.uint8)
         parts = [torch.empty_like(own) for _ in range(self.world)]
-        with _others_may_end():
+        with translate_lost_rank():
             self._group.allgather([parts], [own]).wait()
         return [pickle.loads(part.numpy().tobytes()) for part in parts]  # noqa: S301 - from ranks of this program
 

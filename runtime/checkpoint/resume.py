@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ...protocol.checkpoint_names import Name, run_nonce
 from ...protocol.jobdir import JobDirError, is_permanent
-from .errors import CheckpointError, OutOfReachError, TakenOverError, logger
+from .errors import CheckpointError, StoreUnavailableError, TakenOverError, logger
 from .restore.restore import Restored, restore
 from .settings import from_environment
 from .store import CheckpointStore
@@ -21,9 +21,9 @@ from .writer.client import WriterClient, finish_earlier
 if TYPE_CHECKING:
     from .ranks import Ranks
 
-DRAIN = 60.0
+DRAIN_TIMEOUT_S = 60.0
 """Timeout in seconds for the saves that an earlier process has staged."""
-_MISFITS = (ValueError, KeyError, TypeError, RuntimeError, AttributeError, IndexError, AssertionError)
+_LOAD_ERRORS = (ValueError, KeyError, TypeError, RuntimeError, AttributeError, IndexError, AssertionError)
 """Exceptions raised by load_state_dict() of various classes for a state that does not fit."""
 
 
@@ -43,8 +43,8 @@ def begin_attempt(store: CheckpointStore, ranks: Ranks, *, shared: bool) -> Atte
     shared: the folder may be used by several jobs, each of which numbers its attempts from 1; so the number is taken
     from the folder instead of the job.
     """
-    with ranks.together():  # before the claim, which would fence off what the previous process is still writing
-        finish_earlier(store, ranks.rank, DRAIN)
+    with ranks.raise_on_all():  # before the claim, which would fence off what the previous process is still writing
+        finish_earlier(store, ranks.rank, DRAIN_TIMEOUT_S)
     attempt = ranks.from_first(lambda: _claim(store, shared=shared))
     store.job_dir.make = False  # exists now; if it is deleted during training, it is not created again
     return attempt
@@ -56,7 +56,7 @@ def _claim(store: CheckpointStore, *, shared: bool) -> Attempt:
         attempt = store.claim(wanted)
         newest = store.newest_attempt()
     except JobDirError as error:
-        kind = CheckpointError if is_permanent(error) else OutOfReachError
+        kind = CheckpointError if is_permanent(error) else StoreUnavailableError
         unwritable = kind(f"nothing can be saved in {store}: {error}. Mend that, or give another folder")
         return Attempt(wanted if wanted is not None else _unclaimed(store), run_nonce(), unwritable)
     if newest > attempt:
@@ -95,20 +95,20 @@ def restore_objects(
 
     Raises CheckpointError if it does not fit the objects.
     """
-    with ranks.together():
+    with ranks.raise_on_all():
         _drain(client)
     if ranks.rank == 0 and attempt.unwritable is None:  # all earlier saves are committed or have failed by now
         _clean(store, attempt.number)
     found = restore(store, ranks, objects=objects, cached=client.cached, on_damage=on_damage)
     if found is not None:
-        with ranks.together():
+        with ranks.raise_on_all():
             _load(store, found, objects)
     return found
 
 
 def _drain(client: WriterClient) -> None:
     start = time.monotonic()
-    if not client.drain(DRAIN) and time.monotonic() - start > DRAIN:
+    if not client.drain(DRAIN_TIMEOUT_S) and time.monotonic() - start > DRAIN_TIMEOUT_S:
         logger().warning("an earlier process's writer has not come to an end: what it still writes may be lost")
 
 
@@ -129,7 +129,7 @@ def _load(store: CheckpointStore, found: Restored, objects: Mapping[str, Any]) -
             logger().warning(f"the checkpoint's state of {name!r} is not used: Checkpointer() was given no {name}=")
         for name, value in objects.items():
             value.load_state_dict(saved[name])
-    except _MISFITS as error:
+    except _LOAD_ERRORS as error:
         raise CheckpointError(
             f"{store}: checkpoint {found.name} does not fit this program: {error}. Restore what it was saved with, or "
             "give another folder to begin anew"

@@ -16,14 +16,14 @@ from .disk_space import check_room
 from .errors import (
     EXIT_DONE,
     EXIT_FENCED,
-    EXIT_NONE,
-    EXIT_OLDER,
+    EXIT_NOTHING_SAVED,
     EXIT_SAVED,
+    EXIT_STALE,
     EXIT_STORE,
     CheckpointError,
     logger,
 )
-from .folder_lock import FolderHold
+from .folder_lock import FolderLock
 from .format.strides import StateAlignment
 from .metrics import MetricRows
 from .outcome import Outcome, OutcomeRecord
@@ -39,9 +39,9 @@ from .settings import Policy, check_objects, find_store, start_patience_s
 from .store import CheckpointStore
 from .writer.client import WriterClient
 
-PATIENCE = 10.0
+ABORT_TIMEOUT_S = 10.0
 """Seconds to wait for staged saves when the loop is broken off; the writer process continues after that."""
-_FOREVER = 1 << 62
+_ANY_GOAL = 1 << 62
 
 
 class Session:
@@ -72,7 +72,7 @@ class Session:
         """Number of epochs or steps that the loop was asked for when it finished."""
         self._running = False
         """True between begin() and end()."""
-        self._asked = False
+        self._save_requested = False
         self._prepared = ""
         """State for which slot memory has been allocated: "" (none), "parameters" or "all"."""
         self._rows = MetricRows()
@@ -94,18 +94,18 @@ class Session:
 
     def _set_up(self, folder: str | os.PathLike[str] | None, make_policy: Callable[[], Policy]) -> None:
         ranks = self._ranks
-        with ranks.together():
+        with ranks.raise_on_all():
             check_objects(self._objects)
             policy = self._policy = make_policy()
             store = self._store = find_store(folder, world=ranks.world)
-            self._hold = FolderHold(store)
+            self._folder_lock = FolderLock(store)
         self._schedule = policy.schedule
         self._progress = ProgressFile.from_environment(ranks.local_rank, self._schedule)
         self._interruption = Interruption()
         self._shared = folder is not None
         with store.job_dir.retrying(start_patience_s(), logger().warning):
             self._take_up(store)
-        self._mark = time.monotonic()
+        self._last_time = time.monotonic()
 
     def _take_up(self, store: CheckpointStore) -> None:
         """Begin an attempt and restore the newest checkpoint."""
@@ -129,7 +129,7 @@ class Session:
             raise
 
     @contextmanager
-    def _told(self) -> Iterator[None]:
+    def report_errors(self) -> Iterator[None]:
         """Record an error that ends the program in the outcome file."""
         try:
             yield
@@ -159,9 +159,9 @@ class Session:
             self._saver.attach()
             self._alignment.attach()
             self._accumulation.attach()
-            self._mark = time.monotonic()
-            self._schedule.count_from(self.step, self._mark)
-            self._explain(self._mark)
+            self._last_time = time.monotonic()
+            self._schedule.count_from(self.step, self._last_time)
+            self._explain(self._last_time)
             self._boundary()
         except BaseException:  # the loop does not start, so it will not call end()
             self.end(finished=False)
@@ -193,10 +193,10 @@ class Session:
             if finished:
                 self._finish(goal)
             else:
-                self._saver.leave_behind(PATIENCE)
+                self._saver.leave_behind(ABORT_TIMEOUT_S)
         finally:
             self._running = False
-            self._interruption.put_back_signals()
+            self._interruption.restore_signals()
             self._interruption.stop_listening()
             self._alignment.detach()
             self._accumulation.detach()
@@ -208,12 +208,12 @@ class Session:
         A loop in progress is broken off, as by end(finished=False).
         """
         self.end(finished=False)
-        self._hold.release()
+        self._folder_lock.release()
 
     def _check_folder(self) -> None:
         """Raise CheckpointError if this training cannot save in its folder. Collective."""
-        with self._told(), self._ranks.together():
-            self._hold.use()
+        with self.report_errors(), self._ranks.raise_on_all():
+            self._folder_lock.use()
             if self._unwritable is not None:
                 raise self._unwritable
 
@@ -221,20 +221,20 @@ class Session:
 
     def _boundary(self) -> None:
         """Handle what is due between two steps: notices and saves. One small all-reduce if there are several ranks."""
-        self._hold.use()
+        self._folder_lock.use()
         now = self._count_time()
-        notice = self._interruption.look()
+        notice = self._interruption.poll()
         if notice is not None and not notice.stop:
             logger().info(f"{notice.reason}: saving now, and more often; training goes on")
             self._schedule.hurry(now + (notice.left or 0.0))
-            self._asked = True
+            self._save_requested = True
         # Durations are decided by rank 0 alone, because clocks differ; step numbers are the same on all ranks.
         due = self._schedule.due(self.step, now) and (self._ranks.rank == 0 or self._schedule.interval is None)
-        with self._told():
-            stop, save = self._agree(notice is not None and notice.stop, due or self._asked)
+        with self.report_errors():
+            stop, save = self._agree(notice is not None and notice.stop, due or self._save_requested)
             self.buckets.note()
             if stop:
-                self._obey(notice)
+                self._save_and_stop(notice)
             self._save_or_prepare(save and self._saver.staged != (self.step, False))
 
     def _restore_random(self) -> None:
@@ -245,7 +245,7 @@ class Session:
 
     def _save_or_prepare(self, save: bool) -> None:
         free = save and self._saver.can_stage()
-        self._asked = save and not free  # earlier saves are still being written: retry at a later boundary
+        self._save_requested = save and not free  # earlier saves are still being written: retry at a later boundary
         if free:
             self._save()
         else:
@@ -276,8 +276,8 @@ class Session:
     def _count_time(self) -> float:
         now = time.monotonic()
         self._progress.step = self.step
-        self._progress.step_seconds += now - self._mark
-        self._mark = now
+        self._progress.step_seconds += now - self._last_time
+        self._last_time = now
         return now
 
     # Saving
@@ -312,8 +312,8 @@ class Session:
         start = time.monotonic()
         self._saver.stage(self._content)
         self._progress.staged()
-        self._mark = time.monotonic()
-        self._count_blocked(start, self._mark)
+        self._last_time = time.monotonic()
+        self._count_blocked(start, self._last_time)
         self._progress.write(force=True)
 
     def _count_blocked(self, start: float, end: float) -> None:
@@ -340,8 +340,8 @@ class Session:
             saved = self._saver.settle(deadline) or self._saver.save_at_last(self._content, deadline)
         else:
             saved = self._saver.save_at_last(self._content, deadline)
-        self._mark = time.monotonic()
-        self._progress.blocked_seconds += self._mark - start
+        self._last_time = time.monotonic()
+        self._progress.blocked_seconds += self._last_time - start
         self._progress.saved_step = self.saved_step
         self._progress.write(force=True)
         return saved
@@ -350,24 +350,24 @@ class Session:
 
     def _finish(self, goal: int | None) -> None:
         self._count_time()
-        with self._told():
+        with self.report_errors():
             self._agree(stop=False, save=True, finish=True)
             self.finished = True
-            self._goal = goal if goal is not None else _FOREVER
+            self._goal = goal if goal is not None else _ANY_GOAL
             saved = self._save_at_last()
         if not saved:
-            stands = self._saver.standing()
+            stands = self._saver.describe_newest()
             self.leave(EXIT_STORE, f"training is done, but its end could not be saved: {stands}")
         self.report(EXIT_DONE, f"training is done: {self.step} steps")
 
-    def _obey(self, notice: Notice | None) -> NoReturn:
+    def _save_and_stop(self, notice: Notice | None) -> NoReturn:
         """Save the state and end the program."""
         reason = notice.reason if notice is not None else "another rank was told to stop"
         if self._save_at_last(notice.left if notice is not None else None):
             self.leave(EXIT_SAVED, f"{reason}: stopped at step {self.step}, saved as {self._saver.last}")
-        code = EXIT_OLDER if self._saver.last is not None else EXIT_NONE
+        code = EXIT_STALE if self._saver.last is not None else EXIT_NOTHING_SAVED
         unsaved = f"{reason}: stopped at step {self.step}, which could not be saved"
-        self.leave(code, f"{unsaved}; {self._saver.standing()}")
+        self.leave(code, f"{unsaved}; {self._saver.describe_newest()}")
 
     def _stop_as_fenced(self, reason: str) -> NoReturn:
         self.leave(EXIT_FENCED, f"{reason}: stopping at step {self.step}")
@@ -385,9 +385,9 @@ class Session:
         self._saver.close()
         self._record.leave(self._outcome(code, reason))
 
-    def look_for_notice(self) -> Notice | None:
+    def poll_notice(self) -> Notice | None:
         """Return a notice to save or to stop; None if there is none. A notice to save is returned once."""
-        return self._interruption.look()
+        return self._interruption.poll()
 
     @property
     def saved_step(self) -> int | None:
@@ -403,16 +403,16 @@ class Session:
         )
         if found is None:
             return
-        self._hold.use()
-        with ranks.together():
+        self._folder_lock.use()
+        with ranks.raise_on_all():
             self._load(found.snapshot)
             if ranks.rank == 0:
-                self._rows.resume(self._store.find_rows, str(found.name))
+                self._rows.resume(self._store.find_metrics, str(found.name))
         self.finished = found.commit.finished
         self._saver.last, self._saver.staged = found.name, (self.step, self.finished)
         starts = 0 if self.finished else starts_since(found.name, attempt.number, shared=self._shared)
         self._schedule.resumed(found.snapshot.get("history"), starts=starts)
-        self._tell_of_restore(found.name, time.monotonic() - start)
+        self._report_restore(found.name, time.monotonic() - start)
 
     def _load(self, snapshot: dict[str, Any]) -> None:
         """Load the snapshot, except for the states of the objects."""
@@ -424,7 +424,7 @@ class Session:
         self._alignment.restored = True
         self.buckets.load_state_dict(snapshot.get("buckets", {}))
 
-    def _tell_of_restore(self, name: Name, seconds: float) -> None:
+    def _report_restore(self, name: Name, seconds: float) -> None:
         progress = self._progress
         progress.restored_step = progress.saved_step = progress.step = self.step
         progress.restore_seconds = seconds

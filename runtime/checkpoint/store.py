@@ -34,12 +34,12 @@ READERS = 8
 
 _MANIFEST = re.compile(r"rank-(\d{5})\.json", re.ASCII)
 _FENCE = re.compile(r"(\d{6,9})\.json", re.ASCII)
-_LONGEST_COMMIT = 64 << 20
+_MAX_COMMIT_BYTES = 64 << 20
 """Maximum bytes of a COMMIT.json to read, enough for more than half a million ranks."""
 _T = TypeVar("_T")
 
 
-class NoRoomError(JobDirError):
+class DiskFullError(JobDirError):
     """The disk is full, or this user's quota is exhausted."""
 
 
@@ -190,7 +190,7 @@ class CheckpointStore:
     def is_committed(self, name: Name) -> bool:
         return self._has(name, COMMIT)
 
-    def put_rows(self, rows: bytes) -> None:
+    def put_metrics(self, rows: bytes) -> None:
         """Write the metrics of the steps up to a checkpoint, before its commit. Raises ValueError."""
         key = Segment.from_bytes(rows).key
         if self._local is None:
@@ -201,7 +201,7 @@ class CheckpointStore:
         _checked(path, lambda: durable.create(path, rows, replace=True))
         return None
 
-    def find_rows(self, key: str) -> bytes | None:
+    def find_metrics(self, key: str) -> bytes | None:
         """Return a segment of metrics; None if there is none under this key."""
         return self.job_dir.find(self._key(key))
 
@@ -354,7 +354,7 @@ class CheckpointStore:
     def _read(self, name: Name, file: str) -> bytes:
         try:
             self._check_file(name, file)
-            if self.file_size(name, file) > _LONGEST_COMMIT:
+            if self.file_size(name, file) > _MAX_COMMIT_BYTES:
                 raise UnusableError(f"{file} is longer than any that was written", damaged=True)
             return self.job_dir.get(self._key(name, file))
         except MissingError as error:
@@ -429,5 +429,5 @@ def _checked(path: Path, call: Callable[[], _T]) -> _T:
     try:
         return call()
     except OSError as error:
-        kind = NoRoomError if error.errno in (errno.ENOSPC, errno.EDQUOT) else JobDirError
+        kind = DiskFullError if error.errno in (errno.ENOSPC, errno.EDQUOT) else JobDirError
         raise kind(f"{path}: writing failed: {error.strerror}") from error

@@ -24,12 +24,12 @@ class Contact:
 
     def __init__(self, fleet: Fleet, machine: str, say: Callable[[str], None]) -> None:
         self._fleet, self._machine, self._say = fleet, machine, say
-        self._pause_s = _NEAR_S if fleet.is_near else _FAR_S
+        self._pause_s = _NEAR_S if fleet.is_local else _FAR_S
         self.holds = ""
         """Order and node that the machine runs, as in Beat."""
         self.view: View | None = None
         """The last view of the fleet; None: none yet."""
-        self.looks = 0
+        self.polls = 0
         """Number of successful polls."""
         self._beaten: float | None = None
         self._lapsed = False
@@ -43,11 +43,11 @@ class Contact:
         """True if heartbeats failed beyond FENCED * `silent_s`: another machine may have replaced this one's node."""
         return self._lapsed or self._is_late(boottime())
 
-    def forgive(self) -> None:
+    def clear_lapse(self) -> None:
         """Clear a past lapse, once the node that ran has been stopped."""
         self._lapsed = False
 
-    def hurry(self) -> None:
+    def poll_now(self) -> None:
         """Poll at once."""
         self._wakeup.set()
 
@@ -73,7 +73,7 @@ class Contact:
                 self._lapsed = self._lapsed or self._is_late(now)
                 self._beaten = now
                 self.view = self._fleet.view()
-                self.looks += 1
+                self.polls += 1
                 said = ""
             except Exception as error:  # noqa: BLE001 - if this thread died, the machine would idle forever
                 reason = str(error) if isinstance(error, JobDirError) else f"{type(error).__name__}: {error}"

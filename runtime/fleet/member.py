@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from ...protocol.fleet.folder import Fleet
-from ...protocol.fleet.records import LAST_S, Beat, End, Freed, member_key, order_key, place_of
+from ...protocol.fleet.records import EXPIRY_GRACE_S, Beat, End, Freed, member_key, order_key, place_of
 from ...protocol.fleet.view import OrderView, View
 from ...protocol.jobdir import JobDirError
 from ...storage import durable
@@ -29,7 +29,7 @@ from ..notices import CLOUDS
 from ..processes.program import adopt_orphans
 from ..retry import retry
 from .contact import Contact, boottime
-from .work import LOST, Task, Work, WorkError, clean, remember, remembered
+from .work import LOST, Task, Work, WorkError, clean, read_task, write_task
 
 DONE, LEAVES, UNREACHABLE = 0, 8, 9
 """Exit codes: the machine is going down; it is no longer needed and must leave its group; it cannot reach its fleet dir
@@ -60,7 +60,7 @@ class Member:
         self._home = Path(options.home).absolute()
         self._machine: str = options.member
         life = float("inf") if options.lifetime_s is None else options.lifetime_s
-        self._stops = boottime() + life - min(LAST_S, life / 10)
+        self._stops = boottime() + life - min(EXPIRY_GRACE_S, life / 10)
         """Time on the clock of boottime() after which it runs nothing."""
         self._stays: bool = options.stays
         self._one_job: bool = options.one_job
@@ -88,15 +88,15 @@ class Member:
         try:
             self._resume()
             while not self._going_down:
-                view = self._look()
+                view = self._next_view()
                 if view is None:
                     continue
-                self._tidy(view)
-                if (self._has_expired and not self._stays) or self._is_needless(view):
+                self._housekeep(view)
+                if (self._has_expired and not self._stays) or self._should_leave(view):
                     return self._leave()
                 if boottime() < self._quiet_until or self._is_ending:
                     continue
-                if self._is_spared(view):
+                if self._defers_to_others(view):
                     continue
                 wanted = view.wanted(self._name)
                 if wanted is not None:
@@ -109,17 +109,17 @@ class Member:
     def _on_sigterm(self, _number: int, _frame: object) -> None:
         self._going_down = True
 
-    def _look(self) -> View | None:
+    def _next_view(self) -> View | None:
         """Sleep for POLL_S; return the view if it is new, else None. Exits after UNREACHABLE_S without a new one."""
         time.sleep(POLL_S)
-        if self._contact.looks == self._seen:
+        if self._contact.polls == self._seen:
             if time.monotonic() - self._looked > UNREACHABLE_S:
                 sys.exit(UNREACHABLE)
             return None
-        self._seen, self._looked = self._contact.looks, time.monotonic()
+        self._seen, self._looked = self._contact.polls, time.monotonic()
         return self._contact.view
 
-    def _is_needless(self, view: View) -> bool:
+    def _should_leave(self, view: View) -> bool:
         """Return whether the machine must leave its group.
 
         In a single job's group: no order is open, or this machine's node has ended, so that the group keeps one machine
@@ -134,12 +134,12 @@ class Member:
         limit = view.settings.idle_s
         return is_over and limit is not None and boottime() - self._idle_since >= limit
 
-    def _is_spared(self, view: View) -> bool:
+    def _defers_to_others(self, view: View) -> bool:
         """Return whether to leave open places to other machines, as jobs fail on this one.
 
         Limited to SPARED_S, as free machines may not take any, for example after a notice.
         """
-        if not view.spares(self._name):
+        if not view.yields_to_others(self._name):
             self._spared_since = None
             return False
         if self._spared_since is None:
@@ -151,27 +151,27 @@ class Member:
         self._retry(lambda: self._fleet.put(member_key(self._name, "left.json"), Beat(time.time())))
         return LEAVES
 
-    def _tidy(self, view: View) -> None:
+    def _housekeep(self, view: View) -> None:
         """Do the fleet's housekeeping: close orders that are over or cannot be filled, delete old records."""
         for one in view.orders:
             if one.end is None and one.is_over:
                 self._end(one.number, "its nodes have ended")
-        self._take_back(view)
+        self._withdraw_unfillable(view)
         if view.old and boottime() - self._pruned > _PRUNE_S:
             self._pruned = boottime()
             for key in view.old:
                 self._try(lambda key=key: self._fleet.delete(key))  # type: ignore[misc]
 
-    def _look_after(self) -> None:
+    def _check_orders(self) -> None:
         """Withdraw orders that cannot be filled while a node runs here, as it may belong to one."""
-        view = self._look()
+        view = self._next_view()
         if view is not None:
-            self._take_back(view)
+            self._withdraw_unfillable(view)
 
-    def _take_back(self, view: View) -> None:
+    def _withdraw_unfillable(self, view: View) -> None:
         """Withdraw orders that cannot be filled, in place of an absent submitter: machines that wait cost money."""
         for one in view.orders:
-            if why := view.hopeless(one):
+            if why := view.withdrawal_reason(one):
                 self._end(one.number, why, unserved=True)
 
     def _end(self, number: int, reason: str, *, unserved: bool = False) -> None:
@@ -182,7 +182,7 @@ class Member:
 
     def _resume(self) -> None:
         """Resume the node that ran before this machine was restarted, unless another machine has replaced it."""
-        task = remembered(self._path)
+        task = read_task(self._path)
         if task is None:
             clean(self._home)
             return
@@ -208,9 +208,9 @@ class Member:
 
     def _take(self, one: OrderView, task: Task) -> None:
         """Claim a node, run it, and release it."""
-        self._contact.forgive()
+        self._contact.clear_lapse()
         self._spared_since = None
-        remember(self._path, task)
+        write_task(self._path, task)
         key = order_key(task.number, f"claims/{task.node}")
         work = self._work(one, task)
         if self._retry(lambda: self._fleet.create(key, task.holding(self._name))):
@@ -224,7 +224,7 @@ class Member:
         self._path.unlink()
         clean(self._home)  # last, as it may take long and other nodes wait for the release
         self._contact.holds = ""
-        self._contact.hurry()
+        self._contact.poll_now()
 
     def _let_go(self, work: Work, freed: Freed) -> None:
         note(f"{work.task.node}: {freed.outcome}: {freed.reason}")
@@ -241,8 +241,8 @@ class Member:
                 return begun
             told = gives_way = False
             while work.is_on:
-                self._look_after()
-                gives_way = gives_way or self._gives_way(work.task)
+                self._check_orders()
+                gives_way = gives_way or self._releases_node(work.task)
                 if (self._going_down or self._is_ending or gives_way) and not told:
                     told = True
                     work.go_down(comes_back=self._comes_back)
@@ -277,9 +277,9 @@ class Member:
                 return None
             return self._retry_job_dir(partial(work.give_up, reason), Freed("error", reason, time.time()))
 
-    def _gives_way(self, task: Task) -> bool:
+    def _releases_node(self, task: Task) -> bool:
         view = self._contact.view
-        return view is not None and view.gives_way(task.number, place_of(task.node))
+        return view is not None and view.must_release(task.number, place_of(task.node))
 
     @property
     def _is_ending(self) -> bool:

@@ -80,7 +80,7 @@ class Work:
         line += ["--job-dir", order.job_dir, "--job-sha256", order.job_sha256]
         line += ["--attempt", str(order.attempt), "--node", self._task.node]
         line += [] if self._ends is None else ["--lifetime-s", str(max(1.0, self._ends - boottime()))]
-        environment = {**without(os.environ, self._home), MARKER: self._marker}
+        environment = {**clean_environment(os.environ, self._home), MARKER: self._marker}
         with (self._home / "agent.log").open("ab") as log:
             self._agent = subprocess.Popen(line, env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
 
@@ -177,7 +177,7 @@ def clean(home: Path) -> None:
         shutil.rmtree(home / _FOLDER)
 
 
-def without(environ: Mapping[str, str], home: Path) -> dict[str, str]:
+def clean_environment(environ: Mapping[str, str], home: Path) -> dict[str, str]:
     """Return the environment without the entries that this machine's agent file has added, as jobs bring their own."""
     kept = {name: value for name, value in environ.items() if name != "VIRTUAL_ENV"}
     for name in ("PATH", "PYTHONPATH"):
@@ -187,7 +187,7 @@ def without(environ: Mapping[str, str], home: Path) -> dict[str, str]:
     return kept
 
 
-def remembered(path: Path) -> Task | None:
+def read_task(path: Path) -> Task | None:
     """Return the node that this machine ran before it went down; None if there is none."""
     try:
         return Task.from_bytes(path.read_bytes())
@@ -195,7 +195,7 @@ def remembered(path: Path) -> Task | None:
         return None
 
 
-def remember(path: Path, task: Task) -> None:
+def write_task(path: Path, task: Task) -> None:
     """Write the task to disk, before the claim in the fleet dir. Raises OSError."""
     durable.create(path, task.to_bytes(), replace=True)
 

@@ -19,9 +19,9 @@ from typing import Any
 from ..checkpoint.checkpointer import STEPS_WITH_LOADER, Checkpointer
 from ..checkpoint.data.data_position import length
 from ..checkpoint.errors import CheckpointError
-from .deferred import Late
+from .deferred import DeferredState
 from .gradients import Gradients
-from .loader_place import LoaderPlace
+from .loader_place import LoaderPosition
 from .missing_framework import missing
 
 try:
@@ -61,9 +61,9 @@ class AcceleratorCheckpointer(Checkpointer):
                 f"{accelerator.distributed_type.value} keeps its state in ways of its own: use its own"
             )
         self._prepared_loader = loader
-        self._place = LoaderPlace(replay=replay)
+        self._place = LoaderPosition(replay=replay)
         found = _objects_of(accelerator)
-        self._gradients: Late = found["gradients"]
+        self._gradients: DeferredState = found["gradients"]
         super().__init__(
             folder=folder, every=every, keep=keep, on_damage=on_damage, place=self._place, **found, **objects
         )
@@ -129,7 +129,7 @@ def _objects_of(accelerator: Accelerator) -> dict[str, Any]:
     }
     found = {f"{kind}_{i}" if i else kind: one for kind, several in kinds.items() for i, one in enumerate(several)}
     gradients = Gradients(lambda: models, lambda: not accelerator.sync_gradients)
-    return {**found, "gradients": Late("gradients", lambda: gradients), "accelerator": _Counters(accelerator)}
+    return {**found, "gradients": DeferredState("gradients", lambda: gradients), "accelerator": _Counters(accelerator)}
 
 
 class _Counters:

@@ -8,7 +8,7 @@ from typing import Any
 from ..checkpoint.errors import CheckpointError
 
 
-class Late:
+class DeferredState:
     """Placeholder for an object that may not exist yet: keeps its loaded state until `apply()`.
 
     what  name of the object in messages: "model", "optimizer"

@@ -22,7 +22,7 @@ except ImportError as error:
     raise missing("keras", "keras>=3.8", error) from None
 
 from .keras_skip import Skipping
-from .keras_state import Place, Variables, processes, restore_random
+from .keras_state import Position, Variables, processes, restore_random
 
 
 class CheckpointCallback(keras.callbacks.Callback):  # type: ignore[misc]
@@ -45,7 +45,7 @@ class CheckpointCallback(keras.callbacks.Callback):  # type: ignore[misc]
         super().__init__()
         self._settings: dict[str, Any] = {"folder": folder, "every": every, "keep": keep, "on_damage": on_damage}
         self._checkpointer: Checkpointer | None = None
-        self._place = Place()
+        self._place = Position()
         self._groups: list[Variables] = []
         self._amid_epoch = False
         """True if the next epoch was in progress when it was saved."""
@@ -85,7 +85,7 @@ class CheckpointCallback(keras.callbacks.Callback):  # type: ignore[misc]
     def on_epoch_begin(self, epoch: int, logs: object = None) -> None:  # noqa: ARG002
         self.model._initial_epoch = None  # fit() has read it; the next fit() must not
         # Not earlier: fit() has just reset the metrics, which include the batches of this epoch that are done.
-        if keras.backend.backend() != "tensorflow" or all(group.has_place for group in self._groups):
+        if keras.backend.backend() != "tensorflow" or all(group.fits for group in self._groups):
             for group in self._groups:
                 group.apply()
         if self._amid_epoch:
@@ -141,7 +141,7 @@ class CheckpointCallback(keras.callbacks.Callback):  # type: ignore[misc]
 
 
 def _check_built(*groups: Variables) -> None:
-    if not all(group.has_place for group in groups):
+    if not all(group.fits for group in groups):
         raise CheckpointError(
             "an epoch is finished, but the model has no variables yet into which its weights could be put: build it "
             "before fit(), by keras.Input() as its first layer or by model.build(input_shape)"

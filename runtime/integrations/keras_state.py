@@ -41,7 +41,7 @@ class Variables:
         self._loaded = None
 
     @property
-    def has_place(self) -> bool:
+    def fits(self) -> bool:
         """True if there are as many variables as in the loaded state, or none was loaded."""
         return self._loaded is None or len(self._loaded) == len(self._variables())
 
@@ -134,7 +134,7 @@ def restore_random(state: dict[str, Any]) -> None:
         tf.random.get_global_generator().reset(state["tensorflow"])
 
 
-class Place:
+class Position:
     """Position in the data: epoch, steps done in it, and the random state at its start and now."""
 
     def __init__(self) -> None:

@@ -16,7 +16,7 @@ from ..checkpoint.checkpointer import Checkpointer
 from ..checkpoint.errors import CheckpointError
 from .deferred import misfit
 from .gradients import Gradients
-from .loader_place import LoaderPlace
+from .loader_place import LoaderPosition
 from .missing_framework import missing
 
 try:
@@ -55,7 +55,7 @@ class CheckpointCallback(pl.Callback):  # type: ignore[misc]
         replay: bool = False,
     ) -> None:
         self._settings: dict[str, Any] = {"folder": folder, "every": every, "keep": keep, "on_damage": on_damage}
-        self._place = LoaderPlace(replay=replay)
+        self._place = LoaderPosition(replay=replay)
         self._checkpointer: Checkpointer | None = None
         self._loops: _Loops | None = None
         self._begun = False
@@ -72,7 +72,7 @@ class CheckpointCallback(pl.Callback):  # type: ignore[misc]
             raise CheckpointError("this CheckpointCallback has been through a fit() already: each fit() needs its own")
         self._loops = loops = _Loops(trainer)
         self._checkpointer = Checkpointer(lightning=loops, place=self._place, **self._settings)
-        loops.take_up()
+        loops.restore()
         # Otherwise Lightning would train another batch before it stops.
         trainer.should_stop = self._checkpointer.finished and loops.stopped
 
@@ -176,7 +176,7 @@ class _Loops:
         self._loaded, self.accumulated = state["checkpoint"], state["gradients"]
         self.stopped, self.had_ended, self.monitored = state["stopped"], state["ended"], state["monitored"]
 
-    def take_up(self) -> None:
+    def restore(self) -> None:
         """Pass the checkpoint to Lightning, which restores loops and optimizers itself after this hook."""
         if not self._loaded:
             return

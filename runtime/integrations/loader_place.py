@@ -17,7 +17,7 @@ from ..checkpoint.errors import CheckpointError
 _END = object()
 
 
-class LoaderPlace:
+class LoaderPosition:
     """Layer between a framework and the DataLoader that it iterates, installed by wrap() or attach().
 
     `position` holds the epoch and the number of its batches that are done; the integration keeps it up to date.
@@ -124,7 +124,7 @@ class LoaderPlace:
 class _Inner:
     """A torch DataLoader in every respect, except that a LoaderPlace opens its epochs."""
 
-    def __init__(self, loader: Any, place: LoaderPlace) -> None:
+    def __init__(self, loader: Any, place: LoaderPosition) -> None:
         self._loader, self._place = loader, place
 
     def __getattr__(self, name: str) -> Any:

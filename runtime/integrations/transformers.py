@@ -18,8 +18,8 @@ from typing import Any
 from ..checkpoint.checkpointer import Checkpointer
 from ..checkpoint.data.data_position import length
 from ..checkpoint.errors import CheckpointError
-from .deferred import Late
-from .loader_place import LoaderPlace
+from .deferred import DeferredState
+from .loader_place import LoaderPosition
 from .missing_framework import missing
 
 try:
@@ -95,13 +95,13 @@ class _Resume(transformers.TrainerCallback):  # type: ignore[misc]
         self.trainer, self.settings = trainer, settings
         self.folder: str | None = None
         """Folder that represents the restored checkpoint to the Trainer; None if nothing was restored."""
-        self.model = Late("model", lambda: trainer.model)
-        self.optimizer = Late("optimizer", lambda: trainer.optimizer)
-        self.scheduler = Late("learning rate scheduler", lambda: trainer.lr_scheduler)
-        self.scaler = Late("gradient scaler", lambda: trainer.accelerator.scaler)
+        self.model = DeferredState("model", lambda: trainer.model)
+        self.optimizer = DeferredState("optimizer", lambda: trainer.optimizer)
+        self.scheduler = DeferredState("learning rate scheduler", lambda: trainer.lr_scheduler)
+        self.scaler = DeferredState("gradient scaler", lambda: trainer.accelerator.scaler)
         self.handed = 0
         """Number of batches of this epoch that the Trainer has received."""
-        self._place = LoaderPlace(replay=self.settings.pop("replay", False))
+        self._place = LoaderPosition(replay=self.settings.pop("replay", False))
         self._checkpointer: Checkpointer | None = None
         self._loader: Any = None
         self._opened: Iterator[Any] | None = None

@@ -7,14 +7,14 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ...protocol.jobdir import JobRecord, NodeRecord
-from ..autolaunch import Choice, Shape, choose
+from ..autolaunch import Choice, NodeLayout, choose
 from ..processes.program import Process
 from . import mpi, none, tensorflow, torchrun
 from .program_context import (
     LOOPBACK,
     Addresses,
     LauncherError,
-    Place,
+    ProgramContext,
     command_line,
     environment,
     free_port,
@@ -27,7 +27,7 @@ __all__ = [
     "LOOPBACK",
     "Addresses",
     "LauncherError",
-    "Place",
+    "ProgramContext",
     "choose_launcher",
     "command_line",
     "environment",
@@ -43,25 +43,25 @@ __all__ = [
 class Launcher(NamedTuple):
     """One way to start a program."""
 
-    processes: Callable[[Place, Mapping[str, str], Addresses], list[Process]]
+    processes: Callable[[ProgramContext, Mapping[str, str], Addresses], list[Process]]
     """Returns the processes of this node."""
-    told: Callable[[Sequence[NodeRecord]], Sequence[NodeRecord]]
+    rendezvous_nodes: Callable[[Sequence[NodeRecord]], Sequence[NodeRecord]]
     """Returns the nodes whose addresses every node must know."""
 
 
 LAUNCHERS: dict[str, Launcher] = {
-    "horovod": Launcher(mpi.horovod_processes, mpi.told),
-    "mpi": Launcher(mpi.processes, mpi.told),
+    "horovod": Launcher(mpi.horovod_processes, mpi.rendezvous_nodes),
+    "mpi": Launcher(mpi.processes, mpi.rendezvous_nodes),
     "none": Launcher(none.processes, lambda _nodes: ()),
-    "tensorflow": Launcher(tensorflow.processes, tensorflow.told),
-    "torchrun": Launcher(torchrun.processes, torchrun.told),
+    "tensorflow": Launcher(tensorflow.processes, tensorflow.rendezvous_nodes),
+    "torchrun": Launcher(torchrun.processes, torchrun.rendezvous_nodes),
 }
 
 
 def choose_launcher(job: JobRecord, nodes: Sequence[NodeRecord], code: Path) -> Choice:
     """Return the launcher to use, and why; `code` is the folder of the unpacked code. Raises LauncherError."""
     if job.launcher == "auto":
-        shape = Shape([node.role for node in nodes], [node.gpus for node in nodes])
+        shape = NodeLayout([node.role for node in nodes], [node.gpus for node in nodes])
         return choose(job.run, code, shape, job.env)
     if job.launcher not in LAUNCHERS:
         known = ", ".join(sorted(LAUNCHERS))
@@ -71,9 +71,11 @@ def choose_launcher(job: JobRecord, nodes: Sequence[NodeRecord], code: Path) -> 
 
 def needs_addresses(launcher: str, nodes: Sequence[NodeRecord]) -> Sequence[NodeRecord]:
     """Return the nodes whose addresses every node must know; empty if the nodes are independent."""
-    return LAUNCHERS[launcher].told(nodes)
+    return LAUNCHERS[launcher].rendezvous_nodes(nodes)
 
 
-def processes(launcher: str, place: Place, machine_env: Mapping[str, str], addresses: Addresses) -> list[Process]:
+def processes(
+    launcher: str, place: ProgramContext, machine_env: Mapping[str, str], addresses: Addresses
+) -> list[Process]:
     """Return the processes of this node. `addresses`: this node's, and those of the nodes from needs_addresses()."""
     return LAUNCHERS[launcher].processes(place, machine_env, addresses)

@@ -21,10 +21,10 @@ from pathlib import Path
 from ...protocol.jobdir import NodeRecord
 from ..processes.program import Process
 from . import torchrun
-from .program_context import LOOPBACK, Addresses, Place, environment, program_process
+from .program_context import LOOPBACK, Addresses, ProgramContext, environment, program_process
 from .torchrun import Layout
 
-told = torchrun.told
+rendezvous_nodes = torchrun.rendezvous_nodes
 
 _ALIAS = "cloudgpu-node-"
 """Prefix of the nodes' names in mpirun: addresses are not unique if several nodes are on one machine."""
@@ -44,12 +44,12 @@ _ONE_MACHINE = {
 }
 
 
-def processes(place: Place, machine_env: Mapping[str, str], addresses: Addresses) -> list[Process]:
+def processes(place: ProgramContext, machine_env: Mapping[str, str], addresses: Addresses) -> list[Process]:
     """Return the process of this node's daemon and those of its ranks."""
     return _processes(place, machine_env, addresses, lambda _layout, _local: {})
 
 
-def horovod_processes(place: Place, machine_env: Mapping[str, str], addresses: Addresses) -> list[Process]:
+def horovod_processes(place: ProgramContext, machine_env: Mapping[str, str], addresses: Addresses) -> list[Process]:
     """Return the processes as for `mpi`, with Horovod's variables added; hvd.init() gets the world from MPI."""
     machine = {"HOROVOD_CONTROLLER": "mpi", "HOROVOD_CPU_OPERATIONS": "mpi", **machine_env}
     return _processes(place, machine, addresses, _horovod_variables)
@@ -67,7 +67,7 @@ def hostfile(nodes: Sequence[NodeRecord]) -> str:
 
 
 def _processes(
-    place: Place,
+    place: ProgramContext,
     machine_env: Mapping[str, str],
     addresses: Addresses,
     more: Callable[[Layout, int], Mapping[str, str]],
@@ -84,7 +84,7 @@ def _processes(
     return [_daemon(place, machine, meeting), *ranks]
 
 
-def _daemon(place: Place, machine: Mapping[str, str], meeting: Path) -> Process:
+def _daemon(place: ProgramContext, machine: Mapping[str, str], meeting: Path) -> Process:
     python = shlex.quote(sys.executable)
     ours = {
         "TMPDIR": str(meeting),  # leftovers of a killed daemon are deleted with the machine's folder
@@ -100,7 +100,7 @@ def _daemon(place: Place, machine: Mapping[str, str], meeting: Path) -> Process:
     return Process(None, command, {**environment(place, machine), **ours})
 
 
-def _open_mpi(place: Place, addresses: Addresses) -> dict[str, str]:
+def _open_mpi(place: ProgramContext, addresses: Addresses) -> dict[str, str]:
     """Return settings of Open MPI, which the job's `env` may override."""
     settings = {**_MCA, **(_ONE_MACHINE if _on_one_machine(place, addresses) else {})}
     # Containers run as root, which Open MPI refuses by default.
@@ -108,12 +108,12 @@ def _open_mpi(place: Place, addresses: Addresses) -> dict[str, str]:
     return {**root, **{f"OMPI_MCA_{name}": value for name, value in settings.items()}}
 
 
-def _shared_memory(place: Place, meeting: Path, addresses: Addresses) -> dict[str, str]:
+def _shared_memory(place: ProgramContext, meeting: Path, addresses: Addresses) -> dict[str, str]:
     """Return a separate shared memory folder per node on one machine: file names have only host and local rank."""
     return {"OMPI_MCA_btl_vader_backing_directory": str(meeting)} if _on_one_machine(place, addresses) else {}
 
 
-def _on_one_machine(place: Place, addresses: Addresses) -> bool:
+def _on_one_machine(place: ProgramContext, addresses: Addresses) -> bool:
     """Return whether several nodes are on one machine, as on the target `local`."""
     return len(place.nodes) > 1 and all(address.host == LOOPBACK for address in addresses.values())
 

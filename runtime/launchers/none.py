@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from ..processes.program import Process
-from .program_context import Addresses, Place, program_process
+from .program_context import Addresses, ProgramContext, program_process
 
 
-def processes(place: Place, machine_env: Mapping[str, str], _addresses: Addresses) -> list[Process]:
+def processes(place: ProgramContext, machine_env: Mapping[str, str], _addresses: Addresses) -> list[Process]:
     return [program_process(place, machine_env, place.node.rank, len(place.nodes), {})]

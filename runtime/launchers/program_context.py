@@ -26,7 +26,7 @@ class LauncherError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class ProgramContext:
     """Context of a program's start: everything that determines its environment, except the machine's variables."""
 
     job: JobRecord
@@ -89,7 +89,7 @@ def machine_environment(environ: Mapping[str, str], marker: str) -> dict[str, st
     return {"PYTHONUNBUFFERED": "1", **inherited, MARKER: marker}
 
 
-def environment(place: Place, machine_env: Mapping[str, str]) -> dict[str, str]:
+def environment(place: ProgramContext, machine_env: Mapping[str, str]) -> dict[str, str]:
     """Return a program's environment: the machine's variables, overridden by the job's `env`, then by cloudgpu's.
 
     On the submitter's machine, the variables of the submitting shell replace the machine's.
@@ -104,7 +104,7 @@ def environment(place: Place, machine_env: Mapping[str, str]) -> dict[str, str]:
     return whole
 
 
-def _machines_own(place: Place, machine_env: Mapping[str, str]) -> dict[str, str]:
+def _machines_own(place: ProgramContext, machine_env: Mapping[str, str]) -> dict[str, str]:
     """Return the variables set by the machine, and those for access to a job dir in a bucket.
 
     The latter may be secret, so they are not stored with the job.
@@ -117,7 +117,7 @@ _MACHINES_OWN = frozenset({MARKER, "CUDA_VISIBLE_DEVICES", "PYTHONUNBUFFERED"})
 _STORE_PREFIXES = ("AWS_", "AZURE_", "GOOGLE_", "CLOUDSDK_", "STORAGE_EMULATOR_HOST")
 
 
-def _job_env(place: Place) -> dict[str, str]:
+def _job_env(place: ProgramContext) -> dict[str, str]:
     job = place.job
     always = {
         "CLOUDGPU_JOB_ID": job.job_id,
@@ -142,7 +142,7 @@ def _job_env(place: Place) -> dict[str, str]:
     return {**always, **{name: value for name, value in known.items() if value}}
 
 
-def setup_process(place: Place, machine_env: Mapping[str, str]) -> Process | None:
+def setup_process(place: ProgramContext, machine_env: Mapping[str, str]) -> Process | None:
     """Return the process of the job's setup, which has no rank; None if the job has no setup."""
     if place.job.setup is None:
         return None
@@ -150,7 +150,7 @@ def setup_process(place: Place, machine_env: Mapping[str, str]) -> Process | Non
 
 
 def program_process(
-    place: Place, machine_env: Mapping[str, str], rank: int, world: int, more: Mapping[str, str]
+    place: ProgramContext, machine_env: Mapping[str, str], rank: int, world: int, more: Mapping[str, str]
 ) -> Process:
     """Return the process of the user's program as one rank of `world`. more: the launcher's variables."""
     env = {

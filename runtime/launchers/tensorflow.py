@@ -11,7 +11,7 @@ from typing import Any
 
 from ...protocol.jobdir import JobRecord, NodeRecord
 from ..processes.program import Process
-from .program_context import Addresses, LauncherError, Place, program_process
+from .program_context import Addresses, LauncherError, ProgramContext, program_process
 
 CHIEF_NAME = "CLOUDGPU_TF_CHIEF"
 """Variable in the job's `env` with the chief's name in TF_CONFIG: `chief` (TensorFlow 2) or `master` (TensorFlow 1)."""
@@ -32,18 +32,18 @@ _ACCELERATORS = {
 _MODULE = ["python", "-m"]
 
 
-def told(nodes: Sequence[NodeRecord]) -> Sequence[NodeRecord]:
+def rendezvous_nodes(nodes: Sequence[NodeRecord]) -> Sequence[NodeRecord]:
     """Return the nodes in the TensorFlow cluster: all but evaluators; none if there is only one node."""
     return [node for node in nodes if node.role != _OUTSIDE] if len(nodes) > 1 else ()
 
 
-def processes(place: Place, machine_env: Mapping[str, str], addresses: Addresses) -> list[Process]:
+def processes(place: ProgramContext, machine_env: Mapping[str, str], addresses: Addresses) -> list[Process]:
     """Return one process, as TensorFlow uses all GPUs of a node from a single process."""
     variables = {"TF_CONFIG": json.dumps(tf_config(place, addresses), sort_keys=True)}
     return [program_process(place, machine_env, place.node.rank, len(place.nodes), variables)]
 
 
-def tf_config(place: Place, addresses: Addresses) -> dict[str, Any]:
+def tf_config(place: ProgramContext, addresses: Addresses) -> dict[str, Any]:
     """Return the TF_CONFIG of one node. Raises LauncherError."""
     names = {**_TASK_TYPES, "chief": _chief_name(place.job)}
     cluster: dict[str, list[str]] = {}
@@ -77,7 +77,7 @@ def _bracketed(host: str) -> str:
     return f"[{host}]" if ":" in host else host
 
 
-def _training_input(place: Place) -> dict[str, Any]:
+def _training_input(place: ProgramContext) -> dict[str, Any]:
     """Return the job's specification in the format of the service's TrainingInput, in which counts are strings."""
     told: dict[str, Any] = {"scale_tier": "CUSTOM"}
     machines: dict[str, Any] = {}
@@ -106,7 +106,7 @@ def _machine(field: str, role: Mapping[str, Any]) -> dict[str, Any]:
     return found
 
 
-def _arguments(place: Place) -> tuple[list[str], str]:
+def _arguments(place: ProgramContext) -> tuple[list[str], str]:
     """Return `args` and `job_dir` of TrainingInput.
 
     The service appended `--job-dir` to the program's arguments. Jobs written for it do so too; for other jobs it is

@@ -11,14 +11,14 @@ from dataclasses import dataclass
 
 from ...protocol.jobdir import Address, NodeRecord
 from ..processes.program import Process
-from .program_context import Addresses, LauncherError, Place, program_process
+from .program_context import Addresses, LauncherError, ProgramContext, program_process
 
 
 @dataclass(frozen=True, slots=True)
 class Layout:
     """Numbering of a job's processes: consecutive over the nodes in rank order; one per GPU, or one on a CPU node."""
 
-    place: Place
+    place: ProgramContext
 
     @property
     def world(self) -> int:
@@ -51,12 +51,12 @@ def local_size(node: NodeRecord) -> int:
     return max(1, node.gpus)
 
 
-def told(nodes: Sequence[NodeRecord]) -> Sequence[NodeRecord]:
+def rendezvous_nodes(nodes: Sequence[NodeRecord]) -> Sequence[NodeRecord]:
     """Return rank 0's node, the rendezvous of the others; none if there is only one node."""
     return nodes[:1] if len(nodes) > 1 else ()
 
 
-def processes(place: Place, machine_env: Mapping[str, str], addresses: Addresses) -> list[Process]:
+def processes(place: ProgramContext, machine_env: Mapping[str, str], addresses: Addresses) -> list[Process]:
     """Return one process per GPU, with the variables that init_process_group() reads."""
     layout = Layout(place)
     shared = {**rank_variables(place, addresses), **_elastic_variables(place)}
@@ -73,7 +73,7 @@ def processes(place: Place, machine_env: Mapping[str, str], addresses: Addresses
     ]
 
 
-def rank_variables(place: Place, addresses: Addresses) -> dict[str, str]:
+def rank_variables(place: ProgramContext, addresses: Addresses) -> dict[str, str]:
     """Return the variables that all processes of a node share; also used by the `mpi` launcher."""
     layout, master = Layout(place), master_address(place, addresses)
     return {
@@ -97,7 +97,7 @@ def default_variables(layout: Layout) -> dict[str, str]:
     return {"OMP_NUM_THREADS": "1"} if layout.local_world > 1 else {}
 
 
-def master_address(place: Place, addresses: Addresses) -> Address:
+def master_address(place: ProgramContext, addresses: Addresses) -> Address:
     """Return the address of rank 0's node. Raises LauncherError."""
     try:
         return addresses[place.nodes[0].node]
@@ -105,7 +105,7 @@ def master_address(place: Place, addresses: Addresses) -> Address:
         raise LauncherError(f"the address of {place.nodes[0].node} is not known") from None
 
 
-def _elastic_variables(place: Place) -> dict[str, str]:
+def _elastic_variables(place: ProgramContext) -> dict[str, str]:
     layout = Layout(place)
     return {
         "ROLE_NAME": place.node.role,
@@ -117,7 +117,7 @@ def _elastic_variables(place: Place) -> dict[str, str]:
     }
 
 
-def _own_elastic_variables(place: Place, layout: Layout, local: int) -> dict[str, str]:
+def _own_elastic_variables(place: ProgramContext, layout: Layout, local: int) -> dict[str, str]:
     return {
         "ROLE_RANK": str(layout.role_first + local),
         "TORCHELASTIC_ERROR_FILE": str(place.state / f"error-{local}.json"),

@@ -85,22 +85,22 @@ class Acknowledger:
         told = False
         while time.monotonic() < starts:
             try:
-                told = told or self._tell_name()
+                told = told or self._publish_name()
                 if told:
-                    self._tell_saved(notice.id)
+                    self._publish_saved(notice.id)
                 if told and self._done(notice):
                     return
             except (JobDirError, MetadataError, TypeError):  # retry; TypeError: an invalid record
                 pass
             time.sleep(_EVERY_S)
 
-    def _tell_name(self) -> bool:
+    def _publish_name(self) -> bool:
         name = self._machine()
         if name is not None:
             self._job_dir.put(self._key(self._node, _NAME), MachineName(name).to_bytes())
         return name is not None
 
-    def _tell_saved(self, event: str) -> None:
+    def _publish_saved(self, event: str) -> None:
         key = self._key(self._node, _saved_name(event))
         if self._has_saved.is_set() and key not in self._ended:
             self._job_dir.put(key, Saved(event).to_bytes())

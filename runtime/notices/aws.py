@@ -61,9 +61,9 @@ class Imds:
     def get(self, path: str) -> Reply | None:
         """Return the reply with status 200; None for 404, which means no notice. Raises MetadataError."""
         token = self._valid_token()
-        reply = self._server.ask(path, {"X-aws-ec2-metadata-token": token})
+        reply = self._server.request(path, {"X-aws-ec2-metadata-token": token})
         if reply.status == 401:
-            reply = self._server.ask(path, {"X-aws-ec2-metadata-token": self._valid_token(refused=token)})
+            reply = self._server.request(path, {"X-aws-ec2-metadata-token": self._valid_token(refused=token)})
         if reply.status == 404:
             return None
         if reply.status != 200:
@@ -85,7 +85,7 @@ class Imds:
 
     def _fetch(self, now: float) -> None:
         asked = {"X-aws-ec2-metadata-token-ttl-seconds": str(_TTL_S)}
-        reply = self._server.ask(_TOKEN, asked, method="PUT", body=b"")
+        reply = self._server.request(_TOKEN, asked, method="PUT", body=b"")
         if reply.status != 200 or not reply.text.isascii() or not reply.text.isprintable() or not reply.text:
             raise self._server.refusal(reply)
         told = reply.headers.get("X-aws-ec2-metadata-token-ttl-seconds", "")
@@ -94,7 +94,7 @@ class Imds:
 
 
 @dataclass
-class Question:
+class MetadataPoll:
     """Poll of one path of the service, which exists only while there is a notice."""
 
     imds: Imds
@@ -187,7 +187,7 @@ def looks(
     imds = Imds(MetadataServer(url, say))
     asked: list[Look] = []
     if environ.get("AWS_EC2_METADATA_DISABLED", "").lower() != "true":
-        asked += [Question(imds, name, read) for name, read in QUESTIONS]
+        asked += [MetadataPoll(imds, name, read) for name, read in QUESTIONS]
     if capacity_block_end is not None:
         asked.append(CapacityBlock(imds, capacity_block_end))
     return asked

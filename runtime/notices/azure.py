@@ -70,7 +70,7 @@ class ScheduledEvents:
         """Let an event begin, for all its machines. Raises MetadataError."""
         body = json.dumps({"StartRequests": [{"EventId": event_id}]}).encode()
         headers = {**_HEADERS, "Content-Type": "application/json"}
-        reply = self._server.ask(_EVENTS, headers, method="POST", body=body, timeout_s=_LATER_S)
+        reply = self._server.request(_EVENTS, headers, method="POST", body=body, timeout_s=_LATER_S)
         if reply.status != 200:
             raise self._server.refusal(reply)
 
@@ -81,7 +81,7 @@ class ScheduledEvents:
         return name.casefold()
 
     def _answer(self, path: str, timeout_s: float | None) -> Reply:
-        reply = self._server.ask(path, _HEADERS, timeout_s=timeout_s)
+        reply = self._server.request(path, _HEADERS, timeout_s=timeout_s)
         if reply.status != 200:
             raise self._server.refusal(reply)
         return reply

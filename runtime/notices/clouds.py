@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from .job_dir import NodeDir
 from .orders import Orders
 from .policy import CLOUDS, policy_of
-from .scheduled_notices import Docket, ProviderNotice
+from .scheduled_notices import NoticeSchedule, ProviderNotice
 
 if TYPE_CHECKING:
     from .acknowledge import Acknowledger
@@ -71,7 +71,7 @@ class CloudNotices:
         except MetadataError as error:
             self._say(f"notices of {cloud} are not watched: {error}")
         else:
-            self._watcher = CloudWatcher(looks, Docket(orders, self._say, self._on_stop), self._say)
+            self._watcher = CloudWatcher(looks, NoticeSchedule(orders, self._say, self._on_stop), self._say)
 
     def _looks(self, cloud: str, capacity_block_end: float | None) -> list[Look]:
         from .acknowledge import Acknowledger, Events

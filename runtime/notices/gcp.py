@@ -75,7 +75,7 @@ class Key:
             query += ["wait_for_change=true", f"last_etag={quote(etag, safe='')}", f"timeout_sec={self._wait_s}"]
             timeout_s = self._wait_s + _GRACE_S
         path = f"{_BASE}{self._path}" + (f"?{'&'.join(query)}" if query else "")
-        reply = self._server.ask(path, _FLAVOR, timeout_s=timeout_s)
+        reply = self._server.request(path, _FLAVOR, timeout_s=timeout_s)
         if reply.headers.get("Metadata-Flavor") != "Google":
             raise MetadataError(f"what answers at {self._server.name} is not Google's metadata server")
         if reply.status == 404 or _has_error(reply):
@@ -149,7 +149,7 @@ def has_gpu() -> bool:
 
 def automatic_restart(server: MetadataServer) -> bool:
     """Return whether Compute Engine restarts this machine after stopping it. Raises MetadataError."""
-    reply = server.ask(f"{_BASE}scheduling/automatic-restart", _FLAVOR)
+    reply = server.request(f"{_BASE}scheduling/automatic-restart", _FLAVOR)
     if reply.status not in (200, 404):
         raise server.refusal(reply)
     return reply.status == 200 and reply.text.upper() == "TRUE"

@@ -24,7 +24,7 @@ from ...protocol.jobdir import (
 from ...protocol.pace import Pace
 from ...protocol.records import MOST_BYTES
 from .orders import Order, Orders
-from .scheduled_notices import Docket, ProviderNotice
+from .scheduled_notices import NoticeSchedule, ProviderNotice
 
 _NOTICE = "notice.json"
 _POLL_LOCAL_S = 0.25
@@ -71,7 +71,7 @@ class Watcher:
         """`pace`: set to quick while a command watches the attempt, as signal.json says."""
         self._job_dir, self._orders, self._say = job_dir, orders, say
         self._pace = pace or Pace(free=True)
-        self._docket = Docket(orders, say)
+        self._docket = NoticeSchedule(orders, say)
         self._interval = _POLL_LOCAL_S if job_dir.folder is not None else _POLL_S
         self._signal_key, self._etag = signal_key(attempt), ""
         self._orders_due = 0.0

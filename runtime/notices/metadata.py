@@ -98,7 +98,7 @@ class MetadataServer:
         self._timeout_s = timeout_s
         self.name = parts.netloc
 
-    def ask(
+    def request(
         self,
         path: str,
         headers: Mapping[str, str],

@@ -55,7 +55,7 @@ class _Entry:
         return math.inf if self.policy.stop_s is None else self.starts - self.policy.stop_s
 
 
-class Docket:
+class NoticeSchedule:
     """Announced events by source, and the orders due for them. Thread-safe.
 
     `on_stop` is called with each notice for which a stop is ordered, and its event's time. An event that is withdrawn

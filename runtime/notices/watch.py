@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Sequence
 
 from .metadata import Look, MetadataError
-from .scheduled_notices import Docket
+from .scheduled_notices import NoticeSchedule
 
 _FIRST_PAUSE_S = 0.5
 _LONGEST_PAUSE_S = 10.0  # maximum backoff: the shortest notices come 30 s before their event
@@ -17,7 +17,7 @@ _TICK_S = 1.0
 class CloudWatcher:
     """Threads that poll until stopped. A server that is missing, hangs or sends invalid replies is logged once."""
 
-    def __init__(self, looks: Sequence[Look], docket: Docket, say: Callable[[str], None]) -> None:
+    def __init__(self, looks: Sequence[Look], docket: NoticeSchedule, say: Callable[[str], None]) -> None:
         self._docket, self._say = docket, say
         self._lock = threading.Lock()
         self._said: set[str] = set()

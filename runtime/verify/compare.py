@@ -23,12 +23,12 @@ from ..checkpoint.format.tree import flatten
 from ..checkpoint.restore.loading import Files, load
 from ..checkpoint.settings import find_store
 from .files import compare_files
-from .trace import HELD, Moment, digests_of, read_trace
+from .trace import PROGRAM_STATE, Moment, digests_of, read_trace
 
 _SHOWN = 20
 """Maximum number of keys in each list of the result."""
 _USAGE = 2
-_VARIABLE = f"{HELD}variable "
+_VARIABLE = f"{PROGRAM_STATE}variable "
 _OF_RUN = "objects/program/"
 """Prefix of the state that `run` saves for a program."""
 _RESULTS_OF_RUN = (f"{_OF_RUN}objects/", f"{_OF_RUN}gradients/")
@@ -95,7 +95,7 @@ def compare(a: Path, b: Path, other: Path | None = None) -> Comparison:
     files = compare_files(a, b, other)
     result.files, result.files_compared = files.different[:_SHOWN], files.compared
     result.held = _names(sorted(_held_at_end(traces[0], traces[1]) - chance))
-    result.left_out = [*(f"file {name}" for name in files.aside), *_names(sorted(chance))][:_SHOWN]
+    result.left_out = [*(f"file {name}" for name in files.ignored), *_names(sorted(chance))][:_SHOWN]
     result.agree = not result.final and not result.metrics
     return result
 
@@ -180,12 +180,12 @@ def _compare_traces(result: Comparison, a: Sequence[Moment], b: Sequence[Moment]
         if theirs.process == last:
             # Variables only if they exist at the first boundary: a loop assigns its own before it reads them.
             known = ours.digests.keys() & theirs.digests.keys() & changing - chance
-            held = (key for key in different if key in known and key.startswith(HELD))
+            held = (key for key in different if key in known and key.startswith(PROGRAM_STATE))
             suspects.update(dict.fromkeys(key for key in held if not begun or not key.startswith(_VARIABLE)))
             begun = True
         # A program under `run` does not use `position`; its position has another key.
         unread = ("position/",) if any(map(_is_way, ours.digests)) else ()
-        saved = [key for key in different if not key.startswith((HELD, *unread)) and not _is_way(key)]
+        saved = [key for key in different if not key.startswith((PROGRAM_STATE, *unread)) and not _is_way(key)]
         saved = [key for key in saved if _source(key) not in result.unseeded]
         if any(not key.startswith("position/") for key in saved):  # a position that is not used may differ
             result.first_step = theirs.step
@@ -198,7 +198,10 @@ def _changing(a: Sequence[Moment]) -> set[str]:
     """Return the keys of program state that change during training; constants, such as the start step, are ignored."""
     first = a[0].digests if a else {}
     return {
-        key for moment in a for key in moment.digests if key.startswith(HELD) and moment.digests[key] != first.get(key)
+        key
+        for moment in a
+        for key in moment.digests
+        if key.startswith(PROGRAM_STATE) and moment.digests[key] != first.get(key)
     }
 
 
@@ -219,12 +222,12 @@ def _differ_by_chance(a: Sequence[Moment], c: Sequence[Moment]) -> set[str]:
     """Return the keys of program state that differ between two undisturbed runs at any moment."""
     others = {(moment.step, moment.end): moment.digests for moment in c}
     pairs = ((one.digests, others[one.step, one.end]) for one in a if (one.step, one.end) in others)
-    return {key for ours, theirs in pairs for key in _different(ours, theirs) if key.startswith(HELD)}
+    return {key for ours, theirs in pairs for key in _different(ours, theirs) if key.startswith(PROGRAM_STATE)}
 
 
 def _names(keys: Iterable[str]) -> list[str]:
     """Return the names in the keys, in their order, each container once."""
-    names = (key.removeprefix(HELD).partition("[")[0] for key in keys)
+    names = (key.removeprefix(PROGRAM_STATE).partition("[")[0] for key in keys)
     return list(dict.fromkeys(names))[:_SHOWN]
 
 

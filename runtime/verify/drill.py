@@ -21,7 +21,7 @@ from ..attach.program.execute import Target, execute
 from ..attach.program.frame_inspection import Code
 from ..attach.session import Session
 from ..checkpoint import checkpointer as module
-from .program_state import Held
+from .program_state import ProgramState
 from .trace import TraceWriter, digests_of
 
 How = Literal["kill", "term", "notice"]
@@ -53,7 +53,7 @@ class Drill:
     """Execution of a plan in this process."""
 
     def __init__(self, plan: Plan, code: Code) -> None:
-        self.plan, self._held = plan, Held(code)
+        self.plan, self._held = plan, ProgramState(code)
         self._trace = TraceWriter(Path(plan.folder) / "trace.jsonl")
         self.made: list[module.Checkpointer] = []
 

@@ -44,7 +44,7 @@ class Files:
     compared: int = 0
     different: list[dict[str, str]] = field(default_factory=list)
     """Name and difference of each file that differs."""
-    aside: list[str] = field(default_factory=list)
+    ignored: list[str] = field(default_factory=list)
     """Names of the files of which something differs between two undisturbed runs."""
 
 
@@ -53,7 +53,7 @@ def compare_files(ours: Path, theirs: Path, other: Path | None) -> Files:
     a, b = _delivered(ours), _delivered(theirs)
     c = _delivered(other) if other is not None else a
     chance = {_pattern(name) for name in a.keys() ^ c.keys()}
-    found = Files(aside=sorted(a.keys() ^ c.keys()))
+    found = Files(ignored=sorted(a.keys() ^ c.keys()))
     for name in sorted(a.keys() | b.keys()):
         if name in a and name in b:
             found.compared += 1
@@ -89,9 +89,9 @@ def _compare(found: Files, name: str, a: Path, b: Path, c: Path | None) -> None:
     ours, theirs, others = read_fields(a), read_fields(b), read_fields(c) if c is not None else []
     chance = by_chance(ours, others)
     if chance:
-        found.aside.append(name)
+        found.ignored.append(name)
     if chance is None:
-        found.aside.append(name)
+        found.ignored.append(name)
     elif (says := first_difference(ours, theirs, chance)) is not None:
         found.different.append({"name": name, "says": says})
 

@@ -12,7 +12,7 @@ from typing import Any
 import xxhash
 
 from ..attach.program.frame_inspection import Code
-from .trace import HELD
+from .trace import PROGRAM_STATE
 from .values import Walk, is_generator
 
 _REACHED = 2000
@@ -21,7 +21,7 @@ _ENTRIES = 64
 """Maximum number of entries of a container to search."""
 
 
-class Held:
+class ProgramState:
     """State of one program, which is not in its checkpoints."""
 
     def __init__(self, code: Code) -> None:
@@ -38,7 +38,7 @@ class Held:
         for path, variables in self._spaces():
             for name, value in variables.items():
                 for kind, field, data in walk.fields(value, f"{path}.{name}"):
-                    found.setdefault(f"{HELD}{kind} {field}", xxhash.xxh3_128()).update(data)
+                    found.setdefault(f"{PROGRAM_STATE}{kind} {field}", xxhash.xxh3_128()).update(data)
         return {key: value.hexdigest()[:16] for key, value in found.items()}
 
     def _spaces(self) -> Iterator[tuple[str, Mapping[str, Any]]]:

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-HELD = "held/"
+PROGRAM_STATE = "held/"
 _NOT_COMPARED = ("history", "goal", "step")
 """Parts of a snapshot that may differ between two runs of the same training: times, and the length asked for."""
 _DIGITS = 16

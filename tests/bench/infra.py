@@ -18,7 +18,7 @@ from pathlib import Path
 
 from .measure import Row
 
-_TOLD = """
+_PRINT_CPU_TIME = """
 import resource
 used = resource.getrusage(resource.RUSAGE_SELF)
 print(used.ru_utime + used.ru_stime, file=sys.stderr)
@@ -66,7 +66,7 @@ def _medians(scripts: Mapping[str, str], environ: Mapping[str, str], rounds: int
 
 
 def _own_s(script: str, environ: Mapping[str, str]) -> float:
-    command = [sys.executable, "-c", script + _TOLD]
+    command = [sys.executable, "-c", script + _PRINT_CPU_TIME]
     done = subprocess.run(command, env=dict(environ), capture_output=True, text=True, check=False)
     if done.returncode:
         raise RuntimeError(done.stderr)

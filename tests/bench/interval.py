@@ -10,7 +10,7 @@ import argparse
 from collections.abc import Sequence
 from itertools import groupby
 
-from cloudgpu.runtime.checkpoint.schedule.interval import PRIORS, UNKNOWN
+from cloudgpu.runtime.checkpoint.schedule.interval import PRIORS, UNKNOWN_PRIOR
 from cloudgpu.tests.standins.interruptions import GRID, HOUR, World, compare, enough_trainings, with_lag
 
 
@@ -37,7 +37,7 @@ def _row(world: World) -> tuple[float, float]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m tests.bench.interval")
-    parser.add_argument("--prior", choices=[*PRIORS, UNKNOWN.name], default="spot")
+    parser.add_argument("--prior", choices=[*PRIORS, UNKNOWN_PRIOR.name], default="spot")
     parser.add_argument("--lag", action="store_true", help="a save takes three times its cost to be written")
     parser.add_argument("--alone", action="store_true", help="outside of a job: only checkpoints hold what was met")
     options = parser.parse_args()

@@ -32,7 +32,7 @@ from cloudgpu.tests.standins.agent_files import OWN_PYTHON
 from cloudgpu.tests.standins.aws.control import AwsControl
 from cloudgpu.tests.standins.aws.control import environ as aws_environ
 from cloudgpu.tests.standins.aws.jobs import BUCKET
-from cloudgpu.tests.standins.aws.process import LOOKER, aws_process
+from cloudgpu.tests.standins.aws.process import AUDITOR, aws_process
 from cloudgpu.tests.standins.faults import Call
 
 from .measure import Row
@@ -189,7 +189,7 @@ def _requests(calls: list[Call]) -> Counter[str]:
     """Count the supervisor's calls: those to the bucket as reads and writes, others by action."""
     counted: Counter[str] = Counter()
     for call in calls:
-        if call.caller not in {"", LOOKER}:
+        if call.caller not in {"", AUDITOR}:
             kind = "reads" if call.action in _READS else "writes"
             counted[kind if call.service == "s3" else call.action] += 1
     return counted
@@ -242,7 +242,7 @@ def _machines() -> Iterator[None]:
 
 def play_machines() -> None:
     """Write a heartbeat for each launched machine every BEAT_S seconds."""
-    os.environ["AWS_ACCESS_KEY_ID"] = LOOKER  # distinguishes these requests from the supervisor's
+    os.environ["AWS_ACCESS_KEY_ID"] = AUDITOR  # distinguishes these requests from the supervisor's
     store, buckets, due, beats = Store.open(), Buckets(), dict[str, float](), Counter[str]()
     while True:
         now = time.monotonic()

@@ -31,7 +31,7 @@ from .targets.azure import AzureStandin
 from .targets.cluster import ClusterStandin
 from .targets.gcp import GcpStandin
 from .targets.processes import LocalStandin, ShedStandin
-from .targets.standin import EXPIRES, OWNER, Standin, look, refused, until
+from .targets.standin import EXPIRES, OWNER, Standin, refused, until, wait_for_phases
 from .targets.vertex import VertexGrpcStandin, VertexStandin
 
 pytestmark = pytest.mark.timeout(600)
@@ -49,14 +49,14 @@ TARGETS: dict[str, type[Standin]] = {
 PAIR, SECOND, REPLACED = ("worker-0.1", "worker-1.1"), "worker-1.1", ("worker-0.1", "worker-1.2")
 REPEATED = ("throttled", "transient", "expired")
 """Error classes that a launch retries."""
-APART = ("login", "oauth2", "s3", "storage")
+OTHER_SERVICES = ("login", "oauth2", "s3", "storage")
 """Services whose calls do not count as the provisioner's: logins and the job dir."""
 UNANSWERED = pytest.mark.parametrize("fault", [LOSE, RESET, HTML], ids=lambda fault: fault.kind)
 
 
 def where(*able: str) -> pytest.MarkDecorator:
     """Run a test for the targets whose stand-ins have all of these members."""
-    rows = [name for name, kind in TARGETS.items() if kind.can(*able)]
+    rows = [name for name, kind in TARGETS.items() if kind.overrides(*able)]
     return pytest.mark.parametrize("running", rows, indirect=True, scope="module")
 
 
@@ -74,7 +74,7 @@ def standin(running: Standin, monkeypatch: pytest.MonkeyPatch) -> Standin:
 
 @pytest.fixture
 def provisioner(standin: Standin) -> Provisioner:
-    return standin.another()
+    return standin.new_provisioner()
 
 
 def end(standin: Standin, allocation: Allocation) -> None:
@@ -85,13 +85,13 @@ def end(standin: Standin, allocation: Allocation) -> None:
 
 def refusal(standin: Standin, asked: LaunchRequest) -> ProvisionError:
     """Return the error of a launch, raised at once or in its nodes' states. Checks that no resource is left."""
-    provisioner = standin.another()
+    provisioner = standin.new_provisioner()
     try:
         allocation = provisioner.launch(asked)
     except ProvisionError as error:
         until(lambda: not standin.left())
         return error
-    states = look(standin, allocation, "gone")
+    states = wait_for_phases(standin, allocation, "gone")
     end(standin, allocation)
     [why, *_] = [state.refused for state in states if state.refused is not None]
     return why
@@ -101,7 +101,7 @@ def cut_off(standin: Standin, asked: LaunchRequest) -> None:
     """Launch while responses to the call that starts machines are lost; it may succeed by finding them in a listing."""
     standin.control.fail(standin.start, LOSE, times=None)
     try:
-        standin.another().launch(asked)
+        standin.new_provisioner().launch(asked)
     except ProvisionError as error:
         assert error.error_class == "transient"
     standin.control.heal()
@@ -111,7 +111,7 @@ def settled(standin: Standin, allocation: Allocation, machines: int) -> None:
     """Observe a launch until it has this number of machines, as duplicates for a node are ended."""
 
     def are() -> bool:
-        standin.pass_look()
+        standin.expire_polls()
         assert "gone" not in {state.phase for state in standin.watcher.observe(allocation)}
         return standin.alive() == machines
 
@@ -129,14 +129,14 @@ class TestLife:
         assert (allocation.target, allocation.job_id, allocation.token) == (standin.target, asked.job_id, asked.token)
         assert list(allocation.machines) == list(PAIR) and len({*allocation.machines.values()}) == 2
         assert Allocation.from_json(json.loads(json.dumps(allocation.to_json()))) == allocation
-        states = look(standin, allocation, standin.runs)
+        states = wait_for_phases(standin, allocation, standin.runs)
         assert [state.node for state in states] == list(PAIR)
         assert not any(state.taken or state.returns or state.refused for state in states)
         until(lambda: standin.alive() == 2)
         assert [one.token for one in provisioner.find(OWNER)] == [asked.token]
         for _ in range(2):
             end(standin, allocation)
-        assert {state.phase for state in look(standin, allocation, "gone")} == {"gone"}
+        assert {state.phase for state in wait_for_phases(standin, allocation, "gone")} == {"gone"}
         assert provisioner.find(OWNER) == [] and standin.started() == 2
 
     @where("tags")
@@ -153,7 +153,7 @@ class TestLife:
         first, second = (provisioner.launch(standin.request()) for _ in range(2))
         until(lambda: standin.alive() == 2)
         provisioner.terminate(first)
-        look(standin, second, standin.runs)
+        wait_for_phases(standin, second, standin.runs)
         assert [one.token for one in standin.watcher.find(OWNER)] == [second.token]
         until(lambda: standin.alive() == 1)
         end(standin, second)
@@ -163,9 +163,9 @@ class TestIdempotent:
     def test_the_same_token_is_the_same_machines(self, standin: Standin, provisioner: Provisioner) -> None:
         asked = standin.request(*PAIR)
         first = provisioner.launch(asked)
-        for again in (provisioner.launch(asked), standin.another().launch(asked)):
+        for again in (provisioner.launch(asked), standin.new_provisioner().launch(asked)):
             assert (again.machines, again.token) == (first.machines, first.token)
-        look(standin, first, standin.runs)
+        wait_for_phases(standin, first, standin.runs)
         until(lambda: standin.alive() == 2)
         assert standin.started() == 2
 
@@ -198,19 +198,19 @@ class TestIdempotent:
                 return None
 
         with ThreadPoolExecutor(3) as pool:
-            list(pool.map(launch, [standin.another() for _ in range(3)]))
-        allocation = standin.another().launch(asked)
+            list(pool.map(launch, [standin.new_provisioner() for _ in range(3)]))
+        allocation = standin.new_provisioner().launch(asked)
         settled(standin, allocation, 2)
         end(standin, allocation)
 
     def test_after_its_end(self, standin: Standin, provisioner: Provisioner) -> None:
         asked = standin.request()
         end(standin, provisioner.launch(asked))
-        again = standin.another().launch(asked)
+        again = standin.new_provisioner().launch(asked)
         if standin.revives:
-            look(standin, again, standin.runs)
+            wait_for_phases(standin, again, standin.runs)
         else:
-            look(standin, again, "gone")
+            wait_for_phases(standin, again, "gone")
             assert standin.alive() == 0
         end(standin, again)
 
@@ -231,7 +231,7 @@ class TestUnanswered:
     def test_the_caller_dies_and_the_next_one_goes_on(self, standin: Standin) -> None:
         asked = standin.request(*PAIR)
         cut_off(standin, asked)
-        allocation = standin.another().launch(dataclasses.replace(asked, repeated=True, lifetime_s=1_800))
+        allocation = standin.new_provisioner().launch(dataclasses.replace(asked, repeated=True, lifetime_s=1_800))
         settled(standin, allocation, 2)
         end(standin, allocation)
 
@@ -250,7 +250,7 @@ class TestUnanswered:
         asked = standin.request(*PAIR)
         cut_off(standin, asked)
         [found] = standin.watcher.find(OWNER)
-        look(standin, found, "running")
+        wait_for_phases(standin, found, "running")
         ended = standin.watcher.terminate(standin.unanswered(asked))
         assert ended is not None and ended.has_started
         assert not standin.left()
@@ -284,13 +284,13 @@ class TestUnanswered:
     @staticmethod
     def live(standin: Standin) -> set[str]:
         """Launch, observe and terminate two machines; return the actions called."""
-        asked, before, provisioner = standin.request(*PAIR), standin.started(), standin.another()
+        asked, before, provisioner = standin.request(*PAIR), standin.started(), standin.new_provisioner()
         standin.control.forget()
         allocation = provisioner.launch(asked)
         provisioner.observe(allocation)
         until(lambda: standin.alive() >= 2)
         provisioner.terminate(allocation)
-        called = {call.action for call in standin.control.calls() if call.service not in APART}
+        called = {call.action for call in standin.control.calls() if call.service not in OTHER_SERVICES}
         assert not standin.left()
         assert standin.started() <= before + 4
         return called
@@ -310,7 +310,7 @@ class TestUnanswered:
         allocation = standin.unanswered(asked)
         for _ in range(3):
             try:
-                allocation = standin.another().launch(dataclasses.replace(asked, repeated=True))
+                allocation = standin.new_provisioner().launch(dataclasses.replace(asked, repeated=True))
                 settled(standin, allocation, len(asked.nodes))
                 break
             except ProvisionError as error:
@@ -324,13 +324,13 @@ class TestLateListings:
     @where("hide")
     def test_what_is_not_shown_is_not_gone_nor_launched_twice(self, standin: Standin, provisioner: Provisioner) -> None:
         asked = standin.request()
-        standin.hide()
+        standin.delay_listings()
         allocation = provisioner.launch(asked)
-        for one in (provisioner, standin.another()):
+        for one in (provisioner, standin.new_provisioner()):
             assert {state.phase for state in one.observe(allocation)} <= {"pending", "running"}
         again = provisioner.launch(asked)
         assert again.machines == allocation.machines or not standin.once
-        standin.show()
+        standin.show_listings()
         settled(standin, allocation, 1)
         end(standin, allocation)
         assert standin.started() == 1 or not standin.once
@@ -338,7 +338,7 @@ class TestLateListings:
     @where("hide")
     def test_an_answer_is_lost_as_well(self, standin: Standin, provisioner: Provisioner) -> None:
         asked = dataclasses.replace(standin.request(), repeated=True)
-        standin.hide()
+        standin.delay_listings()
         standin.control.fail(standin.start, LOSE, times=1 if standin.target == "vertex" else None)
         try:
             provisioner.launch(asked)
@@ -346,11 +346,11 @@ class TestLateListings:
             assert error.error_class == "transient"
         standin.control.heal()
         try:
-            standin.another().launch(asked)
+            standin.new_provisioner().launch(asked)
         except ProvisionError as error:
             assert error.error_class == "transient"
-        standin.show()
-        allocation = standin.another().launch(asked)
+        standin.show_listings()
+        allocation = standin.new_provisioner().launch(asked)
         settled(standin, allocation, 1)
         end(standin, allocation)
 
@@ -361,8 +361,8 @@ class TestAllOrNone:
         standin.limit(1)
         assert refusal(standin, standin.request(*PAIR)).error_class == "capacity"
         standin.limit(2)
-        allocation = standin.another().launch(standin.request(*PAIR))
-        look(standin, allocation, standin.runs)
+        allocation = standin.new_provisioner().launch(standin.request(*PAIR))
+        wait_for_phases(standin, allocation, standin.runs)
         assert standin.alive() == 2
 
     @where("limit", "zones")
@@ -386,7 +386,7 @@ class TestAllOrNone:
         standin.limit(5)
         assert refusal(standin, standin.request(*many)).error_class == "capacity"
         standin.limit(6)
-        allocation = standin.another().launch(standin.request(*many))
+        allocation = standin.new_provisioner().launch(standin.request(*many))
         assert list(allocation.machines) == many and standin.alive() == 6
 
     @where("limit", "zones")
@@ -397,8 +397,8 @@ class TestAllOrNone:
         assert (why.error_class, why.scope) == ("capacity", "region")
         standin.limit(2, "spot", standin.zones[1])
         asked = standin.request(*PAIR, zone=None, market="spot")
-        allocation = standin.another().launch(asked)
-        assert allocation.machines == standin.another().launch(asked).machines
+        allocation = standin.new_provisioner().launch(asked)
+        assert allocation.machines == standin.new_provisioner().launch(asked).machines
         assert standin.alive() == 2
 
     @where("limit", "zones")
@@ -411,7 +411,7 @@ class TestAllOrNone:
         assert standin.started() == 1
         for zone in standin.zones:
             standin.limit(2, "spot", zone)
-        assert standin.another().launch(dataclasses.replace(asked, attempt=2)).machines
+        assert standin.new_provisioner().launch(dataclasses.replace(asked, attempt=2)).machines
 
 
 class TestLosing:
@@ -419,15 +419,15 @@ class TestLosing:
     def test_a_lost_node_is_gone_and_not_started_again(self, standin: Standin, provisioner: Provisioner) -> None:
         asked = standin.request(*PAIR, market="spot")
         allocation = provisioner.launch(asked)
-        look(standin, allocation, "running")
+        wait_for_phases(standin, allocation, "running")
         standin.crash(allocation.machines[SECOND])
-        look(standin, allocation, "running", "gone")
-        again = standin.another().launch(asked)
+        wait_for_phases(standin, allocation, "running", "gone")
+        again = standin.new_provisioner().launch(asked)
         assert again.machines == allocation.machines
         until(lambda: standin.alive() == 1)
-        replaced = standin.another().launch(dataclasses.replace(asked, nodes=standin.request(*REPLACED).nodes))
+        replaced = standin.new_provisioner().launch(dataclasses.replace(asked, nodes=standin.request(*REPLACED).nodes))
         assert replaced.machines[PAIR[0]] == allocation.machines[PAIR[0]]
-        look(standin, replaced, "running")
+        wait_for_phases(standin, replaced, "running")
         until(lambda: standin.alive() == 2)
         end(standin, replaced)
 
@@ -436,7 +436,7 @@ class TestLosing:
         allocation = provisioner.launch(standin.request(*PAIR))
         for _ in range(2):
             standin.watcher.remove(allocation, [SECOND])
-        look(standin, allocation, "running", "gone")
+        wait_for_phases(standin, allocation, "running", "gone")
         until(lambda: standin.alive() == 1)
         provisioner.remove(allocation, [])
         until(lambda: standin.alive() == 1)
@@ -451,11 +451,11 @@ class TestLosing:
         until(lambda: standin.alive() == 1)
         standin.limit(2)
         asked = dataclasses.replace(asked, nodes=standin.request(*REPLACED, "worker-2.2").nodes)
-        assert refused(standin.another(), asked).error_class == "capacity"
+        assert refused(standin.new_provisioner(), asked).error_class == "capacity"
         until(lambda: standin.alive() == 1)
         standin.limit(3)
         asked = dataclasses.replace(asked, nodes=standin.request(PAIR[0], "worker-1.3", "worker-2.3").nodes)
-        again = standin.another().launch(asked)
+        again = standin.new_provisioner().launch(asked)
         assert again.machines[PAIR[0]] == allocation.machines[PAIR[0]] and standin.alive() == 3
 
     @where("preempt")
@@ -463,7 +463,7 @@ class TestLosing:
         asked = standin.request(market="spot")
         allocation = provisioner.launch(asked)
         standin.preempt(allocation.machines["worker-0.1"])
-        [state] = look(standin, allocation, "gone")
+        [state] = wait_for_phases(standin, allocation, "gone")
         assert state.taken and state.refused is None and standin.taken in state.detail
         ended = standin.watcher.terminate(standin.unanswered(asked))
         assert ended is not None and ended.has_started
@@ -499,7 +499,7 @@ class TestErrors:
             assert " ".join(fault.message.split()).rstrip(".") in str(error)
             standin.control.heal()
             if not error.is_final:
-                allocation = standin.another().launch(asked)
+                allocation = standin.new_provisioner().launch(asked)
                 until(lambda: standin.alive() == 1)
                 end(standin, allocation)
             until(lambda: not standin.left())
@@ -508,14 +508,14 @@ class TestErrors:
     def test_whatever_call_is_denied_nothing_is_left(self, standin: Standin) -> None:
         """A launch may succeed if the denied call only reads a quota or a price."""
         standin.control.forget()
-        first = standin.another().launch(standin.request())
-        actions = {call.action for call in standin.control.calls() if call.service not in APART}
+        first = standin.new_provisioner().launch(standin.request())
+        actions = {call.action for call in standin.control.calls() if call.service not in OTHER_SERVICES}
         end(standin, first)
         for action in sorted(actions):
             asked = standin.request()
             standin.control.fail(action, standin.refusals["auth"], times=None)
             try:
-                allocation = standin.another().launch(asked)
+                allocation = standin.new_provisioner().launch(asked)
             except ProvisionError as error:
                 assert error.error_class == "auth" and error.code in str(error), (action, error)
                 standin.control.heal()
@@ -560,7 +560,9 @@ class TestErrors:
                     with pytest.raises(ProvisionError) as caught:
                         verb(one)
                     assert (caught.value.error_class, caught.value.code) == ("auth", "OtherAccount")
-        assert standin.another().launch(dataclasses.replace(asked, account=mine)).machines == allocation.machines
+        assert (
+            standin.new_provisioner().launch(dataclasses.replace(asked, account=mine)).machines == allocation.machines
+        )
         until(lambda: standin.alive() == 1)
 
     @where("break_credentials")
@@ -578,7 +580,7 @@ class TestErrors:
     ) -> None:
         asked = standin.request()
         monkeypatch.setenv(*standin.endpoint)
-        error = refused(standin.another(), asked)
+        error = refused(standin.new_provisioner(), asked)
         assert error.error_class == "invalid" and "not encrypted" in str(error)
 
     @where("reserve")
@@ -603,7 +605,7 @@ class TestPrice:
             assert provisioner.price(offer) is None
             if standin.start:
                 standin.control.fail("*", HTML, times=None)
-                assert standin.another().price(offer) is None
+                assert standin.new_provisioner().price(offer) is None
                 standin.control.heal()
 
 
@@ -612,13 +614,13 @@ class TestManyJobs:
     def test_a_look_is_shared(self, standin: Standin, provisioner: Provisioner) -> None:
         jobs = [provisioner.launch(standin.request()) for _ in range(3)]
         for one in jobs:
-            look(standin, one, standin.runs)
-        watcher = standin.another(StillClock())
+            wait_for_phases(standin, one, standin.runs)
+        watcher = standin.new_provisioner(StillClock())
         standin.control.forget()
         with ThreadPoolExecutor(8) as pool:
             states = list(pool.map(watcher.observe, jobs * 12))
         assert all(state.phase == standin.runs for [state] in states)
-        calls = [call.action for call in standin.control.calls() if call.service not in APART]
+        calls = [call.action for call in standin.control.calls() if call.service not in OTHER_SERVICES]
         assert len(calls) <= standin.calls_of_look, calls
 
     @where("calls_of_launch")

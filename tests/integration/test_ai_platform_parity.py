@@ -102,7 +102,7 @@ def test_the_pages_own_example_runs_with_tf_config_as_the_service_set_it(
     with jobs_on(cloud, tmp_path, agents) as jobs:
         job = submit(jobs, cloud)
         jobs.finish(job, limit_s=LIMIT_S)
-        assert told(jobs, job, "MET") == [MEMBERS], jobs.story(job)
+        assert told(jobs, job, "MET") == [MEMBERS], jobs.diagnostics(job)
         configs = told(jobs, job, "TF_CONFIG")
         tasks = {f"{config['task']['type']}-{config['task']['index']}" for config in configs}
         assert tasks == {"chief-0", *MEMBERS}

@@ -30,7 +30,7 @@ from azure.mgmt.network import NetworkManagementClient
 from azure.mgmt.resource.resources import ResourceManagementClient
 
 from cloudgpu.tests.standins.azure import SUBMITTER, SUBSCRIPTION, Azure
-from cloudgpu.tests.standins.azure.machines import Told
+from cloudgpu.tests.standins.azure.machines import InstanceState
 from cloudgpu.tests.standins.azure.schema import faults
 from cloudgpu.tests.standins.faults import HANG, HTML, KILL_AFTER, KILL_BEFORE, LOSE, RESET, Fault, error
 
@@ -142,7 +142,7 @@ class Subscription:
     def delete(self, name: str = "vm") -> None:
         self.compute.virtual_machines.begin_delete(GROUP, name).result(PATIENT_S)
 
-    def told(self, name: str = "vm") -> Told:
+    def told(self, name: str = "vm") -> InstanceState:
         return next(one for one in reversed(self.control.instances()) if one.name == name)
 
     def kinds(self) -> set[str]:
@@ -525,7 +525,7 @@ class TestWhatHappens:
 
     def test_an_operation_may_fail_as_a_test_wants(self, azure: Subscription) -> None:
         machines = "Microsoft.Compute/virtualMachines"
-        azure.control.fail_later(machines, "provision", "OSProvisioningTimedOut", "It did not report.")
+        azure.control.fail_operation(machines, "provision", "OSProvisioningTimedOut", "It did not report.")
         assert refused(azure.start)[:2] == (200, "OSProvisioningTimedOut")
         assert azure.told().running
 

@@ -58,7 +58,7 @@ def test_with_another_account_s_credentials_nothing_changes_until_the_first_ones
     shown = " ".join(cloudgpu("status", job.id).stdout.split())
     assert f"its machines are in AWS account 123456789012, these credentials are of {OTHER}" in shown, shown
     assert "cancel and limits do not act on its machines" in shown
-    assert job.attempts() == [attempt], jobs.story(job)
+    assert job.attempts() == [attempt], jobs.diagnostics(job)
     assert [one.running for one in jobs.instances(job)] == [True]
 
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", KEY)  # any command replaces the supervisor

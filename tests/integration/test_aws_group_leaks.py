@@ -11,7 +11,7 @@ import pytest
 from cloudgpu.control.jobs import Job
 from cloudgpu.tests.integration.test_aws_leaks import CALLS, IMPORTS, THROTTLED, AwsAgents
 from cloudgpu.tests.standins.aws.jobs import BUCKET, AwsJobs, aws_jobs
-from cloudgpu.tests.standins.aws.stacks import stand
+from cloudgpu.tests.standins.aws.stacks import create_stack
 from cloudgpu.tests.standins.faults import KILL_AFTER, LOSE, Fault, error
 from cloudgpu.tests.standins.leaks import CANCELS_IN_THE_LONG_RUN, KILLS, Leaks, Scene, stage, sweeps
 from cloudgpu.tests.standins.long_mode import LONG
@@ -66,9 +66,9 @@ class GroupLeaks(Leaks[AwsJobs]):
     def check_machines(self, job: Job) -> None:
         """They are those of one group, which has made each of them once."""
         found = self.jobs.instances(job)
-        assert all(one.gone is not None for one in found), self.jobs.story(job)
-        assert len({one.tags["aws:autoscaling:groupName"] for one in found}) <= 1, self.jobs.story(job)
-        assert len(found) <= NODES, self.jobs.story(job)
+        assert all(one.gone is not None for one in found), self.jobs.diagnostics(job)
+        assert len({one.tags["aws:autoscaling:groupName"] for one in found}) <= 1, self.jobs.diagnostics(job)
+        assert len(found) <= NODES, self.jobs.diagnostics(job)
 
 
 @pytest.fixture(scope="module")
@@ -78,8 +78,8 @@ def leaks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[GroupLeaks]:
         aws_jobs(folder, agents, boot=False) as jobs,
         GroupAgents(jobs),
     ):
-        stand(jobs.session, "us-east-1", jobs.parent)
-        jobs.remains.leave_out()
+        create_stack(jobs.session, "us-east-1", jobs.parent)
+        jobs.remains.ignore_existing()
         yield GroupLeaks(jobs, jobs.control, SCENE, zygote)
 
 

@@ -29,10 +29,10 @@ from cloudgpu.provisioners.aws.resources.network import name_of
 from cloudgpu.provisioners.shared import infra_outputs
 from cloudgpu.provisioners.stacks import job_groups
 from cloudgpu.tests.standins.aws import Aws
-from cloudgpu.tests.standins.aws.account import Told
-from cloudgpu.tests.standins.aws.process import Remains
+from cloudgpu.tests.standins.aws.account import InstanceState
+from cloudgpu.tests.standins.aws.process import Leftovers
 from cloudgpu.tests.standins.aws.sessions import session
-from cloudgpu.tests.standins.aws.stacks import stand
+from cloudgpu.tests.standins.aws.stacks import create_stack
 from cloudgpu.tests.standins.clocks import FastClock, StillClock
 from cloudgpu.tests.standins.faults import LOSE, error
 
@@ -85,7 +85,7 @@ def _client(service: str, url: str) -> Any:
 
 
 CLIENTS = SimpleNamespace(client=client)
-remains = functools.cache(Remains)
+remains = functools.cache(Leftovers)
 
 
 class Desk:
@@ -95,12 +95,12 @@ class Desk:
         self.aws, self.jobs = aws, f"s3://{BUCKET}/{folder.name}/jobs"
         client("s3").create_bucket(Bucket=BUCKET)
         self.ec2, self.scaling = client("ec2"), client("autoscaling")
-        self.stack = stand(CLIENTS, REGION, self.jobs)
+        self.stack = create_stack(CLIENTS, REGION, self.jobs)
         self.zones = {
             one["ZoneName"]: one["ZoneId"] for one in self.ec2.describe_availability_zones()["AvailabilityZones"]
         }
         self.remains = remains(aws.url)
-        self.remains.leave_out()
+        self.remains.ignore_existing()
         self.provisioner = self.another()
         self.request = asked(self.jobs)
         JobDir(self.request.job_dir).put(AGENT.key, b"an agent")
@@ -122,7 +122,7 @@ class Desk:
         """Nothing that was seen before."""
         return self.another().observe(allocation)
 
-    def machines(self) -> list[Told]:
+    def machines(self) -> list[InstanceState]:
         return self.aws.control.instances(running=True)
 
     def group(self) -> Any:
@@ -143,7 +143,7 @@ class Desk:
             assert time.monotonic() < end, self.aws.control.instances()
             time.sleep(0.05)
 
-    def leave(self, machine: Told) -> None:
+    def leave(self, machine: InstanceState) -> None:
         """As the machine itself does when nobody needs it."""
         self.scaling.terminate_instance_in_auto_scaling_group(
             InstanceId=machine.instance_id, ShouldDecrementDesiredCapacity=True

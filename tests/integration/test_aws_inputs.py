@@ -49,10 +49,12 @@ def test_a_machine_reads_its_inputs_and_nothing_beside_them(jobs: AwsJobs, monke
     become_somebody(jobs, monkeypatch)
     inputs = f"inputs: {{data: s3://{BUCKET}/data/digits, weights.pt: s3://{BUCKET}/models/first.pt}}\n"
     job = jobs.submit(PROGRAM, text=f"{RESOURCES}{inputs}outputs: [results]\n")
-    assert job.wait(timeout_s=PATIENT_S), jobs.story(job)
+    assert job.wait(timeout_s=PATIENT_S), jobs.diagnostics(job)
     jobs.control.enforce(False)
     jobs.finish(job)
     log = jobs.log(job)
     assert "seven weights" in log
-    assert any("s3://jobs-of-tests/secret: reading key failed: access denied" in line for line in log), jobs.story(job)
+    assert any("s3://jobs-of-tests/secret: reading key failed: access denied" in line for line in log), (
+        jobs.diagnostics(job)
+    )
     assert jobs.job_dir(job).get("outputs/results/loss.txt") == b"0.1"

@@ -13,7 +13,7 @@ import pytest
 from cloudgpu.control.jobs import ensure_supervisor
 from cloudgpu.provisioners.shared.infra_outputs import Infrastructure
 from cloudgpu.tests.standins.aws.jobs import TYPE, AwsJobs, agents, jobs
-from cloudgpu.tests.standins.aws.stacks import stand
+from cloudgpu.tests.standins.aws.stacks import create_stack
 from cloudgpu.tests.standins.cloud_jobs import after, console_of, counting, counting_together, total
 from cloudgpu.tests.standins.local_jobs import stop_supervisor
 
@@ -47,7 +47,7 @@ def test_no_capacity_then_a_spot_notice_then_resumed_elsewhere(jobs: AwsJobs) ->
     jobs.finish(job)
 
     outcomes = [attempt.outcome for attempt in job.attempts() if attempt.outcome != "refused"]
-    assert outcomes == ["preempted", "succeeded"], jobs.story(job)
+    assert outcomes == ["preempted", "succeeded"], jobs.diagnostics(job)
     log = jobs.log(job)
     begins = [line for line in log if "begins at" in line]
     assert len(begins) == 2 and "begins at 0 " not in begins[1]
@@ -59,13 +59,13 @@ def test_a_reboot_resumes_in_place(jobs: AwsJobs) -> None:
     job = jobs.submit(counting(60, lingers=True), text=RESOURCES + OFTEN)
     machine = jobs.wait_for(lambda: jobs.instances(job, running=True), job)[0]
     jobs.wait_for(lambda: jobs.is_saved(job), job)
-    assert console_of(job).splitlines()[-1] in jobs.instances(job)[0].console, jobs.story(job)
+    assert console_of(job).splitlines()[-1] in jobs.instances(job)[0].console, jobs.diagnostics(job)
     jobs.control.reboot(machine.instance_id)
     jobs.finish(job)
-    assert [attempt.outcome for attempt in job.attempts()] == ["succeeded"], jobs.story(job)
+    assert [attempt.outcome for attempt in job.attempts()] == ["succeeded"], jobs.diagnostics(job)
     assert len(jobs.instances(job)) == 1
     begins = [line for line in jobs.log(job) if "begins at" in line]
-    assert len(begins) == 2 and "begins at 0 " not in begins[1], jobs.story(job)
+    assert len(begins) == 2 and "begins at 0 " not in begins[1], jobs.diagnostics(job)
     assert total(60) in jobs.log(job)
 
 
@@ -92,7 +92,7 @@ def test_a_machine_that_fails_is_replaced_by_another(jobs: AwsJobs) -> None:
     jobs.wait_for(lambda: jobs.is_saved(job), job)
     jobs.control.crash(jobs.instances(job)[0].instance_id)
     jobs.finish(job)
-    assert [attempt.outcome for attempt in job.attempts()] == ["lost", "succeeded"], jobs.story(job)
+    assert [attempt.outcome for attempt in job.attempts()] == ["lost", "succeeded"], jobs.diagnostics(job)
     begins = [line for line in jobs.log(job) if "begins at" in line]
     assert "begins at 0 " not in begins[-1]
     assert total(60) in jobs.log(job)
@@ -106,9 +106,9 @@ def test_only_the_interrupted_machine_of_two_is_replaced(jobs: AwsJobs) -> None:
     jobs.control.interrupt(lost.instance_id, 60.0)
     jobs.finish(job)
 
-    assert [attempt.outcome for attempt in job.attempts()] == ["succeeded"], jobs.story(job)
+    assert [attempt.outcome for attempt in job.attempts()] == ["succeeded"], jobs.diagnostics(job)
     nodes = [one.tags["cloudgpu-node"] for one in jobs.instances(job)]
-    assert nodes == ["worker-0.1", "worker-1.1", "worker-1.2"], jobs.story(job)
+    assert nodes == ["worker-0.1", "worker-1.1", "worker-1.2"], jobs.diagnostics(job)
     log = jobs.log(job)
     assert {"worker-0.1 begins at 0", "worker-1.1 begins at 0"} <= set(log)
     again = [line for line in log if "begins at" in line and not line.endswith(" 0")]
@@ -122,8 +122,8 @@ def test_only_the_interrupted_machine_of_two_is_replaced(jobs: AwsJobs) -> None:
 @pytest.fixture
 def stack(jobs: AwsJobs) -> Infrastructure:
     """In two zones; it is not of what is left."""
-    stands = stand(jobs.session, "us-east-1", jobs.parent)
-    jobs.remains.leave_out()
+    stands = create_stack(jobs.session, "us-east-1", jobs.parent)
+    jobs.remains.ignore_existing()
     return stands
 
 
@@ -148,17 +148,17 @@ def test_a_group_of_the_job_s_own_heals_and_ends_itself_with_the_submitters_comp
     jobs.wait_for(lambda: len(jobs.instances(job)) == 3, job, LATE_S)
     jobs.wait_for(lambda: not jobs.instances(job, running=True), job, LATE_S)
     [group] = groups(jobs)
-    assert group["DesiredCapacity"] == 0, jobs.story(job)
+    assert group["DesiredCapacity"] == 0, jobs.diagnostics(job)
 
     ensure_supervisor()
     jobs.finish(job, limit_s=LATE_S)
-    assert [attempt.outcome for attempt in job.attempts()] == ["succeeded"], jobs.story(job)
+    assert [attempt.outcome for attempt in job.attempts()] == ["succeeded"], jobs.diagnostics(job)
     assert len(jobs.instances(job)) == 3
     log = jobs.log(job)
     begins = [line for line in log if "begins at" in line]
     assert {"worker-0.1 begins at 0", "worker-1.1 begins at 0"} <= set(begins)
     again = {line.split()[0] for line in begins if not line.endswith(" 0")}
-    assert again and any(line.endswith(f" has {2 * sum(range(200))}") for line in log), jobs.story(job)
+    assert again and any(line.endswith(f" has {2 * sum(range(200))}") for line in log), jobs.diagnostics(job)
     assert groups(jobs) == []
 
 
@@ -168,9 +168,9 @@ def test_a_group_without_capacity_makes_way_for_the_next_zone(jobs: AwsJobs, sta
     zones = FLEET.replace("{", "{zone: [use1-az1, use1-az2], ", 1)
     job = jobs.submit(counting(5), text=zones)
     jobs.finish(job, limit_s=LATE_S)
-    assert {one.zone for one in jobs.instances(job)} == {second}, jobs.story(job)
+    assert {one.zone for one in jobs.instances(job)} == {second}, jobs.diagnostics(job)
     tries = [attempt.offer.zone for attempt in job.attempts()]
-    assert tries[-1] in (None, "use1-az2"), jobs.story(job)
+    assert tries[-1] in (None, "use1-az2"), jobs.diagnostics(job)
 
 
 def test_a_group_of_one_s_own_is_cancelled(jobs: AwsJobs, stack: Infrastructure) -> None:

@@ -73,11 +73,11 @@ class AwsLeaks(Leaks[AwsJobs]):
         """Not two of a node, nor two of a rank at the same time."""
         ranks: dict[str, float] = {}
         for one in self.jobs.instances(job):
-            assert one.launched >= ranks.get(one.tags["cloudgpu-rank"], 0.0), self.jobs.story(job)
+            assert one.launched >= ranks.get(one.tags["cloudgpu-rank"], 0.0), self.jobs.diagnostics(job)
             assert one.gone is not None
             ranks[one.tags["cloudgpu-rank"]] = one.gone
         nodes = [(one.tags["cloudgpu-attempt"], one.tags["cloudgpu-node"]) for one in self.jobs.instances(job)]
-        assert len(nodes) == len(set(nodes)), self.jobs.story(job)
+        assert len(nodes) == len(set(nodes)), self.jobs.diagnostics(job)
 
 
 @pytest.fixture(scope="module")

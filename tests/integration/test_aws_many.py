@@ -26,7 +26,7 @@ from cloudgpu.provisioners.shared.poll_cache import TTL_S
 from cloudgpu.tests.standins.aws.control import AwsControl
 from cloudgpu.tests.standins.aws.control import environ as aws_environ
 from cloudgpu.tests.standins.aws.jobs import BUCKET
-from cloudgpu.tests.standins.aws.process import LOOKER, Remains, aws_process
+from cloudgpu.tests.standins.aws.process import AUDITOR, Leftovers, aws_process
 from cloudgpu.tests.standins.control import make_job, make_offer, make_policy
 from cloudgpu.tests.standins.faults import error
 from cloudgpu.tests.standins.long_mode import LONG
@@ -48,7 +48,7 @@ class Many:
     def __init__(self, control: AwsControl, folder: Path, template: Path) -> None:
         (folder / "store.db").write_bytes(template.read_bytes())
         self.control = control
-        self.remains = Remains(control.url)
+        self.remains = Leftovers(control.url)
         self.store = Store.open(f"sqlite:///{folder / 'store.db'}")
         self._bell = threading.Event()
         self._stop = threading.Event()
@@ -107,7 +107,7 @@ class Many:
     def calls(self) -> Counter[str]:
         """By `service.action`, since they were last forgotten; our own looks left out."""
         return Counter(
-            f"{call.service}.{call.action}" for call in self.control.calls() if call.caller not in ("", LOOKER)
+            f"{call.service}.{call.action}" for call in self.control.calls() if call.caller not in ("", AUDITOR)
         )
 
 

@@ -19,7 +19,7 @@ from cloudgpu.provisioners.aws.provisioner import AwsProvisioner
 from cloudgpu.provisioners.shared.api_calls import UNKNOWN
 from cloudgpu.tests.standins.aws import Aws
 from cloudgpu.tests.standins.aws.launches import REQUEST, session
-from cloudgpu.tests.standins.aws.process import Remains
+from cloudgpu.tests.standins.aws.process import Leftovers
 from cloudgpu.tests.standins.clocks import FastClock
 from cloudgpu.tests.standins.faults import HTML, LOSE, Fault, error
 from cloudgpu.tests.standins.long_mode import LONG
@@ -132,7 +132,7 @@ def test_machines_of_ones_own(aws: Aws, faults: str) -> None:
     leave_behind(aws)
     assert {one.phase for one in persist(clock, lambda: provisioner.observe(allocation))} <= {"pending", "running"}
     persist(clock, lambda: provisioner.terminate(allocation))
-    assert Remains(aws.url).find() == {}
+    assert Leftovers(aws.url).find() == {}
     wrong = spoilt(aws)
     assert wrong.keys() == {action for actions in OWN_MACHINES.values() for action in actions.split()}
     few = {action for action, times in wrong.items() if times < TIMES}

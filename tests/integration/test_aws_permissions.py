@@ -34,7 +34,7 @@ from cloudgpu.provisioners.shared import infra_outputs, tags
 from cloudgpu.provisioners.shared.infra_outputs import Infrastructure
 from cloudgpu.tests.standins.aws import Aws
 from cloudgpu.tests.standins.aws.sessions import session
-from cloudgpu.tests.standins.aws.stacks import stand
+from cloudgpu.tests.standins.aws.stacks import create_stack
 from cloudgpu.tests.standins.clocks import FastClock
 
 PAGE = Path(cloudgpu.__file__).parent / "docs" / "aws-permissions.md"
@@ -355,7 +355,7 @@ def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
 
 def run(account: Account, step: str, monkeypatch: pytest.MonkeyPatch, without_action: str = "") -> list[str]:
     if step in OF_A_GROUP:
-        stand(session(), REGION, f"s3://{BUCKET}/jobs")
+        create_stack(session(), REGION, f"s3://{BUCKET}/jobs")
         JobDir(request().job_dir).put("agent/abc.pyz", b"an agent")
     if step in PREPARED:
         prepare(account, grouped=step in OF_A_GROUP)

@@ -16,7 +16,7 @@ from cloudgpu.provisioners import LaunchRequest, NodeRequest, ProvisionError
 from cloudgpu.provisioners.aws.provisioner import AwsProvisioner
 from cloudgpu.tests.standins.aws import Aws
 from cloudgpu.tests.standins.aws.launches import REQUEST, of_job, session
-from cloudgpu.tests.standins.aws.process import Remains
+from cloudgpu.tests.standins.aws.process import Leftovers
 from cloudgpu.tests.standins.clocks import FastClock, StillClock
 from cloudgpu.tests.standins.faults import HTML, LOSE, Fault, error
 
@@ -139,7 +139,7 @@ def test_roles_that_the_jobs_before_have_used_up_are_waited_for(aws: Aws, action
     told = refused(provisioner, of_job(1))
     assert (told.error_class, told.scope) == ("capacity", "cloud")
     assert "they are waited for" in str(told) and "cloudgpu infra up" in str(told)
-    assert Remains(aws.url).find() == {}
+    assert Leftovers(aws.url).find() == {}
     aws.control.heal()
     assert provisioner.launch(of_job(1)).machines
 
@@ -196,5 +196,5 @@ def test_each_call_of_a_launch_with_everything_goes_wrong_once(aws: Aws, fault: 
     client.create_volume(AvailabilityZone="us-east-1a", Size=1, TagSpecifications=labels)
     provisioner.observe(allocation)
     provisioner.terminate(allocation)
-    assert Remains(aws.url).find() == {}
+    assert Leftovers(aws.url).find() == {}
     assert {call.action for call in aws.control.calls() if call.fault} == LOOKS_AND_REST

@@ -20,7 +20,7 @@ from cloudgpu.provisioners.shared import infra_outputs
 from cloudgpu.provisioners.shared.infra_outputs import Infrastructure
 from cloudgpu.tests.standins.aws import Aws
 from cloudgpu.tests.standins.aws.sessions import session
-from cloudgpu.tests.standins.aws.stacks import OF_STACK, PROFILE, stand
+from cloudgpu.tests.standins.aws.stacks import OF_STACK, PROFILE, create_stack
 from cloudgpu.tests.standins.clocks import FastClock
 
 REGION = "us-east-1"
@@ -44,7 +44,7 @@ def aws(server: Aws, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Aws:
 @pytest.fixture
 def stack(aws: Aws) -> Infrastructure:
     """In two zones, known here."""
-    outputs = stand(session(), REGION, JOBS)
+    outputs = create_stack(session(), REGION, JOBS)
     aws.control.forget()
     return outputs
 

@@ -111,6 +111,6 @@ def test_a_job_goes_on_in_the_next_zone_and_pays_nothing_for_the_first(jobs: Aws
     jobs.finish(job)
     assert total(5) in jobs.log(job)
     refused, succeeded = job.attempts()
-    assert (refused.outcome, refused.cause, refused.scope) == ("refused", "capacity", "zone"), jobs.story(job)
+    assert (refused.outcome, refused.cause, refused.scope) == ("refused", "capacity", "zone"), jobs.diagnostics(job)
     assert refused.cost == Decimal(0)
     assert succeeded.outcome == "succeeded" and succeeded.offer.zone != refused.offer.zone

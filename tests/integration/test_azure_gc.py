@@ -176,7 +176,7 @@ def test_a_launch_that_died_before_its_machines_leaves_no_role_behind(azure: Azu
     clients = Clients(FastClock())
     grants = identity.find_grants(clients, request())
     resource_groups.make_group(clients, request(), [grant.container.to_tag() for grant in grants])
-    identity.let_in(clients, request(), identity.make_identity(clients, request()), grants)
+    identity.assign_roles(clients, request(), identity.make_identity(clients, request()), grants)
     [one] = found()
     assert kinds(one) == {"resource group", "managed identity", "role assignment"}
     assert {thing.detail for thing in one.things if thing.kind == "role assignment"} == {

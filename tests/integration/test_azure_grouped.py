@@ -22,11 +22,11 @@ from cloudgpu.provisioners.shared import infra_outputs
 from cloudgpu.provisioners.stacks import job_groups
 from cloudgpu.tests.standins.azure import SUBMITTER, AzureControl
 from cloudgpu.tests.standins.azure.jobs import CONTAINER, azure_with_blobs
-from cloudgpu.tests.standins.azure.machines import Told
-from cloudgpu.tests.standins.azure.names import LOOKER
+from cloudgpu.tests.standins.azure.machines import InstanceState
+from cloudgpu.tests.standins.azure.names import AUDITOR
 from cloudgpu.tests.standins.azure.permissions import EVERYTHING, SCALE_SETS
-from cloudgpu.tests.standins.azure.process import Remains
-from cloudgpu.tests.standins.azure.stacks import stand
+from cloudgpu.tests.standins.azure.process import Leftovers
+from cloudgpu.tests.standins.azure.stacks import create_stack
 from cloudgpu.tests.standins.azurite import ACCOUNT
 from cloudgpu.tests.standins.clocks import FastClock
 from cloudgpu.tests.standins.faults import LOSE
@@ -53,9 +53,9 @@ class Desk:
 
     def __init__(self, control: AzureControl, folder: Path) -> None:
         self.azure, self.jobs = control, f"{JOBS}/{folder.name}"
-        self.stack = stand(control, REGION, self.jobs)
-        self.remains = Remains(control.url)
-        self.remains.leave_out()
+        self.stack = create_stack(control, REGION, self.jobs)
+        self.remains = Leftovers(control.url)
+        self.remains.ignore_existing()
         self.provisioner = AzureProvisioner(FastClock())
         self.request = self.asked()
         JobDir(self.request.job_dir).put(AGENT.key, b"an agent")
@@ -91,7 +91,7 @@ class Desk:
             self.launch(**changes)
         return raised.value
 
-    def machines(self) -> list[Told]:
+    def machines(self) -> list[InstanceState]:
         return [one for one in self.azure.instances() if one.status == "running"]
 
     def sets(self) -> list[dict[str, Any]]:
@@ -373,7 +373,7 @@ def test_the_right_to_leave_is_on_the_launch_s_group_only(desk: Desk) -> None:
 
 
 def permitted(desk: Desk, without: str = "") -> None:
-    desk.azure.enforce({SUBMITTER: sorted(EVERYTHING - {without}), LOOKER: ["*"]})
+    desk.azure.enforce({SUBMITTER: sorted(EVERYTHING - {without}), AUDITOR: ["*"]})
 
 
 @pytest.fixture

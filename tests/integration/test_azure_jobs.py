@@ -57,7 +57,7 @@ def test_no_capacity_then_an_eviction_then_resumed_elsewhere(jobs: AzureJobs) ->
     machine = jobs.wait_for(lambda: jobs.instances(job, running=True), job)[0]
     assert (machine.region, machine.market) == ("westeurope", "spot")
     asked = [(call.region, call.zone) for call in jobs.control.calls("virtualMachines.write")]
-    assert asked[:4] == [("eastus", "1"), ("eastus", "2"), ("eastus", "3"), ("westeurope", "2")], jobs.story(job)
+    assert asked[:4] == [("eastus", "1"), ("eastus", "2"), ("eastus", "3"), ("westeurope", "2")], jobs.diagnostics(job)
     jobs.wait_for(lambda: jobs.is_saved(job), job)
 
     jobs.control.set_capacity(TYPE, "westeurope", "2", "spot", 0)
@@ -65,9 +65,9 @@ def test_no_capacity_then_an_eviction_then_resumed_elsewhere(jobs: AzureJobs) ->
     jobs.finish(job)
 
     outcomes = [attempt.outcome for attempt in job.attempts() if attempt.outcome != "refused"]
-    assert outcomes == ["preempted", "succeeded"], jobs.story(job)
-    assert [one.zone for one in jobs.instances(job)] == ["2", "3"], jobs.story(job)
-    check_resumed(jobs, jobs.log(job), jobs.story(job), steps=60)
+    assert outcomes == ["preempted", "succeeded"], jobs.diagnostics(job)
+    assert [one.zone for one in jobs.instances(job)] == ["2", "3"], jobs.diagnostics(job)
+    check_resumed(jobs, jobs.log(job), jobs.diagnostics(job), steps=60)
 
 
 @in_long_mode
@@ -77,14 +77,14 @@ def test_a_reboot_is_let_begin_once_all_is_saved_and_survived_in_place(jobs: Azu
     machine = jobs.wait_for(lambda: jobs.instances(job, running=True), job)[0]
     jobs.wait_for(lambda: begins(jobs.log(job)), job)
     assert not jobs.is_saved(job)
-    assert console_of(job).splitlines()[-1] in jobs.instances(job)[0].console, jobs.story(job)
+    assert console_of(job).splitlines()[-1] in jobs.instances(job)[0].console, jobs.diagnostics(job)
     jobs.control.maintain(machine.name, "Reboot", 900.0)
     jobs.finish(job)
 
-    assert [attempt.outcome for attempt in job.attempts()] == ["succeeded"], jobs.story(job)
+    assert [attempt.outcome for attempt in job.attempts()] == ["succeeded"], jobs.diagnostics(job)
     (machine,) = jobs.instances(job)
-    assert len(machine.events) == 1, jobs.story(job)
-    check_resumed(jobs, jobs.log(job), jobs.story(job), steps=60)
+    assert len(machine.events) == 1, jobs.diagnostics(job)
+    check_resumed(jobs, jobs.log(job), jobs.diagnostics(job), steps=60)
 
 
 @in_long_mode
@@ -94,7 +94,7 @@ def test_a_freeze_does_not_stop_a_job(jobs: AzureJobs) -> None:
     jobs.wait_for(lambda: begins(jobs.log(job)), job)
     jobs.control.maintain(machine.name, "Freeze", 3.0)
     jobs.finish(job)
-    assert len(begins(jobs.log(job))) == 1, jobs.story(job)
+    assert len(begins(jobs.log(job))) == 1, jobs.diagnostics(job)
     assert total(60) in jobs.log(job)
 
 
@@ -105,9 +105,9 @@ def test_a_host_that_fails_is_replaced_by_azure(jobs: AzureJobs) -> None:
     jobs.wait_for(lambda: jobs.is_saved(job), job)
     jobs.control.crash(machine.name)
     jobs.finish(job)
-    assert [attempt.outcome for attempt in job.attempts()] == ["succeeded"], jobs.story(job)
+    assert [attempt.outcome for attempt in job.attempts()] == ["succeeded"], jobs.diagnostics(job)
     assert len(jobs.instances(job)) == 1
-    check_resumed(jobs, jobs.log(job), jobs.story(job), steps=60)
+    check_resumed(jobs, jobs.log(job), jobs.diagnostics(job), steps=60)
 
 
 @in_long_mode
@@ -117,7 +117,7 @@ def test_a_machine_that_somebody_deletes_is_replaced(jobs: AzureJobs) -> None:
     machine = jobs.instances(job)[0]
     jobs.remains.delete(machine.group, machine.name)
     jobs.finish(job)
-    assert [attempt.outcome for attempt in job.attempts()] == ["lost", "succeeded"], jobs.story(job)
+    assert [attempt.outcome for attempt in job.attempts()] == ["lost", "succeeded"], jobs.diagnostics(job)
     assert "begins at 0 " not in begins(jobs.log(job))[-1]
     assert total(60) in jobs.log(job)
 
@@ -130,7 +130,7 @@ def test_the_submitters_computer_may_be_off_meanwhile(jobs: AzureJobs, tmp_path:
     (tmp_path / "off").touch()
     jobs.wait_for(lambda: not jobs.instances(job, running=True), job)
     jobs.wait_for(lambda: jobs.instances(job)[0].status == "deallocated", job)
-    assert [one.reason for one in jobs.instances(job)] == ["deallocate"], jobs.story(job)
+    assert [one.reason for one in jobs.instances(job)] == ["deallocate"], jobs.diagnostics(job)
 
     command = [sys.executable, "-m", "cloudgpu", "logs", job.row.job_dir]
     elsewhere = {**os.environ, "CLOUDGPU_HOME": str(tmp_path / "elsewhere")}
@@ -151,9 +151,9 @@ def test_only_the_evicted_machine_of_two_is_replaced(jobs: AzureJobs) -> None:
     jobs.control.evict(lost.name, 60.0)
     jobs.finish(job)
 
-    assert [attempt.outcome for attempt in job.attempts()] == ["succeeded"], jobs.story(job)
+    assert [attempt.outcome for attempt in job.attempts()] == ["succeeded"], jobs.diagnostics(job)
     nodes = [one.tags[tags.NODE] for one in jobs.instances(job)]
-    assert nodes == ["worker-0.1", "worker-1.1", "worker-1.2"], jobs.story(job)
+    assert nodes == ["worker-0.1", "worker-1.1", "worker-1.2"], jobs.diagnostics(job)
     log = jobs.log(job)
     assert {"worker-0.1 begins at 0", "worker-1.1 begins at 0"} <= set(log)
     again = [line for line in begins(log) if not line.endswith(" 0")]
@@ -164,7 +164,7 @@ def test_only_the_evicted_machine_of_two_is_replaced(jobs: AzureJobs) -> None:
 def test_a_machine_that_azure_gave_up_on_and_runs_goes_on(jobs: AzureJobs) -> None:
     """Its system has not reported in time: its agent has the last word, and the job ends well."""
     machines = "Microsoft.Compute/virtualMachines"
-    jobs.control.fail_later(machines, "provision", "OSProvisioningTimedOut", "It did not report.")
+    jobs.control.fail_operation(machines, "provision", "OSProvisioningTimedOut", "It did not report.")
     job = jobs.submit(counting(5), text=SPOT)
     jobs.finish(job)
     assert total(5) in jobs.log(job)

@@ -25,7 +25,7 @@ from cloudgpu.provisioners.shared import tags
 from cloudgpu.tests.standins.azure import SUBMITTER
 from cloudgpu.tests.standins.azure.capacity import HOW
 from cloudgpu.tests.standins.azure.jobs import CONTAINER, AzureJobs, azure_jobs
-from cloudgpu.tests.standins.azure.stacks import stand
+from cloudgpu.tests.standins.azure.stacks import create_stack
 from cloudgpu.tests.standins.azurite import ACCOUNT
 from cloudgpu.tests.standins.faults import KILL_AFTER, LOSE, Fault, error
 from cloudgpu.tests.standins.leaks import CANCELS_IN_THE_LONG_RUN, KILLS, Agents, Leaks, Scene, stage, sweeps
@@ -132,21 +132,21 @@ class AzureLeaks(Leaks[AzureJobs]):
         killed while it ended what was started, whoever takes over may have begun it again. Of a scale set there are not
         more at a time than were asked for."""
         found = self.jobs.instances(job)
-        assert all(one.gone is not None for one in found), self.jobs.story(job)
+        assert all(one.gone is not None for one in found), self.jobs.diagnostics(job)
         if self.is_grouped:
             for one in found:
                 there = [other for other in found if other.launched <= one.launched < (other.gone or 0.0)]
-                assert len(there) <= NODES, self.jobs.story(job)
+                assert len(there) <= NODES, self.jobs.diagnostics(job)
             return
         refused = {str(attempt.number) for attempt in job.attempts() if attempt.outcome == "refused"}
         ranks: dict[str, float] = {}
         nodes: list[tuple[str, str]] = []
         for one in found:
-            assert one.launched >= ranks.get(one.tags[tags.RANK], 0.0), self.jobs.story(job)
+            assert one.launched >= ranks.get(one.tags[tags.RANK], 0.0), self.jobs.diagnostics(job)
             ranks[one.tags[tags.RANK]] = one.gone or 0.0
             if one.tags[tags.ATTEMPT] not in refused:
                 nodes.append((one.tags[tags.ATTEMPT], one.tags[tags.NODE]))
-        assert len(nodes) == len(set(nodes)), self.jobs.story(job)
+        assert len(nodes) == len(set(nodes)), self.jobs.diagnostics(job)
 
 
 @pytest.fixture(scope="module", params=["machines", "scale set"])
@@ -159,8 +159,8 @@ def leaks(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     ):
         if grouped:
             for region in (SECOND, *(first for _, _, first in REFUSALS), FIRST):
-                stand(jobs.control, region, jobs.parent)
-            jobs.remains.leave_out()
+                create_stack(jobs.control, region, jobs.parent)
+            jobs.remains.ignore_existing()
         yield AzureLeaks(jobs, jobs.control, SCALE_SET if grouped else SCENE, zygote)
 
 
@@ -237,8 +237,8 @@ def test_a_refused_launch_leaves_nothing(leaks: AzureLeaks, fault: Fault, how: H
     deletion = "virtualMachineScaleSets.delete" if leaks.is_grouped else "virtualMachines.delete"
     leaks.control.fail(deletion, fault, where=SCENE.calls)
     leaks.run(job)
-    assert job.state == "succeeded", leaks.jobs.story(job)
+    assert job.state == "succeeded", leaks.jobs.diagnostics(job)
     assert [call.fault for call in leaks.called(deletion) if call.fault] == [fault.kind]
     places = [one.region for one in leaks.jobs.instances(job)]
-    assert places[-NODES:] == [SECOND] * NODES, leaks.jobs.story(job)
-    assert places[0] == first, leaks.jobs.story(job)
+    assert places[-NODES:] == [SECOND] * NODES, leaks.jobs.diagnostics(job)
+    assert places[0] == first, leaks.jobs.diagnostics(job)

@@ -535,7 +535,7 @@ def test_a_reservation_that_was_used_up_in_the_meantime_is_a_lack_of_capacity(
     azure: AzureControl, provisioner: AzureProvisioner
 ) -> None:
     reserve("mine", T4, 2, zone="1")
-    azure.fail_later(VM, "write", "AllocationFailed", "No room in the reservation", where="worker-1")
+    azure.fail_operation(VM, "write", "AllocationFailed", "No room in the reservation", where="worker-1")
     refusal = refused(provisioner, request(*pair(), market="reservation"))
     assert (refusal.error_class, refusal.code) == ("capacity", "AllocationFailed")
     until(lambda: not machines(azure))
@@ -550,7 +550,7 @@ def test_a_disk_that_is_not_gone_yet_is_waited_for(azure: AzureControl, provisio
 
 def test_where_azure_names_no_reason_the_next_zone_is_tried(azure: AzureControl, provisioner: AzureProvisioner) -> None:
     azure.set_sku(T4, REGION, zones=["1", "2"])
-    azure.fail_later(VM, "write", "", where="worker-0")
+    azure.fail_operation(VM, "write", "", where="worker-0")
     provisioner.launch(request())
     assert [one.zone for one in azure.instances(running=True)] == ["2"]
 
@@ -560,7 +560,7 @@ def test_a_failure_that_nobody_knows_leads_to_the_next_zone(
     azure: AzureControl, provisioner: AzureProvisioner, code: str
 ) -> None:
     azure.set_sku(T4, REGION, zones=["1", "2"])
-    azure.fail_later(VM, "write", code, where="worker-0")
+    azure.fail_operation(VM, "write", code, where="worker-0")
     provisioner.launch(request())
     assert [one.zone for one in azure.instances(running=True)] == ["2"]
 
@@ -583,7 +583,7 @@ def test_a_machine_that_azure_does_not_show_and_could_not_make_was_refused(
 ) -> None:
     azure.set_sku(T4, REGION, zones=["1", "2"])
     azure.set_times(cache=0.3)
-    azure.fail_later(VM, "write", "ZonalAllocationFailed", where="worker-0")
+    azure.fail_operation(VM, "write", "ZonalAllocationFailed", where="worker-0")
     provisioner.launch(request())
     assert [one.zone for one in azure.instances(running=True)] == ["2"]
 
@@ -630,7 +630,7 @@ def test_an_operation_that_fails_later_leaves_no_machine(
     azure: AzureControl, provisioner: AzureProvisioner, code: str
 ) -> None:
     azure.set_sku(T4, REGION, zones=[])
-    azure.fail_later(VM, "write", code, where="worker-0")
+    azure.fail_operation(VM, "write", code, where="worker-0")
     refusal = refused(provisioner, request())
     assert refusal.code == code
     another().terminate(Allocation("azure", "digits-abc", 1, TOKEN, {}, owner=OWNER.name))
@@ -649,7 +649,7 @@ def test_an_identity_that_is_not_known_everywhere_yet(azure: AzureControl, provi
 def test_a_machine_whose_system_never_reported_is_told_with_the_end_of_its_console(
     azure: AzureControl, provisioner: AzureProvisioner
 ) -> None:
-    azure.fail_later(VM, "provision", "OSProvisioningTimedOut", "OS Provisioning did not finish")
+    azure.fail_operation(VM, "provision", "OSProvisioningTimedOut", "OS Provisioning did not finish")
     allocation = provisioner.launch(request())
     until(lambda: "OSProvisioningTimedOut" in look(allocation).detail)
     state = look(allocation)

@@ -12,8 +12,8 @@ import pytest
 from cloudgpu.control.jobs import Job, ensure_supervisor
 from cloudgpu.provisioners.shared import tags
 from cloudgpu.tests.standins.azure.jobs import AzureJobs, agents, azure_jobs
-from cloudgpu.tests.standins.azure.machines import Told
-from cloudgpu.tests.standins.azure.stacks import stand
+from cloudgpu.tests.standins.azure.machines import InstanceState
+from cloudgpu.tests.standins.azure.stacks import create_stack
 from cloudgpu.tests.standins.cloud_jobs import counting, counting_together, total
 from cloudgpu.tests.standins.local_jobs import stop_supervisor
 from cloudgpu.tests.standins.long_mode import in_long_mode
@@ -39,12 +39,12 @@ PATIENT_S = 400.0
 def jobs(tmp_path: Path, agents: Path) -> Iterator[AzureJobs]:
     with azure_jobs(tmp_path, agents) as made:
         for region in ("eastus", "westeurope"):
-            stand(made.control, region, made.parent)
-        made.remains.leave_out()
+            create_stack(made.control, region, made.parent)
+        made.remains.ignore_existing()
         yield made
 
 
-def running(jobs: AzureJobs, job: Job) -> list[Told]:
+def running(jobs: AzureJobs, job: Job) -> list[InstanceState]:
     return jobs.instances(job, running=True)
 
 
@@ -74,21 +74,21 @@ def test_a_lost_machine_of_two_is_replaced_while_nobody_is_there(jobs: AzureJobs
 
     ensure_supervisor()
     jobs.finish(job)
-    assert [attempt.outcome for attempt in job.attempts()] == ["succeeded"], jobs.story(job)
+    assert [attempt.outcome for attempt in job.attempts()] == ["succeeded"], jobs.diagnostics(job)
     again = [line for line in begins(jobs.log(job)) if not line.endswith(" 0")]
-    assert len(begins(jobs.log(job))) == 4 and len(again) == 2, jobs.story(job)
+    assert len(begins(jobs.log(job))) == 4 and len(again) == 2, jobs.diagnostics(job)
     expected = 2 * sum(range(300))
-    assert len([line for line in jobs.log(job) if line.endswith(f" has {expected}")]) == 2, jobs.story(job)
+    assert len([line for line in jobs.log(job) if line.endswith(f" has {expected}")]) == 2, jobs.diagnostics(job)
 
 
 def test_a_machine_that_does_not_answer_is_replaced_by_azure(jobs: AzureJobs) -> None:
     job = jobs.submit(counting(200, lingers=True), text=FLEET.replace("spot", "on-demand"))
     jobs.wait_for(lambda: jobs.is_saved(job), job, PATIENT_S)
-    jobs.control.sicken(running(jobs, job)[0].name)
+    jobs.control.fail_health(running(jobs, job)[0].name)
     jobs.finish(job, limit_s=PATIENT_S)
-    assert [attempt.outcome for attempt in job.attempts()] == ["succeeded"], jobs.story(job)
+    assert [attempt.outcome for attempt in job.attempts()] == ["succeeded"], jobs.diagnostics(job)
     first, second = begins(jobs.log(job))
-    assert " begins at 0 " in first and " begins at 0 " not in second, jobs.story(job)
+    assert " begins at 0 " in first and " begins at 0 " not in second, jobs.diagnostics(job)
     assert total(200) in jobs.log(job)
     assert len(jobs.instances(job)) == 2
 
@@ -101,4 +101,4 @@ def test_where_one_region_has_none_the_job_runs_in_the_other(jobs: AzureJobs) ->
     assert total(5) in jobs.log(job)
     [machine] = jobs.instances(job)
     assert (machine.region, machine.tags[tags.JOB]) == ("westeurope", job.id)
-    assert [attempt.outcome for attempt in job.attempts()] == ["refused", "succeeded"], jobs.story(job)
+    assert [attempt.outcome for attempt in job.attempts()] == ["refused", "succeeded"], jobs.diagnostics(job)

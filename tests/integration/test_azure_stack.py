@@ -16,7 +16,7 @@ from cloudgpu.provisioners.azure.provisioner import AzureProvisioner
 from cloudgpu.provisioners.shared import infra_outputs
 from cloudgpu.provisioners.shared.infra_outputs import Infrastructure
 from cloudgpu.tests.standins.azure import SUBSCRIPTION, Azure, AzureControl
-from cloudgpu.tests.standins.azure.stacks import put_network, stand
+from cloudgpu.tests.standins.azure.stacks import create_stack, put_network
 from cloudgpu.tests.standins.clocks import FastClock
 from cloudgpu.tests.standins.pulumi.azure import Cloud
 
@@ -45,7 +45,7 @@ def azure(server: Azure, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Azu
 
 @pytest.fixture
 def stack(azure: AzureControl) -> Infrastructure:
-    return stand(azure, REGION, JOBS)
+    return create_stack(azure, REGION, JOBS)
 
 
 def launched(**changes: Any) -> tuple[AzureProvisioner, Any]:

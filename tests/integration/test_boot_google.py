@@ -231,7 +231,9 @@ class TestMachine:
         assert world.dir.get("outputs/here.txt") == b"text"
         assert [path for path, _ in world.compute.calls] == [DELETED]
         calls = world.gcp.control.calls()
-        assert {call.caller for call in calls if call.action == "objects.insert"} == {MACHINE}  # never the submitter's account
+        assert {call.caller for call in calls if call.action == "objects.insert"} == {
+            MACHINE
+        }  # never the submitter's account
 
     def test_one_that_may_not_delete_itself_powers_off_and_says_so(self, world: World) -> None:
         world.job("true")

@@ -20,7 +20,7 @@ from cloudgpu.provisioners.cluster.provisioner import shared
 from cloudgpu.provisioners.stacks import clusters
 from cloudgpu.tests.standins import ddp
 from cloudgpu.tests.standins.agent_files import OWN_PYTHON
-from cloudgpu.tests.standins.fleets import Machines, known_cluster
+from cloudgpu.tests.standins.fleets import Machines, save_cluster
 from cloudgpu.tests.standins.local_jobs import home, stop_supervisor
 from cloudgpu.tests.standins.long_mode import in_long_mode
 
@@ -44,7 +44,7 @@ def machines(tmp_path: Path, home: Path, monkeypatch: pytest.MonkeyPatch) -> Ite
     monkeypatch.setenv(PYTHONS_VARIABLE, OWN_PYTHON)  # so that the agent file needs no download
     shared.cache_clear()
     made = Machines(tmp_path)
-    known_cluster(made, 2)
+    save_cluster(made, 2)
     yield made
     made.close()
 
@@ -96,7 +96,9 @@ def test_a_job_is_run_by_machines_that_are_there(machines: Machines) -> None:
 def test_orders_wait_for_their_turn_and_can_be_cancelled(machines: Machines) -> None:
     going = machines.folder / "going"
     first = submit(machines, f"while [ ! -e {going} ]; do sleep 0.1; done")
-    machines.until(lambda: machines.view().orders, "the first is not ordered")  # the supervisor orders jobs concurrently
+    machines.until(
+        lambda: machines.view().orders, "the first is not ordered"
+    )  # the supervisor orders jobs concurrently
     second = submit(machines, "sleep 600")
     machines.until(lambda: second.refresh().state == "starting", "the second is not ordered")
     machines.start("a")
@@ -150,7 +152,7 @@ def test_a_cluster_whose_folder_cannot_be_read_is_listed(machines: Machines) -> 
 def test_a_lost_machine_is_replaced_while_nobody_looks(machines: Machines) -> None:
     """The supervisor is off meanwhile and records the replacement when it is back."""
     pytest.importorskip("torch")
-    machines.miss_early()
+    machines.shorten_silence()
     machines.start("a")
     job = submit(machines, f"{sys.executable} train.py 100")
     machines.until(lambda: any("COMMIT" in key for key in job.open_dir().list("checkpoints")), "it does not save")
@@ -168,7 +170,7 @@ def test_a_lost_machine_is_replaced_while_nobody_looks(machines: Machines) -> No
 
 def test_a_lost_machine_is_left_to_the_others_by_who_looks(machines: Machines) -> None:
     """Only the cluster's members replace the machine: the supervisor sees the loss but starts no new attempt."""
-    machines.miss_early()
+    machines.shorten_silence()
     machines.start("a")
     going = machines.folder / "going"
     job = submit(machines, f"echo $CLOUDGPU_NODE began; while [ ! -e {going} ]; do sleep 0.1; done")
@@ -187,7 +189,7 @@ def test_a_lost_machine_is_left_to_the_others_by_who_looks(machines: Machines) -
 def test_a_lost_machine_of_several_is_replaced(machines: Machines) -> None:
     """The error of the other machine, which lost its peer, does not count as a failure; there is one attempt."""
     pytest.importorskip("torch")
-    machines.miss_early()
+    machines.shorten_silence()
     for name in "ab":
         machines.start(name)
     (machines.folder / "ddp.py").write_text(ddp.TRAIN)

@@ -440,7 +440,9 @@ def said(bench: Bench) -> str:
 
 def test_checkpoints_on_a_full_disk(home: Path, disk: Disk, tmp_path: Path, undisturbed: str) -> None:
     bench = Bench(tmp_path, LATE)
-    train(bench, ["1-22", "1-48"], disk.folder, more="checkpoint: {keep: 1}\n")  # keep: 2 would delete older ones to free space
+    train(
+        bench, ["1-22", "1-48"], disk.folder, more="checkpoint: {keep: 1}\n"
+    )  # keep: 2 would delete older ones to free space
     bench.reach("1-22")
     until(lambda: len(list((bench.job_folder / "checkpoints").glob("*/COMMIT.json"))) == 1)
     disk.fill()

@@ -59,7 +59,7 @@ def test_jobs_wait_for_each_other_and_not_for_halves(machines: Machines, tmp_pat
 
 def test_jobs_that_have_lost_machines_do_not_wait_for_each_other(machines: Machines, tmp_path: Path) -> None:
     """Two jobs have lost one of their two machines each: the younger job releases its machine to the older one."""
-    machines.miss_early()
+    machines.shorten_silence()
     going = tmp_path / "going"
     jobs = [FleetJob(machines, f"while [ ! -e {going} ]; do sleep 0.1; done", 2) for _ in range(2)]
     for name in "abcd":
@@ -80,7 +80,7 @@ def test_jobs_that_have_lost_machines_do_not_wait_for_each_other(machines: Machi
 
 def test_a_job_lives_no_longer_for_being_moved(machines: Machines) -> None:
     """The job's time limit counts from the start on its first machine, not from each replacement."""
-    machines.miss_early()
+    machines.shorten_silence()
     job = FleetJob(machines, "echo $CLOUDGPU_NODE began; sleep 600", lifetime_s=300.0)
     number = job.submit()
     machines.start("a")
@@ -137,7 +137,7 @@ def test_what_a_machine_had_no_time_to_remove_is_not_the_next_ones(machines: Mac
 
 def test_a_lost_machine_is_replaced_without_a_supervisor(machines: Machines) -> None:
     pytest.importorskip("torch")
-    machines.miss_early()
+    machines.shorten_silence()
     machines.start("a")
     machines.start("b")
     calm = training(machines, 2, 0.0)
@@ -162,7 +162,7 @@ def test_a_lost_machine_is_replaced_without_a_supervisor(machines: Machines) -> 
 def test_a_job_of_one_node_goes_on_elsewhere(machines: Machines) -> None:
     """A job of one node is resumed by another machine when its only machine is lost."""
     pytest.importorskip("torch")
-    machines.miss_early()
+    machines.shorten_silence()
     machines.start("a")
     program = machines.folder / "train.py"
     program.write_text(
@@ -200,7 +200,7 @@ def test_a_machine_that_was_rebooted_goes_on(machines: Machines, tmp_path: Path)
 
 def test_a_machine_that_is_made_anew_is_another_one(machines: Machines) -> None:
     """Google Cloud's instance groups recreate a machine under its name: it counts as a new machine."""
-    machines.miss_early()
+    machines.shorten_silence()
     machines.start("a")
     job = FleetJob(machines, "echo $CLOUDGPU_NODE began; [ $CLOUDGPU_NODE = worker-0.2 ] || sleep 600")
     job.submit()
@@ -215,7 +215,7 @@ def test_a_machine_that_is_made_anew_is_another_one(machines: Machines) -> None:
 
 def test_who_comes_back_from_the_dead_has_no_part_in_it(machines: Machines, tmp_path: Path) -> None:
     """A machine that was frozen and replaced kills its stale program and is free for other jobs."""
-    machines.miss_early()
+    machines.shorten_silence()
     machines.start("a")
     going = tmp_path / "going"
     program = f"echo $CLOUDGPU_NODE began; while [ ! -e {going} ]; do sleep 0.1; done; echo $CLOUDGPU_NODE done"
@@ -274,7 +274,7 @@ def test_one_that_fails_ends_the_others(machines: Machines) -> None:
 
 
 def test_the_budget_of_interruptions_is_kept(machines: Machines) -> None:
-    machines.miss_early()
+    machines.shorten_silence()
     machines.start("a")
     job = FleetJob(machines, "echo began; sleep 600", interruptions_left=0)
     job.submit()
@@ -418,7 +418,9 @@ def test_who_is_cut_off_stops_before_another_begins(in_a_bucket: Machines, store
 def test_looking_costs_two_requests(in_a_bucket: Machines, store: s3.S3) -> None:
     in_a_bucket.set(look_s=0.2)
     in_a_bucket.start("a")
-    in_a_bucket.until(lambda: store.count("PUT", "/beat.json") > 1, "it does not beat")  # the settings have been read by then
+    in_a_bucket.until(
+        lambda: store.count("PUT", "/beat.json") > 1, "it does not beat"
+    )  # the settings have been read by then
     before = len(store.requests)
     in_a_bucket.until(lambda: len(store.requests) > before + 20, "it does not look")
     kinds = [request.kind for request in store.requests[before : before + 20]]

@@ -24,7 +24,7 @@ from cloudgpu.runtime.notices.gcp import looks
 from cloudgpu.tests.standins.faults import HANG, HTML, KILL_AFTER, KILL_BEFORE, LOSE, RESET, Fault, error
 from cloudgpu.tests.standins.gce.control import GceControl
 from cloudgpu.tests.standins.gce.filters import FilterError, compiled
-from cloudgpu.tests.standins.gce.machines import Told
+from cloudgpu.tests.standins.gce.machines import InstanceState
 from cloudgpu.tests.standins.gcp import MACHINE, PROJECT, SUBMITTER, Gcp
 
 TYPE, GPU = "n1-standard-4", "nvidia-tesla-t4"
@@ -98,7 +98,7 @@ class Project:
         assert "error" in told, told
         return status, told["error"]["errors"][0]["reason"], told["error"]["message"]
 
-    def told(self, name: str = "one") -> Told:
+    def told(self, name: str = "one") -> InstanceState:
         return next(one for one in reversed(self.control.instances()) if one.name == name)
 
     def events(self, name: str = "one") -> list[str]:
@@ -581,7 +581,7 @@ def test_a_disk_that_does_not_go_with_its_machine_stays(project: Project) -> Non
 # -- machines
 
 
-def ask_metadata(told: Told, path: str) -> str:
+def ask_metadata(told: InstanceState, path: str) -> str:
     request = urllib.request.Request(
         f"{told.metadata}/computeMetadata/v1/{path}", headers={"Metadata-Flavor": "Google"}
     )

@@ -17,7 +17,7 @@ from cloudgpu.protocol.jobdir import JobDir
 from cloudgpu.provisioners.stacks.job_groups import FLEET_DIR
 from cloudgpu.tests.standins.cloud_jobs import counting, counting_together, total
 from cloudgpu.tests.standins.gcp.jobs import GcpJobs, agents, gcp_jobs
-from cloudgpu.tests.standins.gcp.stacks import REGION, stand
+from cloudgpu.tests.standins.gcp.stacks import REGION, create_stack
 from cloudgpu.tests.standins.local_jobs import stop_supervisor
 from cloudgpu.tests.standins.long_mode import in_long_mode
 
@@ -40,7 +40,7 @@ TWO = SPOT.replace("{", "{nodes: 2, ", 1) + "launcher: torchrun\n"
 @pytest.fixture
 def jobs(tmp_path: Path, agents: Path) -> Iterator[GcpJobs]:
     with gcp_jobs(tmp_path, agents) as made:
-        stand(made.control, made.parent)
+        create_stack(made.control, made.parent)
         yield made
 
 
@@ -81,8 +81,8 @@ def test_a_machine_that_is_lost_is_made_anew_while_nobody_looks(jobs: GcpJobs) -
 
     ensure_supervisor()
     jobs.finish(job, limit_s=LIMIT_S)
-    assert [attempt.outcome for attempt in job.attempts()] == ["succeeded"], jobs.story(job)
-    assert len(jobs.instances(job)) == 3, jobs.story(job)
+    assert [attempt.outcome for attempt in job.attempts()] == ["succeeded"], jobs.diagnostics(job)
+    assert len(jobs.instances(job)) == 3, jobs.diagnostics(job)
     log = jobs.log(job)
     assert any(not line.endswith(" 0") for line in begins(log)), log
     assert len([line for line in log if line.endswith(f" has {2 * sum(range(60))}")]) == 2, log
@@ -97,7 +97,7 @@ def test_a_zone_without_room_then_another(jobs: GcpJobs) -> None:
     jobs.finish(job, limit_s=LIMIT_S)
     assert total(5) in jobs.log(job)
     assert [attempt.outcome for attempt in job.attempts()][-1] == "succeeded"
-    assert {attempt.outcome for attempt in job.attempts()[:-1]} == {"refused"}, jobs.story(job)
+    assert {attempt.outcome for attempt in job.attempts()[:-1]} == {"refused"}, jobs.diagnostics(job)
     assert {one.zone for one in jobs.instances(job)} == {f"{REGION}-c"}
 
 

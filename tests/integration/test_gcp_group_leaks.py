@@ -13,7 +13,7 @@ from cloudgpu.tests.integration.test_gcp_leaks import IMPORTS, SWEEPS, GcpAgents
 from cloudgpu.tests.standins.faults import KILL_AFTER, LOSE, Fault
 from cloudgpu.tests.standins.gcp import SUBMITTER
 from cloudgpu.tests.standins.gcp.jobs import BUCKET, GcpJobs, gcp_jobs, tags_of
-from cloudgpu.tests.standins.gcp.stacks import NETWORK, REGION, stand
+from cloudgpu.tests.standins.gcp.stacks import NETWORK, REGION, create_stack
 from cloudgpu.tests.standins.leaks import CANCELS_IN_THE_LONG_RUN, KILLS, Leaks, Scene, stage
 from cloudgpu.tests.standins.long_mode import LONG
 
@@ -61,8 +61,8 @@ class GroupLeaks(Leaks[GcpJobs]):
     def check_machines(self, job: Job) -> None:
         """They are those of one group, each of which it has made once."""
         found = self.jobs.instances(job)
-        assert all(one.gone is not None for one in found), self.jobs.story(job)
-        assert len({one.name for one in found}) == len(found) <= NODES, self.jobs.story(job)
+        assert all(one.gone is not None for one in found), self.jobs.diagnostics(job)
+        assert len({one.name for one in found}) == len(found) <= NODES, self.jobs.diagnostics(job)
 
 
 @pytest.fixture(scope="module")
@@ -72,7 +72,7 @@ def leaks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[GroupLeaks]:
         gcp_jobs(folder, agents, boot=False) as jobs,
         GroupAgents(jobs),
     ):
-        stand(jobs.control, jobs.parent)
+        create_stack(jobs.control, jobs.parent)
         yield GroupLeaks(jobs, jobs.control, SCENE, zygote)
 
 

@@ -29,7 +29,7 @@ from cloudgpu.tests.standins.clocks import FastClock
 from cloudgpu.tests.standins.faults import LOSE, error
 from cloudgpu.tests.standins.gce.control import GceControl
 from cloudgpu.tests.standins.gcp import PROJECT, Gcp
-from cloudgpu.tests.standins.gcp.stacks import NETWORK, REGION, stand
+from cloudgpu.tests.standins.gcp.stacks import NETWORK, REGION, create_stack
 from cloudgpu.tests.standins.gcs.control import GcsControl
 from cloudgpu.tests.standins.pulumi.gcp import instance_properties
 from cloudgpu.tests.standins.pulumi.mocks import Registered, only, run_strict
@@ -62,7 +62,7 @@ def gce(server: Gcp, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> GceCont
 
 @pytest.fixture
 def stack(gce: GceControl) -> Infrastructure:
-    made = stand(gce, f"gs://{BUCKET}/jobs")
+    made = create_stack(gce, f"gs://{BUCKET}/jobs")
     JobDir(JOB_DIR).put("agent/abc.pyz", b"an agent")
     return made
 

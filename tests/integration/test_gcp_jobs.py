@@ -54,9 +54,9 @@ def test_no_capacity_then_a_preemption_then_resumed_elsewhere(jobs: GcpJobs) -> 
     jobs.finish(job)
 
     outcomes = [attempt.outcome for attempt in job.attempts() if attempt.outcome != "refused"]
-    assert outcomes == ["preempted", "succeeded"], jobs.story(job)
+    assert outcomes == ["preempted", "succeeded"], jobs.diagnostics(job)
     asked = [call.zone.rpartition("-")[2] for call in jobs.control.calls("instances.insert")]
-    assert asked == ["a", "c", "c", "f"], jobs.story(job)
+    assert asked == ["a", "c", "c", "f"], jobs.diagnostics(job)
     log = jobs.log(job)
     assert len(begins(log)) == 2 and "begins at 0 " not in begins(log)[1]
     assert total(60) in log
@@ -68,15 +68,15 @@ def test_maintenance_is_survived_in_place(jobs: GcpJobs) -> None:
     machine = jobs.wait_for(lambda: jobs.instances(job, running=True), job)[0]
     jobs.wait_for(lambda: begins(jobs.log(job)), job)
     assert not jobs.is_saved(job)
-    assert console_of(job).splitlines()[-1] in jobs.instances(job)[0].console, jobs.story(job)
+    assert console_of(job).splitlines()[-1] in jobs.instances(job)[0].console, jobs.diagnostics(job)
     jobs.control.maintain(machine.name, 5.0, repair=1.0)
     jobs.finish(job)
 
-    assert [attempt.outcome for attempt in job.attempts()] == ["succeeded"], jobs.story(job)
+    assert [attempt.outcome for attempt in job.attempts()] == ["succeeded"], jobs.diagnostics(job)
     assert [one.name for one in jobs.instances(job)] == [machine.name]
     log = jobs.log(job)
     (saved,) = (found[1] for line in log if (found := re.search(r"stopped at step (\d+), saved", line)))
-    assert len(begins(log)) == 2 and f"begins at {saved} " in begins(log)[1], jobs.story(job)
+    assert len(begins(log)) == 2 and f"begins at {saved} " in begins(log)[1], jobs.diagnostics(job)
     assert total(60) in log
 
 
@@ -87,10 +87,10 @@ def test_a_host_that_fails_is_replaced_by_compute_engine(jobs: GcpJobs) -> None:
     jobs.wait_for(lambda: jobs.is_saved(job), job)
     jobs.control.crash(machine.name, repair=1.0)
     jobs.finish(job)
-    assert [attempt.outcome for attempt in job.attempts()] == ["succeeded"], jobs.story(job)
+    assert [attempt.outcome for attempt in job.attempts()] == ["succeeded"], jobs.diagnostics(job)
     assert len(jobs.instances(job)) == 1
     log = jobs.log(job)
-    assert len(begins(log)) == 2 and "begins at 0 " not in begins(log)[1], jobs.story(job)
+    assert len(begins(log)) == 2 and "begins at 0 " not in begins(log)[1], jobs.diagnostics(job)
     assert total(60) in log
 
 
@@ -101,7 +101,7 @@ def test_a_machine_that_somebody_deletes_is_replaced(jobs: GcpJobs) -> None:
     machine = jobs.instances(job)[0]
     jobs.remains.delete(machine.zone, machine.name)
     jobs.finish(job)
-    assert [attempt.outcome for attempt in job.attempts()] == ["lost", "succeeded"], jobs.story(job)
+    assert [attempt.outcome for attempt in job.attempts()] == ["lost", "succeeded"], jobs.diagnostics(job)
     assert "begins at 0 " not in begins(jobs.log(job))[-1]
     assert total(60) in jobs.log(job)
 
@@ -113,7 +113,7 @@ def test_a_spot_machine_whose_host_fails_is_replaced_by_another(jobs: GcpJobs) -
     jobs.wait_for(lambda: jobs.is_saved(job), job)
     jobs.control.crash(jobs.instances(job)[0].name)
     jobs.finish(job, limit_s=500.0)
-    assert [attempt.outcome for attempt in job.attempts()] == ["lost", "succeeded"], jobs.story(job)
+    assert [attempt.outcome for attempt in job.attempts()] == ["lost", "succeeded"], jobs.diagnostics(job)
     assert "begins at 0 " not in begins(jobs.log(job))[-1]
     assert total(60) in jobs.log(job)
     assert len(jobs.instances(job)) == 2
@@ -125,7 +125,7 @@ def test_the_submitters_computer_may_be_off_meanwhile(jobs: GcpJobs, tmp_path: P
     stop_supervisor()
     (tmp_path / "off").touch()
     jobs.wait_for(lambda: not jobs.instances(job, running=True), job)
-    assert [one.reason for one in jobs.instances(job)] == ["delete"], jobs.story(job)
+    assert [one.reason for one in jobs.instances(job)] == ["delete"], jobs.diagnostics(job)
     jobs.wait_for(lambda: jobs.remains.find() == {}, job)
 
     command = [sys.executable, "-m", "cloudgpu", "logs", job.row.job_dir]
@@ -147,9 +147,9 @@ def test_only_the_preempted_machine_of_two_is_replaced(jobs: GcpJobs) -> None:
     jobs.control.preempt(lost.name, 60.0)
     jobs.finish(job)
 
-    assert [attempt.outcome for attempt in job.attempts()] == ["succeeded"], jobs.story(job)
+    assert [attempt.outcome for attempt in job.attempts()] == ["succeeded"], jobs.diagnostics(job)
     nodes = [tags_of(one)[tags.NODE] for one in jobs.instances(job)]
-    assert nodes == ["worker-0.1", "worker-1.1", "worker-1.2"], jobs.story(job)
+    assert nodes == ["worker-0.1", "worker-1.1", "worker-1.2"], jobs.diagnostics(job)
     log = jobs.log(job)
     assert {"worker-0.1 begins at 0", "worker-1.1 begins at 0"} <= set(log)
     again = [line for line in begins(log) if not line.endswith(" 0")]

@@ -69,12 +69,12 @@ class GcpLeaks(Leaks[GcpJobs]):
         nodes: list[tuple[str, str]] = []
         for one in self.jobs.instances(job):
             known = tags_of(one)
-            assert one.gone is not None, self.jobs.story(job)
-            assert one.launched >= ranks.get(known[tags.RANK], 0.0), self.jobs.story(job)
+            assert one.gone is not None, self.jobs.diagnostics(job)
+            assert one.launched >= ranks.get(known[tags.RANK], 0.0), self.jobs.diagnostics(job)
             ranks[known[tags.RANK]] = one.gone
             if known[tags.ATTEMPT] not in undone:
                 nodes.append((known[tags.ATTEMPT], known[tags.NODE]))
-        assert len(nodes) == len(set(nodes)), self.jobs.story(job)
+        assert len(nodes) == len(set(nodes)), self.jobs.diagnostics(job)
 
 
 @pytest.fixture(scope="module")
@@ -141,10 +141,10 @@ def test_a_refused_launch_leaves_nothing(leaks: GcpLeaks, fault: Fault, machine_
         job = leaks.submit()
         leaks.control.fail("instances.delete", fault, where=SCENE.calls)
         leaks.run(job)
-        assert job.state == "succeeded", leaks.jobs.story(job)
+        assert job.state == "succeeded", leaks.jobs.diagnostics(job)
         assert [call.fault for call in leaks.called("instances.delete") if call.fault] == [fault.kind]
         zones = [one.zone for one in leaks.jobs.instances(job)]
-        assert zones[-NODES:] == ["us-central1-f"] * NODES, leaks.jobs.story(job)
-        assert zones[0] in tight, leaks.jobs.story(job)
+        assert zones[-NODES:] == ["us-central1-f"] * NODES, leaks.jobs.diagnostics(job)
+        assert zones[0] in tight, leaks.jobs.diagnostics(job)
     finally:
         leaks.scene = SCENE

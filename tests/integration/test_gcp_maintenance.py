@@ -27,12 +27,12 @@ def test_two_nodes_wait_for_the_one_whose_host_is_maintained(jobs: GcpJobs) -> N
     jobs.control.maintain(second.name, 5.0, repair=2.0)
     jobs.finish(job, limit_s=500.0)
 
-    assert [attempt.outcome for attempt in job.attempts()] == ["succeeded"], jobs.story(job)
+    assert [attempt.outcome for attempt in job.attempts()] == ["succeeded"], jobs.diagnostics(job)
     assert [one.name for one in jobs.instances(job)] == [first.name, second.name]
     log = jobs.log(job)
-    assert [one.generation for one in job.attempts()[0].generations] == [2], jobs.story(job)
+    assert [one.generation for one in job.attempts()[0].generations] == [2], jobs.diagnostics(job)
     assert "the machine reboots" in log
     for node in ("worker-0.1", "worker-1.1"):
         first_run, second_run = [line for line in log if line.startswith(f"{node} begins at")]
-        assert first_run.endswith(" 0") and not second_run.endswith(" 0"), jobs.story(job)
+        assert first_run.endswith(" 0") and not second_run.endswith(" 0"), jobs.diagnostics(job)
         assert f"{node} has {2 * sum(range(60))}" in log

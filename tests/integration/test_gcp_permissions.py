@@ -33,7 +33,7 @@ from cloudgpu.tests.standins.clocks import FastClock
 from cloudgpu.tests.standins.faults import error
 from cloudgpu.tests.standins.gce.control import GceControl
 from cloudgpu.tests.standins.gcp import MACHINE, PROJECT, SUBMITTER, Gcp
-from cloudgpu.tests.standins.gcp.stacks import stand
+from cloudgpu.tests.standins.gcp.stacks import create_stack
 from cloudgpu.tests.standins.gcs.control import GcsControl
 
 PAGE = Path(cloudgpu.__file__).parent / "docs" / "gcp-permissions.md"
@@ -167,7 +167,7 @@ def launch_reserved(world: World) -> list[str]:
 
 def launch_group(world: World) -> list[str]:
     """Of machines that are placed together."""
-    stand(world.control, f"gs://{BUCKET}/jobs", MACHINE)
+    create_stack(world.control, f"gs://{BUCKET}/jobs", MACHINE)
     found: list[str] = []
     with complaints(found):
         asked = request(nodes=tuple(node(at, "a2-highgpu-1g", "A100-40GB") for at in range(2)), grouped=True)

@@ -318,15 +318,15 @@ def test_what_somebody_took_off_a_machine_goes_too(gce: GceControl, provisioner:
     from google.cloud import compute_v1
 
     from cloudgpu.provisioners.gcp.clients import Clients
-    from cloudgpu.provisioners.gcp.lifecycle.teardown import Ending
-    from cloudgpu.provisioners.gcp.resources.instance_cache import Sightings
+    from cloudgpu.provisioners.gcp.lifecycle.teardown import Teardown
+    from cloudgpu.provisioners.gcp.resources.instance_cache import InstanceCache
 
     clients = Clients(FastClock())
     disks = [one["name"] for one in gce.resources("disks")]
     assert disks == []
     allocation = provisioner.launch(request())
     assert isinstance(clients.disks, compute_v1.DisksClient)
-    Ending(clients, Sightings(clients), TOKEN, "", ()).run()
+    Teardown(clients, InstanceCache(clients), TOKEN, "", ()).run()
     assert left(gce) == {}, "the owner need not be known"
     assert look(allocation).phase == "gone"
 

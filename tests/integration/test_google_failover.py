@@ -32,12 +32,12 @@ def test_what_compute_engine_has_taken_away_goes_on_at_vertex_ai(jobs: GcpJobs) 
     jobs.finish(job, limit_s=400.0)
 
     attempts = job.attempts()
-    assert [one.outcome for one in (attempts[0], attempts[-1])] == ["preempted", "succeeded"], jobs.story(job)
-    assert [one.offer.cloud for one in (attempts[0], attempts[-1])] == ["gcp", "vertex"], jobs.story(job)
+    assert [one.outcome for one in (attempts[0], attempts[-1])] == ["preempted", "succeeded"], jobs.diagnostics(job)
+    assert [one.offer.cloud for one in (attempts[0], attempts[-1])] == ["gcp", "vertex"], jobs.diagnostics(job)
     between = attempts[1:-1]
     assert {(one.offer.cloud, one.outcome, one.cause) for one in between} <= {("gcp", "refused", "capacity")}
     begun = [line for line in jobs.log(job) if "begins at" in line]
-    assert len(begun) == 2 and "begins at 0 " not in begun[1], jobs.story(job)
+    assert len(begun) == 2 and "begins at 0 " not in begun[1], jobs.diagnostics(job)
     assert total(60) in jobs.log(job)
     assert [one.state for one in vertex.jobs(alive=True)] == []
     assert len(vertex.jobs()) == 1

@@ -24,7 +24,7 @@ import pytest
 import cloudgpu
 from cloudgpu.infra.aws.programs import fleet_program, infra_program
 from cloudgpu.infra.engine import executable as engine
-from cloudgpu.infra.engine.automation import Say, Stack, opened
+from cloudgpu.infra.engine.automation import ProgressCallbacks, Stack, opened
 from cloudgpu.infra.engine.backend import backend_of
 from cloudgpu.infra.errors import InfraError
 from cloudgpu.infra.settings import FleetOutputs, FleetSettings, InfraSettings
@@ -83,7 +83,7 @@ class Desk:
     def stack(self, name: str) -> Iterator[Stack]:
         found = engine.find()
         assert found is not None
-        with opened(name, backend_of(None, os.environ), found, Say(), os.environ) as stack:
+        with opened(name, backend_of(None, os.environ), found, ProgressCallbacks(), os.environ) as stack:
             yield stack
 
     def infra_up(self, settings: InfraSettings = INFRA) -> Infrastructure:

@@ -19,7 +19,7 @@ import pytest
 from cloudgpu.infra.azure.programs import fleet_program, infra_program
 from cloudgpu.infra.azure.role import SWITCH_OFF
 from cloudgpu.infra.engine import executable as engines
-from cloudgpu.infra.engine.automation import Say, Stack, opened
+from cloudgpu.infra.engine.automation import ProgressCallbacks, Stack, opened
 from cloudgpu.infra.engine.backend import backend_of
 from cloudgpu.infra.errors import InfraError
 from cloudgpu.infra.settings import FleetOutputs, FleetSettings, InfraSettings
@@ -30,7 +30,7 @@ from cloudgpu.provisioners.boot import BootRecord
 from cloudgpu.provisioners.boot.files import boot_files
 from cloudgpu.provisioners.shared.infra_outputs import Infrastructure
 from cloudgpu.tests.standins.azure import SUBSCRIPTION, Azure, AzureControl
-from cloudgpu.tests.standins.azure.machines import Told
+from cloudgpu.tests.standins.azure.machines import InstanceState
 from cloudgpu.tests.standins.faults import LOSE, error
 from cloudgpu.tests.standins.pulumi import azure as azure_provider
 from cloudgpu.tests.standins.pulumi.engines import Engine, engine
@@ -62,7 +62,7 @@ class Desk:
     def stack(self, name: str) -> Iterator[Stack]:
         found = engines.find()
         assert found is not None
-        with opened(name, backend_of(None, os.environ), found, Say(), os.environ) as stack:
+        with opened(name, backend_of(None, os.environ), found, ProgressCallbacks(), os.environ) as stack:
             yield stack
 
     def infra_up(self, settings: InfraSettings = INFRA) -> Infrastructure:
@@ -78,7 +78,7 @@ class Desk:
         with self.stack(name) as stack:
             assert not stack.down(keep_protected=False).resources
 
-    def machines(self) -> list[Told]:
+    def machines(self) -> list[InstanceState]:
         """Those that are there."""
         return [one for one in self.azure.instances() if one.status in ("creating", "running", "failed")]
 
@@ -288,7 +288,7 @@ def test_a_fleet_from_nothing_to_nothing(desk: Desk, settings: FleetSettings) ->
 
     # Azure replaces one that does not answer.
     ill = min(desk.names())
-    desk.azure.sicken(ill)
+    desk.azure.fail_health(ill)
     wait(lambda: len([one for one in desk.machines() if one.status == "running"]) == 2 and ill not in desk.names())
 
     desk.down(settings.stack)
@@ -323,7 +323,7 @@ except common.Hopeless as error:
 """
 
 
-def leave(desk: Desk, machine: Told, folder: Path) -> str:
+def leave(desk: Desk, machine: InstanceState, folder: Path) -> str:
     """What comes of its asking to leave its scale set, with nothing but the bootstrap's files."""
     [identity] = desk.azure.resources("Microsoft.ManagedIdentity/userAssignedIdentities")
     record = BootRecord(

@@ -19,7 +19,7 @@ from cloudgpu.protocol.fleet.folder import Fleet
 from cloudgpu.provisioners.shared import infra_outputs
 from cloudgpu.provisioners.stacks import clusters
 from cloudgpu.tests.standins.aws import Aws
-from cloudgpu.tests.standins.aws.process import Remains
+from cloudgpu.tests.standins.aws.process import Leftovers
 from cloudgpu.tests.standins.commands import Commands, in_a_process, stacks_can_be_made
 from cloudgpu.tests.standins.local_jobs import state_directory
 from cloudgpu.tests.standins.pulumi import aws as aws_provider
@@ -45,7 +45,7 @@ class Desk(Commands):
 
     def __init__(self, aws: Aws, capsys: pytest.CaptureFixture[str], folder: Path) -> None:
         super().__init__(capsys, folder)
-        self.aws, self.remains = aws.control, Remains(aws.url)
+        self.aws, self.remains = aws.control, Leftovers(aws.url)
         self.s3: Any = boto3.client("s3")
         self.backend = (
             f"s3://{STACKS}/team?region={REGION}&endpoint={aws.environ['AWS_ENDPOINT_URL']}&s3ForcePathStyle=true"

@@ -17,7 +17,7 @@ import pulumi
 import pulumi_gcp
 import pytest
 
-from cloudgpu.infra.engine.automation import Say, Stack, opened
+from cloudgpu.infra.engine.automation import ProgressCallbacks, Stack, opened
 from cloudgpu.infra.engine.backend import backend_of
 from cloudgpu.infra.engine.executable import find
 from cloudgpu.infra.errors import InfraError
@@ -67,7 +67,7 @@ class Desk:
     def stack(self, name: str) -> Iterator[Stack]:
         found = find()
         assert found is not None
-        with opened(name, backend_of(None, os.environ), found, Say(), os.environ) as stack:
+        with opened(name, backend_of(None, os.environ), found, ProgressCallbacks(), os.environ) as stack:
             yield stack
 
     def infra_up(self, settings: InfraSettings = INFRA) -> Infrastructure:

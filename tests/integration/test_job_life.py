@@ -26,7 +26,7 @@ from cloudgpu.control.errors import NoSuchJobError, NotRunningError, SubmitError
 from cloudgpu.control.jobs import Job, ensure_supervisor, get_job, list_jobs, orphans, submit, terminate_orphan
 from cloudgpu.control.submit.submission import owner_name
 from cloudgpu.control.supervisor import supervisor_lock
-from cloudgpu.control.supervisor.outdated import settle
+from cloudgpu.control.supervisor.outdated import replace_if_different
 from cloudgpu.jobspecs.loading.loader import load_text
 from cloudgpu.jobspecs.plan import Plan
 from cloudgpu.protocol.jobdir import JobDir
@@ -275,15 +275,15 @@ def test_a_supervisor_with_another_project_is_replaced_when_idle_or_said_to_be_t
             while (there := supervisor_lock.running()) is None or there.pid is None:
                 assert time.monotonic() < end and supervisor.poll() is None
                 time.sleep(0.05)
-            assert not settle({"gcp"}), "the same settings"
+            assert not replace_if_different({"gcp"}), "the same settings"
             monkeypatch.setenv("GOOGLE_CLOUD_PROJECT", "second")
-            assert not settle({"aws", "local"}), "of no use there"
+            assert not replace_if_different({"aws", "local"}), "of no use there"
             if service:
                 with pytest.raises(SubmitError, match=r"GOOGLE_CLOUD_PROJECT; .*CLOUDGPU_HOME"):
-                    settle({"gcp"})
+                    replace_if_different({"gcp"})
             assert supervisor_lock.is_running()
             if not service:
-                assert settle({"gcp"})
+                assert replace_if_different({"gcp"})
                 assert not supervisor_lock.is_running()
                 assert supervisor.wait(180) == 0
         finally:

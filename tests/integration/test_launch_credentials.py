@@ -38,7 +38,7 @@ from cloudgpu.tests.standins.control import World, make_job, make_policy, make_t
 from cloudgpu.tests.standins.faults import Call, Control, Fault, error
 from cloudgpu.tests.standins.gce.control import GceControl
 from cloudgpu.tests.standins.gcp import Gcp
-from cloudgpu.tests.standins.gcp.stacks import stand
+from cloudgpu.tests.standins.gcp.stacks import create_stack
 from cloudgpu.tests.standins.gcs.control import GcsControl
 from cloudgpu.tests.standins.long_mode import LONG
 from cloudgpu.tests.standins.vertex.control import VertexControl
@@ -166,7 +166,7 @@ def gcp_group(google: tuple[Gcp, Mapping[str, str]], tmp_path: Path) -> Started:
 
     def prepare() -> None:
         GcsControl(server.url).make_bucket(gcp_groups.BUCKET)
-        stand(control, f"gs://{gcp_groups.BUCKET}/jobs")
+        create_stack(control, f"gs://{gcp_groups.BUCKET}/jobs")
         JobDir(gcp_groups.JOB_DIR).put("agent/abc.pyz", b"an agent")
 
     def left() -> object:

@@ -16,7 +16,7 @@ from cloudgpu.protocol.jobdir import JobDir, Notice, local_url, node_key
 from cloudgpu.runtime.notices import CloudNotices, NodeDir, Order, Orders, Watcher, aws, azure, gcp
 from cloudgpu.runtime.notices.metadata import Look, MetadataError
 from cloudgpu.runtime.notices.metadata import MetadataServer as Client
-from cloudgpu.runtime.notices.scheduled_notices import Docket
+from cloudgpu.runtime.notices.scheduled_notices import NoticeSchedule
 from cloudgpu.runtime.notices.watch import CloudWatcher
 from cloudgpu.tests.standins.agents import until
 from cloudgpu.tests.standins.metadata import MetadataServer
@@ -35,7 +35,7 @@ class Watch:
 
     @contextmanager
     def over(self, *looks: Look) -> Iterator[Watch]:
-        watcher = CloudWatcher(looks, Docket(self.orders, self.lines.append), self.lines.append)
+        watcher = CloudWatcher(looks, NoticeSchedule(self.orders, self.lines.append), self.lines.append)
         try:
             yield self
         finally:
@@ -64,7 +64,7 @@ def client(server: MetadataServer, watch: Watch | None = None, timeout_s: float 
 def aws_looks(server: AwsMetadata, watch: Watch | None = None) -> list[Look]:
     """The agent's own questions, more often."""
     imds = aws.Imds(client(server, watch))
-    return [aws.Question(imds, name, read, pause_s=0.05) for name, read in aws.QUESTIONS]
+    return [aws.MetadataPoll(imds, name, read, pause_s=0.05) for name, read in aws.QUESTIONS]
 
 
 # --- AWS ---
@@ -73,7 +73,7 @@ def aws_looks(server: AwsMetadata, watch: Watch | None = None) -> list[Look]:
 def test_aws_one_token_serves_all_questions(watch: Watch) -> None:
     with AwsMetadata() as server, watch.over(*aws_looks(server)):
         until(lambda: len(server.requests) > 12)
-        assert len(server.asked(TOKEN, "PUT")) == 1
+        assert len(server.requests_for(TOKEN, "PUT")) == 1
         server.interrupt(120)
         assert 95 < watch.left() <= 110
         assert watch.lines == [watch.lines[0]] and "spot-terminate" in watch.lines[0]
@@ -94,7 +94,7 @@ def test_aws_a_token_is_renewed_before_it_expires() -> None:
         imds = aws.Imds(client(server), clock=lambda: now[0])
         for now[0] in (0.0, 17_000.0, 17_300.0, 30_000.0):  # of 21,600 s
             assert imds.get("/latest/meta-data/instance-id") is not None
-        assert len(server.asked(TOKEN, "PUT")) == 2
+        assert len(server.requests_for(TOKEN, "PUT")) == 2
 
 
 def test_aws_a_token_that_cannot_be_renewed_serves_until_it_expires() -> None:
@@ -158,9 +158,9 @@ def gcp_looks(server: GcpMetadata, wait_s: int = 60) -> list[Look]:
 
 def test_gcp_a_long_poll_answers_when_the_value_changes(watch: Watch) -> None:
     with GcpMetadata() as server, watch.over(*gcp_looks(server)):
-        until(lambda: len(server.asked(BASE + "preempted")) == 2)
+        until(lambda: len(server.requests_for(BASE + "preempted")) == 2)
         time.sleep(0.5)
-        first, second = server.asked(BASE + "preempted")
+        first, second = server.requests_for(BASE + "preempted")
         assert not first.query
         assert {**second.query, "last_etag": ""} == {"wait_for_change": "true", "last_etag": "", "timeout_sec": "60"}
         server.set("preempted", "TRUE")
@@ -181,7 +181,7 @@ def test_gcp_a_change_between_two_questions_is_not_missed() -> None:
 
 def test_gcp_a_quiet_poll_is_asked_again(watch: Watch) -> None:
     with GcpMetadata() as server, watch.over(*gcp_looks(server, wait_s=1)):
-        until(lambda: len(server.asked(BASE + "preempted")) >= 3)
+        until(lambda: len(server.requests_for(BASE + "preempted")) >= 3)
         assert watch.lines == []
 
 
@@ -263,13 +263,13 @@ def test_azure_the_first_answer_may_take_its_time(watch: Watch) -> None:
             server.announce("Preempt", 30, "TRAINER_0", "neighbour")
             assert 15 < watch.left() <= 25
         assert watch.lines[0].startswith("notice from azure (Host server is undergoing maintenance.): preempt")
-        assert len(server.asked(AZURE_EVENTS)) == 1
+        assert len(server.requests_for(AZURE_EVENTS)) == 1
 
 
 def test_azure_events_of_other_machines_are_not_ours(watch: Watch) -> None:
     with AzureMetadata() as server, watch.over(azure_events(server)):
         server.announce("Preempt", 30, "trainer_1", "trainer_01", "trainer")
-        until(lambda: len(server.asked(AZURE_EVENTS)) >= 3)
+        until(lambda: len(server.requests_for(AZURE_EVENTS)) >= 3)
         assert watch.lines == []
 
 
@@ -277,7 +277,7 @@ def test_azure_what_a_machine_came_back_from_does_not_end_it(watch: Watch) -> No
     with AzureMetadata() as server:
         server.announce("Reboot", None)
         with watch.over(azure_events(server)):
-            until(lambda: len(server.asked(AZURE_EVENTS)) >= 2)
+            until(lambda: len(server.requests_for(AZURE_EVENTS)) >= 2)
             assert watch.lines == []
             server.announce("Redeploy", None)  # hardware that has failed: started at once
             assert 0 < watch.left() <= 10
@@ -325,7 +325,7 @@ def test_what_the_vendors_refuse(
     server: Callable[[], MetadataServer], method: str, path: str, headers: dict[str, str], status: int
 ) -> None:
     with server() as standin:
-        assert client(standin).ask(path, headers, method=method).status == status
+        assert client(standin).request(path, headers, method=method).status == status
 
 
 # --- the job dir ---
@@ -347,7 +347,7 @@ def test_a_simulated_maintenance_is_saved_for_and_then_stopped_for(watch: Watch,
 # --- whatever else answers there ---
 
 _LOOKS: dict[str, tuple[Callable[[], MetadataServer], Callable[[Client], Look]]] = {
-    "aws": (AwsMetadata, lambda http: aws.Question(aws.Imds(http), "spot/instance-action", aws.spot_action)),
+    "aws": (AwsMetadata, lambda http: aws.MetadataPoll(aws.Imds(http), "spot/instance-action", aws.spot_action)),
     "gcp": (GcpMetadata, lambda http: gcp.Key(http, "preempted", gcp.preempted)),
     "azure": (AzureMetadata, lambda http: azure.ScheduledEvents(http, first_s=0.3)),
 }
@@ -385,7 +385,7 @@ def test_trouble_is_said_once_and_the_notice_comes_all_the_same(watch: Watch, fa
     with AwsMetadata() as server:
         imds = aws.Imds(client(server, timeout_s=0.2))
         server.fault = fault
-        with watch.over(*(aws.Question(imds, name, read, pause_s=0.05) for name, read in aws.QUESTIONS)):
+        with watch.over(*(aws.MetadataPoll(imds, name, read, pause_s=0.05) for name, read in aws.QUESTIONS)):
             until(lambda: len(server.requests) >= 6)
             assert len(watch.lines) == 1 and watch.lines[0].endswith("; it is asked again")
             server.interrupt(120)

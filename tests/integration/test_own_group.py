@@ -41,14 +41,14 @@ def all_leave(machines: Machines, *names: str) -> None:
     """For good, as their bootstrap is told by the exit code, with nothing left of the job."""
     for name in names:
         machines.until(lambda name=name: machines.processes[name].poll() is not None, f"{name} does not leave")  # type: ignore[misc]
-        assert machines.processes[name].returncode == LEAVES, machines.told()
+        assert machines.processes[name].returncode == LEAVES, machines.logs()
         assert machines.jobs(name) == []
     assert machines.view().alive == []
 
 
 @in_long_mode
 def test_a_killed_machine_is_replaced_and_all_leave_in_the_end(machines: Machines) -> None:
-    machines.miss_early()
+    machines.shorten_silence()
     program, disturbed = machines.folder / "train.py", machines.folder / "disturbed"
     program.write_text(TRAIN)
     line = [sys.executable, str(program), str(STEPS), "0.02", str(disturbed)]
@@ -73,7 +73,7 @@ def test_a_killed_machine_is_replaced_and_all_leave_in_the_end(machines: Machine
 
 def test_who_has_ended_leaves_and_the_others_go_on(machines: Machines, tmp_path: Path) -> None:
     """As machines of a launch do: one that waited for the others' end would be paid for."""
-    machines.miss_early()
+    machines.shorten_silence()
     going = tmp_path / "going"
     job = FleetJob(machines, f"[ $CLOUDGPU_RANK = 0 ] || while [ ! -e {going} ]; do sleep 0.1; done", 2)
     number = job.submit()

@@ -78,7 +78,7 @@ def test_what_is_dry_or_not_allowed_elsewhere_is_had_in_the_third_cloud(jobs: Se
     jobs.finish(job)
     *refused, last = job.attempts()
     asked = {(one.offer.cloud, one.outcome, one.cause) for one in refused}
-    assert asked == {("gcp", "refused", "capacity"), ("aws", "refused", "quota")}, jobs.story(job)
+    assert asked == {("gcp", "refused", "capacity"), ("aws", "refused", "quota")}, jobs.diagnostics(job)
     assert [len(one.instances(job)) for one in (jobs.aws, jobs.gcp, jobs.azure)] == [0, 0, 1]
     assert job.job_dir == f"{jobs.azure.parent}/{job.id}" != job.row.job_dir == f"{jobs.gcp.parent}/{job.id}"
 
@@ -109,19 +109,19 @@ def test_what_one_cloud_takes_away_goes_on_in_another_from_its_checkpoint(jobs: 
     jobs.gcp.control.preempt(machine.name, 60.0)
     jobs.wait_for(lambda: jobs.azure.instances(job, running=True), job)
     printed, remarked = cli("gc", "--yes")
-    assert printed == "" and "nothing to do: no leftovers were found" in remarked, jobs.story(job)
+    assert printed == "" and "nothing to do: no leftovers were found" in remarked, jobs.diagnostics(job)
     jobs.finish(job)
 
     first, second = (one for one in job.attempts() if one.outcome != "refused")
-    assert [one.offer.cloud for one in (first, second)] == ["gcp", "azure"], jobs.story(job)
-    assert [one.outcome for one in (first, second)] == ["preempted", "succeeded"], jobs.story(job)
+    assert [one.offer.cloud for one in (first, second)] == ["gcp", "azure"], jobs.diagnostics(job)
+    assert [one.outcome for one in (first, second)] == ["preempted", "succeeded"], jobs.diagnostics(job)
     assert [node.phase for one in (first, second) for node in node_views(job, one)] == ["preempted", "succeeded"]
     assert first.progress is not None and first.progress.saved_step is not None
     log, saved = jobs.log(job), first.progress.saved_step
     begins = [line for line in log if "begins at" in line]
     again = f"attempt {second.number} begins at {saved} with {sum(range(saved))}"
-    assert begins == ["attempt 1 begins at 0 with 0", again], jobs.story(job)
-    assert total(STEPS) in log, jobs.story(job)
+    assert begins == ["attempt 1 begins at 0 with 0", again], jobs.diagnostics(job)
+    assert total(STEPS) in log, jobs.diagnostics(job)
     left, here = f"{jobs.gcp.parent}/{job.id}", f"{jobs.azure.parent}/{job.id}"
     assert told(job, "moved")[-1].startswith(f"checkpoint of step {saved} copied from {left} to {here}, ")
     rows = [json.loads(line) for line in cli("metrics", job.id, "--json")[0].splitlines()]

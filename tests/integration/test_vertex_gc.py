@@ -21,7 +21,7 @@ from cloudgpu.provisioners.vertex.provisioner import VertexProvisioner
 from cloudgpu.tests.standins.clocks import FastClock
 from cloudgpu.tests.standins.faults import HTML, LOSE, error
 from cloudgpu.tests.standins.gcp import Gcp
-from cloudgpu.tests.standins.vertex.control import ToldJob, VertexControl
+from cloudgpu.tests.standins.vertex.control import JobState, VertexControl
 from cloudgpu.tests.standins.vertex.service import JOBS
 
 CLOUDGPU = str(Path(sys.executable).with_name("cloudgpu"))
@@ -35,7 +35,7 @@ class Vertex:
     def __init__(self, gcp: Gcp) -> None:
         self.gcp, self.control = gcp, VertexControl(gcp.control)
 
-    def alive(self) -> list[ToldJob]:
+    def alive(self) -> list[JobState]:
         return [job for job in self.control.jobs() if job.alive]
 
     def leak(

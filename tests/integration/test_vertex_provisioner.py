@@ -21,7 +21,7 @@ from cloudgpu.tests.standins.clocks import FastClock
 from cloudgpu.tests.standins.faults import HANG, HTML, LOSE, Fault, error
 from cloudgpu.tests.standins.gcp import Gcp
 from cloudgpu.tests.standins.gcp_catalog.control import VERTEX, CatalogControl
-from cloudgpu.tests.standins.vertex.control import ToldJob, VertexControl
+from cloudgpu.tests.standins.vertex.control import JobState, VertexControl
 from cloudgpu.tests.standins.vertex.service import GRPC_ENDPOINT, JOBS
 
 OWNER = Owner("cloudgpu.Tester")
@@ -48,10 +48,10 @@ class Vertex:
     def __init__(self, gcp: Gcp) -> None:
         self.gcp, self.control = gcp, VertexControl(gcp.control)
 
-    def jobs(self) -> list[ToldJob]:
+    def jobs(self) -> list[JobState]:
         return self.control.jobs()
 
-    def alive(self) -> list[ToldJob]:
+    def alive(self) -> list[JobState]:
         return [job for job in self.jobs() if job.alive]
 
     def calls(self, action: str) -> list[Any]:

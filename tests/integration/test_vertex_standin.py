@@ -27,7 +27,7 @@ from google.oauth2.service_account import Credentials
 
 from cloudgpu.tests.standins.faults import HANG, HTML, KILL_AFTER, KILL_BEFORE, LOSE, RESET, Fault, error
 from cloudgpu.tests.standins.gcp import NUMBER, PROJECT, SUBMITTER, Gcp
-from cloudgpu.tests.standins.vertex.control import ENDED, ToldJob, VertexControl
+from cloudgpu.tests.standins.vertex.control import ENDED, JobState, VertexControl
 from cloudgpu.tests.standins.vertex.service import GRPC_ENDPOINT, JOBS
 
 REGION = "us-central1"
@@ -95,7 +95,7 @@ class Vertex:
         """Until it is in one of these."""
         return wait_for(lambda: found if (found := self.get(job)).state.name[10:] in (states or ENDED) else None)
 
-    def told(self, job: Any) -> ToldJob:
+    def told(self, job: Any) -> JobState:
         return next(one for one in self.control.jobs() if one.name == job.name)
 
     def consoles(self, job: Any) -> list[str]:

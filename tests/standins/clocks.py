@@ -7,13 +7,13 @@ import datetime
 import time
 from collections.abc import Iterator
 
-HASTE = 50
-MINUTES = 30.0
+SPEEDUP = 50
+FAST_LIMIT_S = 30.0
 """Limit in seconds of thread time for an operation that takes a fraction of a second on an idle computer."""
 
 
 @contextlib.contextmanager
-def soon() -> Iterator[None]:
+def fast() -> Iterator[None]:
     """Assert that the block's run time does not grow with its input: it may take at most MINUTES seconds.
 
     Thread time is measured because the computer may be busy. The limit is generous because in a process that has run
@@ -21,7 +21,7 @@ def soon() -> Iterator[None]:
     """
     began = time.thread_time()
     yield
-    assert time.thread_time() - began < MINUTES, "what grows without bound takes minutes"
+    assert time.thread_time() - began < FAST_LIMIT_S, "what grows without bound takes minutes"
 
 
 def today() -> str:
@@ -44,8 +44,8 @@ class FastClock:
         return time.monotonic() + self._skipped
 
     def sleep(self, seconds: float) -> None:
-        time.sleep(seconds / HASTE)
-        self._skipped += seconds * (HASTE - 1) / HASTE
+        time.sleep(seconds / SPEEDUP)
+        self._skipped += seconds * (SPEEDUP - 1) / SPEEDUP
 
 
 class StillClock(FastClock):
@@ -55,5 +55,5 @@ class StillClock(FastClock):
         return self._skipped
 
     def sleep(self, seconds: float) -> None:
-        time.sleep(seconds / HASTE)
+        time.sleep(seconds / SPEEDUP)
         self._skipped += seconds

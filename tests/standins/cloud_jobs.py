@@ -114,8 +114,8 @@ class CloudJobs(ABC, Generic[_M, _R]):
         end = time.monotonic() + limit_s
         done = job.refresh().done
         while not (found := what()):  # checked after the state was read, so that effects of the job's end are visible
-            assert time.monotonic() < end, self.story(job)
-            assert not done, self.story(job)
+            assert time.monotonic() < end, self.diagnostics(job)
+            assert not done, self.diagnostics(job)
             time.sleep(0.05)
             done = job.refresh().done
         return found
@@ -123,12 +123,12 @@ class CloudJobs(ABC, Generic[_M, _R]):
     def finish(self, job: Job, state: str = "succeeded", limit_s: float = PATIENT_S) -> None:
         """Wait for the job to end in this state; assert that no resources are left and that its machines report no
         trouble."""
-        assert job.wait(timeout_s=limit_s), self.story(job)
-        assert job.state == state, self.story(job)
+        assert job.wait(timeout_s=limit_s), self.diagnostics(job)
+        assert job.state == state, self.diagnostics(job)
         assert self.remains.find() == {}
         assert [one.trouble for one in self.instances(job) if one.trouble] == []
 
-    def story(self, job: Job) -> str:
+    def diagnostics(self, job: Job) -> str:
         """Return everything known about the job, for a failed test's message."""
         lines = [f"{job.id} {job.refresh().state}: {job.reason}"]
         lines += [f"  {event.kind}: {event.message}" for event in job.events()]
@@ -148,7 +148,7 @@ _J = TypeVar("_J", bound=CloudJobs[Any, Any])
 
 
 @contextlib.contextmanager
-def settled(jobs: _J, agents: Path, environ: Mapping[str, str]) -> Iterator[_J]:
+def use_state_directory(jobs: _J, agents: Path, environ: Mapping[str, str]) -> Iterator[_J]:
     """Use the state directory of these jobs, with these environment variables.
 
     `agents`: folder where agent files are kept from test to test. All processes are ended on exit.

@@ -67,7 +67,7 @@ class Machines:
         self.fleet = Fleet(self.url)
         self.set()
 
-    def miss_early(self) -> None:
+    def shorten_silence(self) -> None:
         """Set a short silence limit, so that lost machines are detected soon."""
         self.set(silent_s=SILENT_S)
 
@@ -159,14 +159,14 @@ class Machines:
     def until(self, met: Callable[[], object], what: str, limit_s: float = WAIT_S) -> None:
         end = time.monotonic() + limit_s
         while not met():
-            assert time.monotonic() < end, f"{what}: {self.told()}"
+            assert time.monotonic() < end, f"{what}: {self.logs()}"
             time.sleep(0.1)
 
     def until_clean(self) -> None:
         """Wait until no job's work folder is left; machines delete it after they have released their node."""
         self.until(lambda: not list((self.folder / "machines").glob("*/work")), "something of a job stays behind")
 
-    def told(self) -> str:
+    def logs(self) -> str:
         """Return the newest log lines of all members and agents."""
         logs = sorted((self.folder / "machines").glob("*/*.log"))
         return "\n".join(f"--- {path.parent.name} {path.name}\n{path.read_text()[-3000:]}" for path in logs)
@@ -296,11 +296,11 @@ class FleetFolder:
         found = self.fleet.view().wanted("x")
         return None if found is None else (found[0].number, {place.following for place in found[0].wanting})
 
-    def giving(self) -> list[tuple[int, str]]:
+    def places_to_release(self) -> list[tuple[int, str]]:
         """Return (order number, place) of all places that must be released."""
         view = self.fleet.view()
         places = [(one.number, place.name) for one in view.orders for place in one.places]
-        return [place for place in places if view.gives_way(*place)]
+        return [place for place in places if view.must_release(*place)]
 
     def states(self, number: int) -> list[str]:
         one = self.fleet.view().find(number)
@@ -313,7 +313,7 @@ def _foreign(environ: Mapping[str, str]) -> dict[str, str]:
     return {name: value for name, value in environ.items() if not name.startswith("CLOUDGPU_")}
 
 
-def known_cluster(machines: Machines, size: int) -> None:
+def save_cluster(machines: Machines, size: int) -> None:
     """Save a cluster record for these machines in this state directory, as `cloudgpu cluster up` does."""
     clusters.save(cluster_at(machines.url, size))
 

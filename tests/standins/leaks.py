@@ -109,9 +109,9 @@ class Leaks(ABC, Generic[_J]):
 
     def check_whole(self, job: Job) -> None:
         """Assert that the job succeeded with all its machines in one attempt."""
-        assert job.state == "succeeded", self.jobs.story(job)
-        assert len(self.jobs.instances(job)) == self.scene.nodes, self.jobs.story(job)
-        assert len(job.attempts()) == 1, self.jobs.story(job)
+        assert job.state == "succeeded", self.jobs.diagnostics(job)
+        assert len(self.jobs.instances(job)) == self.scene.nodes, self.jobs.diagnostics(job)
+        assert len(job.attempts()) == 1, self.jobs.diagnostics(job)
 
     def undisturbed(self) -> None:
         job = self.submit()
@@ -125,7 +125,7 @@ class Leaks(ABC, Generic[_J]):
             job = self.submit()
             self.control.fail(action, fault, where=self.scene.calls, skip=before)
             kills = self.run(job, cancel_when_killed=cancel)
-            story = f"{action} after {before}: {self.jobs.story(job)}"
+            story = f"{action} after {before}: {self.jobs.diagnostics(job)}"
             # The number of polls and of retries depends on timing, so a later call may never come.
             never = before > 0 and len(self.called(action)) <= before
             assert kills == 1 or never or action not in self.changes, story
@@ -180,7 +180,7 @@ class Leaks(ABC, Generic[_J]):
         try:
             return self.supervise()
         except subprocess.TimeoutExpired as late:
-            raise AssertionError(f"{late}\n{self.jobs.story(job)}") from late
+            raise AssertionError(f"{late}\n{self.jobs.diagnostics(job)}") from late
 
     def run(self, job: Job, *, cancel_when_killed: bool = False) -> int:
         """Run supervisors until the job has ended, restarting after each kill; return the number of kills."""
@@ -195,8 +195,8 @@ class Leaks(ABC, Generic[_J]):
 
     def check(self, job: Job) -> None:
         """Assert that the job has ended and that no resources are left."""
-        assert job.refresh().state in ("succeeded", "cancelled"), self.jobs.story(job)
-        assert self.jobs.remains.find() == {}, self.jobs.story(job)
+        assert job.refresh().state in ("succeeded", "cancelled"), self.jobs.diagnostics(job)
+        assert self.jobs.remains.find() == {}, self.jobs.diagnostics(job)
         self.check_machines(job)
 
 

@@ -48,7 +48,7 @@ class MetadataServer:
         self.fault: int | Fault | None = None
         self.clock_off_s = 0.0
         """Seconds by which the clock in the server's Date headers is ahead of this machine's clock."""
-        self.dated = True
+        self.has_date_header = True
         """True if responses have a Date header."""
         self.requests: list[Request] = []
         self.changed = threading.Condition()
@@ -79,7 +79,7 @@ class MetadataServer:
         self._server.shutdown()
         self._server.server_close()
 
-    def asked(self, path: str, method: str = "GET") -> list[Request]:
+    def requests_for(self, path: str, method: str = "GET") -> list[Request]:
         """Return the requests for a path so far."""
         return [request for request in list(self.requests) if (request.path, request.method) == (path, method)]
 
@@ -105,7 +105,7 @@ def _handler(standin: MetadataServer) -> type[BaseHTTPRequestHandler]:
         def _send(self, answer: Answer) -> None:
             data = answer.body.encode()
             self.send_response_only(answer.status)
-            if standin.dated:
+            if standin.has_date_header:
                 self.send_header("Date", formatdate(time.time() + standin.clock_off_s, usegmt=True))
             self.send_header("Content-Length", str(len(data)))
             for name, value in answer.headers.items():

@@ -15,7 +15,7 @@ from cloudgpu.protocol.jobdir import JOB_KEY, JobDir, node_key
 from cloudgpu.protocol.logs import LogWriter
 from cloudgpu.protocol.pace import Pace
 from cloudgpu.runtime.agent import heartbeat
-from cloudgpu.runtime.agent.heartbeat import Heart
+from cloudgpu.runtime.agent.heartbeat import HeartbeatThread
 from cloudgpu.runtime.agent.timeline import History
 from cloudgpu.runtime.notices import Orders, Watcher
 from cloudgpu.runtime.notices import job_dir as orders_module
@@ -44,7 +44,7 @@ class ReportingNode:
 
     store: s3.S3
     job_dir: JobDir
-    heart: Heart
+    heart: HeartbeatThread
     log: LogWriter
     orders: Orders
     pace: Pace
@@ -70,18 +70,18 @@ def reporting_node(store: s3.S3, folder: Path) -> Iterator[ReportingNode]:
         stack.enter_context(mock.patch.object(logs, "_FAR_INTERVAL_S", far))
         own, orders = Pace(free=False), Orders(lambda: None)
         log = LogWriter(job_dir, 1, NODE, pace=own)
-        heart = Heart(
+        heart = HeartbeatThread(
             job_dir,
             node_key(1, NODE, "heartbeat.json"),
             folder / "progress.json",
             History(),
             attempt=1,
-            on_lost=lambda why: log.say(f"lost: {why}"),
+            on_lost=lambda why: log.add_agent_line(f"lost: {why}"),
             on_superseded=lambda: None,
             patience_s=lambda: 60.0,
             pace=own,
         )
-        watcher = Watcher(job_dir, 1, NODE, orders, log.say, pace=own)
+        watcher = Watcher(job_dir, 1, NODE, orders, log.add_agent_line, pace=own)
 
         def program() -> None:
             number = 0

@@ -13,7 +13,7 @@ from .aws.control import environ as aws_environ
 from .aws.jobs import AwsJobs
 from .aws.process import aws_process
 from .azure.jobs import AzureJobs, azure_with_blobs
-from .cloud_jobs import CloudJobs, settled
+from .cloud_jobs import CloudJobs, use_state_directory
 from .gcp.control import environ as gcp_environ
 from .gcp.jobs import GcpJobs
 from .gcp.process import gcp_process
@@ -58,5 +58,5 @@ def several_clouds(folder: Path, agents: Path) -> Iterator[SeveralClouds]:
         jobs = SeveralClouds(AwsJobs(aws, folder), GcpJobs(gcp.url, folder), AzureJobs(azure, folder), folder)
         told = {**aws_environ(aws.url), **gcp_environ(gcp.url, folder / "keys"), **environ}
         # The variables that keep Google's SDK off the internet must not block the other SDKs from their stand-ins.
-        with settled(jobs, agents, {**told, "no_proxy": "127.0.0.1,localhost"}):
+        with use_state_directory(jobs, agents, {**told, "no_proxy": "127.0.0.1,localhost"}):
             yield jobs

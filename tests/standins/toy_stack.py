@@ -111,7 +111,7 @@ def main() -> int:
 def _do(given: argparse.Namespace) -> Any:
     from cloudgpu.cli.infra.stack_view import step_text
     from cloudgpu.infra.engine import executable as engine
-    from cloudgpu.infra.engine.automation import Say, opened
+    from cloudgpu.infra.engine.automation import ProgressCallbacks, opened
     from cloudgpu.infra.engine.backend import backend_of
 
     def say(text: str) -> None:
@@ -119,9 +119,11 @@ def _do(given: argparse.Namespace) -> Any:
 
     found = engine.find()
     if found is None:
-        raise engine.missing()
+        raise engine.missing_engine_error()
     program = _program(given.count, given.size, given.shape, keep=given.keep, secret=given.secret)
-    with opened(STACK, backend_of(None, os.environ), found, Say(lambda one: say(step_text(one)), say, say)) as stack:
+    with opened(
+        STACK, backend_of(None, os.environ), found, ProgressCallbacks(lambda one: say(step_text(one)), say, say)
+    ) as stack:
         if given.verb == "contents":
             return asdict(stack.contents())
         if given.verb == "down":

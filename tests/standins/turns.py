@@ -9,7 +9,7 @@ from pathlib import Path
 
 
 @contextmanager
-def turn(folder: Path, *, alone: bool) -> Iterator[None]:
+def shared_lock(folder: Path, *, alone: bool) -> Iterator[None]:
     """Hold the lock, exclusively if `alone`. Later callers queue behind a waiting exclusive one, so that it is not
     starved.
 

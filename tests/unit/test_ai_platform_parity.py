@@ -21,7 +21,7 @@ from cloudgpu.jobspecs.models import JobSpec
 from cloudgpu.jobspecs.plan import Offer
 from cloudgpu.jobspecs.planner.planner import plan
 from cloudgpu.protocol.jobdir import Address
-from cloudgpu.runtime.launchers import Place, choose_launcher, needs_addresses, processes
+from cloudgpu.runtime.launchers import ProgramContext, choose_launcher, needs_addresses, processes
 
 TODAY = datetime.date(2026, 11, 22)
 
@@ -101,7 +101,7 @@ def tf_configs(spec: JobSpec, offer: Offer) -> list[dict[str, Any]]:
     nodes = node_records(node_requests(offer))
     assert choose_launcher(record, nodes, Path("/")).launcher == "tensorflow"
     places = [
-        Place(record, "gs://bucket/census/census-x7k2", 1, node, nodes, Path("/state"), offer=offer.to_json())
+        ProgramContext(record, "gs://bucket/census/census-x7k2", 1, node, nodes, Path("/state"), offer=offer.to_json())
         for node in nodes
     ]
     told = needs_addresses("tensorflow", nodes)

@@ -85,13 +85,13 @@ def test_what_a_program_imports_and_whether_it_trains() -> None:
 )
 def test_a_loop_round_the_training_goes_on_at_its_item(make: Any) -> None:
     loop = loops.Loop("", 0, make())
-    assert list(loops.leave_out(loop, 2, None)) == list(make())[2:]
+    assert list(loops.skip_items(loop, 2, None)) == list(make())[2:]
     assert loop.count == 2
 
 
 def test_a_range_that_begins_later_goes_on_at_its_number() -> None:
     """As in a program that resumes by itself: `for epoch in range(start_epoch, epochs)`."""
-    assert list(loops.leave_out(loops.Loop("", 0, range(5, 9)), 3, 4)) == [4, 5, 6, 7, 8]
+    assert list(loops.skip_items(loops.Loop("", 0, range(5, 9)), 3, 4)) == [4, 5, 6, 7, 8]
 
 
 @pytest.mark.parametrize(

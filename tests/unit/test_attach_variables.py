@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from cloudgpu.runtime.attach.program.frame_inspection import Code
-from cloudgpu.runtime.attach.state.sampler_state import Drawn, put_back
+from cloudgpu.runtime.attach.state.sampler_state import SamplerSnapshot, restored
 from cloudgpu.runtime.attach.state.variables import UnsavableError, Variables, digests
 from cloudgpu.runtime.checkpoint.format.tree import flatten
 from cloudgpu.runtime.checkpoint.restore.rebuild import rebuild
@@ -225,10 +225,10 @@ def test_a_sampler_is_as_before_its_draw_for_a_while(tmp_path: Path, monkeypatch
     loader = torch.utils.data.DataLoader(list(range(8)), batch_sampler=sampler)
     list(loader)
     before = {name: list(one) if isinstance(one, list) else one for name, one in vars(sampler).items()}
-    drawn, order = Drawn(code, loader), sampler.order
+    drawn, order = SamplerSnapshot(code, loader), sampler.order
     list(loader)
     after = {name: list(one) if isinstance(one, list) else one for name, one in vars(sampler).items()}
-    with put_back(code, loader, through_a_file(drawn.changed())):
+    with restored(code, loader, through_a_file(drawn.changed())):
         assert vars(sampler) == before
         list(loader)
     assert vars(sampler) == after

@@ -19,7 +19,7 @@ from cloudgpu.provisioners.azure import names
 from cloudgpu.provisioners.azure.catalog.sizes import Size, architecture_of, size_of, why_not
 from cloudgpu.provisioners.azure.machine.images import Image, Urn, urn_for
 from cloudgpu.provisioners.azure.machine.request import Place, check_request, machine, zones_for
-from cloudgpu.provisioners.azure.machine.vm_profile import nobodys_key
+from cloudgpu.provisioners.azure.machine.vm_profile import unusable_key
 from cloudgpu.provisioners.azure.resources import containers, network, resource_groups, rights, security_rules
 from cloudgpu.tests.standins.azure.schema import faults
 
@@ -160,10 +160,10 @@ def test_nobody_can_log_in() -> None:
     system = body(request())["properties"]["osProfile"]
     assert system["linuxConfiguration"]["disablePasswordAuthentication"] is True
     assert "adminPassword" not in system
-    kind, blob, _ = nobodys_key(TOKEN).split()
+    kind, blob, _ = unusable_key(TOKEN).split()
     data = base64.b64decode(blob)
     assert (kind, len(data), data[4:15]) == ("ssh-ed25519", 51, b"ssh-ed25519")
-    assert nobodys_key(TOKEN) != nobodys_key("f" * 32)
+    assert unusable_key(TOKEN) != unusable_key("f" * 32)
 
 
 def test_a_job_dir_elsewhere_cannot_be_started_from() -> None:

@@ -131,10 +131,10 @@ def test_accelerator_figures() -> None:
 def test_the_end_of_support_is_a_day() -> None:
     t4, p100 = machine("gcp", "n1-standard-4", "T4"), machine("gcp", "n1-standard-4", "P100")
     assert t4.ends == "2027-08-01"
-    assert not t4.is_gone("2027-07-31")
-    assert t4.is_gone("2027-08-01")
+    assert not t4.is_retired_on("2027-07-31")
+    assert t4.is_retired_on("2027-08-01")
     assert p100.ends == "2026-09-15"
-    assert p100.is_gone("2020-01-01"), "retired is retired, whatever the clock says"
+    assert p100.is_retired_on("2020-01-01"), "retired is retired, whatever the clock says"
     assert machine("azure", "Standard_NC6s_v3", "V100-16GB").ends == "2025-09-30"
     assert machine("azure", "Standard_NC6", "K80").ends == "2023-09-06"
 

@@ -137,7 +137,7 @@ def test_metrics_go_where_their_reader_looks(tmp_path: Path) -> None:
     store = open_store(tmp_path)
     old, new = save(store, 1), save(store, 2)
     for name, closed in ((old, True), (new, False)):
-        store.put_rows(Segment(str(name), None, closed, [b'{"step": 1, "time": 0, "values": {}}']).to_bytes())
+        store.put_metrics(Segment(str(name), None, closed, [b'{"step": 1, "time": 0, "values": {}}']).to_bytes())
     folder = tmp_path / "checkpoints"
     assert (folder / closed_key(str(old))).exists()
     assert (folder / open_key(str(new))).exists()
@@ -147,7 +147,7 @@ def test_metrics_go_where_their_reader_looks(tmp_path: Path) -> None:
     store.discard_failed(old)
     assert find_segment(job_dir.find, str(old)) is None
     with pytest.raises(ValueError, match="Expecting value"):
-        store.put_rows(b"no segment")
+        store.put_metrics(b"no segment")
 
 
 def test_the_documented_reader_reads(tmp_path: Path) -> None:

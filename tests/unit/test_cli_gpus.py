@@ -76,7 +76,7 @@ def test_a_price_stands_beside_the_region_it_is_of(cloud: str) -> None:
         found = here.offers(name)
         text = accelerator_text(accelerator, found, here)
         for offer in found:
-            if offer.gone:
+            if offer.retired:
                 continue
             line = next(line for line in text.splitlines() if line.split()[:1] == [offer.machine.name])
             for cheapest in offer.prices.values():

@@ -7,7 +7,7 @@ import types
 import pytest
 
 from cloudgpu.cli.cluster import expiry as cluster_expiry
-from cloudgpu.cli.cluster.expiry import expiry_cell, renewed
+from cloudgpu.cli.cluster.expiry import expiry_cell, next_expiry
 from cloudgpu.jobspecs.diagnostics import MistakesError
 from cloudgpu.jobspecs.fleets import parse_expiry
 
@@ -27,7 +27,7 @@ NOW, WEEK = 1_000_000.0, 7 * 86_400
     ids=["new", "expired", "half of it", "just now", "now shorter", "never"],
 )
 def test_the_same_command_again_changes_nothing(wanted: int | None, before: float | None, then: float | None) -> None:
-    assert renewed(wanted, before, NOW) == then
+    assert next_expiry(wanted, before, NOW) == then
 
 
 @pytest.mark.parametrize("text", ["1s", "9m59s", "367d"])

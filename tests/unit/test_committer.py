@@ -38,10 +38,10 @@ def test_a_slow_rank_is_waited_for_while_there_is_a_trainer(tmp_path: Path) -> N
     saves = Saves(tmp_path)
     saves.add(1, patience_s=0.0)
     for _ in range(3):
-        saves.committer.turn(impatient=False)
+        saves.committer.commit_ready(impatient=False)
     assert saves.results == []
     saves.write(1, 1)
-    saves.committer.turn(impatient=False)
+    saves.committer.commit_ready(impatient=False)
     assert saves.results == [(1, True, None)]
 
 
@@ -49,10 +49,10 @@ def test_patience_begins_with_the_trainers_end(tmp_path: Path) -> None:
     saves = Saves(tmp_path)
     saves.add(1, patience_s=0.0)
     saves.add(2, patience_s=600.0)
-    saves.committer.turn(impatient=False)
+    saves.committer.commit_ready(impatient=False)
     for _ in range(2):
-        saves.committer.turn(impatient=True)
+        saves.committer.commit_ready(impatient=True)
     assert saves.results == [(1, False, "1 of 2 ranks have not written their part: [1]")]
     saves.write(2, 1)
-    saves.committer.turn(impatient=True)
+    saves.committer.commit_ready(impatient=True)
     assert saves.results[1:] == [(2, True, None)]

@@ -16,13 +16,13 @@ from cloudgpu.jobspecs.rules.compatibility import (
     JOB_RULES,
     RULES,
     TARGET_RULES,
-    Ask,
+    Request,
     all_refusals,
     check_names,
     first_refusal,
     target_refusals,
 )
-from cloudgpu.jobspecs.rules.machines import built_in, carriers, closest_living, is_attached, within_limits
+from cloudgpu.jobspecs.rules.machines import built_in, carriers, closest_available, is_attached, within_limits
 from cloudgpu.jobspecs.targets import FLEET_CLOUDS
 from cloudgpu.jobspecs.units import CountRange
 
@@ -31,10 +31,10 @@ TODAY = "2026-11-20"
 
 def ask(
     cloud: str, accelerator: str | None = None, machine_type: str | None = None, today: str = TODAY, **place: str
-) -> Ask:
+) -> Request:
     """`ask("gcp", "L4:1", region="us-east4")`."""
     name, _, gpus = (accelerator or "").partition(":")
-    return Ask(cloud, today, name or None, CountRange.parse(gpus) if gpus else None, machine_type, **place)
+    return Request(cloud, today, name or None, CountRange.parse(gpus) if gpus else None, machine_type, **place)
 
 
 def job(**fields: Any) -> JobSpec:
@@ -64,7 +64,7 @@ ALLOWED = [
 
 
 @pytest.mark.parametrize("allowed", ALLOWED, ids=str)
-def test_allowed(allowed: Ask) -> None:
+def test_allowed(allowed: Request) -> None:
     assert all_refusals(allowed) == []
 
 
@@ -132,7 +132,7 @@ FORBIDDEN = [
 
 
 @pytest.mark.parametrize(("rule", "forbidden", "message", "allowed"), FORBIDDEN, ids=lambda v: str(v)[:60])
-def test_forbidden(rule: str, forbidden: Ask, message: str, allowed: str) -> None:
+def test_forbidden(rule: str, forbidden: Request, message: str, allowed: str) -> None:
     refusal = first_refusal(forbidden)
     assert refusal is not None
     assert refusal.rule == rule
@@ -158,7 +158,7 @@ def test_rules_are_documented() -> None:
 
 
 def test_a_rule_waits_for_its_fields() -> None:
-    calls: list[Ask] = []
+    calls: list[Request] = []
     rule = Rule("r", ("region",), calls.append)
     assert rule.refuse(ask("gcp")) is None
     assert calls == []
@@ -198,12 +198,12 @@ def test_closest_living_is_no_worse() -> None:
     for cloud in catalog.CLOUDS:
         for accelerator in catalog.accelerators().values():
             gone = carriers(cloud, accelerator.name)
-            if not gone or not all(m.is_gone(TODAY) for m in gone):
+            if not gone or not all(m.is_retired_on(TODAY) for m in gone):
                 continue
-            found = closest_living(ask(cloud, f"{accelerator.name}:1"))
+            found = closest_available(ask(cloud, f"{accelerator.name}:1"))
             if found is not None:
                 machine, count = found
-                assert not machine.is_gone(TODAY)
+                assert not machine.is_retired_on(TODAY)
                 assert machine.accelerator is not None
                 assert catalog.accelerators()[machine.accelerator].memory_gb >= accelerator.memory_gb
                 assert count >= 1

@@ -6,7 +6,7 @@ import threading
 from pathlib import Path
 from typing import cast
 
-from cloudgpu.control.reconcile.console_tail import LastWords
+from cloudgpu.control.reconcile.console_tail import ConsoleReader
 from cloudgpu.provisioners.base import Allocation, Explainer, Provisioner, ProvisionError
 from cloudgpu.provisioners.local.provisioner import LocalProvisioner
 from cloudgpu.provisioners.shared.consoles import end_of
@@ -30,8 +30,8 @@ class Talking:
         return self.text
 
 
-def words(target: object, limit_s: float = 30.0) -> LastWords:
-    return LastWords(cast("Provisioner", target), THERE, limit_s)
+def words(target: object, limit_s: float = 30.0) -> ConsoleReader:
+    return ConsoleReader(cast("Provisioner", target), THERE, limit_s)
 
 
 def test_the_end_of_the_console_is_told() -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from cloudgpu.runtime.agent.heartbeat import read_progress
-from cloudgpu.runtime.checkpoint.outcome import SEVERITY, TRAINING, UNFINISHED, WORDS
+from cloudgpu.runtime.checkpoint.outcome import OUTCOMES, SEVERITY, TRAINING, UNFINISHED
 from cloudgpu.runtime.notices import Order
 from cloudgpu.runtime.processes import exit_verdict as module
 from cloudgpu.runtime.processes.exit_verdict import CODES, RULES, Ending, ReportedOutcome, Rule, judge, read_outcome
@@ -92,8 +92,8 @@ def test_every_rule_is_reached() -> None:
 
 
 def test_agent_and_checkpointer_use_the_same_words() -> None:
-    assert {code.number: code.word for code in CODES} == WORDS
-    assert set(SEVERITY) == {*WORDS.values(), TRAINING, UNFINISHED}
+    assert {code.number: code.word for code in CODES} == OUTCOMES
+    assert set(SEVERITY) == {*OUTCOMES.values(), TRAINING, UNFINISHED}
     assert module.TRAINING == TRAINING
 
 

@@ -13,7 +13,7 @@ from typing import get_args
 import pytest
 
 from cloudgpu.control.reconcile.decisions import SPREAD_S, End, Later, Start, decide
-from cloudgpu.control.reconcile.failover import DRY_S, REACTIONS, choose, opening
+from cloudgpu.control.reconcile.failover import NO_CAPACITY_S, REACTIONS, choose, opens_at
 from cloudgpu.control.store.model import Attempt, JobRow, Refused
 from cloudgpu.jobspecs.plan import Offer, RoleOffer
 from cloudgpu.provisioners.base import ErrorClass
@@ -83,9 +83,9 @@ OTHERS = {
 
 # What a refusal in HERE closes besides HERE itself, and for how long.
 CLOSES: dict[tuple[str, str], tuple[float, set[str]]] = {
-    ("capacity", "zone"): (DRY_S, set()),
-    ("capacity", "region"): (DRY_S, {"next zone"}),
-    ("capacity", "cloud"): (DRY_S, {"next zone", "next region"}),
+    ("capacity", "zone"): (NO_CAPACITY_S, set()),
+    ("capacity", "region"): (NO_CAPACITY_S, {"next zone"}),
+    ("capacity", "cloud"): (NO_CAPACITY_S, {"next zone", "next region"}),
     ("quota", "zone"): (math.inf, set()),
     ("quota", "region"): (math.inf, {"next zone"}),
     ("quota", "cloud"): (math.inf, {"next zone", "next region"}),
@@ -95,14 +95,14 @@ CLOSES: dict[tuple[str, str], tuple[float, set[str]]] = {
     ("auth", "zone"): (math.inf, set(OTHERS) - {"next cloud"}),
     ("auth", "region"): (math.inf, set(OTHERS) - {"next cloud", "next region"}),
     ("auth", "cloud"): (math.inf, set(OTHERS) - {"next cloud"}),
-    ("expired", "zone"): (DRY_S, set(OTHERS) - {"next cloud"}),
-    ("expired", "region"): (DRY_S, set(OTHERS) - {"next cloud"}),
-    ("expired", "cloud"): (DRY_S, set(OTHERS) - {"next cloud"}),
+    ("expired", "zone"): (NO_CAPACITY_S, set(OTHERS) - {"next cloud"}),
+    ("expired", "region"): (NO_CAPACITY_S, set(OTHERS) - {"next cloud"}),
+    ("expired", "cloud"): (NO_CAPACITY_S, set(OTHERS) - {"next cloud"}),
     ("invalid", "zone"): (math.inf, set(OTHERS) - {"next cloud"}),
     ("invalid", "region"): (math.inf, set(OTHERS) - {"next cloud", "next region"}),
     ("invalid", "cloud"): (math.inf, set(OTHERS) - {"next cloud"}),
     **{
-        (kind, scope): (DRY_S, closed)
+        (kind, scope): (NO_CAPACITY_S, closed)
         for kind in ("throttled", "transient")
         for scope, closed in {
             "zone": {"same zone, other market", "same zone, other machine"},
@@ -120,9 +120,9 @@ def test_every_class_has_a_reaction() -> None:
 
 def test_a_refusal_of_a_market_closes_that_market_in_the_whole_cloud() -> None:
     refusal = Refused(HERE, "auth", "market", "no role for Spot", NOW)
-    opens = {name: opening(other, [refusal]) for name, other in OTHERS.items()}
+    opens = {name: opens_at(other, [refusal]) for name, other in OTHERS.items()}
     assert {name for name, when in opens.items() if when == 0.0} == {"same zone, other market", "next cloud"}
-    assert opening(HERE, [refusal]) == math.inf
+    assert opens_at(HERE, [refusal]) == math.inf
 
 
 def test_zones_that_no_attempt_has_tried_keep_their_offer_open() -> None:
@@ -133,12 +133,12 @@ def test_zones_that_no_attempt_has_tried_keep_their_offer_open() -> None:
         for at, left in enumerate([("2", "3"), ("3", "1"), ("1", "2")])
     ]
     for known in (tried[:1], tried[:2]):
-        assert opening(region, known) == 0.0
-        assert opening(region, [*known, Refused(region, "quota", "region", "none", NOW)]) == math.inf
-    assert opening(region, tried) == NOW + 2 + DRY_S
-    assert opening(HERE, tried) == 0.0, "a zone of its own was not asked"
-    later = Refused(region, "capacity", "attempt", "no room", NOW + DRY_S + 2, hints=("2", "3"))
-    assert opening(region, [*tried[1:], later]) == 0.0, "the others are forgotten by then"
+        assert opens_at(region, known) == 0.0
+        assert opens_at(region, [*known, Refused(region, "quota", "region", "none", NOW)]) == math.inf
+    assert opens_at(region, tried) == NOW + 2 + NO_CAPACITY_S
+    assert opens_at(HERE, tried) == 0.0, "a zone of its own was not asked"
+    later = Refused(region, "capacity", "attempt", "no room", NOW + NO_CAPACITY_S + 2, hints=("2", "3"))
+    assert opens_at(region, [*tried[1:], later]) == 0.0, "the others are forgotten by then"
 
 
 def test_every_class_is_documented() -> None:
@@ -150,9 +150,9 @@ def test_every_class_is_documented() -> None:
 def test_what_a_refusal_closes_and_for_how_long(kind: str, scope: str) -> None:
     lasts, closed = CLOSES[kind, scope]
     refused = Refused(HERE, kind, scope, "no", NOW)
-    assert opening(HERE, [refused]) == NOW + lasts
-    assert {name for name, other in OTHERS.items() if opening(other, [refused]) > NOW} == closed
-    assert {name for name, other in OTHERS.items() if opening(other, [refused]) == NOW + lasts} == closed
+    assert opens_at(HERE, [refused]) == NOW + lasts
+    assert {name for name, other in OTHERS.items() if opens_at(other, [refused]) > NOW} == closed
+    assert {name for name, other in OTHERS.items() if opens_at(other, [refused]) == NOW + lasts} == closed
 
 
 @pytest.mark.parametrize(("kind", "scope"), CLOSES)
@@ -171,9 +171,9 @@ def test_the_next_place_is_the_first_open_one_of_the_same_kind(kind: str, scope:
 
 def test_an_offer_without_a_zone_is_closed_by_its_own_refusal_only() -> None:
     regional = offer("aws/us-1")
-    assert opening(regional, [Refused(regional, "capacity", "region", "no", NOW)]) == NOW + DRY_S
-    assert opening(regional, [Refused(regional, "capacity", "zone", "no", NOW)]) == NOW + DRY_S
-    assert opening(regional, [Refused(HERE, "capacity", "zone", "no", NOW)]) == 0
+    assert opens_at(regional, [Refused(regional, "capacity", "region", "no", NOW)]) == NOW + NO_CAPACITY_S
+    assert opens_at(regional, [Refused(regional, "capacity", "zone", "no", NOW)]) == NOW + NO_CAPACITY_S
+    assert opens_at(regional, [Refused(HERE, "capacity", "zone", "no", NOW)]) == 0
 
 
 @pytest.mark.parametrize(
@@ -186,7 +186,7 @@ def test_an_offer_without_a_zone_is_closed_by_its_own_refusal_only() -> None:
 )
 def test_who_asks_for_fewer_machines_may_get_them(wanted: Offer, closed: bool) -> None:
     refused = Refused(offer("aws/us-1/az1", nodes=2), "capacity", "zone", "no", NOW)
-    assert (opening(wanted, [refused]) > 0) == closed
+    assert (opens_at(wanted, [refused]) > 0) == closed
 
 
 @pytest.mark.parametrize(
@@ -202,7 +202,7 @@ def test_who_asks_for_fewer_machines_may_get_them(wanted: Offer, closed: bool) -
 )
 def test_a_quota_is_of_a_market_and_of_a_kind_of_machine(wanted: Offer, closed: bool) -> None:
     refused = Refused(offer("aws/us-1/az1", machine="g4dn.12xlarge", count=4, vcpus=48), "quota", "region", "no", NOW)
-    assert (opening(wanted, [refused]) > 0) == closed
+    assert (opens_at(wanted, [refused]) > 0) == closed
 
 
 def test_a_quota_is_asked_about_again_once_machines_were_got() -> None:
@@ -233,7 +233,7 @@ def test_places_that_just_lost_a_machine_go_last_among_their_like() -> None:
     zones = [offer("aws/us-1/az1"), offer("aws/us-1/az2"), offer("aws/us-1/az1", "on-demand")]
     assert choose(zones, [attempt(1, zones[0], "preempted")], [], NOW) == zones[1]
     assert choose(zones, [attempt(1, zones[0], "preempted"), attempt(2, zones[1], "lost")], [], NOW) == zones[0]
-    long_ago = attempt(1, zones[0], "preempted", at=NOW - DRY_S)
+    long_ago = attempt(1, zones[0], "preempted", at=NOW - NO_CAPACITY_S)
     assert choose(zones, [long_ago], [], NOW) == zones[0]
     assert choose(zones, [attempt(1, zones[0], "failed")], [], NOW) == zones[0]
 
@@ -250,7 +250,7 @@ def test_what_other_jobs_found_dry_is_not_asked() -> None:
     theirs = Refused(zones[0], "capacity", "zone", "no", NOW - 60, job_id="other-1")
     decision = decide(job(*zones), [], NOW, [theirs])
     assert isinstance(decision, Start) and decision.offer == zones[1]
-    again = decide(job(*zones), [], NOW - 60 + DRY_S, [theirs])
+    again = decide(job(*zones), [], NOW - 60 + NO_CAPACITY_S, [theirs])
     assert isinstance(again, Start) and again.offer == zones[0]
 
 
@@ -259,7 +259,7 @@ def test_when_all_is_dry_the_next_try_is_when_the_first_opens() -> None:
     tried = [attempt(1, zones[0], at=NOW - 90), attempt(2, zones[1], at=NOW - 30)]
     decision = decide(job(*zones), tried, NOW)
     assert isinstance(decision, Later)
-    assert 0 <= decision.until - (NOW - 90 + DRY_S) < SPREAD_S
+    assert 0 <= decision.until - (NOW - 90 + NO_CAPACITY_S) < SPREAD_S
     assert "2 tries at 2 places" in decision.reason
     again = decide(job(*zones), tried, decision.until)
     assert isinstance(again, Start) and (again.offer, again.round) == (zones[0], 1)
@@ -298,7 +298,7 @@ def test_waiting_jobs_come_back_apart() -> None:
     [
         (None, NOW + 1e7, Start),
         (7200, NOW + 10, Later),
-        (7200, NOW + DRY_S, Start),
+        (7200, NOW + NO_CAPACITY_S, Start),
         (7200, NOW + 7200, End),
         (300, NOW + 10, End),  # nothing opens before it is over
     ],
@@ -350,4 +350,4 @@ def test_an_interruption_is_fruitless_whatever_was_refused_in_between() -> None:
 
 def test_local_gpus_are_asked_for_again_soon() -> None:
     mine = offer("local/here", "on-demand", "local")
-    assert opening(mine, [Refused(mine, "capacity", "zone", "busy", NOW)]) == NOW + 30.0
+    assert opens_at(mine, [Refused(mine, "capacity", "zone", "busy", NOW)]) == NOW + 30.0

@@ -112,10 +112,10 @@ def test_the_contact_survives_everything(folder: FleetFolder) -> None:
     contact = Contact(fleet, "c", said.append)
     try:
         wait_for(lambda: said)
-        contact.hurry()
+        contact.poll_now()
         fleet.failing = False
-        contact.hurry()
-        wait_for(lambda: contact.looks)
+        contact.poll_now()
+        wait_for(lambda: contact.polls)
     finally:
         contact.stop()
     assert said == ["RuntimeError: a bug"], "once"
@@ -126,10 +126,10 @@ def test_a_machine_goes_on_looking_whatever_is_in_the_folder(folder: FleetFolder
     write(folder, key, b'{"look_s": -5, "nodes": 5}')
     contact = Contact(folder.fleet, "c", print)
     try:
-        wait_for(lambda: contact.looks)
-        before = contact.looks
-        contact.hurry()
-        wait_for(lambda: contact.looks > before)
+        wait_for(lambda: contact.polls)
+        before = contact.polls
+        contact.poll_now()
+        wait_for(lambda: contact.polls > before)
     finally:
         contact.stop()
 

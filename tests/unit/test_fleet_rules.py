@@ -106,15 +106,15 @@ def test_orders_that_wait_for_each_other_do_not_for_ever(folder: FleetFolder) ->
         number = folder.order(token, "worker-0.1", "worker-1.1")
         for rank, name in enumerate(machines):
             folder.claim(number, f"worker-{rank}.1", name)
-    assert folder.giving() == []
+    assert folder.places_to_release() == []
     folder.machine("d", silent=200.0)
-    assert folder.giving() == [], "the older lacks nothing"
+    assert folder.places_to_release() == [], "the older lacks nothing"
     folder.machine("b", silent=200.0)
-    assert folder.giving() == [(2, "worker-0")]
+    assert folder.places_to_release() == [(2, "worker-0")]
     folder.machine("e")
-    assert folder.giving() == [], "one is free"
+    assert folder.places_to_release() == [], "one is free"
     folder.claim(1, "worker-1.2", "e")
-    assert folder.giving() == []
+    assert folder.places_to_release() == []
 
 
 def test_nobody_gives_way_in_vain(folder: FleetFolder) -> None:
@@ -127,11 +127,11 @@ def test_nobody_gives_way_in_vain(folder: FleetFolder) -> None:
     folder.claim(2, "worker-0.1", "b")
     folder.machine("c", silent=200.0)
     folder.machine("d", silent=200.0)
-    assert folder.giving() == [], "it would lack another one"
+    assert folder.places_to_release() == [], "it would lack another one"
     for rank, name in enumerate("cd", 1):
         folder.machine(name)
         folder.claim(2, f"worker-{rank}.1", name)
-    assert folder.giving() == [(2, "worker-1"), (2, "worker-2")]
+    assert folder.places_to_release() == [(2, "worker-1"), (2, "worker-2")]
 
 
 def test_the_life_of_an_order_begins_with_its_first_machine(folder: FleetFolder) -> None:
@@ -193,7 +193,7 @@ def test_a_suspect_machine_leaves_what_is_wanted_to_as_many_others(folder: Fleet
     folder.ran("second", 60.0, a="error")
 
     def spared() -> bool:
-        return folder.fleet.view().spares("a")
+        return folder.fleet.view().yields_to_others("a")
 
     assert not spared(), "nothing is wanted"
     number = folder.order("t", "worker-0.1", "worker-1.1")
@@ -201,7 +201,7 @@ def test_a_suspect_machine_leaves_what_is_wanted_to_as_many_others(folder: Fleet
     folder.machine("b")
     assert not spared(), "one is not enough"
     folder.machine("c")
-    assert spared() and not folder.fleet.view().spares("b")
+    assert spared() and not folder.fleet.view().yields_to_others("b")
     folder.claim(number, "worker-0.1", "b")
     assert spared()
     folder.machine("c", silent=200.0)

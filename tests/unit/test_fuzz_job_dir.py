@@ -29,8 +29,8 @@ from cloudgpu.cli.shared.job.job_at_url import JobAtUrl
 from cloudgpu.cli.shared.job.job_view import _node_view
 from cloudgpu.control.accounting.report import make_report
 from cloudgpu.control.reconcile import node_observation
-from cloudgpu.control.reconcile.node_replacement import cure, every_node, forgiven
-from cloudgpu.control.reconcile.outcomes import judge, must_stop_peers
+from cloudgpu.control.reconcile.node_replacement import every_node, next_repair, without_caused_restarts
+from cloudgpu.control.reconcile.outcomes import attempt_outcome, must_stop_peers
 from cloudgpu.control.store import serialization
 from cloudgpu.control.store.model import Attempt
 from cloudgpu.protocol.fleet.folder import Fleet
@@ -64,10 +64,10 @@ from cloudgpu.protocol.metrics import Row, Segment, read_metrics
 from cloudgpu.provisioners.base import NodeState
 from cloudgpu.runtime.agent.generations import Ledger
 from cloudgpu.runtime.agent.heartbeat import read_progress
-from cloudgpu.runtime.agent.membership import _Sign
+from cloudgpu.runtime.agent.membership import _PeerState
 from cloudgpu.runtime.agent.node_program import _read_address
 from cloudgpu.runtime.agent.restart import Budget
-from cloudgpu.runtime.agent.resume import look_back
+from cloudgpu.runtime.agent.resume import read_earlier_run
 from cloudgpu.runtime.checkpoint.errors import UnusableError
 from cloudgpu.runtime.checkpoint.format.manifest import Piece, RankManifest, manifest_file
 from cloudgpu.runtime.checkpoint.store import CheckpointStore, Commit
@@ -191,23 +191,25 @@ class Folder:
     def _supervise(self) -> None:
         requests = every_node(self.attempt)
         states = {node: NodeState(node, "running") for node in NODES}
-        watches = node_observation.Watches(1)
-        views = node_observation.look(self.dir, watches, requests, states, 0.0)
-        views = node_observation.look(self.dir, watches, requests, states, 5_000.0)
+        watches = node_observation.AttemptCache(1)
+        views = node_observation.observe_nodes(self.dir, watches, requests, states, 0.0)
+        views = node_observation.observe_nodes(self.dir, watches, requests, states, 5_000.0)
         record = node_observation.new_generation(self.dir, self.attempt, views)
         node_observation.is_closed(self.dir, self.attempt)
-        node_observation.look(
-            self.dir, node_observation.Watches(1), requests, {node: NodeState(node, "gone") for node in NODES}, 0.0
+        node_observation.observe_nodes(
+            self.dir, node_observation.AttemptCache(1), requests, {node: NodeState(node, "gone") for node in NODES}, 0.0
         )
         known = () if record is None else (record,)
         attempt = dataclasses.replace(self.attempt, generations=known)
         node_observation.read_furthest(self.dir, attempt)
         requests = every_node(attempt)
-        views = node_observation.look(self.dir, node_observation.Watches(1), requests, {}, 0.0)
+        views = node_observation.observe_nodes(self.dir, node_observation.AttemptCache(1), requests, {}, 0.0)
         must_stop_peers(views)
-        cure(attempt, {view.node: view for view in views}, None, None)
-        verdict = judge(views)
-        ended = dataclasses.replace(forgiven(attempt, views), timeline=verdict.timeline, progress=verdict.progress)
+        next_repair(attempt, {view.node: view for view in views}, None, None)
+        verdict = attempt_outcome(views)
+        ended = dataclasses.replace(
+            without_caused_restarts(attempt, views), timeline=verdict.timeline, progress=verdict.progress
+        )
         serialization.decode_attempt(serialization.encode_row(ended))
         goodput_view.bar(make_report([ended], TIME + 100).times, 20)
 
@@ -254,8 +256,8 @@ class Folder:
 
     def _serve(self) -> None:
         for node in NODES:
-            _Sign.read(self.dir, 1, node)
-            look_back(self.dir, 1, node)
+            _PeerState.read(self.dir, 1, node)
+            read_earlier_run(self.dir, 1, node)
         Ledger(self.dir, 1, NODES[0], Budget(1, None), "group", heals=True).catch_up()
         _read_address(self.dir, node_key(1, NODES[0], "address.json"))
         read_progress(self.path / node_key(1, NODES[0], "heartbeat.json"))
@@ -343,10 +345,10 @@ def _use(fleet: Fleet) -> None:
         view = fleet.view()
         for machine in ("a", "x"):
             view.wanted(machine)
-            view.spares(machine)
+            view.yields_to_others(machine)
         for one in view.orders:
-            assert view.hopeless(one) or one.is_over or not view.gives_way(one.number, "x")
-            assert view.before(one) >= 0
+            assert view.withdrawal_reason(one) or one.is_over or not view.must_release(one.number, "x")
+            assert view.orders_ahead(one) >= 0
         assert all(fleet.failure(machine) is None or True for machine in view.failed)
         assert view.settings.has_expired in (True, False)
 

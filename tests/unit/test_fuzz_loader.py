@@ -14,7 +14,7 @@ from cloudgpu.jobspecs.loading.draft import LoadedSpec
 from cloudgpu.jobspecs.loading.loader import load_bytes, load_text
 from cloudgpu.jobspecs.loading.reports import to_json, to_sarif, to_text
 from cloudgpu.jobspecs.models import JobSpec, Resources
-from cloudgpu.tests.standins.clocks import soon
+from cloudgpu.tests.standins.clocks import fast
 from cloudgpu.tests.standins.long_mode import LONG
 
 VALID = """\
@@ -66,7 +66,7 @@ def check(text: str | bytes, overrides: tuple[str, ...] = ()) -> LoadedSpec | No
     """Load soon; what is reported can be printed in every form and lies in the file."""
     loaded: LoadedSpec | None = None
     found: list[Diagnostic] = []
-    with soon():
+    with fast():
         try:
             loaded = load_bytes(text, "f", overrides) if isinstance(text, bytes) else load_text(text, "f", overrides)
         except SpecError as error:

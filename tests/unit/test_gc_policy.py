@@ -66,8 +66,8 @@ def test_whose_it_is_and_who_needs_it(left: Leftover, state: str, verdict: str) 
     alive = judge(left, attempts, MINE, NOW, lambda: True)
     assert alive.verdict == ("alive" if verdict == "orphaned" else verdict)
     if verdict == "orphaned":
-        assert not alive.may_go(others=True, expired_only=False, alive=False)
-        assert alive.may_go(others=False, expired_only=False, alive=True)
+        assert not alive.is_removable(others=True, expired_only=False, alive=False)
+        assert alive.is_removable(others=False, expired_only=False, alive=True)
 
 
 @pytest.mark.parametrize(
@@ -83,7 +83,7 @@ def test_whose_it_is_and_who_needs_it(left: Leftover, state: str, verdict: str) 
 )
 def test_what_goes_by_which_flag(left: Leftover, plain: bool, expired_only: bool, others: bool, both: bool) -> None:
     judged = judge(left, [ATTEMPT] if left.owner == MINE else [], MINE, NOW, lambda: False)
-    found = [judged.may_go(others=o, expired_only=e, alive=False) for o in (False, True) for e in (False, True)]
+    found = [judged.is_removable(others=o, expired_only=e, alive=False) for o in (False, True) for e in (False, True)]
     assert found == [plain, expired_only, others, both]
 
 

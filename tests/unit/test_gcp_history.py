@@ -9,9 +9,9 @@ from google.cloud import compute_v1
 
 from cloudgpu.provisioners import ProvisionError
 from cloudgpu.provisioners.gcp.labels import instance_name
-from cloudgpu.provisioners.gcp.lifecycle.launching import past
+from cloudgpu.provisioners.gcp.lifecycle.launching import earlier_calls
 from cloudgpu.provisioners.gcp.lifecycle.teardown import ended_id
-from cloudgpu.provisioners.gcp.operations import Done, done
+from cloudgpu.provisioners.gcp.operations import Operation, parse_operation
 from cloudgpu.provisioners.gcp.resources.instance_cache import end_of, seen_in
 
 TOKEN, ZONE, NODE = "0123456789abcdef0123456789abcdef", "us-central1-a", "worker-0.1"
@@ -24,36 +24,36 @@ class History:
     """Of one machine's name in one zone."""
 
     def __init__(self) -> None:
-        self.done: list[Done] = []
+        self.done: list[Operation] = []
 
     @property
     def next_id(self) -> str:
-        return past(self.done, TOKEN, NODE, ZONE).request_id
+        return earlier_calls(self.done, TOKEN, NODE, ZONE).request_id
 
     def add(
         self, kind: str, request_id: str = "", *, error: ProvisionError | None = None, finished: bool = True
-    ) -> Done:
+    ) -> Operation:
         at = datetime.datetime.fromtimestamp(len(self.done), datetime.UTC)
         number = f"operation-{len(self.done)}"
-        one = Done(number, kind, request_id, NAME, ZONE, "somebody@p", at, finished, error)
+        one = Operation(number, kind, request_id, NAME, ZONE, "somebody@p", at, finished, error)
         self.done.append(one)
         return one
 
-    def insert(self, *, error: ProvisionError | None = None, finished: bool = True) -> Done:
+    def insert(self, *, error: ProvisionError | None = None, finished: bool = True) -> Operation:
         return self.add("insert", self.next_id, error=error, finished=finished)
 
 
 def test_the_first_call_has_always_the_same_id() -> None:
-    before = past([], TOKEN, NODE, ZONE)
-    assert before == past([], TOKEN, NODE, ZONE)
+    before = earlier_calls([], TOKEN, NODE, ZONE)
+    assert before == earlier_calls([], TOKEN, NODE, ZONE)
     assert before.insert is None and not before.was_started
-    assert before.request_id != past([], TOKEN, NODE, "us-central1-b").request_id
+    assert before.request_id != earlier_calls([], TOKEN, NODE, "us-central1-b").request_id
 
 
 def test_a_call_that_is_not_done_yet_is_waited_for_and_not_repeated() -> None:
     history = History()
     running = history.insert(finished=False)
-    found = past(history.done, TOKEN, NODE, ZONE)
+    found = earlier_calls(history.done, TOKEN, NODE, ZONE)
     assert found.insert == running and not found.was_started
 
 
@@ -62,7 +62,7 @@ def test_a_machine_that_was_started_and_is_lost_is_not_started_again() -> None:
     history.insert()
     history.add("compute.instances.preempted")
     history.add("delete")
-    assert past(history.done, TOKEN, NODE, ZONE).was_started
+    assert earlier_calls(history.done, TOKEN, NODE, ZONE).was_started
 
 
 def test_after_a_refusal_there_is_another_id_for_the_old_one_would_be_answered_with_the_refusal() -> None:
@@ -70,7 +70,7 @@ def test_after_a_refusal_there_is_another_id_for_the_old_one_would_be_answered_w
     ids = {history.next_id}
     for _ in range(3):
         history.insert(error=FULL)
-        assert not past(history.done, TOKEN, NODE, ZONE).was_started
+        assert not earlier_calls(history.done, TOKEN, NODE, ZONE).was_started
         ids.add(history.next_id)
     assert len(ids) == 4
 
@@ -79,20 +79,20 @@ def test_a_machine_that_was_ended_with_all_of_its_launch_may_be_started_again() 
     history = History()
     first = history.insert()
     history.add("delete", ended_id(TOKEN, MACHINE, first.name))
-    before = past(history.done, TOKEN, NODE, ZONE)
+    before = earlier_calls(history.done, TOKEN, NODE, ZONE)
     assert before.insert is None and before.request_id != first.request_id
     again = history.insert()
-    assert past(history.done, TOKEN, NODE, ZONE).insert == again
+    assert earlier_calls(history.done, TOKEN, NODE, ZONE).insert == again
 
 
 def test_other_machines_and_other_peoples_calls_do_not_matter() -> None:
     history = History()
     history.add("insert", "11111111-2222-3333-4444-555555555555")
     history.add("insert")
-    assert past(history.done, TOKEN, NODE, ZONE) == past([], TOKEN, NODE, ZONE)
+    assert earlier_calls(history.done, TOKEN, NODE, ZONE) == earlier_calls([], TOKEN, NODE, ZONE)
     history.insert()
-    assert past(history.done, TOKEN, NODE, "us-central1-b").insert is None
-    assert past(history.done, TOKEN, "worker-1.1", ZONE).insert is None
+    assert earlier_calls(history.done, TOKEN, NODE, "us-central1-b").insert is None
+    assert earlier_calls(history.done, TOKEN, "worker-1.1", ZONE).insert is None
 
 
 def test_what_took_a_machine() -> None:
@@ -156,7 +156,7 @@ def test_zones_with_capacity_are_read_from_a_refusals_details() -> None:
             ]
         },
     )
-    found = done(operation, "start worker-0.1")
+    found = parse_operation(operation, "start worker-0.1")
     assert (found.zone, found.instance, found.finished) == (ZONE, NAME, True)
     assert found.at == datetime.datetime(2026, 11, 1, 8, 30, tzinfo=datetime.UTC)
     assert found.error is not None
@@ -168,10 +168,10 @@ def test_an_operation_that_failed_without_saying_what_is_told_by_its_status() ->
     operation = compute_v1.Operation(
         name="operation-1", status="DONE", http_error_status_code=503, http_error_message="SERVICE UNAVAILABLE"
     )
-    error = done(operation, "start worker-0.1").error
+    error = parse_operation(operation, "start worker-0.1").error
     assert error is not None and error.error_class == "transient"
     fine = compute_v1.Operation(name="operation-1", status="DONE", http_error_status_code=0)
-    assert done(fine).error is None
+    assert parse_operation(fine).error is None
 
 
 def test_a_zone_that_cannot_be_reached_is_not_taken_for_empty_and_concerns_its_own_region_only() -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from cloudgpu.runtime.checkpoint.schedule.interval import PRIORS, UNKNOWN, History, Seen
+from cloudgpu.runtime.checkpoint.schedule.interval import PRIORS, UNKNOWN_PRIOR, History, Observation
 from cloudgpu.runtime.checkpoint.schedule.schedule import Schedule
 from cloudgpu.runtime.goodput import goodput
 from cloudgpu.tests.bench import interval as bench
@@ -21,7 +21,7 @@ SIMULATED = {
     "`spot`": (GRID, "spot", True),
     "`spot`, written in 3 C": ([with_lag(world) for world in GRID], "spot", True),
     "`on-demand`": (GRID, "on-demand", True),
-    "outside of a job": (GRID, UNKNOWN.name, False),
+    "outside of a job": (GRID, UNKNOWN_PRIOR.name, False),
 }
 """By caption: conditions, prior, and whether a job counts what was met."""
 
@@ -46,7 +46,7 @@ def test_the_intervals_are_those_that_are_chosen() -> None:
     assert len(table) == 7
     for *times, interval, shown in table:
         mean, cost, restart = map(seconds, times)
-        learnt = History({"spot": Seen(1e6 * mean, 1_000_000)}, cost=cost)
+        learnt = History({"spot": Observation(1e6 * mean, 1_000_000)}, cost=cost)
         chosen = Schedule("auto", market="spot", known=learnt).interval
         assert chosen is not None
         assert chosen == pytest.approx(seconds(interval), abs=0.5)
@@ -66,9 +66,9 @@ def test_the_weights_are_those_of_the_priors() -> None:
     shown = {
         market: float(weight)
         for markets, weight in rows("| market | weight a (interruptions) |")
-        for market in re.findall(r"`([^`]+)`", markets) or [UNKNOWN.name]
+        for market in re.findall(r"`([^`]+)`", markets) or [UNKNOWN_PRIOR.name]
     }
-    assert shown == {prior.name: prior.interruptions for prior in (*PRIORS.values(), UNKNOWN)}
+    assert shown == {prior.name: prior.interruptions for prior in (*PRIORS.values(), UNKNOWN_PRIOR)}
 
 
 def test_the_interval_after_a_day_without_interruption() -> None:

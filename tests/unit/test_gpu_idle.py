@@ -71,7 +71,7 @@ class Node:
 
     def look(self, answer: Sequence[int] | UnreadableError, after_s: float = 10.0) -> float | None:
         self.time, self.answer = self.time + after_s, answer
-        self.watch.look()
+        self.watch.sample_once()
         return self.reports[-1]
 
 

@@ -237,7 +237,7 @@ def test_what_a_launch_asks_for_its_own_scale_set_is_what_pulumi_registers(case:
     registered_body = as_azure_says(only(plain_fleet(**args), SET).inputs)
 
     peers = "fleet-peers-id" if spec.peers else None
-    at = template.Standing(SUBNET, "fleet-closed-id", peers, public, reservation)
+    at = template.NetworkAttachment(SUBNET, "fleet-closed-id", peers, public, reservation)
     close = "fleet-placement-id" if template.is_close(spec) else None
     made = Parts(image_of(IMAGE), at, ROLE, close, "#cloud-config\n")
     asked = scale_set_body(dataclasses.replace(request_of(spec), grouped=True), spec, made)

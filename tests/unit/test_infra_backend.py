@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from cloudgpu.infra.engine.backend import Backend, backend_of, environment, explained
+from cloudgpu.infra.engine.backend import Backend, backend_of, environment, translate_bucket_error
 from cloudgpu.infra.errors import BadRequestError
 from cloudgpu.infra.names import check_bucket
 
@@ -118,7 +118,7 @@ def test_the_engine_gets_what_opens_the_bucket_as_it_reads_it(
     ],
 )
 def test_what_the_engine_says_of_a_bucket_names_it_and_what_to_do(said: str, message: str, hint: str) -> None:
-    error = explained("s3://team/stacks", said)
+    error = translate_bucket_error("s3://team/stacks", said)
     assert error is not None
     assert str(error).startswith("s3://team/stacks ")
     assert message in str(error)
@@ -127,7 +127,7 @@ def test_what_the_engine_says_of_a_bucket_names_it_and_what_to_do(said: str, mes
 
 
 def test_what_the_engine_says_of_other_things_stays() -> None:
-    assert explained("s3://team", "toy-1 (toy:index:Toy): code=NotFound") is None
+    assert translate_bucket_error("s3://team", "toy-1 (toy:index:Toy): code=NotFound") is None
 
 
 def test_stacks_of_the_same_name_in_two_backends_have_folders_of_their_own() -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from pulumi.automation.events import EngineEvent
 
-from cloudgpu.infra.engine.events import Change, Step, Watch, counted, kind_of, name_of
+from cloudgpu.infra.engine.events import Change, EventCollector, Step, count_by_operation, kind_of, name_of
 
 VPC = "urn:pulumi:infra::cloudgpu::cloudgpu-aws:index:GpuNetwork$aws:ec2/vpc:Vpc::network-vpc"
 STACK = "urn:pulumi:infra::cloudgpu::pulumi:pulumi:Stack::cloudgpu-infra"
@@ -20,9 +20,9 @@ def metadata(op: str, urn: str = VPC, **more: Any) -> dict[str, Any]:
     return {"metadata": {"op": op, "urn": urn, "type": kind, "provider": "", "new": state, **more}}
 
 
-def told(*events: dict[str, Any]) -> tuple[Watch, list[Step]]:
+def told(*events: dict[str, Any]) -> tuple[EventCollector, list[Step]]:
     steps: list[Step] = []
-    watch = Watch(steps.append)
+    watch = EventCollector(steps.append)
     for event in events:
         watch(EngineEvent.from_json(event))
     return watch, steps
@@ -50,7 +50,7 @@ def test_a_step_begins_and_ends(op: str) -> None:
 def test_what_stays_as_it_is_is_counted_and_not_shown() -> None:
     watch, steps = told({"resourcePreEvent": metadata("same")}, {"resOutputsEvent": metadata("same")})
     assert (watch.changes, steps) == ([Change("same", KIND, "network-vpc")], [])
-    assert counted(watch.changes) == {}
+    assert count_by_operation(watch.changes) == {}
 
 
 def test_a_replacement_is_one_change_of_two_steps() -> None:
@@ -89,6 +89,6 @@ def test_errors_name_their_resource_and_show_no_colour_codes_and_no_traceback() 
         diagnostic("old", "warning"),
     )
     assert watch.errors == [f"network-vpc ({KIND}): creating VPC: VpcLimitExceeded: five"]
-    assert watch.whole == ["python inline source runtime error: boom"]
+    assert watch.run_errors == ["python inline source runtime error: boom"]
     assert watch.warnings == [f"network-vpc ({KIND}): old"]
     assert [step.state for step in steps] == ["begun", "failed"]

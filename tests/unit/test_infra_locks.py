@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from cloudgpu.infra.engine.locks import Engines, Lock, locks_in, verdict_of
+from cloudgpu.infra.engine.locks import EngineRegistry, Lock, locks_in, verdict_of
 
 # As pkg/backend/diy/lock.go of Pulumi 3.2xx writes it.
 ERROR = """error: the stack is currently locked by {n} lock(s). Either wait for the other process(es) to end or \
@@ -52,12 +52,12 @@ def test_where_not_every_lock_is_read_none_is_judged(text: str) -> None:
 
 
 @pytest.fixture
-def engines(tmp_path: Path) -> Engines:
-    return Engines(tmp_path / "engines")
+def engines(tmp_path: Path) -> EngineRegistry:
+    return EngineRegistry(tmp_path / "engines")
 
 
 @pytest.fixture
-def dead(engines: Engines) -> int:
+def dead(engines: EngineRegistry) -> int:
     """Process id of an engine of ours that was killed."""
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
         engines.started(process.pid)
@@ -65,23 +65,23 @@ def dead(engines: Engines) -> int:
     return process.pid
 
 
-def test_a_dead_engine_of_ours(engines: Engines, dead: int) -> None:
+def test_a_dead_engine_of_ours(engines: EngineRegistry, dead: int) -> None:
     assert engines.judge(lock(dead)) == "dead"
 
 
-def test_a_living_engine_of_ours(engines: Engines) -> None:
+def test_a_living_engine_of_ours(engines: EngineRegistry) -> None:
     engines.started(os.getpid())
     assert engines.judge(lock(os.getpid())) == "alive"
 
 
-def test_another_process_with_the_number_of_a_dead_engine(engines: Engines, tmp_path: Path) -> None:
+def test_another_process_with_the_number_of_a_dead_engine(engines: EngineRegistry, tmp_path: Path) -> None:
     engines.started(os.getpid())
     path = tmp_path / "engines" / str(os.getpid())
     path.write_text(json.dumps({**json.loads(path.read_text()), "created": 1.0}))
     assert engines.judge(lock(os.getpid())) == "dead"
 
 
-def test_nobody_else_s_lock_is_ours(engines: Engines, dead: int) -> None:
+def test_nobody_else_s_lock_is_ours(engines: EngineRegistry, dead: int) -> None:
     assert engines.judge(lock(dead, host="elsewhere")) == "foreign"
     assert engines.judge(lock(dead + 1)) == "foreign"
     engines.ended(dead)
@@ -89,12 +89,12 @@ def test_nobody_else_s_lock_is_ours(engines: Engines, dead: int) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"host": 1}'])
-def test_a_damaged_note_is_nobodys(engines: Engines, dead: int, tmp_path: Path, text: str) -> None:
+def test_a_damaged_note_is_nobodys(engines: EngineRegistry, dead: int, tmp_path: Path, text: str) -> None:
     (tmp_path / "engines" / str(dead)).write_text(text)
     assert engines.judge(lock(dead)) == "foreign"
 
 
-def test_locks_are_broken_together_only(engines: Engines, dead: int) -> None:
+def test_locks_are_broken_together_only(engines: EngineRegistry, dead: int) -> None:
     engines.started(os.getpid())
     assert verdict_of([lock(dead)], engines) == "dead"
     assert verdict_of([lock(dead), lock(os.getpid())], engines) == "alive"

@@ -9,16 +9,16 @@ import pytest
 from cloudgpu.runtime.checkpoint.schedule.interval import (
     FIRST_MEAN,
     PRIORS,
-    UNKNOWN,
+    UNKNOWN_PRIOR,
     History,
+    Observation,
     Prior,
-    Seen,
-    Typical,
+    RecentMedian,
     best_interval,
     mean_between,
     prior_of,
 )
-from cloudgpu.runtime.goodput import daly_interval, goodput, possible_goodput, young_interval
+from cloudgpu.runtime.goodput import best_goodput, daly_interval, goodput, young_interval
 
 HOUR = 3600.0
 
@@ -72,65 +72,65 @@ def test_extremes_are_numbers() -> None:
 
 
 def test_what_a_job_that_ends_could_have_come_to() -> None:
-    assert possible_goodput(0.0, 1, cost=1.0, restart=9.0, mean=None) == (0.0, None)
-    assert possible_goodput(90.0, 1, cost=1.0, restart=10.0, mean=None) == (0.9, None), (
-        "nothing was interrupted: one start"
-    )
-    assert possible_goodput(90.0, 2, cost=0.0, restart=5.0, mean=50.0) == (0.9, None), (
+    assert best_goodput(0.0, 1, cost=1.0, restart=9.0, mean=None) == (0.0, None)
+    assert best_goodput(90.0, 1, cost=1.0, restart=10.0, mean=None) == (0.9, None), "nothing was interrupted: one start"
+    assert best_goodput(90.0, 2, cost=0.0, restart=5.0, mean=50.0) == (0.9, None), (
         "saving costs nothing: nothing need be lost"
     )
     mean, cost, restart = 24 * HOUR, 1.0, 180.0
     useful = 0.9931 * 1000 * mean
-    found, interval = possible_goodput(useful, 1001, cost=cost, restart=restart, mean=mean)
+    found, interval = best_goodput(useful, 1001, cost=cost, restart=restart, mean=mean)
     assert found == pytest.approx(0.9931, abs=1e-4)
     assert interval == daly_interval(cost, mean)
-    assert possible_goodput(useful, 1001, cost=cost, restart=restart, mean=mean, lag=600.0)[1] == 600
+    assert best_goodput(useful, 1001, cost=cost, restart=restart, mean=mean, lag=600.0)[1] == 600
 
 
 def test_the_posterior_goes_from_the_prior_to_what_was_seen() -> None:
     prior = Prior("x", 1.0)
-    assert mean_between(prior, Seen(), 1) == mean_between(prior, Seen(), 100) == FIRST_MEAN
-    assert mean_between(prior, Seen(HOUR - FIRST_MEAN, 2), 1) == HOUR / 3
-    assert mean_between(prior, Seen(1000 * HOUR, 100), 1) == pytest.approx(10 * HOUR, rel=0.01)
-    assert mean_between(prior, Seen(80 * HOUR, 0), 8) == 10 * HOUR + FIRST_MEAN, "any of eight interrupts the job"
+    assert mean_between(prior, Observation(), 1) == mean_between(prior, Observation(), 100) == FIRST_MEAN
+    assert mean_between(prior, Observation(HOUR - FIRST_MEAN, 2), 1) == HOUR / 3
+    assert mean_between(prior, Observation(1000 * HOUR, 100), 1) == pytest.approx(10 * HOUR, rel=0.01)
+    assert mean_between(prior, Observation(80 * HOUR, 0), 8) == 10 * HOUR + FIRST_MEAN, (
+        "any of eight interrupts the job"
+    )
 
 
-@pytest.mark.parametrize("prior", [*PRIORS.values(), UNKNOWN], ids=lambda prior: str(prior.name))
+@pytest.mark.parametrize("prior", [*PRIORS.values(), UNKNOWN_PRIOR], ids=lambda prior: str(prior.name))
 def test_the_prior_bounds_the_interval_while_nothing_is_interrupted(prior: Prior) -> None:
     """Compared with the best interval for the lower 95 % confidence limit of M, about a third of the time so far."""
     for hours in (1, 24, 24 * 365):
-        interval = best_interval(0.1, mean_between(prior, Seen(hours * HOUR, 0), 1), 0.0)
+        interval = best_interval(0.1, mean_between(prior, Observation(hours * HOUR, 0), 1), 0.0)
         assert interval <= 4.1 * daly_interval(0.1, hours * HOUR / 3)
 
 
-@pytest.mark.parametrize("prior", [*PRIORS.values(), UNKNOWN], ids=lambda prior: str(prior.name))
+@pytest.mark.parametrize("prior", [*PRIORS.values(), UNKNOWN_PRIOR], ids=lambda prior: str(prior.name))
 def test_priors_say_little(prior: Prior) -> None:
     assert prior.interruptions <= 1
-    assert prior_of(prior.name) is prior or prior is UNKNOWN
+    assert prior_of(prior.name) is prior or prior is UNKNOWN_PRIOR
 
 
 def test_an_unknown_market_has_the_unknown_prior() -> None:
-    assert prior_of("") is prior_of("barter") is UNKNOWN
+    assert prior_of("") is prior_of("barter") is UNKNOWN_PRIOR
 
 
 def test_the_typical_value_ignores_one_outlier_wherever_it_comes() -> None:
     for place in range(5):
-        typical = Typical()
+        typical = RecentMedian()
         for index in range(5):
             typical.add(10.0 if index == place else 0.1)
             assert typical.value == 0.1 or index == place == 0
-    assert Typical().value is None
+    assert RecentMedian().value is None
 
 
 def test_the_typical_value_follows_a_change() -> None:
-    typical = Typical()
+    typical = RecentMedian()
     for value in [0.1] * 100 + [0.5] * 4:
         typical.add(value)
     assert typical.value == 0.5
 
 
 def test_measurements_that_are_none_are_not_counted() -> None:
-    typical = Typical()
+    typical = RecentMedian()
     for value in (math.nan, math.inf, -1.0, 0.2):
         typical.add(value)
     assert typical.value == 0.2
@@ -144,14 +144,14 @@ def test_nothing_is_saved_faster_than_it_is_written() -> None:
 
 def test_histories_survive_json() -> None:
     history = History().plus("spot", 12.5, 1).plus("on-demand", 3.0).plus("spot", 1.5, 2)
-    assert history.markets == {"spot": Seen(14.0, 3), "on-demand": Seen(3.0, 0)}
+    assert history.markets == {"spot": Observation(14.0, 3), "on-demand": Observation(3.0, 0)}
     assert History.from_json(history.to_json()) == history
 
 
 def test_of_two_histories_the_larger_counts_are_taken() -> None:
-    saved = History({"spot": Seen(100.0, 1), "on-demand": Seen(50.0, 0)}, cost=2.0)
-    known = History({"spot": Seen(80.0, 4), "on-demand": Seen(70.0, 0)}, cost=9.0)
-    assert saved.joined(known) == History({"spot": Seen(100.0, 4), "on-demand": Seen(70.0, 0)}, cost=2.0)
+    saved = History({"spot": Observation(100.0, 1), "on-demand": Observation(50.0, 0)}, cost=2.0)
+    known = History({"spot": Observation(80.0, 4), "on-demand": Observation(70.0, 0)}, cost=9.0)
+    assert saved.joined(known) == History({"spot": Observation(100.0, 4), "on-demand": Observation(70.0, 0)}, cost=2.0)
     assert History().joined(known) == known
 
 
@@ -160,4 +160,4 @@ def test_of_two_histories_the_larger_counts_are_taken() -> None:
 )
 def test_a_text_that_is_no_history_is_an_empty_one(text: str) -> None:
     assert History.from_text(text) == History()
-    assert History.from_text('{"markets": {"spot": [60, 2]}}') == History({"spot": Seen(60.0, 2)})
+    assert History.from_text('{"markets": {"spot": [60, 2]}}') == History({"spot": Observation(60.0, 2)})

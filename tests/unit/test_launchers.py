@@ -10,7 +10,7 @@ import pytest
 from cloudgpu.protocol.jobdir import Address, JobRecord, NodeRecord, Outcome
 from cloudgpu.runtime.launchers import (
     LauncherError,
-    Place,
+    ProgramContext,
     choose_launcher,
     command_line,
     free_port,
@@ -31,8 +31,8 @@ def node(rank: int, gpus: int = 0) -> NodeRecord:
     return NodeRecord(f"worker-{rank}.1", "worker", rank, rank, gpus)
 
 
-def place(job: JobRecord, *nodes: NodeRecord, rank: int = 0) -> Place:
-    return Place(job, "file:///jobs/job-1", 2, nodes[rank], nodes, Path("/home/state"))
+def place(job: JobRecord, *nodes: NodeRecord, rank: int = 0) -> ProgramContext:
+    return ProgramContext(job, "file:///jobs/job-1", 2, nodes[rank], nodes, Path("/home/state"))
 
 
 def job(**more: object) -> JobRecord:

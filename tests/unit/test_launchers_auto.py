@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 
 from cloudgpu.cli import main
-from cloudgpu.runtime.autolaunch import Choice, Shape, choose
+from cloudgpu.runtime.autolaunch import Choice, NodeLayout, choose
 from cloudgpu.runtime.program_scan import python_start, scan
 
-FOUR = Shape(["worker"] * 2, [2, 2])
-ONE = Shape(["worker"], [1])
+FOUR = NodeLayout(["worker"] * 2, [2, 2])
+ONE = NodeLayout(["worker"], [1])
 
 
 def write(folder: Path, **files: str) -> Path:
@@ -37,7 +37,7 @@ def write(folder: Path, **files: str) -> Path:
         ),
         (
             "import tensorflow",
-            Shape(["worker"], [8]),
+            NodeLayout(["worker"], [8]),
             Choice("none", "train.py imports tensorflow; there is one process"),
         ),
         (
@@ -61,7 +61,7 @@ def write(folder: Path, **files: str) -> Path:
         ),
     ],
 )
-def test_what_the_script_imports_decides(tmp_path: Path, text: str, shape: Shape, expected: Choice) -> None:
+def test_what_the_script_imports_decides(tmp_path: Path, text: str, shape: NodeLayout, expected: Choice) -> None:
     assert choose("python train.py", write(tmp_path, train=text), shape, {}) == expected
 
 
@@ -75,7 +75,7 @@ def test_keras_goes_by_its_backend(tmp_path: Path, backend: str | None, launcher
 
 
 def test_parameter_servers_want_tensorflow(tmp_path: Path) -> None:
-    shape = Shape(["chief", "parameter_server"], [0, 0])
+    shape = NodeLayout(["chief", "parameter_server"], [0, 0])
     assert choose("python train.py", write(tmp_path, train="import trainer"), shape, {}).launcher == "tensorflow"
 
 

@@ -11,18 +11,20 @@ from pathlib import Path
 import pytest
 
 from cloudgpu.protocol.jobdir import Address, JobDir, JobRecord, NodeRecord, local_url, node_key
-from cloudgpu.runtime.launchers import Place, mpi, mpi_daemon, mpi_rsh, processes
+from cloudgpu.runtime.launchers import ProgramContext, mpi, mpi_daemon, mpi_rsh, processes
 from cloudgpu.runtime.processes.program import Process
 
 ADDRESS = {"worker-0.1": Address("10.0.0.1", 20_123)}
 
 
-def place(*gpus: int, own: int = 0, **job: object) -> Place:
+def place(*gpus: int, own: int = 0, **job: object) -> ProgramContext:
     nodes = [NodeRecord(f"worker-{rank}.1", "worker", rank, rank, count) for rank, count in enumerate(gpus)]
-    return Place(JobRecord("job-1", "job", "train", **job), "file:///d", 2, nodes[own], nodes, Path("/home/state"))  # type: ignore[arg-type]
+    return ProgramContext(
+        JobRecord("job-1", "job", "train", **job), "file:///d", 2, nodes[own], nodes, Path("/home/state")
+    )  # type: ignore[arg-type]
 
 
-def ranks(launcher: str, where: Place) -> list[Process]:
+def ranks(launcher: str, where: ProgramContext) -> list[Process]:
     return [process for process in processes(launcher, where, {}, ADDRESS) if process.rank is not None]
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from cloudgpu.control.reconcile.outcomes import NodeEnd, NodeView, judge, must_stop_peers
+from cloudgpu.control.reconcile.outcomes import NodeEnd, NodeView, attempt_outcome, must_stop_peers
 
 DONE, FAILED, THERE = NodeEnd("succeeded", "", 0), NodeEnd("failed", "exit code 1", 1), None
 
@@ -31,4 +31,4 @@ def views(**ends: NodeEnd | None) -> list[NodeView]:
 def test_servers_end_with_those_they_serve(nodes: list[NodeView], stop: str | None, outcome: str) -> None:
     useless = must_stop_peers(nodes)
     assert (None if useless is None else useless.node) == stop
-    assert judge(nodes).outcome == outcome
+    assert attempt_outcome(nodes).outcome == outcome

@@ -9,17 +9,17 @@ from pathlib import Path
 import pytest
 
 from cloudgpu.protocol.jobdir import Address, JobRecord, NodeRecord
-from cloudgpu.runtime.launchers import LauncherError, Place, needs_addresses, processes
+from cloudgpu.runtime.launchers import LauncherError, ProgramContext, needs_addresses, processes
 
 
-def place(counts: Mapping[str, int], own: int, **job: object) -> Place:
+def place(counts: Mapping[str, int], own: int, **job: object) -> ProgramContext:
     nodes = [(role, index) for role, count in counts.items() for index in range(count)]
     records = [NodeRecord(f"{role}-{index}.1", role, index, rank, 0) for rank, (role, index) in enumerate(nodes)]
     record = JobRecord("digits-x", "digits", "python train.py", **job)  # type: ignore[arg-type]
-    return Place(record, "s3://bucket/jobs/digits-x", 3, records[own], records, Path("/home/state"))
+    return ProgramContext(record, "s3://bucket/jobs/digits-x", 3, records[own], records, Path("/home/state"))
 
 
-def config(where: Place, host: str = "10.0.0.{}") -> dict[str, object]:
+def config(where: ProgramContext, host: str = "10.0.0.{}") -> dict[str, object]:
     """TF_CONFIG of a node, every member of the cluster at port 2222."""
     members = needs_addresses("tensorflow", where.nodes) or [where.node]
     addresses = {node.node: Address(host.format(node.rank), 2222) for node in members}

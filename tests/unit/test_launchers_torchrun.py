@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from cloudgpu.protocol.jobdir import Address, JobRecord, NodeRecord
-from cloudgpu.runtime.launchers import Place, processes
+from cloudgpu.runtime.launchers import ProgramContext, processes
 
 DUMP = """
 import json, os, sys
@@ -33,10 +33,10 @@ OTHERWISE = {
 }
 
 
-def place(tmp_path: Path, *gpus: int, own: int = 0, roles: tuple[str, ...] = (), **more: int) -> Place:
+def place(tmp_path: Path, *gpus: int, own: int = 0, roles: tuple[str, ...] = (), **more: int) -> ProgramContext:
     roles = roles or ("worker",) * len(gpus)
     nodes = [NodeRecord(f"{roles[rank]}-{rank}.1", roles[rank], rank, rank, count) for rank, count in enumerate(gpus)]
-    return Place(JobRecord("job-1", "job", "train"), "file:///d", 2, nodes[own], nodes, tmp_path, **more)  # type: ignore[arg-type]
+    return ProgramContext(JobRecord("job-1", "job", "train"), "file:///d", 2, nodes[own], nodes, tmp_path, **more)  # type: ignore[arg-type]
 
 
 @pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="torch is missing: pip install torch")

@@ -13,7 +13,7 @@ from cloudgpu.jobspecs.diagnostics import Diagnostic, Problem, SpecError
 from cloudgpu.jobspecs.loading.loader import load_bytes, load_file, load_text
 from cloudgpu.jobspecs.loading.overrides import Override
 from cloudgpu.jobspecs.loading.source import MAX_BYTES
-from cloudgpu.tests.standins.clocks import soon
+from cloudgpu.tests.standins.clocks import fast
 
 HEAD = "name: job\nrun: python train.py\ncode: null\n"
 """Three correct lines: what is added begins in line 4."""
@@ -205,7 +205,7 @@ def test_a_mistake_in_an_alias_is_shown_where_it_is_used() -> None:
 
 
 def file_mistake(path: Path) -> Diagnostic:
-    with soon(), pytest.raises(SpecError) as caught:
+    with fast(), pytest.raises(SpecError) as caught:
         load_file(path)
     (found,) = caught.value.diagnostics
     assert found.file == str(path)
@@ -273,7 +273,7 @@ def test_bytes_that_are_no_text(data: bytes, line: int, column: int, code: str, 
     ids=lambda text: text[:16],
 )
 def test_hostile_yaml_is_refused_at_once(text: str) -> None:
-    with soon():
+    with fast():
         found = mistakes(text)
     assert 1 <= len(found) <= 100
 

@@ -49,7 +49,7 @@ def test_lines_come_back_as_written(job_dir: JobDir) -> None:
     begun, writer = time.time(), LogWriter(job_dir, 2, "worker-0.1")
     writer.add("stdout", 0, "first \u2603 \x00 \x1b[31m")
     writer.add("stderr", 1, "", partial=True)
-    writer.say("stopping")
+    writer.add_agent_line("stopping")
     assert writer.close(180)
     lines, _ = LogReader(job_dir).read()
     assert [(x.node, x.rank, x.stream, x.text, x.attempt, x.partial) for x in lines] == [

@@ -138,12 +138,12 @@ def test_what_was_read_is_in_the_store(tmp_path: Path, template: Path) -> None:
     """`cloudgpu status` reads no job dir for its list: all attempts come with one query."""
     many = Thousand(tmp_path, template)
     many.pass_time(7)
-    from cloudgpu.control.store.model import Seen
+    from cloudgpu.control.store.model import Observation
 
     [job_id, *_] = many.ids
     attempts = many.store.attempts_of(many.ids)
     assert len(attempts) == len(many.ids)
-    assert attempts[job_id][0].seen == Seen(time=0.0, step=7)
+    assert attempts[job_id][0].seen == Observation(time=0.0, step=7)
 
 
 def test_a_wake_looks_at_its_job_only(tmp_path: Path, template: Path) -> None:

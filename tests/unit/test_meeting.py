@@ -12,10 +12,10 @@ import pytest
 from cloudgpu.protocol.jobdir import JobDir, JobRecord, NodeRecord
 from cloudgpu.provisioners.vertex.provisioner import PENDING_S
 from cloudgpu.runtime.agent.generations import Ledger
-from cloudgpu.runtime.agent.membership import FLEET_S, LeftOutError
+from cloudgpu.runtime.agent.membership import FLEET_TIMEOUT_S, LeftOutError
 from cloudgpu.runtime.agent.node_program import NodeProgram
 from cloudgpu.runtime.agent.restart import Budget
-from cloudgpu.runtime.launchers import Place
+from cloudgpu.runtime.launchers import ProgramContext
 
 
 class Impatient:
@@ -31,14 +31,14 @@ class Impatient:
 
 @pytest.mark.parametrize(
     ("heals", "of_fleet", "least_s"),
-    [(True, False, PENDING_S), (False, False, PENDING_S), pytest.param(True, True, FLEET_S, id="of a fleet")],
+    [(True, False, PENDING_S), (False, False, PENDING_S), pytest.param(True, True, FLEET_TIMEOUT_S, id="of a fleet")],
 )
 def test_a_node_that_does_not_come_is_waited_for_as_long_as_its_provider_may_take(
     tmp_path: Path, heals: bool, of_fleet: bool, least_s: float
 ) -> None:
     url = f"file://{tmp_path}"
     nodes = [NodeRecord(f"worker-{rank}.1", "worker", rank, rank, 0) for rank in range(2)]
-    place = Place(JobRecord("job-1", "job", "true"), url, 1, nodes[1], nodes, tmp_path)
+    place = ProgramContext(JobRecord("job-1", "job", "true"), url, 1, nodes[1], nodes, tmp_path)
     job_dir, runner = JobDir(url), Impatient()
     ledger = Ledger(job_dir, 1, "worker-1.1", Budget(1, None), "group", heals=heals, comes_back=lambda: False)
     node = SimpleNamespace(
@@ -56,5 +56,5 @@ def test_a_node_that_does_not_come_is_waited_for_as_long_as_its_provider_may_tak
     )
     program = NodeProgram(cast("Any", node), place, "torchrun", ledger)
     with pytest.raises(LeftOutError, match=r"worker-0\.1 has not told its address"):  # an interruption, no failure
-        program._meet(place)
+        program._exchange_addresses(place)
     assert min(runner.limits) >= least_s

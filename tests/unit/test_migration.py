@@ -53,7 +53,7 @@ def train(job_dir: JobDir, *, attempt: int, until: int, restored: Name | None = 
         rows.log(step, {"loss": step + attempt / 1000})
         if (step + 1) % SAVED_EVERY == 0:
             name = Name.new(step + 1, attempt, step + 1)
-            store.put_rows(rows.take(str(name)))
+            store.put_metrics(rows.take(str(name)))
             names.append(save_as(store, name, [state(step + 1), state(step + 1)]))
             rows.committed(str(name))
     return names

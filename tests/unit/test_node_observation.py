@@ -9,7 +9,7 @@ from typing import Literal
 
 import pytest
 
-from cloudgpu.control.reconcile.node_observation import BOOT_S, GAVE_UP, SILENT_S, Watches, look
+from cloudgpu.control.reconcile.node_observation import BOOT_S, GAVE_UP, SILENT_S, AttemptCache, observe_nodes
 from cloudgpu.control.reconcile.node_replacement import node_requests
 from cloudgpu.control.reconcile.outcomes import NodeEnd
 from cloudgpu.jobspecs.plan import Offer, RoleOffer
@@ -38,7 +38,7 @@ def test_ranks_count_through_all_roles() -> None:
 def look_at_gone(tmp_path: Path, state: NodeState) -> NodeEnd | None:
     """How a node ended that left no word behind."""
     [node] = node_requests(Offer("aws", "r", "z", "spot", (role("worker", 1),), 0.0, Decimal(0), Decimal(0), None))
-    [view] = look(JobDir(local_url(tmp_path)), Watches(1), [node], {node.node: state}, 0.0)
+    [view] = observe_nodes(JobDir(local_url(tmp_path)), AttemptCache(1), [node], {node.node: state}, 0.0)
     return view.end
 
 
@@ -59,7 +59,7 @@ def test_a_machine_that_vanished_says_why_in_the_job_dir_or_on_its_console(tmp_p
     state = NodeState("worker-0.1", "gone", "terminated: Client.InstanceInitiatedShutdown")
 
     def reason() -> str:
-        [view] = look(node.dir, Watches(1), [node.node], {"worker-0.1": state}, 0.0, node.words)
+        [view] = observe_nodes(node.dir, AttemptCache(1), [node.node], {"worker-0.1": state}, 0.0, node.words)
         assert view.end is not None and view.end.outcome == "lost"
         return view.end.reason
 
@@ -77,7 +77,7 @@ def test_a_refusal_counts_only_where_nothing_was_heard_of_the_machine(tmp_path: 
     end = look_at_gone(tmp_path / "silent", gone)
     assert end is not None and end.refused is refusal
     silent = Silent(tmp_path / "heard")
-    [view] = look(silent.dir, silent.watches, [silent.node], {"worker-0.1": gone}, 0.0)
+    [view] = observe_nodes(silent.dir, silent.watches, [silent.node], {"worker-0.1": gone}, 0.0)
     assert view.end is not None and (view.end.outcome, view.end.refused) == ("lost", None)
 
 
@@ -85,7 +85,7 @@ class Silent:
     """A node that has beaten once, and is looked at later."""
 
     def __init__(self, folder: Path) -> None:
-        self.dir, self.watches = JobDir(local_url(folder)), Watches(1)
+        self.dir, self.watches = JobDir(local_url(folder)), AttemptCache(1)
         offer = Offer("gcp", "r", "z", "on-demand", (role("worker", 1),), 0.0, Decimal(0), Decimal(0), None)
         [self.node] = node_requests(offer)
         self.asked: list[str] = []
@@ -97,7 +97,9 @@ class Silent:
 
     def end_at(self, now: float, *, returns: bool = False, queued: bool = False) -> NodeEnd | None:
         state = NodeState("worker-0.1", "pending" if queued else "running", returns=returns, queued=queued)
-        return look(self.dir, self.watches, [self.node], {"worker-0.1": state}, now, self.words, jobs=self.jobs)[0].end
+        return observe_nodes(
+            self.dir, self.watches, [self.node], {"worker-0.1": state}, now, self.words, jobs=self.jobs
+        )[0].end
 
     def words(self, node: str) -> str:
         self.asked.append(node)
@@ -148,10 +150,10 @@ def test_time_in_which_nobody_looked_is_no_silence(tmp_path: Path) -> None:
     """A laptop is shut for the night, with supervisor and machine on it: the machine has its time to beat again."""
     silent = Silent(tmp_path)
     for now in (0, 10, 28_810, 28_820):
-        silent.watches.note_look(now, gone=False)
+        silent.watches.record_poll(now, gone=False)
         assert silent.end_at(now) is None
     for now in (28_850, 28_880, 28_910, 28_940, 28_970):
-        silent.watches.note_look(now, gone=False)
+        silent.watches.record_poll(now, gone=False)
     assert silent.end_at(28_970) is not None
 
 
@@ -159,7 +161,7 @@ def test_silence_adds_up_however_rarely_somebody_looks(tmp_path: Path) -> None:
     silent = Silent(tmp_path)
     ends = []
     for now in range(0, 4_800, 600):
-        silent.watches.note_look(now, gone=False)
+        silent.watches.record_poll(now, gone=False)
         ends.append(silent.end_at(now) is not None)
     assert ends == [False] * 6 + [True] * 2
 
@@ -210,7 +212,7 @@ class Remote(Silent):
 
     def phase_at(self, now: float, phase: Literal["pending", "running", "gone"]) -> NodeEnd | None:
         states = {"worker-0.1": NodeState("worker-0.1", phase)}
-        return look(self.dir, self.watches, [self.node], states, now, jobs=self.jobs)[0].end
+        return observe_nodes(self.dir, self.watches, [self.node], states, now, jobs=self.jobs)[0].end
 
 
 @pytest.mark.parametrize(("jobs", "every_s"), [(1, 3), (45, 3), (450, 30), (1_000, 60), (100_000, 60)])

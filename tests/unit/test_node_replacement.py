@@ -14,13 +14,13 @@ from cloudgpu.control.reconcile.node_replacement import (
     Regroup,
     Replace,
     Wait,
-    cure,
+    all_node_names,
     every_node,
-    forgiven,
     member_names,
-    names_ever,
+    next_repair,
     node_records,
     wanted_nodes,
+    without_caused_restarts,
 )
 from cloudgpu.control.reconcile.outcomes import NodeEnd, NodeView
 from cloudgpu.control.store.model import Attempt
@@ -69,7 +69,7 @@ def names(found: Replace | Regroup) -> list[str]:
 @pytest.mark.parametrize("end", ["lost", "preempted"])
 def test_what_was_lost_is_got_again(end: str) -> None:
     made = attempt()
-    found = cure(made, seen(made, w1=end), None, None)
+    found = next_repair(made, seen(made, w1=end), None, None)
     assert isinstance(found, Replace)
     assert names(found) == [W0, "worker-1.2", W2]
     assert found.reason == f"{W1} {end}: gone"
@@ -77,7 +77,7 @@ def test_what_was_lost_is_got_again(end: str) -> None:
 
 def test_several_at_once() -> None:
     made = attempt()
-    found = cure(made, seen(made, w0="lost", w2="preempted"), None, None)
+    found = next_repair(made, seen(made, w0="lost", w2="preempted"), None, None)
     assert isinstance(found, Replace)
     assert names(found) == ["worker-0.2", W1, "worker-2.2"]
 
@@ -97,55 +97,55 @@ def test_several_at_once() -> None:
 )
 def test_what_is_not_healed(nodes: int, ends: dict[str, str], least: int | None, left: int | None) -> None:
     made = attempt(nodes)
-    assert cure(made, seen(made, **ends), least, left) is None
+    assert next_repair(made, seen(made, **ends), least, left) is None
 
 
 def test_until_the_new_one_is_ready_the_others_wait() -> None:
     made = attempt(wanted=[W0, "worker-1.2", W2])
     assert [request.node for request in every_node(made)] == [W0, W1, "worker-1.2", W2]
-    assert cure(made, seen(made, w1="lost"), None, None) == Wait(idle=True)
-    found = cure(made, seen(made, w1="lost", w1_2="waiting"), None, None)
+    assert next_repair(made, seen(made, w1="lost"), None, None) == Wait(idle=True)
+    found = next_repair(made, seen(made, w1="lost", w1_2="waiting"), None, None)
     assert isinstance(found, Regroup)
     assert (names(found), found.lost, found.grace_s) == ([W0, "worker-1.2", W2], 1, 0.0)
 
 
 def test_a_new_one_that_is_lost_before_it_was_of_use_ends_the_attempt() -> None:
     made = attempt(wanted=[W0, "worker-1.2", W2])
-    assert cure(made, seen(made, w1="lost", w1_2="lost"), None, None) is None
-    assert cure(made, seen(made, w1="lost", w1_2="failed"), None, None) is None
+    assert next_repair(made, seen(made, w1="lost", w1_2="lost"), None, None) is None
+    assert next_repair(made, seen(made, w1="lost", w1_2="failed"), None, None) is None
 
 
 def test_with_a_range_those_that_are_left_go_on_first() -> None:
     made = attempt()
-    found = cure(made, seen(made, w1="lost"), 2, None)
+    found = next_repair(made, seen(made, w1="lost"), 2, None)
     assert isinstance(found, Regroup)
     assert (names(found), found.lost, found.grace_s) == ([W0, W2], 1, 0.0)
     assert found.reason == f"{W1} lost: gone; 2 of 3 nodes go on"
     fewer = attempt(generations=[members(W0, W2)])
-    assert isinstance(replaced := cure(fewer, seen(fewer, w1="lost"), 2, None), Replace)
+    assert isinstance(replaced := next_repair(fewer, seen(fewer, w1="lost"), 2, None), Replace)
     assert names(replaced) == [W0, "worker-1.2", W2]
 
 
 def test_too_few_wait_although_there_is_a_range() -> None:
     made = attempt()
-    found = cure(made, seen(made, w0="lost", w1="lost"), 2, None)
+    found = next_repair(made, seen(made, w0="lost", w1="lost"), 2, None)
     assert isinstance(found, Replace)
 
 
 def test_one_that_joins_lets_the_others_save_first() -> None:
     made = attempt(wanted=[W0, "worker-1.2", W2], generations=[members(W0, W2)])
-    assert cure(made, seen(made), 2, None) == Wait(idle=False), "they train, it boots"
-    found = cure(made, seen(made, w1_2="waiting"), 2, 0)
+    assert next_repair(made, seen(made), 2, None) == Wait(idle=False), "they train, it boots"
+    found = next_repair(made, seen(made, w1_2="waiting"), 2, 0)
     assert isinstance(found, Regroup)
     assert (names(found), found.lost, found.grace_s) == ([W0, "worker-1.2", W2], 0, JOIN_GRACE_S)
 
 
 def test_with_a_range_a_lost_newcomer_is_got_again_and_a_failed_one_is_not() -> None:
     made = attempt(wanted=[W0, "worker-1.2", W2], generations=[members(W0, W2)])
-    found = cure(made, seen(made, w1_2="lost"), 2, None)
+    found = next_repair(made, seen(made, w1_2="lost"), 2, None)
     assert isinstance(found, Replace)
     assert names(found) == [W0, "worker-1.3", W2]
-    assert cure(made, seen(made, w1_2="failed"), 2, None) is None
+    assert next_repair(made, seen(made, w1_2="failed"), 2, None) is None
 
 
 def test_changes_without_a_new_checkpoint_come_to_an_end() -> None:
@@ -153,11 +153,11 @@ def test_changes_without_a_new_checkpoint_come_to_an_end() -> None:
     made = attempt(generations=changes)
     nodes = seen(made, w1="lost")
     nodes[W0] = dataclasses.replace(nodes[W0], progress=Progress(saved_step=7))
-    assert cure(made, nodes, None, None) is None
+    assert next_repair(made, nodes, None, None) is None
     nodes[W0] = dataclasses.replace(nodes[W0], progress=Progress(saved_step=8))
-    assert isinstance(cure(made, nodes, None, None), Replace)
+    assert isinstance(next_repair(made, nodes, None, None), Replace)
     made = attempt(generations=changes[1:])
-    assert isinstance(cure(made, seen(made, w1="lost"), None, None), Replace)
+    assert isinstance(next_repair(made, seen(made, w1="lost"), None, None), Replace)
 
 
 def _began(view: NodeView, generation: int) -> NodeView:
@@ -188,10 +188,10 @@ def test_what_the_others_did_because_of_a_loss_does_not_count(
     made = attempt(generations=records)
     nodes = seen(made, w1="lost")
     nodes[W1] = _began(nodes[W1], lost_began)
-    found = forgiven(made, nodes.values()).generations
+    found = without_caused_restarts(made, nodes.values()).generations
     assert [(record.failures, record.interruptions) for record in found] == expected
     well = seen(made)
-    assert forgiven(made, well.values()) == made, "nothing was lost"
+    assert without_caused_restarts(made, well.values()) == made, "nothing was lost"
 
 
 def test_records_are_numbered_without_gaps() -> None:
@@ -208,4 +208,4 @@ def test_the_newest_word_says_who_is_a_member() -> None:
     made = attempt(wanted=[W0, "worker-1.2", W2], generations=later)
     assert member_names(made) == [W0]
     machines = Allocation("local", "j", 1, "t", {W0: "a", W1: "b", W2: "c", "worker-1.2": "d"})
-    assert names_ever(dataclasses.replace(made, allocation=machines)) == [W0, W1, W2, "worker-1.2"]
+    assert all_node_names(dataclasses.replace(made, allocation=machines)) == [W0, W1, W2, "worker-1.2"]

@@ -18,7 +18,7 @@ import pytest
 from cloudgpu.runtime.notices import Order, Orders, SignalOrders, aws, azure, gcp, write_notice
 from cloudgpu.runtime.notices.metadata import MetadataError, MetadataServer, Reply, epoch_of
 from cloudgpu.runtime.notices.policy import CLOUDS, policies_of, policy_of
-from cloudgpu.runtime.notices.scheduled_notices import Docket, ProviderNotice
+from cloudgpu.runtime.notices.scheduled_notices import NoticeSchedule, ProviderNotice
 
 POLICIES = [policy for cloud in (*CLOUDS, "signal", "simulated") for policy in policies_of(cloud).values()]
 NOW = 1_000.0  # on the monotonic clock
@@ -45,7 +45,9 @@ class Desk:
         self.stops: list[tuple[str, float]] = []
         self.orders = Ledger()
         self.given = self.orders.given
-        self.docket = Docket(self.orders, self.lines.append, lambda notice, at: self.stops.append((notice.id, at)))
+        self.docket = NoticeSchedule(
+            self.orders, self.lines.append, lambda notice, at: self.stops.append((notice.id, at))
+        )
 
     def told(self) -> list[tuple[str, float]]:
         """(action, seconds from NOW to the deadline) of every order so far."""

@@ -145,7 +145,7 @@ def test_a_damaged_lock_makes_no_command_signal_another_process(home: Path, name
 
 @pytest.mark.parametrize("number", [-1, 0, True, 2**40, 10**30])
 def test_no_number_but_a_process_id_is_read_as_one(number: int) -> None:
-    here = supervisor_lock.ourselves(by_command=True)
+    here = supervisor_lock.this_process(by_command=True)
     content = {"salt": "", "settings": {}, "started": 0, "by_command": True, "version": "0", "space": here.space}
     there = supervisor_lock._read(json.dumps(content | {"pid": number}).encode())
     assert (there == Running()) is (number < 2)
@@ -155,7 +155,7 @@ def test_no_number_but_a_process_id_is_read_as_one(number: int) -> None:
 def test_a_supervisor_that_has_just_taken_the_lock_is_known_once_it_has_described_itself(home: Path) -> None:
     with paths.open_private(paths.supervisor_lock()) as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        about = dataclasses.asdict(us := supervisor_lock.ourselves(by_command=True)) | {"salt": us.salt.hex()}
+        about = dataclasses.asdict(us := supervisor_lock.this_process(by_command=True)) | {"salt": us.salt.hex()}
         writing = threading.Timer(0.2, lambda: os.write(lock.fileno(), json.dumps(about).encode()))
         writing.start()
         assert supervisor_lock.running() == us
@@ -163,7 +163,7 @@ def test_a_supervisor_that_has_just_taken_the_lock_is_known_once_it_has_describe
 
 
 def test_a_process_id_of_another_container_is_no_process_to_end() -> None:
-    here = supervisor_lock.ourselves(by_command=True)
+    here = supervisor_lock.this_process(by_command=True)
     assert here.is_replaceable
     assert not Running(here.pid, "0.0.1", None, True, "another-host,boot,pid:[1]").is_replaceable
 

@@ -195,7 +195,9 @@ def cheapest(cloud: str, name: str, place: tuple[str, str], market: str, nodes: 
         zones = catalog.places(cloud, machine.name, accelerator).get(region, ())
         if count not in machine.counts or market not in machine.markets or zone not in zones:
             continue
-        if machine.is_gone(TODAY.isoformat()) or (is_attached(cloud, machine.name) and not is_sensible(machine, count)):
+        if machine.is_retired_on(TODAY.isoformat()) or (
+            is_attached(cloud, machine.name) and not is_sensible(machine, count)
+        ):
             continue
         price = catalog.price(cloud, machine.name, accelerator, count, region, market)
         price = price or catalog.price(cloud, machine.name, accelerator, count, region, "on-demand")  # Spot's most

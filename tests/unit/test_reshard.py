@@ -15,7 +15,16 @@ torch = pytest.importorskip("torch")
 from cloudgpu.runtime.checkpoint.errors import UnusableError  # noqa: E402
 from cloudgpu.runtime.checkpoint.format.manifest import ALIGN, Piece, RankManifest, chunk_hashes  # noqa: E402
 from cloudgpu.runtime.checkpoint.format.placement import Placements  # noqa: E402
-from cloudgpu.runtime.checkpoint.format.reshard import SPAN, Box, Rows, cover, is_contiguous, offset, row_major, spans  # noqa: E402
+from cloudgpu.runtime.checkpoint.format.reshard import (  # noqa: E402
+    READ_BUFFER_BYTES,
+    Box,
+    Rows,
+    cover,
+    is_contiguous,
+    offset,
+    row_major,
+    spans,
+)
 from cloudgpu.runtime.checkpoint.restore.loading import Files, Loader  # noqa: E402
 from cloudgpu.runtime.checkpoint.restore.verified_reads import Target, read_verified  # noqa: E402
 
@@ -233,7 +242,7 @@ def test_columns_do_not_read_the_whole_when_rows_are_long(tmp_path: Path) -> Non
     loader.fill()
     assert torch.equal(target, whole[:, 500:600])
     assert files.bytes == 4 * (8 << 20)
-    assert files.bytes < len(data) < SPAN * 2
+    assert files.bytes < len(data) < READ_BUFFER_BYTES * 2
 
 
 def test_tensors_saved_as_two_dtypes_are_refused(tmp_path: Path) -> None:

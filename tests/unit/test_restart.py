@@ -10,12 +10,21 @@ import pytest
 from cloudgpu.protocol.jobdir import Generation, JobDir, NodeRecord, generation_key, local_url
 from cloudgpu.runtime.agent.generations import Ledger
 from cloudgpu.runtime.agent.membership import Begun
-from cloudgpu.runtime.agent.restart import FRUITLESS, Budget, Scope, Wish, allowed, fruitless_in_a_row, scope, wish
+from cloudgpu.runtime.agent.restart import (
+    FRUITLESS,
+    Budget,
+    RestartRequest,
+    Scope,
+    charge_budget,
+    generations_without_checkpoint,
+    requested_restart,
+    scope,
+)
 from cloudgpu.runtime.processes.exit_verdict import Ending
 
 FAILED = Ending("failed", 1, "rank 0: exit code 1")
 AGAIN = Ending("again", 75, "rank 0: exit code 75")
-DIED = Wish("failure", "rank 0: SIGKILL", 0.0)
+DIED = RestartRequest("failure", "rank 0: SIGKILL", 0.0)
 
 
 def node(name: str, role: str, rank: int) -> NodeRecord:
@@ -36,22 +45,22 @@ def node(name: str, role: str, rank: int) -> NodeRecord:
     ],
 )
 def test_who_starts_again(ending: Ending, kind: str | None) -> None:
-    wanted = wish(ending, 0)
+    wanted = requested_restart(ending, 0)
     assert (wanted.kind if wanted else None) == kind
 
 
 def test_it_slows_down_and_gives_up_without_new_checkpoints() -> None:
-    pauses = [one.pause_s for count in range(FRUITLESS + 1) if (one := wish(FAILED, count)) is not None]
+    pauses = [one.pause_s for count in range(FRUITLESS + 1) if (one := requested_restart(FAILED, count)) is not None]
     assert pauses == [0.0, 0.0, 1.0]
-    assert wish(FAILED, FRUITLESS + 1) is None
+    assert requested_restart(FAILED, FRUITLESS + 1) is None
 
 
 def test_a_new_checkpoint_begins_the_count_anew() -> None:
-    assert fruitless_in_a_row([]) == 0
-    assert fruitless_in_a_row([None, {"saved_step": None}, {}]) == 3
-    assert fruitless_in_a_row([{"saved_step": 5}]) == 0
-    assert fruitless_in_a_row([{"saved_step": 5}, {"saved_step": 5}, None]) == 2
-    assert fruitless_in_a_row([None, {"saved_step": 5}, {"saved_step": 9}]) == 0
+    assert generations_without_checkpoint([]) == 0
+    assert generations_without_checkpoint([None, {"saved_step": None}, {}]) == 3
+    assert generations_without_checkpoint([{"saved_step": 5}]) == 0
+    assert generations_without_checkpoint([{"saved_step": 5}, {"saved_step": 5}, None]) == 2
+    assert generations_without_checkpoint([None, {"saved_step": 5}, {"saved_step": 9}]) == 0
 
 
 @pytest.mark.parametrize(
@@ -66,7 +75,7 @@ def test_a_new_checkpoint_begins_the_count_anew() -> None:
 )
 def test_budgets(kind: str, budget: Budget, used: tuple[int, int], then: tuple[int, int] | None) -> None:
     last = Generation(3, "failure", "n", True, "", 0.0, *used, time=0.0, nonce="")
-    assert allowed(Wish(kind, "", 0.0), budget, last) == then  # type: ignore[arg-type]
+    assert charge_budget(RestartRequest(kind, "", 0.0), budget, last) == then  # type: ignore[arg-type]
 
 
 SERVED = [node("chief-0.1", "chief", 0), node("worker-0.1", "worker", 1), node("ps-0.1", "parameter_server", 2)]
@@ -119,7 +128,7 @@ def test_all_nodes_that_fail_at_once_follow_one_record(job_dir: JobDir) -> None:
         def fail(name: str, barrier: threading.Barrier = barrier, settled: list[Generation | None] = settled) -> None:
             own = ledger(job_dir, name)
             barrier.wait()
-            settled.append(own.settle(DIED, "failed", may_follow=True))
+            settled.append(own.decide_next(DIED, "failed", may_follow=True))
 
         threads = [threading.Thread(target=fail, args=(f"worker-{number}",)) for number in range(8)]
         for thread in threads:
@@ -132,36 +141,37 @@ def test_all_nodes_that_fail_at_once_follow_one_record(job_dir: JobDir) -> None:
 
 
 def test_without_a_budget_the_row_is_closed(job_dir: JobDir) -> None:
-    assert ledger(job_dir, failures=0).settle(DIED, "failed", may_follow=True) is None
+    assert ledger(job_dir, failures=0).decide_next(DIED, "failed", may_follow=True) is None
     assert [record.kind for record in records(job_dir)] == ["closed"]
 
 
 def test_nobody_starts_without_a_node_that_has_ended(job_dir: JobDir) -> None:
-    assert ledger(job_dir, "done").settle(None, "succeeded", may_follow=True) is None
-    assert ledger(job_dir, "dies").settle(DIED, "failed", may_follow=True) is None
+    assert ledger(job_dir, "done").decide_next(None, "succeeded", may_follow=True) is None
+    assert ledger(job_dir, "dies").decide_next(DIED, "failed", may_follow=True) is None
     assert [record.kind for record in records(job_dir)] == ["closed"]
 
 
 def test_one_that_is_done_follows_a_restart_that_came_before(job_dir: JobDir) -> None:
-    restarted = ledger(job_dir, "dies").settle(DIED, "failed", may_follow=True)
-    assert ledger(job_dir, "done").settle(None, "succeeded", may_follow=True) == restarted
+    restarted = ledger(job_dir, "dies").decide_next(DIED, "failed", may_follow=True)
+    assert ledger(job_dir, "done").decide_next(None, "succeeded", may_follow=True) == restarted
 
 
 def test_one_that_may_not_follow_closes_what_comes_after(job_dir: JobDir) -> None:
     dies = ledger(job_dir, "dies", failures=9)
-    assert dies.settle(DIED, "failed", may_follow=True) is not None
-    assert ledger(job_dir, "ordered").settle(None, "succeeded", may_follow=False) is None
-    assert dies.settle(DIED, "failed", may_follow=True) is None
+    assert dies.decide_next(DIED, "failed", may_follow=True) is not None
+    assert ledger(job_dir, "ordered").decide_next(None, "succeeded", may_follow=False) is None
+    assert dies.decide_next(DIED, "failed", may_follow=True) is None
     assert [record.kind for record in records(job_dir)] == ["failure", "closed"]
 
 
 def test_nodes_on_their_own_share_the_budget_only(job_dir: JobDir) -> None:
     one, other = (ledger(job_dir, name, failures=2, reach="lone") for name in ("one", "other"))
-    assert [one.settle(DIED, "failed", may_follow=True), other.settle(DIED, "failed", may_follow=True)] == records(
-        job_dir
-    )
+    assert [
+        one.decide_next(DIED, "failed", may_follow=True),
+        other.decide_next(DIED, "failed", may_follow=True),
+    ] == records(job_dir)
     assert [record.generation for record in records(job_dir)] == [2, 3]
-    assert one.settle(DIED, "failed", may_follow=True) is None, "the other has used the rest"
+    assert one.decide_next(DIED, "failed", may_follow=True) is None, "the other has used the rest"
     assert len(records(job_dir)) == 2, "and none of them closes the row of the other"
 
 
@@ -173,15 +183,17 @@ def test_a_machine_that_was_restarted_joins_what_the_others_have_begun_without_i
 
     other = ledger("worker-0.1")
     own = ledger("worker-1.1")
-    assert (own.catch_up(), own.awaits(1)) == (None, None)
-    begun = other.settle(Wish("interruption", "another rank was told to stop", 0.0), "again", may_follow=True)
+    assert (own.catch_up(), own.find_awaiting_generation(1)) == (None, None)
+    begun = other.decide_next(
+        RestartRequest("interruption", "another rank was told to stop", 0.0), "again", may_follow=True
+    )
     assert begun is not None and own.catch_up() == begun
-    assert own.awaits(1) == begun, "they wait for it there"
-    assert own.awaits(2) is None, "it was in it when it went down"
+    assert own.find_awaiting_generation(1) == begun, "they wait for it there"
+    assert own.find_awaiting_generation(2) is None, "it was in it when it went down"
     assert own.rejoin("worker-1.1 was restarted") is None, "a generation of its own would cost one more"
     alone = ledger("worker-2.1", "lone")
     alone.catch_up()
-    assert alone.awaits(1) is None, "nobody waits for it"
+    assert alone.find_awaiting_generation(1) is None, "nobody waits for it"
 
 
 def test_which_generation_was_begun_is_on_the_disk(tmp_path: Path) -> None:

@@ -10,8 +10,8 @@ import pytest
 from cloudgpu.protocol.jobdir import Progress
 from cloudgpu.runtime.checkpoint.errors import CheckpointError
 from cloudgpu.runtime.checkpoint.progress import ProgressFile
-from cloudgpu.runtime.checkpoint.schedule.interval import History, Seen
-from cloudgpu.runtime.checkpoint.schedule.schedule import FIRST, HURRY, Schedule
+from cloudgpu.runtime.checkpoint.schedule.interval import History, Observation
+from cloudgpu.runtime.checkpoint.schedule.schedule import FIRST_SAVE_S, HURRY_FACTOR, Schedule
 from cloudgpu.runtime.goodput import daly_interval
 
 
@@ -44,7 +44,7 @@ def test_what_is_no_interval_is_refused(every: Any) -> None:
 def test_the_first_save_of_all_comes_soon() -> None:
     schedule = Schedule("auto", market="on-demand")
     schedule.count_from(0, 0.0)
-    assert schedule.interval == FIRST
+    assert schedule.interval == FIRST_SAVE_S
 
 
 def test_one_slow_save_changes_nothing() -> None:
@@ -81,7 +81,7 @@ def test_a_notice_quarters_the_interval_until_its_deadline(every: Any, before: i
     schedule = Schedule(every, market="spot")
     schedule.count_from(0, 0.0, 1.23)
     schedule.hurry(until=100.0)
-    assert HURRY == 4
+    assert HURRY_FACTOR == 4
 
     def first_due(start: float) -> int:
         schedule.count_from(0, start)
@@ -119,7 +119,7 @@ def test_starts_that_ended_before_their_first_save_count() -> None:
 
 
 def test_what_the_job_knows_counts_before_there_is_a_checkpoint() -> None:
-    known = History({"spot": Seen(1200.0, 3)}, cost=10.0)
+    known = History({"spot": Observation(1200.0, 3)}, cost=10.0)
     schedule = Schedule("auto", market="spot", known=known)
     assert schedule.measured()["mean"] == (300 + 1200) / (1 + 3)
     assert schedule.interval == daly_interval(10.0, 375.0)
@@ -150,7 +150,7 @@ def test_what_one_market_did_says_nothing_of_another() -> None:
 def test_a_history_that_cannot_be_understood_is_begun_anew(rubbish: Any) -> None:
     schedule = Schedule("auto", market="spot")
     schedule.resumed(rubbish, starts=1)
-    assert schedule.history(0.0)["markets"] == {"spot": [FIRST / 2, 1]}
+    assert schedule.history(0.0)["markets"] == {"spot": [FIRST_SAVE_S / 2, 1]}
 
 
 def test_the_interval_is_explained_at_first_and_when_it_changes() -> None:

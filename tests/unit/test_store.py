@@ -21,7 +21,7 @@ import pytest
 
 from cloudgpu.control.errors import StoreError
 from cloudgpu.control.store import schema, tables
-from cloudgpu.control.store.model import Seen
+from cloudgpu.control.store.model import Observation
 from cloudgpu.control.store.states import IllegalTransitionError
 from cloudgpu.control.store.store import Change, LostRaceError, Store
 from cloudgpu.control.supervisor.leases import Leases, is_dead, new_owner
@@ -245,8 +245,8 @@ def test_a_lease_owner_is_dead_when_its_process_is(world: World) -> None:
     assert is_dead(theirs)
     assert not is_dead("elsewhere/1/abcd")
     job_id = world.submit()
-    assert Leases(world.store, FakeClock(), theirs).hold(world.job(job_id))
-    assert Leases(world.store, FakeClock(), mine).hold(world.job(job_id))
+    assert Leases(world.store, FakeClock(), theirs).acquire(world.job(job_id))
+    assert Leases(world.store, FakeClock(), mine).acquire(world.job(job_id))
 
 
 # -- PostgreSQL
@@ -305,8 +305,12 @@ def use(world: World) -> list[object]:
     found += [store.active_jobs(), store.changes(0), store.changes(store.last_event())]
     found += [[one.state for one in store.attempts(first)], {k: len(v) for k, v in store.attempts_of([first]).items()}]
     found += [list(store.current_attempts([world.job(first), world.job(second)])), store.current_attempts([])]
-    found += [store.dry_places(world.job(first), 0.0), store.waiting(world.clock.now()), len(store.events(second))]
-    store.write_seen({(first, 1): Seen(1.0, 2), (first, 9): Seen(3.0, 4)})
+    found += [
+        store.capacity_refusals(world.job(first), 0.0),
+        store.waiting(world.clock.now()),
+        len(store.events(second)),
+    ]
+    store.write_seen({(first, 1): Observation(1.0, 2), (first, 9): Observation(3.0, 4)})
     found.append(store.attempts(first)[0].seen)
     row = world.job(second)
     found += [store.take_lease(row, "me"), store.take_lease(row, "another"), store.renew_leases("me")]

@@ -14,7 +14,7 @@ import cloudgpu
 from cloudgpu import provisioners
 from cloudgpu.control.errors import SubmitError
 from cloudgpu.control.submit.submission import CAPACITY_S, _capacity_s
-from cloudgpu.control.submit.submittable_offers import MAX_WAYS, keep, obstacle, usable_offers
+from cloudgpu.control.submit.submittable_offers import MAX_WAYS, limit_offers, obstacle, usable_offers
 from cloudgpu.jobspecs.fields import FORMS
 from cloudgpu.jobspecs.models import JobSpec
 from cloudgpu.jobspecs.plan import Offer, Plan
@@ -191,7 +191,7 @@ def planned(**resources: Any) -> list[Offer]:
 )
 def test_no_region_and_no_kind_of_machine_is_cut_away(resources: dict[str, Any]) -> None:
     offers = planned(**resources)
-    kept = keep(offers)
+    kept = limit_offers(offers)
     ways = {offer._replace(zone=None) for offer in kept}
     assert len(ways) <= MAX_WAYS
     assert {offer.region for offer in kept} == {offer.region for offer in offers}
@@ -204,12 +204,12 @@ def test_no_region_and_no_kind_of_machine_is_cut_away(resources: dict[str, Any])
 
 def test_few_places_are_all_kept() -> None:
     offers = planned(accelerator="T4:1", cloud="aws", region=["us-east-1", "us-west-2"])
-    assert keep(offers) == offers
+    assert limit_offers(offers) == offers
 
 
 def test_in_a_long_list_the_better_ones_are_kept() -> None:
     offers = [make_offer(region=f"r{number}", zone="a") for number in range(100)]
-    assert keep(offers) == offers[:MAX_WAYS]
+    assert limit_offers(offers) == offers[:MAX_WAYS]
 
 
 # -- patience

@@ -8,7 +8,7 @@ from decimal import Decimal
 import pytest
 
 from cloudgpu.control.reconcile.decisions import IN_PLACE_S
-from cloudgpu.control.reconcile.failover import DRY_S
+from cloudgpu.control.reconcile.failover import NO_CAPACITY_S
 from cloudgpu.control.reconcile.steps.launch_request import EXPIRY_S, LONGEST_S, QUEUE_S
 from cloudgpu.control.reconcile.steps.watching import FREE_S
 from cloudgpu.control.supervisor.supervisor import PATIENCE_S, TRAINING_PATIENCE_S
@@ -41,7 +41,7 @@ def test_a_dry_place_is_remembered_by_the_other_jobs_of_the_store(world: World) 
     world.finish(second)
     assert asked(world, first) == ["az1", "az2"]
     assert asked(world, second) == ["az2"]
-    world.clock.advance(DRY_S)
+    world.clock.advance(NO_CAPACITY_S)
     third = world.submit(aws("az1"), aws("az2"))
     world.finish(third)
     assert asked(world, third) == ["az1", "az2"]
@@ -60,7 +60,7 @@ def test_many_jobs_do_not_all_ask_full_places_again(world: World) -> None:
     for number in range(30):
         world.submit(aws("az1"), aws("az2"), name=f"j{number}", policy=make_policy(capacity_s=3600))
     supervisor = world.supervisor()
-    world.drive(supervisor, until=lambda: world.clock.monotonic() > 2 * DRY_S + 60, for_s=4_000)
+    world.drive(supervisor, until=lambda: world.clock.monotonic() > 2 * NO_CAPACITY_S + 60, for_s=4_000)
     made = [len(world.attempts(job.id)) for job in world.store.list_jobs(active_only=True, limit=200)]
     # At first all ask at once; each time the places open again, the first to ask tells the others.
     assert len(made) == 30
@@ -103,7 +103,7 @@ def test_retry_capacity_keeps_looking_and_then_ends_the_job(world: World) -> Non
     world.drive(supervisor, for_s=7_200)
     job = world.job(job_id)
     assert (job.state, job.cause) == ("failed", "capacity")
-    assert 3600 - DRY_S < world.clock.monotonic() - begin <= 3600 + 5
+    assert 3600 - NO_CAPACITY_S < world.clock.monotonic() - begin <= 3600 + 5
     assert 4 <= asked(world, job_id).count("az1") <= 6
     headline, *told = job.reason.splitlines()
     assert headline.startswith("no machines within retry.capacity of 1h: ")

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from cloudgpu.control.errors import StoreError
-from cloudgpu.control.reconcile.steps.migration import LOOK_S, worked_dirs
+from cloudgpu.control.reconcile.steps.migration import LOOK_S, used_job_dirs
 from cloudgpu.control.supervisor.supervisor import PATIENCE_S, TRAINING_PATIENCE_S
 from cloudgpu.jobspecs.plan import Offer
 from cloudgpu.protocol.jobdir import JOB_KEY, AttemptRecord, JobDir, JobDirError, attempt_key
@@ -74,7 +74,7 @@ def test_what_is_dry_everywhere_is_had_in_another_cloud(world: World) -> None:
     assert [request.job_dir for request in world.cloud.launches] == [there.url]
     assert there.get(JOB_KEY) == home.get(JOB_KEY)
     assert told(world, job_id, "moved")[-1] == f"code copied from {home.url} to {there.url}"
-    assert worked_dirs(world.job(job_id), world.attempts(job_id)) == [there.url]
+    assert used_job_dirs(world.job(job_id), world.attempts(job_id)) == [there.url]
 
 
 def test_clouds_that_share_a_job_dir_copy_nothing(world: World) -> None:
@@ -110,7 +110,7 @@ def test_there_and_back_and_on(world: World) -> None:
     assert clouds(world, job_id) == ["gcp", "azure", "gcp"]
     assert restored(world) == sorted(set(restored(world))) and len(restored(world)) == 3
     first, second = (place(world, job_id, offer).url for offer in (GCP, AZURE))
-    assert worked_dirs(world.job(job_id), world.attempts(job_id)) == [first, second]
+    assert used_job_dirs(world.job(job_id), world.attempts(job_id)) == [first, second]
 
 
 def test_places_in_vain_on_the_way_cost_nothing_of_it(world: World) -> None:

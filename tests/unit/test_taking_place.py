@@ -12,7 +12,7 @@ from cloudgpu.protocol.jobdir import Generation, Heartbeat, JobDir, JobRecord, N
 from cloudgpu.runtime.agent.generations import FRUITLESS, Ledger
 from cloudgpu.runtime.agent.membership import LeftOutError, take_place
 from cloudgpu.runtime.agent.restart import Budget
-from cloudgpu.runtime.launchers import Place
+from cloudgpu.runtime.launchers import ProgramContext
 
 NODES = [NodeRecord(f"worker-{rank}.1", "worker", rank, rank, 0) for rank in range(2)]
 
@@ -40,7 +40,7 @@ class Attempt:
         ledger.catch_up()
         rank = int(node.partition("-")[2][0])
         own = dataclasses.replace(NODES[rank], node=node)
-        place = Place(JobRecord("job-1", "job", "x"), self.dir.url, 1, own, NODES, Path())
+        place = ProgramContext(JobRecord("job-1", "job", "x"), self.dir.url, 1, own, NODES, Path())
         return take_place(ledger, self.dir, 1, place)
 
 

@@ -71,10 +71,10 @@ def test_a_target_is_named_at_home_only() -> None:
 
 def test_the_index_is_that_of_the_table() -> None:
     rows = built_in()
-    assert (*targets.CLOUDS, targets.STANDING) == tuple(rows)
+    assert (*targets.CLOUDS, targets.CLUSTER) == tuple(rows)
     assert tuple(name for name, one in rows.items() if one.has_tables) == targets.WITH_TABLES
     assert tuple(name for name, one in rows.items() if one.groups) == targets.FLEET_CLOUDS
-    assert [name for name, one in rows.items() if one.is_standing] == [targets.STANDING]
+    assert [name for name, one in rows.items() if one.outlives_jobs] == [targets.CLUSTER]
     assert {one.machines for one in rows.values()} == {"here", "tables", "standing"}
     assert targets.on_host("gcp") == ("gcp", "vertex")
 
@@ -159,4 +159,4 @@ def test_a_target_that_is_not_installed_any_more_has_a_name_only() -> None:
     gone = targets.info("gone")
     assert gone == TargetInfo("gone")
     assert target_of("gone") is None and not provisioners.can_launch("gone")
-    assert not (gone.is_here or gone.has_tables or gone.is_standing or gone.groups)
+    assert not (gone.is_here or gone.has_tables or gone.outlives_jobs or gone.groups)

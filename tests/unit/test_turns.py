@@ -8,7 +8,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from cloudgpu.tests.standins.turns import turn
+from cloudgpu.tests.standins.turns import shared_lock
 
 
 def test_nothing_runs_beside_one_that_is_alone(tmp_path: Path) -> None:
@@ -16,7 +16,7 @@ def test_nothing_runs_beside_one_that_is_alone(tmp_path: Path) -> None:
     seen: list[list[bool]] = []
 
     def run(alone: bool) -> None:
-        with turn(tmp_path, alone=alone):
+        with shared_lock(tmp_path, alone=alone):
             inside.append(alone)
             time.sleep(0.002)
             seen.append(list(inside))
@@ -32,7 +32,7 @@ def test_others_run_at_once(tmp_path: Path) -> None:
     meet = threading.Barrier(3)
 
     def run(_number: int) -> None:
-        with turn(tmp_path, alone=False):
+        with shared_lock(tmp_path, alone=False):
             meet.wait(180)
 
     with ThreadPoolExecutor(3) as pool:
@@ -43,11 +43,11 @@ def test_whoever_comes_later_waits_behind_one_that_wants_to_be_alone(tmp_path: P
     order: list[str] = []
 
     def run(name: str, *, alone: bool) -> None:
-        with turn(tmp_path, alone=alone):
+        with shared_lock(tmp_path, alone=alone):
             order.append(name)
 
     with ThreadPoolExecutor(2) as pool:
-        with turn(tmp_path, alone=False):
+        with shared_lock(tmp_path, alone=False):
             first = pool.submit(run, "alone", alone=True)
             while _is_free(tmp_path / "door"):
                 time.sleep(0.01)

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from cloudgpu.control.errors import SubmitError
-from cloudgpu.control.submit.upload import Shipper, agent_for, architectures
+from cloudgpu.control.submit.upload import Uploader, agent_for, architectures
 from cloudgpu.jobspecs.plan import Offer, RoleOffer
 from cloudgpu.protocol.jobdir import JobDir, JobDirError, agent_key, code_key, local_url
 from cloudgpu.provisioners.boot.agent_file import PYTHONS_VARIABLE
@@ -61,8 +61,8 @@ def own_python(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(PYTHONS_VARIABLE, f"{sys.version_info.major}.{sys.version_info.minor}")
 
 
-def shipper(job: str, told: list[tuple[str, int, int]]) -> Shipper:
-    return Shipper(f"{JOBS}/{job}", lambda what, done, total: told.append((what, done, total)))
+def shipper(job: str, told: list[tuple[str, int, int]]) -> Uploader:
+    return Uploader(f"{JOBS}/{job}", lambda what, done, total: told.append((what, done, total)))
 
 
 def sent(store: s3.S3) -> list[str]:
@@ -129,7 +129,7 @@ def test_a_bucket_that_is_not_there_is_said(store: s3.S3, code: Path, told: list
 
 def test_a_local_folder_shares_nothing(tmp_path: Path, code: Path, told: list[tuple[str, int, int]]) -> None:
     url = local_url(tmp_path / "jobs/a-1")
-    sha256 = Shipper(url, lambda *_: None).code(code)
+    sha256 = Uploader(url, lambda *_: None).code(code)
     assert JobDir(url).exists(code_key(sha256))
     assert [path.name for path in (tmp_path / "jobs").iterdir()] == ["a-1"]
 
@@ -142,7 +142,7 @@ def test_cloud_storage_is_sent_each_content_once(
             monkeypatch.setenv(name, value)
         GcsControl(gcp.url).make_bucket("bucket")
         for job in ("a-1", "b-2"):
-            sha256 = Shipper(f"gs://bucket/jobs/{job}", lambda *_: None).code(code)
+            sha256 = Uploader(f"gs://bucket/jobs/{job}", lambda *_: None).code(code)
         assert len(gcp.control.calls("multipartUploads.complete")) == 1
         assert len(gcp.control.calls("objects.copy")) == 2
         assert JobDir("gs://bucket/jobs/a-1").get(code_key(sha256)) == JobDir("gs://bucket/jobs/b-2").get(

@@ -45,7 +45,7 @@ def test_fields_that_differ_by_themselves_hide_no_others(tmp_path: Path, name: s
     ours, other = text.format(loss=0.5, took=11), text.format(loss=0.5, took=12)
     slow, wrong = text.format(loss=0.5, took=13), text.format(loss=0.75, took=14)
     fine = compare(tmp_path / "fine", name, ours, slow, other)
-    assert (fine.different, fine.aside) == ([], [name])
+    assert (fine.different, fine.ignored) == ([], [name])
     (found,) = compare(tmp_path / "wrong", name, ours, wrong, other).different
     assert found["says"].endswith("0.75 instead of 0.5"), found
     assert compare(tmp_path / "strict", name, ours, slow, ours).different, "it differs by resuming alone"

@@ -75,7 +75,7 @@ def _with_suggestion(error: NoSuchJobError, ref: str, jobs: Sequence[Job]) -> Ex
     return CommandError(str(error), hint=f"did you mean {' or '.join(near)}?" if near else "", exit_code=Exit.USAGE)
 
 
-def watch(job: Job, *, only_looking: bool = False) -> Job:
+def watch(job: Job, *, read_only: bool = False) -> Job:
     """Ensure that a supervisor advances the job; starts a new one if none runs. Raises ControlError if that fails.
 
     only_looking: print a warning instead of raising
@@ -87,7 +87,7 @@ def watch(job: Job, *, only_looking: bool = False) -> Job:
         try:
             ensure_supervisor()
         except ControlError as error:
-            if not only_looking:
+            if not read_only:
                 raise
             warning(str(error))
     return job

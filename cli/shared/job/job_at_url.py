@@ -70,7 +70,7 @@ class JobAtUrl:
         than LINGER_S ago. If the attempt moved elsewhere: if its nodes started there, or LINGER_S have passed since the
         move."""
         if self.moved_to:
-            return self._clock() - self._moved_at > LINGER_S or self._has_begun_there()
+            return self._clock() - self._moved_at > LINGER_S or self._has_started_there()
         if self._ended_at is None:
             return False
         well = set(self._results.values()) <= {"succeeded"}
@@ -89,7 +89,7 @@ class JobAtUrl:
         numbers = attempt_numbers(self._dir)
         if numbers != self._numbers:
             self._numbers, self._results, self._ended_at = numbers, {}, None
-            self.moved_to = self._elsewhere(numbers[-1]) if numbers else ""
+            self.moved_to = self._other_job_dir(numbers[-1]) if numbers else ""
             self._moved_at = self._clock()
         if not numbers or self.moved_to:
             return self
@@ -128,14 +128,14 @@ class JobAtUrl:
             return "error"
         return None if result is None else result.outcome
 
-    def _elsewhere(self, attempt: int) -> str:
+    def _other_job_dir(self, attempt: int) -> str:
         from ....protocol.jobdir import AttemptRecord, attempt_key
 
         described = AttemptRecord.read(self._dir, attempt_key(attempt))
         there = "" if described is None else described.job_dir
         return "" if there == self.job_dir else there
 
-    def _has_begun_there(self) -> bool:
+    def _has_started_there(self) -> bool:
         """Return whether nodes exist in the other folder; True without access to it, so that the user is informed at
         once."""
         from ....protocol.jobdir import JobDir, JobDirError

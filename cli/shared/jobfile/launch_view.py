@@ -18,10 +18,10 @@ def say_launcher(loaded: LoadedSpec, offer: Offer) -> None:
     alone = offer.nodes == 1 and all(role.count <= 1 for role in offer.roles)
     if spec.launcher != "auto" or alone:
         return
-    from ....runtime.autolaunch import Shape, choose
+    from ....runtime.autolaunch import NodeLayout, choose
 
     nodes = [role for role in offer.roles for _ in range(role.nodes)]
-    shape = Shape([node.role for node in nodes], [int(node.count) for node in nodes])
+    shape = NodeLayout([node.role for node in nodes], [int(node.count) for node in nodes])
     code = None if spec.code is None else loaded.base / spec.code
     choice = choose(spec.run, code, shape, spec.env)
     remark(f"launcher: {choice.launcher}; {choice.reason}")

@@ -15,8 +15,8 @@ from ...store.model import Attempt, JobRow
 from ...store.store import Change, Store
 from .. import login_hints
 from ..decisions import GRACE_S, backoff, jitter
-from ..node_observation import Watches
-from ..observed_state import Sightings
+from ..node_observation import AttemptCache
+from ..observed_state import ObservationBuffer
 from ..queue import Queue
 
 log = logging.getLogger("cloudgpu.supervisor")
@@ -27,7 +27,7 @@ class Memory:
     """A supervisor's memory of a job between ticks: caches and pauses only; no decision depends on it."""
 
     time: JobTime
-    watches: Watches = field(default_factory=lambda: Watches(0))
+    watches: AttemptCache = field(default_factory=lambda: AttemptCache(0))
     job_dirs: dict[str, JobDir] = field(default_factory=dict)
     """URL -> the opened job dir."""
     moving: int = 0
@@ -70,7 +70,7 @@ class Tools:
     """Owner of the lease."""
     provisioner: Callable[[str], Provisioner]
     open_dir: Callable[[str], JobDir]
-    seen: Sightings = field(default_factory=Sightings)
+    seen: ObservationBuffer = field(default_factory=ObservationBuffer)
     queue: Queue = field(init=False)
     watched: int = 1
     """Number of jobs that the supervisor watches."""
@@ -127,7 +127,7 @@ class JobContext:
 
     def note_login(self, trouble: str) -> bool:
         """Write what missing credentials prevent into the job's reason; "": nothing. Return whether it changed."""
-        reason = login_hints.noted(self.job.reason, trouble) if trouble else login_hints.plain(self.job.reason)
+        reason = login_hints.with_hint(self.job.reason, trouble) if trouble else login_hints.plain(self.job.reason)
         return reason != self.job.reason and self.write("", "", job=replace(self.job, reason=reason))
 
 

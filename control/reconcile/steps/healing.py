@@ -10,7 +10,15 @@ from ....provisioners.base import Allocation, ProvisionError
 from ...store.model import Attempt
 from ..decisions import IN_PLACE_S, left_in_place
 from ..node_observation import is_closed
-from ..node_replacement import Regroup, Replace, cure, forgiven, newest_saved, node_records, wanted_nodes
+from ..node_replacement import (
+    Regroup,
+    Replace,
+    newest_saved,
+    next_repair,
+    node_records,
+    wanted_nodes,
+    without_caused_restarts,
+)
 from ..outcomes import NodeView
 from .context import AttemptContext
 from .launch_request import launch_request
@@ -29,8 +37,8 @@ class NodeReplacer:
         context = self._context
         if context.attempt.nodes is None:
             return None
-        attempt, nodes = forgiven(context.attempt, seen), {view.node: view for view in seen}
-        found = cure(attempt, nodes, context.job.policy.least_nodes, self._interruptions_left(attempt, seen))
+        attempt, nodes = without_caused_restarts(context.attempt, seen), {view.node: view for view in seen}
+        found = next_repair(attempt, nodes, context.job.policy.least_nodes, self._interruptions_left(attempt, seen))
         if found is None or is_closed(context.job_dir, attempt):
             return None
         if isinstance(found, Replace):

@@ -23,7 +23,7 @@ LOOK_S = 5.0
 """Minimum seconds between two checks, while copying, whether the job should still continue."""
 
 
-def worked_dirs(job: JobRow, attempts: Sequence[Attempt]) -> list[str]:
+def used_job_dirs(job: JobRow, attempts: Sequence[Attempt]) -> list[str]:
     """Return the URLs of the job's folders for which machines were requested, newest first. The first has the newest
     checkpoint, metrics and outputs. Before the first request, return the folder of the submission.
 
@@ -41,7 +41,7 @@ class CloudMigrator:
 
     def left_dir(self) -> str:
         """Return the URL that the job comes from; the attempt's own job dir if it does not move."""
-        return worked_dirs(self._context.job, self._earlier())[0]
+        return used_job_dirs(self._context.job, self._earlier())[0]
 
     def move_in(self) -> str | None:
         """Copy the job's state into the attempt's job dir and return the event's message, "" for none.
@@ -50,7 +50,7 @@ class CloudMigrator:
         AllDamagedError.
         """
         context, earlier = self._context, self._earlier()
-        worked, here = worked_dirs(context.job, earlier), context.job.dir_on(context.attempt.offer.cloud)
+        worked, here = used_job_dirs(context.job, earlier), context.job.dir_on(context.attempt.offer.cloud)
         left = worked[0]
         if left == here:
             return ""

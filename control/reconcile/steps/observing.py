@@ -8,8 +8,8 @@ from dataclasses import replace
 from ....protocol.jobdir import Generation
 from ....provisioners.base import NodeState
 from ...store.model import Attempt
-from ..console_tail import LastWords
-from ..node_observation import Watches, look, new_generation
+from ..console_tail import ConsoleReader
+from ..node_observation import AttemptCache, new_generation, observe_nodes
 from ..node_replacement import every_node, member_names
 from ..outcomes import NodeView
 from .context import AttemptContext
@@ -21,7 +21,7 @@ class Observer:
     def __init__(self, context: AttemptContext) -> None:
         self._context = context
 
-    def look(self) -> Sequence[NodeView]:
+    def observe(self) -> Sequence[NodeView]:
         """Return a view of each node; () before there are machines. Raises JobDirError, ProvisionError."""
         context, attempt, memory = self._context, self._context.attempt, self._context.memory
         if attempt.allocation is None:
@@ -32,16 +32,18 @@ class Observer:
         memory.queued = bool(observed) and all(state.queued for state in observed.values())
         memory.queue = next((state.detail for state in observed.values() if state.queued), "")
         if memory.watches.attempt != attempt.number:
-            memory.watches = Watches(attempt.number)
+            memory.watches = AttemptCache(attempt.number)
         steady = context.tools.clock.monotonic()
-        memory.watches.note_look(steady, gone=memory.machines_gone)
-        last_words = LastWords(provisioner, attempt.allocation).of
+        memory.watches.record_poll(steady, gone=memory.machines_gone)
+        last_words = ConsoleReader(provisioner, attempt.allocation).of
         nodes = every_node(attempt)
         known = [node.node for node in nodes]
         memory.saw_unknown_node = any(one.phase == "running" for name, one in observed.items() if name not in known)
         stopping = attempt.state == "stopping"
         jobs = context.tools.watched
-        views = look(context.job_dir, memory.watches, nodes, observed, steady, last_words, stopping=stopping, jobs=jobs)
+        views = observe_nodes(
+            context.job_dir, memory.watches, nodes, observed, steady, last_words, stopping=stopping, jobs=jobs
+        )
         context.tools.seen.note(attempt, views)
         return _without_replaced(views, observed) if context.heals_itself else views
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 from ....provisioners.base import ProvisionError, Shared
 from ...store.model import QUEUES
 from .. import login_hints
-from ..decisions import IN_PLACE_S, patience_ends
+from ..decisions import IN_PLACE_S, search_deadline
 from ..node_replacement import wanted_nodes
 from ..outcomes import Verdict
 from .context import AttemptContext
@@ -32,7 +32,7 @@ class RefusalHandler:
         unmade = replace(attempt, launched=None)
         is_unmade = first and not error.may_have_created
         if self._waits_for_login(error, may_exist=not is_unmade):
-            return context.wait("expired", login_hints.words(error), unmade if is_unmade else None, "login")
+            return context.wait("expired", login_hints.advice_text(error), unmade if is_unmade else None, "login")
         if kind in ("throttled", "transient") and not self._has_waited():
             return context.wait(kind, reason, at_least_s=error.retry_after or 0.0, counts=not error.is_unsent)
         if kind == "capacity" and self.waits_in_queue():
@@ -76,4 +76,4 @@ class RefusalHandler:
         return self._context.waited_s >= IN_PLACE_S
 
     def _patience_ends(self) -> float:
-        return patience_ends(self._context.job, self._context.attempts())
+        return search_deadline(self._context.job, self._context.attempts())

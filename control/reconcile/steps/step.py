@@ -14,7 +14,7 @@ from ....provisioners.base import launch_token
 from ...store import states
 from ...store.model import Attempt, JobRow
 from ..decisions import End, Later, Start, decide, wanted_end
-from ..failover import DRY_S
+from ..failover import NO_CAPACITY_S
 from ..outcomes import Verdict
 from .context import AttemptContext, JobContext, Memory, Tools
 from .launching import Launcher
@@ -81,7 +81,7 @@ class NextAttempt:
         job, now = context.job, context.now
         if now < job.not_before and wanted_end(job, context.attempt, now) is None:
             return False
-        elsewhere = context.tools.store.dry_places(job, now - DRY_S)
+        elsewhere = context.tools.store.capacity_refusals(job, now - NO_CAPACITY_S)
         decision = decide(job, context.attempts(), now, elsewhere)
         if isinstance(decision, End):
             return self.end(decision)

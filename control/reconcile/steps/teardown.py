@@ -14,8 +14,8 @@ from ...accounting import cost
 from ...store.model import Attempt
 from ..decisions import wanted_end
 from ..node_observation import UNSEEN_S, read_whole_timeline
-from ..node_replacement import forgiven
-from ..outcomes import AT_DEADLINE, NodeView, Verdict, judge
+from ..node_replacement import without_caused_restarts
+from ..outcomes import AT_DEADLINE, NodeView, Verdict, attempt_outcome
 from .context import AttemptContext
 from .launch_request import LATE_S
 from .observing import Observer
@@ -46,7 +46,7 @@ def conclude(context: AttemptContext, verdict: Verdict, attempt: Attempt | None 
 
 def conclude_by_nodes(context: AttemptContext, nodes: Sequence[NodeView], *, left: str = AT_DEADLINE) -> bool:
     """Write the outcome once all members have ended or run out of time; `left`: reason for nodes that still run."""
-    verdict = judge(nodes, left=left)
+    verdict = attempt_outcome(nodes, left=left)
     timeline = read_whole_timeline(context.job_dir, context.attempt) or verdict.timeline
     return conclude(context, replace(verdict, timeline=timeline), _charged(context, nodes))
 
@@ -57,7 +57,7 @@ def _charged(context: AttemptContext, nodes: Sequence[NodeView]) -> Attempt:
     The machines are assumed to have run for UNSEEN_S after their last heartbeat; a node without heartbeats, until
     now.
     """
-    attempt, now = forgiven(context.attempt, nodes), context.now
+    attempt, now = without_caused_restarts(context.attempt, nodes), context.now
     times = [node.told_at for node in nodes if node.told_at is not None]
     if not context.memory.watches.went_unseen or not times or len(times) < len(nodes):
         return attempt
@@ -85,7 +85,7 @@ class Stopper:
         deadline = attempt.deadline or 0.0
         try:
             self._write_stop(deadline)
-            nodes = observer.members(observer.look())
+            nodes = observer.members(observer.observe())
             if observer.note_begun(nodes) or observer.take_generation(nodes):
                 return True
         except (JobDirError, ProvisionError) as error:

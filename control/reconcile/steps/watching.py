@@ -30,7 +30,7 @@ class Watcher:
         """Take the action that the nodes' state requires; return whether anything changed."""
         context = self._context
         end = wanted_end(context.job, context.attempt, context.now)
-        seen = self._look_before(end)
+        seen = self._observe_unless_ending(end)
         nodes = self._observer.members(seen)
         if end is not None and (not nodes or any(node.end is None for node in nodes)):
             return context.begin_stop(end.cause, end.reason)
@@ -46,7 +46,7 @@ class Watcher:
         cause = self._cause_to_stop(nodes)
         return cause is not None and context.begin_stop(*cause)
 
-    def _look_before(self, end: End | None) -> Sequence[NodeView]:
+    def _observe_unless_ending(self, end: End | None) -> Sequence[NodeView]:
         """Observe the nodes; () if the attempt ends in any case, so that the machines are stopped at once.
 
         They are observed before limits.cost ends the attempt, because machines that ended while no supervisor ran
@@ -55,7 +55,7 @@ class Watcher:
         if end is not None and end.cause != "cost":
             return ()
         try:
-            return self._observer.look()
+            return self._observer.observe()
         except (ProvisionError, JobDirError):
             if end is None:
                 raise

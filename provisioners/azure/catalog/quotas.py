@@ -25,7 +25,7 @@ from typing import NamedTuple
 
 from ....jobspecs import catalog
 from ...base import ProvisionError
-from ..clients import Clients, plain
+from ..clients import Clients, as_dicts
 
 log = logging.getLogger("cloudgpu.provisioners.azure")
 
@@ -69,7 +69,7 @@ def key(code: str) -> str:
 def usages(clients: Clients, region: str, patience_s: float = _PATIENCE_S) -> dict[str, Usage]:
     """Return the compute quotas of a region by key(), with one read-only call. Raises ProvisionError."""
     doing = f"ask for the quotas of {region}"
-    found = clients.ask(doing, lambda: plain(clients.compute.usage.list(region)), patience_s)
+    found = clients.ask(doing, lambda: as_dicts(clients.compute.usage.list(region)), patience_s)
     try:
         told = [
             Usage(

@@ -76,14 +76,14 @@ def refresh(regions: Sequence[str], on_progress: Progress, clients: Clients | No
     asked = tuple(dict.fromkeys(regions)) or tuple(there)
     now = datetime.datetime.fromtimestamp(clients.clock.now(), datetime.UTC)
     with ThreadPoolExecutor(_WORKERS) as pool:
-        asking = _Asking(clients, asked, now, Calls(pool, on_progress))
+        asking = TableRefresh(clients, asked, now, Calls(pool, on_progress))
         try:
-            yield from published(asking.tables(), asking.settle, now)
+            yield from published(asking.tables(), asking.use_published, now)
         finally:
             pool.shutdown(cancel_futures=True)
 
 
-class _Asking:
+class TableRefresh:
     """Queries for the tables, and the merge of their results with the known rows."""
 
     def __init__(self, clients: Clients, regions: tuple[str, ...], now: datetime.datetime, calls: Calls) -> None:
@@ -103,7 +103,7 @@ class _Asking:
             "quotas_azure": self.quotas,
         }
 
-    def settle(self, update: Update) -> None:
+    def use_published(self, update: Update) -> None:
         """Use a published table: later tables refer to its places or machine types."""
         if update.columns is PLACES:
             self._places = {row[:2]: row for row in update.rows}
@@ -294,7 +294,7 @@ def _ask_skus(clients: Clients, region: str, known: Iterable[str]) -> dict[str, 
         found = (
             _sku(item, region)
             for item in skus_of(clients, region, doing)
-            if item["name"] in names or _gpus(_told(item))
+            if item["name"] in names or _gpus(_capabilities(item))
         )
         return {sku.name: sku for sku in found}
     except (KeyError, TypeError, ValueError, AttributeError) as error:
@@ -303,7 +303,7 @@ def _ask_skus(clients: Clients, region: str, known: Iterable[str]) -> dict[str, 
 
 
 def _sku(item: Json, region: str) -> Sku:
-    told, size = _told(item), size_of(item, region)
+    told, size = _capabilities(item), size_of(item, region)
     return Sku(
         name=item["name"],
         family=size.family,
@@ -324,7 +324,7 @@ def _is_reservable(told: Mapping[str, str]) -> bool:
     return told.get("CapacityReservationSupported") == "True"
 
 
-def _told(item: Mapping[str, Any]) -> dict[str, str]:
+def _capabilities(item: Mapping[str, Any]) -> dict[str, str]:
     """Return a size's capabilities, by name."""
     return {one["name"]: str(one["value"]) for one in item.get("capabilities") or ()}
 

@@ -19,13 +19,13 @@ from ...base import ProvisionError
 from ...shared import tags
 from ...tagged_resources import Found, Leftover, Tagged, Thing, launches
 from ..catalog.regions import check_regions, regions_of
-from ..clients import Clients, Json, answer_of, gone_is_fine, plain
+from ..clients import Clients, Json, answer_of, as_dicts, ignore_not_found
 from ..operations import state_of
 from ..resources.identity import role_assignments_of
-from ..resources.instance_cache import Sightings
+from ..resources.instance_cache import InstanceCache
 from ..resources.orphans import find_orphans, remove_orphans
 from ..resources.resource_groups import Group, groups_of
-from .teardown import Ending
+from .teardown import Teardown
 
 _GROUPS_AT_ONCE = 8
 _ADDRESS_USD_H = Decimal("0.005")
@@ -136,8 +136,8 @@ def _listed(clients: Clients, group: Group, ask: Callable[[], Any]) -> list[Json
     """Return the listed resources; []: the group no longer exists."""
 
     def call() -> list[Json]:
-        with gone_is_fine():
-            return plain(ask())
+        with ignore_not_found():
+            return as_dicts(ask())
         return []
 
     return clients.ask(f"look at what is in {group.name}", call)
@@ -145,7 +145,7 @@ def _listed(clients: Clients, group: Group, ask: Callable[[], Any]) -> list[Json
 
 def _unless_gone(clients: Clients, doing: str, ask: Callable[[], Any]) -> Json | None:
     def call() -> Json | None:
-        with gone_is_fine():
+        with ignore_not_found():
             found: Json = dict(ask())
             return found
         return None
@@ -166,6 +166,6 @@ def _moment(text: object) -> float | None:
 def remove(leftover: Leftover, clients: Clients | None = None) -> None:
     """Remove all its resources, and return when none of them bills any more. Idempotent. Raises ProvisionError."""
     clients = clients or Clients()
-    Ending(clients, Sightings(clients), leftover.token).run()
+    Teardown(clients, InstanceCache(clients), leftover.token).run()
     if all(thing.kind == "role assignment" for thing in leftover.things):
         remove_orphans(clients, leftover.token)

@@ -27,18 +27,18 @@ from .. import operations
 from ..account import refusal
 from ..catalog import quotas
 from ..catalog.sizes import Size, Sizes
-from ..clients import Clients, Json, answer_of, gone_is_fine
+from ..clients import Clients, Json, answer_of, ignore_not_found
 from ..machine import template, vm_profile
 from ..machine.images import Image, Images
 from ..machine.request import zones_for
 from ..machine.reservations import find_reservations
 from ..names import group_name
 from ..resources import network
-from ..resources.identity import find_identity, let_leave
-from ..resources.instance_cache import Sightings
+from ..resources.identity import allow_scale_in, find_identity
+from ..resources.instance_cache import InstanceCache
 from ..resources.resource_groups import find_group, make_group
 from .launching import make_proximity_group
-from .teardown import Ending
+from .teardown import Teardown
 
 log = logging.getLogger("cloudgpu.provisioners.azure")
 
@@ -47,7 +47,7 @@ class Parts(NamedTuple):
     """Resources that the scale set uses in any zone."""
 
     image: Image
-    at: template.Standing
+    at: template.NetworkAttachment
     identity: str
     """Resource ids of the identity and of the proximity placement group."""
     proximity_group: str | None
@@ -56,13 +56,13 @@ class Parts(NamedTuple):
 
 
 @dataclass(slots=True)
-class GroupedLaunch:
+class GroupLaunch:
     """One launch in progress. run() is called once."""
 
     clients: Clients
     images: Images
     sizes: Sizes
-    sightings: Sightings
+    sightings: InstanceCache
     request: LaunchRequest
     name: str = ""
     """Name of the scale set."""
@@ -125,9 +125,9 @@ class GroupedLaunch:
         self._has_created = True
         make_group(clients, request, (), there.machine_role)
         identity = find_identity(clients, there.machine_role)
-        let_leave(clients, request, identity, there.stack)
+        allow_scale_in(clients, request, identity, there.stack)
         attached = network.make_network(clients, request, there)
-        at = template.Standing(*attached, reservation=reservation)
+        at = template.NetworkAttachment(*attached, reservation=reservation)
         close = make_proximity_group(clients, request) if template.is_close(fleet) else None
         made = Parts(image, at, identity.id, close, prepared.boot)
         first_with_room(
@@ -158,7 +158,7 @@ class GroupedLaunch:
         sets, group = clients.compute.virtual_machine_scale_sets, group_name(request.token)
         begin = partial(sets.begin_create_or_update, group, self.name, body)
         try:
-            self._await_machines(doing, clients.ask(doing, lambda: operations.ordered(begin)).url)
+            self._await_machines(doing, clients.ask(doing, lambda: operations.start_operation(begin)).url)
         except ProvisionError as error:
             if error.is_final:
                 self._clean_refused()
@@ -180,7 +180,7 @@ class GroupedLaunch:
             elif (state := operations.state_of(found)) == "Succeeded":
                 return
             elif state in operations.ENDED:
-                error = operations.reason(clients, url, doing) or _error_of(clients, group, self.name)
+                error = operations.operation_error(clients, url, doing) or _error_of(clients, group, self.name)
                 raise refusal(error or {"code": state, "message": f"the scale set is {state}"}, doing)
             pause(clock, next(pauses))
         log.info("%s: %s: it is %s still, and is not waited for", self.request.job_id, doing, state)
@@ -207,7 +207,7 @@ class GroupedLaunch:
     def _undo(self) -> None:
         """Start removing all resources; terminate() removes what fails here."""
         with cleaning_up(self.request.job_id):
-            Ending(self.clients, self.sightings, self.request.token).begin()
+            Teardown(self.clients, self.sightings, self.request.token).begin()
 
 
 def scale_set_body(request: LaunchRequest, fleet: FleetSpec, made: Parts) -> Json:
@@ -228,7 +228,7 @@ def scale_set_body(request: LaunchRequest, fleet: FleetSpec, made: Parts) -> Jso
     return {**body, "zones": zones} if zones else body
 
 
-def state_of(clients: Clients, sightings: Sightings, allocation: Allocation) -> job_groups.GroupState:
+def state_of(clients: Clients, sightings: InstanceCache, allocation: Allocation) -> job_groups.GroupState:
     """Return the state of a launch's scale set. Raises ProvisionError.
 
     It takes one or two calls, plus one or two if the scale set has failed; concurrent callers share the list of
@@ -247,7 +247,7 @@ def _look(clients: Clients, group: str, name: str) -> Json | None:
     """Return the scale set; None: it does not exist."""
 
     def ask() -> Json | None:
-        with gone_is_fine():
+        with ignore_not_found():
             return cast("Json", clients.compute.virtual_machine_scale_sets.get(group, name, cls=answer_of))
         return None
 
@@ -258,7 +258,7 @@ def _error_of(clients: Clients, group: str, name: str) -> Json | None:
     """Return the error from the scale set's instance view, which remains available later; None: none."""
 
     def ask() -> Json | None:
-        with gone_is_fine():
+        with ignore_not_found():
             view = clients.compute.virtual_machine_scale_sets.get_instance_view(group, name, cls=answer_of)
             return operations.error_in(cast("Json", view))
         return None

@@ -25,10 +25,10 @@ from ..machine.request import Place, machine, with_tags, zones_for
 from ..machine.reservations import find_reservations
 from ..names import SHARED, group_name, node_name
 from ..resources import network
-from ..resources.identity import find_grants, find_identity, let_in, make_identity, shared_identity
-from ..resources.instance_cache import Sightings
+from ..resources.identity import assign_roles, find_grants, find_identity, make_identity, shared_identity
+from ..resources.instance_cache import InstanceCache
 from ..resources.resource_groups import Group, find_group, make_group, mark_started, unmark_started
-from .teardown import Ending, delete_machine
+from .teardown import Teardown, delete_machine
 
 log = logging.getLogger("cloudgpu.provisioners.azure")
 
@@ -50,7 +50,7 @@ class Launch:
     clients: Clients
     images: Images
     sizes: Sizes
-    sightings: Sightings
+    sightings: InstanceCache
     request: LaunchRequest
     machines: dict[str, str] = field(default_factory=dict)
     """Node -> machine name, for all machines ever started under this token, including those that are gone."""
@@ -121,7 +121,7 @@ class Launch:
                 else:
                     failed.append(node)
                 continue
-            view = operations.look_at(self.clients, group.name, name) if found.state != "Succeeded" else None
+            view = operations.get_machine(self.clients, group.name, name) if found.state != "Succeeded" else None
             if found.state == "Succeeded" or (view is not None and view.runs):
                 self.machines[node] = name
             elif found.has_failed:
@@ -155,7 +155,7 @@ class Launch:
         # Drop other nodes' started tags: they are no longer needed, and a group's number of tags is limited.
         unmark_started(clients, request.token, group.started - {node.node for node in request.nodes}, group)
         identity = find_identity(clients, self._shared) if self._shared else make_identity(clients, request)
-        let_in(clients, request, identity, grants)
+        assign_roles(clients, request, identity, grants)
         attachment = network.make_network(clients, request, stack)
         store, api = endpoints(clients.account)
         place = Place(
@@ -270,9 +270,9 @@ class Launch:
         """Request the machine, with retries while throttled or not answered; return the operation's URL."""
         begin = partial(self.clients.compute.virtual_machines.begin_create_or_update, group, name, cast("Any", body))
         try:
-            return self.clients.ask(doing, lambda: operations.ordered(begin)).url
+            return self.clients.ask(doing, lambda: operations.start_operation(begin)).url
         except ProvisionError as error:
-            if error.code in _CHANGED and operations.look_at(self.clients, group, name) is not None:
+            if error.code in _CHANGED and operations.get_machine(self.clients, group, name) is not None:
                 return ""  # an earlier call created it
             raise
 
@@ -311,7 +311,7 @@ class Launch:
         clients, token = self.clients, self.request.token
         with cleaning_up(self.request.job_id):
             if is_new:
-                Ending(clients, self.sightings, token).begin()
+                Teardown(clients, self.sightings, token).begin()
                 return
             for node in missing:
                 network.remove_interface(clients, group_name(token), node_name(node.node))

@@ -11,8 +11,8 @@ from .. import operations
 from ..clients import Clients
 from ..names import group_name, node_name
 from ..resources import network
-from ..resources.identity import shut_out
-from ..resources.instance_cache import Sightings
+from ..resources.identity import remove_role_assignments
+from ..resources.instance_cache import InstanceCache
 from ..resources.resource_groups import Group, find_group, remove_group
 
 log = logging.getLogger("cloudgpu.provisioners.azure")
@@ -23,11 +23,11 @@ _POLL_S = 3.0
 
 
 @dataclass(frozen=True, slots=True)
-class Ending:
+class Teardown:
     """Teardown of one launch. Every step is idempotent."""
 
     clients: Clients
-    sightings: Sightings
+    sightings: InstanceCache
     token: str
 
     def run(self) -> Ended:
@@ -70,7 +70,7 @@ class Ending:
             return True
         try:
             # Before the group is deleted: its tags name the role assignments.
-            shut_out(self.clients, group)
+            remove_role_assignments(self.clients, group)
         except ProvisionError:
             self._end_machines(group)
             raise

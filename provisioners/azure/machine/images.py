@@ -17,7 +17,7 @@ from typing import NamedTuple
 from ...base import NodeRequest, ProvisionError
 from ...shared.poll_cache import PollCache
 from ..catalog.sizes import architecture_of
-from ..clients import Clients, plain
+from ..clients import Clients, as_dicts
 
 _TABLE = Path(__file__).with_name("images.csv")
 _TTL_S = 3_600.0
@@ -56,12 +56,12 @@ class Images:
     def _ask(self, key: tuple[str, Urn]) -> Image:
         region, urn = key
         images, doing = self._clients.compute.virtual_machine_images, f"look up the image {':'.join(urn)} in {region}"
-        versions = self._clients.ask(doing, lambda: plain(images.list(region, *urn, top=1, orderby="name desc")))
+        versions = self._clients.ask(doing, lambda: as_dicts(images.list(region, *urn, top=1, orderby="name desc")))
         if not versions:
             message = f"{region} has no image {':'.join(urn)}; choose another region"
             raise ProvisionError("not_offered", message, scope="region", code="ImageNotFound")
         version = str(versions[0]["name"])
-        found = self._clients.ask(doing, lambda: plain([images.get(region, *urn, version)]))[0]
+        found = self._clients.ask(doing, lambda: as_dicts([images.get(region, *urn, version)]))[0]
         disk = (found.get("properties") or {}).get("osDiskImage") or {}
         return Image(urn, version, int(disk.get("sizeInGb") or 0))
 

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple, cast
 
 from ...base import ProvisionError
 from ...shared.clock import Clock
-from ..clients import Clients, Json, answer_of, plain
+from ..clients import Clients, Json, answer_of, as_dicts
 from ..names import part_of
 
 _NO_ROOM = "InsufficientReservedCapacity"
@@ -116,12 +116,12 @@ def _reservations(clients: Clients, region: str, sizes: frozenset[str]) -> Itera
     """Yield the reservations of these sizes in the region. Raises ProvisionError."""
     doing = f"look for capacity reservations in {region}"
     compute, names = clients.compute, {size.lower() for size in sizes}
-    groups = clients.ask(doing, lambda: plain(compute.capacity_reservation_groups.list_by_subscription()))
+    groups = clients.ask(doing, lambda: as_dicts(compute.capacity_reservation_groups.list_by_subscription()))
     for group in groups:
         if str(group.get("location", "")).lower() != region.lower():
             continue
         where, name = part_of(str(group["id"]), "resourceGroups"), str(group["name"])
-        for listed in clients.ask(doing, lambda: plain(_list(clients, where, name))):  # noqa: B023 - called immediately
+        for listed in clients.ask(doing, lambda: as_dicts(_list(clients, where, name))):  # noqa: B023 - called immediately
             if str((listed.get("sku") or {}).get("name", "")).lower() in names:
                 yield _reservation(str(group["id"]), _look(clients, where, name, str(listed["name"]), doing), clients)
 

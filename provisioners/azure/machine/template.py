@@ -46,7 +46,7 @@ _MARKETS = frozenset({"on-demand", "spot", "reservation"})
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
+class NetworkAttachment:
     """Network resources and reservation of a fleet's machines."""
 
     subnet: Text
@@ -82,7 +82,7 @@ def is_close(fleet: FleetSpec) -> bool:
     return fleet.peers and fleet.market != "reservation"
 
 
-def profile(fleet: FleetSpec, image: Image, at: Standing, custom_data: Text) -> dict[str, Any]:
+def profile(fleet: FleetSpec, image: Image, at: NetworkAttachment, custom_data: Text) -> dict[str, Any]:
     """Return the virtualMachineProfile. `custom_data`: base64."""
     accelerated = is_accelerated(fleet.machine_type)
     return {
@@ -127,7 +127,7 @@ def scale_set(fleet: FleetSpec, profile: dict[str, object]) -> dict[str, Any]:
     return properties
 
 
-def _interface(at: Standing, *, accelerated: bool) -> dict[str, Any]:
+def _interface(at: NetworkAttachment, *, accelerated: bool) -> dict[str, Any]:
     """Return the interface's configuration; interface and address are deleted with the machine."""
     address = {}
     if at.public:

@@ -46,7 +46,7 @@ def system(seed: str, custom_data: Text) -> dict[str, Any]:
 
     `custom_data`: base64; `seed`: for the key.
     """
-    key = {"path": f"/home/{ADMIN}/.ssh/authorized_keys", "keyData": nobodys_key(seed)}
+    key = {"path": f"/home/{ADMIN}/.ssh/authorized_keys", "keyData": unusable_key(seed)}
     return {
         "adminUsername": ADMIN,
         "customData": custom_data,
@@ -54,7 +54,7 @@ def system(seed: str, custom_data: Text) -> dict[str, Any]:
     }
 
 
-def nobodys_key(seed: str) -> str:
+def unusable_key(seed: str) -> str:
     """Return an Ed25519 public key without a private key: its bytes are a hash.
 
     It is the same for the same seed, because a retry must send the same request.

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, cast
 
 from ...base import LaunchRequest, ProvisionError
 from ...shared.infra_outputs import Infrastructure
-from ..clients import Clients, Json, answer_of, gone_is_fine, plain
+from ..clients import Clients, Json, answer_of, as_dicts, ignore_not_found
 from ..machine.request import with_tags
 from ..names import SHARED, assignment_name, group_id, group_name, leaving_role, part_of
 from .containers import Container, split_url
@@ -35,7 +35,7 @@ class Identity(NamedTuple):
     """Resource id."""
     client_id: str
     principal_id: str
-    ours: bool
+    is_dedicated: bool
     """It was created for the launch."""
 
 
@@ -112,10 +112,10 @@ def find_identity(clients: Clients, named: str) -> Identity:
     return _identity(clients.ask(f"look up the identity {name}", lambda: look(group, name, cls=answer_of)), ours=False)
 
 
-def let_in(clients: Clients, request: LaunchRequest, identity: Identity, grants: Iterable[Grant]) -> None:
+def assign_roles(clients: Clients, request: LaunchRequest, identity: Identity, grants: Iterable[Grant]) -> None:
     """Assign the roles to a launch's identity; no-op for an existing identity, and for existing assignments. Raises
     ProvisionError."""
-    if not identity.ours:
+    if not identity.is_dedicated:
         return
     here = group_id(clients.subscription, group_name(request.token))
     body = assignment(clients, request, identity.principal_id, SWITCH_OFF)
@@ -126,7 +126,7 @@ def let_in(clients: Clients, request: LaunchRequest, identity: Identity, grants:
         _assign(clients, request.token, grant.container.scope(clients.subscription), grant.role, body)
 
 
-def let_leave(clients: Clients, request: LaunchRequest, identity: Identity, stack: str) -> None:
+def allow_scale_in(clients: Clients, request: LaunchRequest, identity: Identity, stack: str) -> None:
     """Assign the role for leaving scale sets in the launch's group to a stack's identity. Idempotent.
 
     The assignment is deleted with the group, not before, since machines may leave until then. Raises ProvisionError.
@@ -153,7 +153,7 @@ def role_assignments_of(clients: Clients, group: Group) -> list[tuple[str, str]]
     return [(scope, assignment_name(group.token, scope, role)) for scope, role in scopes]
 
 
-def shut_out(clients: Clients, group: Group) -> None:
+def remove_role_assignments(clients: Clients, group: Group) -> None:
     """Delete the role assignments that the group's tags name. Idempotent. Raises ProvisionError."""
     for scope, name in role_assignments_of(clients, group):
         start = partial(clients.authorization.role_assignments.delete, scope, name)
@@ -161,7 +161,7 @@ def shut_out(clients: Clients, group: Group) -> None:
 
 
 def _unless_gone(start: partial[Any]) -> None:
-    with gone_is_fine():
+    with ignore_not_found():
         start()
 
 
@@ -180,7 +180,7 @@ def _group_of(clients: Clients, account: str) -> str:
     where = f"resourceType eq 'Microsoft.Storage/storageAccounts' and name eq '{account}'"
     doing = f"look for the storage account {account}"
     found: list[Mapping[str, Any]] = clients.ask(
-        doing, lambda: cast("Any", plain(clients.resources.resources.list(filter=where)))
+        doing, lambda: cast("Any", as_dicts(clients.resources.resources.list(filter=where)))
     )
     for one in found:
         if str(one.get("name", "")).lower() == account.lower():

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from ...base import NodeState
 from ...shared import tags
 from ...shared.poll_cache import PollCache
-from ..clients import Clients, Json, gone_is_fine, plain
+from ..clients import Clients, Json, as_dicts, ignore_not_found
 from ..names import group_name
-from ..operations import look_at, state_of
+from ..operations import get_machine, state_of
 
 _EVERY_S = 60.0
 """Seconds between two queries whether a machine restarts: a third of the time after which a silent machine counts as
@@ -25,7 +25,7 @@ Machines = Mapping[str, "Sighting"]
 
 
 @dataclass(frozen=True, slots=True)
-class Sighting:
+class InstanceState:
     """State of a machine in the latest list."""
 
     name: str
@@ -66,7 +66,7 @@ class Sighting:
         return NodeState(node, "pending" if self.is_beginning else "running", detail, returns=returns)
 
 
-class Sightings:
+class InstanceCache:
     """Cache of launches' machines, shared by all jobs of a process."""
 
     def __init__(self, clients: Clients) -> None:
@@ -82,8 +82,8 @@ class Sightings:
 
     def _ask(self, group: str) -> Machines:
         def ask() -> Machines:
-            with gone_is_fine():
-                found = plain(self._clients.compute.virtual_machines.list(group))
+            with ignore_not_found():
+                found = as_dicts(self._clients.compute.virtual_machines.list(group))
                 return {one.name: one for one in map(sighting, found)}
             return {}
 
@@ -115,7 +115,7 @@ class Restarts:
             self._asked |= {(group, name): (now, known[name][1]) for name in due}  # claims them: one query each
         if due:
             with ThreadPoolExecutor(_AT_ONCE, "cloudgpu-look") as pool:
-                views = dict(zip(due, pool.map(lambda name: look_at(self._clients, group, name), due), strict=True))
+                views = dict(zip(due, pool.map(lambda name: get_machine(self._clients, group, name), due), strict=True))
             said = {name: (now, view is not None and view.restarts) for name, view in views.items()}
             with self._lock:
                 self._asked |= {(group, name): one for name, one in said.items()}
@@ -123,9 +123,9 @@ class Restarts:
         return frozenset(name for name, (_, restarts) in known.items() if restarts)
 
 
-def sighting(found: Json) -> Sighting:
+def sighting(found: Json) -> InstanceState:
     """Parse a machine from the API's response."""
-    return Sighting(
+    return InstanceState(
         name=str(found["name"]),
         state=state_of(found),
         tags=dict(found.get("tags") or {}),

@@ -22,7 +22,7 @@ from ...shared import tags
 from ...shared.infra_outputs import Infrastructure
 from .. import operations
 from ..catalog.sizes import Size
-from ..clients import Clients, Json, answer_of, gone_is_fine
+from ..clients import Clients, Json, answer_of, ignore_not_found
 from ..machine import vm_profile
 from ..machine.request import with_tags
 from ..names import SHARED, SUBNET, group_id, group_name, node_name, part_of, resource_id
@@ -87,7 +87,7 @@ def interfaces_of(clients: Clients, group: str) -> frozenset[str]:
     """Return the names of a group's interfaces; none if the group does not exist. Raises ProvisionError."""
 
     def ask() -> frozenset[str]:
-        with gone_is_fine():
+        with ignore_not_found():
             return frozenset(str(one["name"]) for one in clients.network.network_interfaces.list(group))
         return frozenset()
 
@@ -157,7 +157,7 @@ def _subnet(clients: Clients, request: LaunchRequest, subnet: str, who: str) -> 
         raise ProvisionError("invalid", message, scope="cloud", code="NoSubnet")
 
     def ask() -> Json | None:
-        with gone_is_fine():
+        with ignore_not_found():
             return cast("Json", clients.network.virtual_networks.get(group, network, cls=answer_of))
         return None
 

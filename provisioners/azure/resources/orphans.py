@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from ...base import LaunchRequest, ProvisionError
 from ...shared import tags
-from ..clients import Clients, Json, gone_is_fine
+from ..clients import Clients, Json, ignore_not_found
 from ..names import group_name, token_of
 from .resource_groups import find_group
 
@@ -67,13 +67,13 @@ def _ours(clients: Clients) -> Iterator[Orphan]:
     while url:
         page = clients.get(url, "look for role assignments")
         for one in page.get("value") or ():
-            told = _told((one.get("properties") or {}).get("description"))
+            told = _parse_description((one.get("properties") or {}).get("description"))
             if told is not None:
                 yield Orphan(str(one["properties"]["scope"]), str(one["name"]), told)
         url = str(page.get("nextLink") or "")
 
 
-def _told(text: object) -> dict[str, str] | None:
+def _parse_description(text: object) -> dict[str, str] | None:
     """Parse a description; None: it was changed, or cloudgpu did not write it."""
     try:
         found: Json = json.loads(str(text))
@@ -84,5 +84,5 @@ def _told(text: object) -> dict[str, str] | None:
 
 
 def _unless_gone(start: partial[Any]) -> None:
-    with gone_is_fine():
+    with ignore_not_found():
         start()

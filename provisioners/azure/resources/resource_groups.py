@@ -13,9 +13,9 @@ from typing import Any, NamedTuple, cast
 
 from ...base import LaunchRequest, ProvisionError
 from ...shared import tags
-from ..clients import Clients, answer_of, gone_is_fine, plain
+from ..clients import Clients, answer_of, as_dicts, ignore_not_found
 from ..names import ACCESS, IDENTITY, STARTED, group_id, group_name, token_of
-from ..operations import delete, ordered, wait_for
+from ..operations import delete, start_operation, wait_for
 
 _LONGEST_TAG = 256
 """Maximum length of a tag's value. Source: Azure's documentation, "Use tags to organize your Azure resources", which
@@ -63,7 +63,7 @@ def find_group(clients: Clients, token: str) -> Group | None:
     name = group_name(token)
 
     def ask() -> Group | None:
-        with gone_is_fine():
+        with ignore_not_found():
             return _group(clients.resources.resource_groups.get(name, cls=answer_of))
         return None
 
@@ -74,7 +74,7 @@ def groups_of(clients: Clients, owner: str | None = None) -> list[Group]:
     """Return the groups of all launches of an owner, or with None of all owners: one call. Raises ProvisionError."""
     where = f"tagName eq '{tags.OWNER}'" + ("" if owner is None else f" and tagValue eq '{owner}'")
     doing = "look for resource groups"
-    found = clients.ask(doing, lambda: plain(clients.resources.resource_groups.list(filter=where)))
+    found = clients.ask(doing, lambda: as_dicts(clients.resources.resource_groups.list(filter=where)))
     return [group for group in map(_group, found) if token_of(group.name)]
 
 
@@ -157,7 +157,7 @@ def _change_tags(clients: Clients, token: str, operation: str, values: Mapping[s
         clients.resources.tags.begin_update_at_scope, group_id(clients.subscription, name).lstrip("/"), body
     )
     doing = f"change the tags of {name}"
-    if clients.ask(doing, lambda: ordered(begin)).url:  # accepted, but perhaps not finished
+    if clients.ask(doing, lambda: start_operation(begin)).url:  # accepted, but perhaps not finished
         wait_for(clients, doing, lambda: _has_changed(find_group(clients, token), operation, values))
 
 

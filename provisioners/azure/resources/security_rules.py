@@ -27,14 +27,14 @@ def security_rules(peers: Text | None) -> list[Json]:
     `peers`: their application security group.
     """
     if peers is None:
-        return [_nobody()]
+        return [_deny_all()]
     among = {
         "sourceApplicationSecurityGroups": [{"id": peers}],
         "destinationApplicationSecurityGroups": [{"id": peers}],
     }
     return [
         {"name": "peers", "properties": {**_ANYTHING, "access": "Allow", "priority": _PEERS_FIRST, **among}},
-        _nobody(),
+        _deny_all(),
     ]
 
 
@@ -44,10 +44,10 @@ def subnet_rules() -> list[Json]:
     among = {"sourceAddressPrefix": SUBNET_RANGE, "destinationAddressPrefix": SUBNET_RANGE}
     return [
         {"name": "within", "properties": {**_ANYTHING, "access": "Allow", "priority": _PEERS_FIRST, **among}},
-        _nobody(),
+        _deny_all(),
     ]
 
 
-def _nobody() -> Json:
+def _deny_all() -> Json:
     anybody = {"sourceAddressPrefix": "*", "destinationAddressPrefix": "*"}
     return {"name": "nobody", "properties": {**_ANYTHING, "access": "Deny", "priority": _THEN_NOBODY, **anybody}}

@@ -160,7 +160,7 @@ def _check_one(state: _State, quota: Quota, needed: int, *, either: bool) -> Non
         choices += [other for other in others if other is not None]
     refusal: ProvisionError | None = None
     for choice in choices:
-        found = _told(partial(state.allowed, choice, needed), f"quota {choice.name} of {state.region}")
+        found = _or_none(partial(state.allowed, choice, needed), f"quota {choice.name} of {state.region}")
         if found is None or (found.used or 0) + needed <= found.limit:
             return
         refusal = refusal or state.refusal(choice.name, choice.unit, found, needed, state.region, "region")
@@ -172,12 +172,12 @@ def _check_one(state: _State, quota: Quota, needed: int, *, either: bool) -> Non
 
 def _check_total(state: _State, unit: str, needed: int) -> None:
     metric = _ALL[unit]
-    found = _told(lambda: state.project_quotas().get(metric), f"quota {metric}")
+    found = _or_none(lambda: state.project_quotas().get(metric), f"quota {metric}")
     if found is not None and (found.used or 0) + needed > found.limit:
         raise state.refusal(metric, unit, found, needed, "all regions together", "cloud")
 
 
-def _told(ask: Callable[[], _T | None], what: str) -> _T | None:
+def _or_none(ask: Callable[[], _T | None], what: str) -> _T | None:
     """Return the result of `ask`; None: not available, which is logged once."""
     try:
         return ask()

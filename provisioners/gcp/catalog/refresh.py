@@ -96,14 +96,14 @@ def refresh(
     asked = tuple(dict.fromkeys(regions)) or tuple(sorted(there))
     now = datetime.datetime.fromtimestamp(clock.now(), datetime.UTC)
     with ThreadPoolExecutor(_WORKERS) as pool:
-        asking = _Asking(rest, {name: there[name] for name in asked}, now, Calls(pool, on_progress))
+        asking = TableRefresh(rest, {name: there[name] for name in asked}, now, Calls(pool, on_progress))
         try:
-            yield from published(asking.tables(), asking.settle, now)
+            yield from published(asking.tables(), asking.use_published, now)
         finally:
             pool.shutdown(cancel_futures=True)
 
 
-class _Asking:
+class TableRefresh:
     """Queries for the tables, and the merge of their results with the known rows."""
 
     def __init__(self, rest: Rest, regions: Mapping[str, Region], now: datetime.datetime, calls: Calls) -> None:
@@ -125,7 +125,7 @@ class _Asking:
             "quotas_vertex": self.quotas_vertex,
         }
 
-    def settle(self, update: Update) -> None:
+    def use_published(self, update: Update) -> None:
         """Use a published table: later tables refer to its machine types or places."""
         if update.table == "machine_types_gcp":
             self._types = {row[:2]: row for row in update.rows}

@@ -19,12 +19,12 @@ from ....jobspecs.suggest import did_you_mean
 from ...base import ProvisionError
 from ...shared import tags
 from ...tagged_resources import Found, Leftover, Tagged, Thing, launches
-from ..clients import READ_S, WRITE_S, Clients, gone_is_fine, need_sdk
+from ..clients import READ_S, WRITE_S, Clients, ignore_not_found, need_sdk
 from ..labels import from_labels, launch_name, region_of
 from ..resources import instance_groups, network
-from ..resources.instance_cache import Sightings
+from ..resources.instance_cache import InstanceCache
 from ..rest import last_part
-from .teardown import Ending, delete
+from .teardown import Teardown, delete
 
 if TYPE_CHECKING:
     from google.cloud import compute_v1
@@ -180,7 +180,7 @@ def remove(leftover: Leftover, clients: Clients | None = None) -> None:
     clients = clients or Clients()
     named = [thing.id for thing in leftover.things if thing.kind == "instance"]
     if leftover.token:
-        Ending(clients, Sightings(clients), leftover.token, leftover.owner, named).run()
+        Teardown(clients, InstanceCache(clients), leftover.token, leftover.owner, named).run()
     for kind, remove_one in _REMOVE.items():
         for thing in leftover.things:
             if thing.kind == kind:
@@ -202,7 +202,7 @@ def _remove_disk(clients: Clients, disk: str) -> None:
     zone, _, name = disk.partition("/")
 
     def start() -> None:
-        with gone_is_fine():
+        with ignore_not_found():
             clients.disks.delete_unary(project=clients.project, zone=zone, disk=name, retry=None, timeout=WRITE_S)
 
     clients.ask(f"delete the disk {name} in {zone}", start)
@@ -215,7 +215,7 @@ def _remove_disk(clients: Clients, disk: str) -> None:
 
 def _wait_until_gone(clients: Clients, what: str, look: Callable[[], object]) -> None:
     def is_there() -> bool:
-        with gone_is_fine():
+        with ignore_not_found():
             look()
             return True
         return False

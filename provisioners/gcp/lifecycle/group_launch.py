@@ -20,18 +20,18 @@ from ...stacks.fleet_queries import reserved_for
 from ...stacks.job_groups import GroupState, Prepared, allocation, prepare, states
 from .. import operations
 from ..catalog import quotas
-from ..clients import PATIENCE_S, WRITE_S, Clients
+from ..clients import RETRY_TIMEOUT_S, WRITE_S, Clients
 from ..labels import instance_prefix, launch_name, to_description, to_labels
 from ..machine.images import Images
 from ..machine.instance_spec import longest_run_s
 from ..machine.request import request_id
 from ..machine.template import EXPIRES_PORT, group, is_placed, placement, template
-from ..operations import Done
+from ..operations import Operation
 from ..resources import instance_groups, network
-from ..resources.instance_cache import Sightings
+from ..resources.instance_cache import InstanceCache
 from ..resources.instance_groups import GROUPS, Groups
 from ..resources.stack_lookup import known_stack, machine_account
-from .teardown import Ending
+from .teardown import Teardown
 
 if TYPE_CHECKING:
     from google.cloud import compute_v1
@@ -45,12 +45,12 @@ _OFF = frozenset({"TERMINATED", "STOPPED", "SUSPENDED"})
 
 
 @dataclass(frozen=True, slots=True)
-class GroupedLaunch:
+class GroupLaunch:
     """One launch in progress. Every call is idempotent, also across processes."""
 
     clients: Clients
     images: Images
-    sightings: Sightings
+    sightings: InstanceCache
     request: LaunchRequest
 
     def run(self) -> Allocation:
@@ -77,7 +77,7 @@ class GroupedLaunch:
     def _name(self) -> str:
         return launch_name(self.request.token)
 
-    def _make(self, prepared: Prepared, inserts: list[Done]) -> None:
+    def _make(self, prepared: Prepared, inserts: list[Operation]) -> None:
         request, clients = self.request, self.clients
         stack = known_stack(clients, request.region)
         if stack is None:
@@ -95,7 +95,7 @@ class GroupedLaunch:
         at = network.find_attachment(clients, request.region, stack)
         account = machine_account(clients, stack, request)
         with mark_may_have_created():
-            retry(lambda: self._connect(at), timeout_s=PATIENCE_S, clock=clients.clock)
+            retry(lambda: self._connect(at), timeout_s=RETRY_TIMEOUT_S, clock=clients.clock)
             properties = template(
                 fleet,
                 at=at,
@@ -169,7 +169,7 @@ class GroupedLaunch:
 
         operations.make(self.clients, insert, is_there, doing=f"make the {kind} {self._name}", patience_s=_MAKE_S)
 
-    def _make_group(self, fleet: FleetSpec, made_of: str, inserts: list[Done]) -> None:
+    def _make_group(self, fleet: FleetSpec, made_of: str, inserts: list[Operation]) -> None:
         """Create the group. Its request id is derived from the launch, so retries by any process are idempotent; after
         a failed call the id changes."""
         from google.cloud import compute_v1
@@ -201,10 +201,10 @@ class GroupedLaunch:
         """Remove what this call created; terminate() removes what fails here."""
         request = self.request
         with cleaning_up(request.job_id):
-            Ending(self.clients, self.sightings, request.token, request.owner.name, region=request.region).run()
+            Teardown(self.clients, self.sightings, request.token, request.owner.name, region=request.region).run()
 
 
-def observe(clients: Clients, sightings: Sightings, known: Groups, made: Allocation) -> list[NodeState]:
+def observe(clients: Clients, sightings: InstanceCache, known: Groups, made: Allocation) -> list[NodeState]:
     """Return the node states of a grouped launch. Raises ProvisionError.
 
     It takes two calls, which concurrent callers share, and one more if the group lacks machines.

@@ -11,7 +11,7 @@ from ...base import LaunchRequest, NodeRequest, ProvisionError
 from ...shared.api_calls import all_or_none, cleaning_up, first_with_room, retry
 from .. import operations
 from ..catalog import quotas
-from ..clients import PATIENCE_S, WRITE_S, Clients
+from ..clients import RETRY_TIMEOUT_S, WRITE_S, Clients
 from ..labels import instance_name, instance_prefix
 from ..listing import zones_of
 from ..machine.images import Image, Images
@@ -19,12 +19,12 @@ from ..machine.instance_spec import longest_run_s
 from ..machine.machine_types import needs
 from ..machine.request import Place, flex_wait_s, instance, request_id
 from ..machine.reservations import Reservation, find_reservations
-from ..operations import Done
+from ..operations import Operation
 from ..resources import network
-from ..resources.instance_cache import Sightings, look_at
+from ..resources.instance_cache import InstanceCache, get_instance
 from ..resources.stack_lookup import known_stack, machine_account
 from ..rest import last_part
-from .teardown import Ending, delete, ended_id
+from .teardown import Teardown, delete, ended_id
 
 if TYPE_CHECKING:
     from google.cloud import compute_v1
@@ -46,10 +46,10 @@ _NO_FABRIC = (
 
 
 @dataclass(frozen=True, slots=True)
-class Past:
+class EarlierCalls:
     """Earlier calls under a launch's token for one node in one zone."""
 
-    insert: Done | None
+    insert: Operation | None
     """Latest call that started its machine, unless that machine was deleted with its whole launch; None: none."""
     request_id: str
     """Request id for the next call that starts a machine."""
@@ -66,7 +66,7 @@ class Launch:
 
     clients: Clients
     images: Images
-    sightings: Sightings
+    sightings: InstanceCache
     request: LaunchRequest
     machines: dict[str, str] = field(default_factory=dict)
     """Node -> machine, for all machines ever started under this token, including those that are gone."""
@@ -120,7 +120,7 @@ class Launch:
         done = self._done()
         for zone in dict.fromkeys(one.zone for one in done):
             for node in missing:
-                if past(done, request.token, node, zone).was_started:
+                if earlier_calls(done, request.token, node, zone).was_started:
                     self.machines[node] = f"{zone}/{instance_name(request.token, node)}"
                     self.zone = self.zone or zone
 
@@ -137,7 +137,7 @@ class Launch:
         account = machine_account(clients, stack, request)
         self._warn(attachment)
         self.has_created = len(request.nodes) > 1  # the only rule for a single machine is shared, and kept
-        retry(lambda: self._make(attachment), timeout_s=PATIENCE_S, clock=clients.clock)
+        retry(lambda: self._make(attachment), timeout_s=RETRY_TIMEOUT_S, clock=clients.clock)
 
         def start(zone: str) -> None:
             place = Place(
@@ -192,19 +192,21 @@ class Launch:
         done = self._done()
 
         def start(name: str) -> str:
-            return self._start_one(place, nodes[name], images[name], past(done, self.request.token, name, place.zone))
+            return self._start_one(
+                place, nodes[name], images[name], earlier_calls(done, self.request.token, name, place.zone)
+            )
 
         started = all_or_none(list(nodes), start, self._end, at_once=_AT_ONCE)
         self.machines |= started
         self.started = tuple(started)
         self.zone = place.zone
 
-    def _done(self) -> list[Done]:
+    def _done(self) -> list[Operation]:
         """Return the operations on machines of this launch, the oldest first."""
         pattern = f"{instance_prefix(self.request.token)}.*"
         return operations.of_instances(self.clients, pattern, self.request.region)
 
-    def _start_one(self, place: Place, node: NodeRequest, image: Image, before: Past) -> str:
+    def _start_one(self, place: Place, node: NodeRequest, image: Image, before: EarlierCalls) -> str:
         """Start a machine and return it. Retries use the same request id while the call is throttled or not
         answered."""
         from google.cloud import compute_v1
@@ -239,13 +241,13 @@ class Launch:
             return _START_S + wait_s, lambda: False
 
         def is_in_the_queue() -> bool:
-            found = look_at(self.clients, machine)
+            found = get_instance(self.clients, machine)
             return found is not None and found.is_queued
 
         return _START_S, is_in_the_queue
 
     def _is_ours(self, machine: str) -> bool:
-        found = look_at(self.clients, machine)
+        found = get_instance(self.clients, machine)
         return found is not None and found.token == self.request.token and not found.is_ending
 
     def _end(self, started: Mapping[str, str]) -> None:
@@ -253,7 +255,7 @@ class Launch:
         self.has_begun = True
         done = self._done()
         for node, machine in started.items():
-            insert = past(done, self.request.token, node, machine.partition("/")[0]).insert
+            insert = earlier_calls(done, self.request.token, node, machine.partition("/")[0]).insert
             delete(self.clients, machine, ended_id(self.request.token, machine, insert.name if insert else ""))
 
     # -- cleanup after a refusal
@@ -263,10 +265,10 @@ class Launch:
         request = self.request
         with cleaning_up(request.job_id):
             owner, region = request.owner.name, request.region
-            Ending(self.clients, self.sightings, request.token, owner, region=region, grouped=False).run()
+            Teardown(self.clients, self.sightings, request.token, owner, region=region, grouped=False).run()
 
 
-def past(done: Sequence[Done], token: str, node: str, zone: str) -> Past:
+def earlier_calls(done: Sequence[Operation], token: str, node: str, zone: str) -> EarlierCalls:
     """Return the earlier calls for a node, given all operations on machines of the launch.
 
     A call's request id is derived from the calls before it. All processes therefore derive the same id, and Compute
@@ -279,6 +281,6 @@ def past(done: Sequence[Done], token: str, node: str, zone: str) -> Past:
     while (insert := there.get(wanted)) is not None:
         failed = insert.finished and insert.error is not None
         if not failed and ended_id(token, f"{zone}/{name}", insert.name) not in there:
-            return Past(insert, wanted)
+            return EarlierCalls(insert, wanted)
         wanted = request_id(token, name, zone, "after", insert.name)
-    return Past(None, wanted)
+    return EarlierCalls(None, wanted)

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING
 from ...base import Ended, ProvisionError
 from ...shared import tags
 from .. import operations
-from ..clients import READ_S, WRITE_S, Clients, gone_is_fine
+from ..clients import READ_S, WRITE_S, Clients, ignore_not_found
 from ..labels import instance_prefix, with_label
 from ..listing import list_everywhere
 from ..machine.request import request_id
 from ..resources import instance_groups, network
-from ..resources.instance_cache import Sightings
+from ..resources.instance_cache import InstanceCache
 from ..rest import last_part
 
 if TYPE_CHECKING:
@@ -26,11 +26,11 @@ _POLL_S = 3.0
 
 
 @dataclass(frozen=True, slots=True)
-class Ending:
+class Teardown:
     """Teardown of one launch. Every step is idempotent."""
 
     clients: Clients
-    sightings: Sightings
+    sightings: InstanceCache
     token: str
     owner: str
     """"": unknown."""
@@ -116,7 +116,7 @@ class Ending:
 
     def _delete_disk(self, zone: str, name: str) -> None:
         def start() -> None:
-            with gone_is_fine():
+            with ignore_not_found():
                 self.clients.disks.delete_unary(
                     project=self.clients.project, zone=zone, disk=name, retry=None, timeout=WRITE_S
                 )
@@ -143,7 +143,7 @@ def delete(clients: Clients, machine: str, call_id: str | None = None) -> bool:
         request.request_id = call_id
 
     def start() -> bool:
-        with gone_is_fine():
+        with ignore_not_found():
             clients.instances.delete_unary(request, retry=None, timeout=WRITE_S)
             return True
         return False

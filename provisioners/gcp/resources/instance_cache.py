@@ -12,10 +12,10 @@ from ...shared import tags
 from ...shared.api_calls import UNKNOWN, retry
 from ...shared.poll_cache import PollCache
 from .. import operations
-from ..clients import PATIENCE_S, READ_S, Clients, gone_is_fine
+from ..clients import READ_S, RETRY_TIMEOUT_S, Clients, ignore_not_found
 from ..labels import from_labels, region_of, with_label
 from ..listing import AGGREGATED_S, avoid, is_avoided, zones_of
-from ..operations import Done
+from ..operations import Operation
 from ..rest import last_part
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ _UNREACHABLE = "UNREACHABLE"
 
 
 @dataclass(frozen=True, slots=True)
-class Sighting:
+class InstanceState:
     """State of an instance in the latest list."""
 
     zone: str
@@ -99,14 +99,14 @@ class Sighting:
         return NodeState(node, phase, detail, queued=self.is_queued, returns=returns)
 
 
-class Sightings:
+class InstanceCache:
     """Cache of listed instances, shared by all jobs of a process."""
 
     def __init__(self, clients: Clients) -> None:
         self._clients = clients
         self._cache = PollCache(self._ask, clients.clock)
 
-    def of_owner(self, owner: str, *, since: float | None = None, region: str = "") -> Mapping[str, Sighting]:
+    def of_owner(self, owner: str, *, since: float | None = None, region: str = "") -> Mapping[str, InstanceState]:
         """Return machine -> state for all instances of an owner, in all zones.
 
         `since`: monotonic time; a cached list that was requested earlier is not used. `region`: "" for all. Raises
@@ -114,11 +114,11 @@ class Sightings:
         """
         return self._of(tags.OWNER, owner, since, region)
 
-    def of_token(self, token: str, *, since: float | None = None, region: str = "") -> Mapping[str, Sighting]:
+    def of_token(self, token: str, *, since: float | None = None, region: str = "") -> Mapping[str, InstanceState]:
         """Like of_owner(), for a launch whose owner is unknown."""
         return self._of(tags.TOKEN, token, since, region)
 
-    def of_launch(self, token: str, owner: str, *, since: float | None = None, region: str = "") -> list[Sighting]:
+    def of_launch(self, token: str, owner: str, *, since: float | None = None, region: str = "") -> list[InstanceState]:
         """Return the instances of one launch; `owner`: "" if unknown."""
         seen = (
             self.of_owner(owner, since=since, region=region)
@@ -127,12 +127,12 @@ class Sightings:
         )
         return [one for one in seen.values() if one.token == token]
 
-    def _of(self, label: str, value: str, since: float | None, region: str) -> Mapping[str, Sighting]:
+    def _of(self, label: str, value: str, since: float | None, region: str) -> Mapping[str, InstanceState]:
         """Return instances from one list of all zones, which all jobs share, or from lists of the region's zones."""
         everywhere = (label, value, "")
         if not region:
             return retry(
-                lambda: self._cache.get(everywhere, since=since), timeout_s=PATIENCE_S, clock=self._clients.clock
+                lambda: self._cache.get(everywhere, since=since), timeout_s=RETRY_TIMEOUT_S, clock=self._clients.clock
             ).of("")
         if not is_avoided(self._clients):
             try:
@@ -161,7 +161,7 @@ class Sightings:
         )
         return seen_in(list(self._clients.instances.aggregated_list(request, retry=None, timeout=READ_S)))
 
-    def _ask_zone(self, wanted: str, zone: str) -> list[Sighting]:
+    def _ask_zone(self, wanted: str, zone: str) -> list[InstanceState]:
         from google.cloud import compute_v1
 
         request = compute_v1.ListInstancesRequest(
@@ -173,11 +173,11 @@ class Sightings:
 class Seen(NamedTuple):
     """Instances in a list of all zones."""
 
-    machines: Mapping[str, Sighting]
+    machines: Mapping[str, InstanceState]
     unreachable: Mapping[str, str]
     """Zone -> reason why it could not be listed."""
 
-    def of(self, region: str) -> Mapping[str, Sighting]:
+    def of(self, region: str) -> Mapping[str, InstanceState]:
         """Return all instances. Raises ProvisionError(transient) if a zone in `region` ("": any) was unreachable."""
         for zone, why in self.unreachable.items():
             if region in {"", region_of(zone)}:
@@ -188,7 +188,7 @@ class Seen(NamedTuple):
 
 def seen_in(pages: Iterable[tuple[str, compute_v1.InstancesScopedList]]) -> Seen:
     """Parse the pages of a list."""
-    machines: dict[str, Sighting] = {}
+    machines: dict[str, InstanceState] = {}
     unreachable: dict[str, str] = {}
     for scope, found in pages:
         warning: Any = found.warning
@@ -198,12 +198,12 @@ def seen_in(pages: Iterable[tuple[str, compute_v1.InstancesScopedList]]) -> Seen
     return Seen(machines, unreachable)
 
 
-def look_at(clients: Clients, machine: str) -> Sighting | None:
+def get_instance(clients: Clients, machine: str) -> InstanceState | None:
     """Return one machine's state, even before lists show it; None: it does not exist. Raises ProvisionError."""
     zone, _, name = machine.partition("/")
 
-    def ask() -> Sighting | None:
-        with gone_is_fine():
+    def ask() -> InstanceState | None:
+        with ignore_not_found():
             found = clients.instances.get(project=clients.project, zone=zone, instance=name, retry=None, timeout=READ_S)
             return sighting(found)
         return None
@@ -211,14 +211,14 @@ def look_at(clients: Clients, machine: str) -> Sighting | None:
     return clients.ask(f"look at {name} in {zone}", ask)
 
 
-def look_back(clients: Clients, node: str, machine: str) -> NodeState | None:
+def end_from_history(clients: Clients, node: str, machine: str) -> NodeState | None:
     """Return why a machine missing in lists is gone; None: no operation shows that it is. One call. Raises
     ProvisionError."""
     zone, _, name = machine.partition("/")
     return end_of(node, [one for one in operations.of_instances(clients, name, region_of(zone)) if one.zone == zone])
 
 
-def will_return(clients: Clients, machine: str) -> bool:
+def will_restart(clients: Clients, machine: str) -> bool:
     """Return True if a stopped machine was stopped for its host, and will be restarted. One call. Raises
     ProvisionError."""
     zone, _, name = machine.partition("/")
@@ -230,7 +230,7 @@ def will_return(clients: Clients, machine: str) -> bool:
     return bool(ends) and ends[-1] in _MAINTAINED
 
 
-def end_of(node: str, done: list[Done]) -> NodeState | None:
+def end_of(node: str, done: list[Operation]) -> NodeState | None:
     """Return why a machine is gone, given its operations, the oldest first; None: none of them ends a machine."""
     begun = max((at for at, one in enumerate(done) if one.kind == "insert"), default=-1)
     insert, since = done[begun] if begun >= 0 else None, done[begun + 1 :]
@@ -246,9 +246,9 @@ def end_of(node: str, done: list[Done]) -> NodeState | None:
     return NodeState(node, "gone", f"it never ran: {insert.error}", refused=refused)
 
 
-def sighting(instance: compute_v1.Instance) -> Sighting:
+def sighting(instance: compute_v1.Instance) -> InstanceState:
     """Parse an instance from the API's response."""
-    return Sighting(
+    return InstanceState(
         zone=last_part(instance.zone),
         name=instance.name,
         status=instance.status,

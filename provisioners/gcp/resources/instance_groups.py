@@ -18,7 +18,7 @@ from ...shared.api_calls import UNKNOWN
 from ...shared.errors import classify
 from ...shared.poll_cache import PollCache
 from .. import operations
-from ..clients import READ_S, WRITE_S, Clients, gone_is_fine
+from ..clients import READ_S, WRITE_S, Clients, ignore_not_found
 from ..labels import PREFIX, from_description, launch_name, region_of
 from ..listing import ask_everywhere, avoid, is_avoided
 from ..rest import last_part
@@ -152,7 +152,7 @@ def get(clients: Clients, name: str, region: str) -> Part | None:
     """Return a group; None: it does not exist."""
 
     def ask() -> Part | None:
-        with gone_is_fine():
+        with ignore_not_found():
             found = clients.groups.get(
                 project=clients.project, region=region, instance_group_manager=name, retry=None, timeout=READ_S
             )
@@ -227,7 +227,7 @@ def _delete(clients: Clients, group: Part) -> bool:
     """Start deleting a group. Return False if it does not exist."""
 
     def start() -> bool:
-        with gone_is_fine():
+        with ignore_not_found():
             KINDS["group"].delete(clients, group)
             return True
         return False

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from ...base import LaunchRequest, ProvisionError
 from ...shared import tags
 from ...shared.infra_outputs import Infrastructure
-from ..clients import READ_S, WRITE_S, Clients, gone_is_fine
+from ..clients import READ_S, WRITE_S, Clients, ignore_not_found
 from ..labels import PREFIX, from_description, launch_name, to_description
 from ..operations import make, remove
 from ..rest import last_part
@@ -107,7 +107,7 @@ def _find_network(clients: Clients, region: str) -> compute_v1.Network:
 
 def _network(clients: Clients, name: str) -> compute_v1.Network | None:
     def ask() -> compute_v1.Network | None:
-        with gone_is_fine():
+        with ignore_not_found():
             return clients.networks.get(project=clients.project, network=name, retry=None, timeout=READ_S)
         return None
 
@@ -230,7 +230,7 @@ def remove_rule(clients: Clients, token: str) -> None:
 
 def _firewall(clients: Clients, name: str) -> compute_v1.Firewall | None:
     def ask() -> compute_v1.Firewall | None:
-        with gone_is_fine():
+        with ignore_not_found():
             return clients.firewalls.get(project=clients.project, firewall=name, retry=None, timeout=READ_S)
         return None
 

@@ -87,7 +87,7 @@ def execute(target: Target, at_end: Callable[[], None], make_code: Compile = _co
     except SystemExit as left:
         return _exit_code(left)
     except CheckpointError as error:
-        return _misfit(error)
+        return _report_checkpoint_error(error)
     except KeyboardInterrupt as error:
         _show(error)
         return 128 + signal.SIGINT
@@ -124,7 +124,7 @@ def _exit_code(left: SystemExit) -> int:
     return EXIT_ERROR
 
 
-def _misfit(error: CheckpointError) -> int:
+def _report_checkpoint_error(error: CheckpointError) -> int:
     sys.last_value = error
     print(f"cloudgpu: {error}", file=sys.stderr)
     OutcomeRecord("", int(os.environ.get("RANK") or 0)).write(Outcome(EXIT_USER, 0, None, None, str(error)))
@@ -134,10 +134,14 @@ def _misfit(error: CheckpointError) -> int:
 def _show(error: BaseException) -> None:
     """Print the traceback without cloudgpu's frames, and set sys.last_value as the interpreter does."""
     sys.last_value = error
-    sys.excepthook(type(error), error.with_traceback(_own(error.__traceback__)), _own(error.__traceback__))
+    sys.excepthook(
+        type(error),
+        error.with_traceback(_strip_own_frames(error.__traceback__)),
+        _strip_own_frames(error.__traceback__),
+    )
 
 
-def _own(trace: TracebackType | None) -> TracebackType | None:
+def _strip_own_frames(trace: TracebackType | None) -> TracebackType | None:
     while trace is not None and _is_ours(trace.tb_frame.f_code.co_filename):
         trace = trace.tb_next
     return trace

@@ -50,7 +50,7 @@ class Loop:
         """Number of items passed to the program."""
         self.asking = False
         """True while the next item is being fetched."""
-        self.given: Any = None
+        self.current_item: Any = None
         """The current item if it is an int; None otherwise."""
         self.checked = False
         """True once checked that a resume can return to this position."""
@@ -91,7 +91,7 @@ class Loops:
                 finally:
                     loop.asking = False
                 loop.count += 1
-                loop.given = item if type(item) is int else None
+                loop.current_item = item if type(item) is int else None
                 yield item
         finally:
             loop.asking = False
@@ -133,7 +133,7 @@ def _bar(source: Any) -> Any:
     return source if any(kind.__module__.startswith("tqdm.") for kind in type(source).__mro__) else None
 
 
-def leave_out(loop: Loop, count: int, first: int | None) -> Any:
+def skip_items(loop: Loop, count: int, first: int | None) -> Any:
     """Return an iterable without the first `count` items of a loop; first: its next item, if the loop is over a range.
 
     Raises UnknownIterableError, CheckpointError.

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from ...checkpoint.data import random_state
 from ...checkpoint.data.data_position import DataPosition, length
-from .sampler_state import Drawn
+from .sampler_state import SamplerSnapshot
 
 if TYPE_CHECKING:
     from ..program.frame_inspection import Code
@@ -58,7 +58,7 @@ class Pass:
         """The loop that iterates over it."""
         self.at_start: dict[str, Any] = {}
         """Random state at its start."""
-        self.drawn: Drawn | None = None
+        self.drawn: SamplerSnapshot | None = None
         """State of its samplers at its start."""
         self._session, self._passes = session, passes
         self._source: Iterator[Any] | None = None
@@ -68,11 +68,11 @@ class Pass:
     def open(self) -> None:
         """Begin iterating over the loader, at the current position."""
         self._session.pass_opens()
-        self.drawn = Drawn(self._session.code, self.loader)
+        self.drawn = SamplerSnapshot(self._session.code, self.loader)
         self.at_start = self.at_start or random_state.capture(random_state.generators_of(self.loader))
         # DataPosition sets the samplers' epoch, but here the program does: pass the value that they already have.
         self.position.epoch = _epoch_of(self.loader, self.number)
-        with self._passes.own():
+        with self._passes.unwatched():
             self._source = self.position.open_epoch(self.loader)
 
     def __iter__(self) -> Iterator[Any]:
@@ -142,7 +142,7 @@ class Passes:
         return [one for ref in self._living if (one := ref()) is not None and not one.exhausted]
 
     @contextmanager
-    def own(self) -> Iterator[None]:
+    def unwatched(self) -> Iterator[None]:
         """Context manager in which cloudgpu itself iterates over loaders, unwatched."""
         self._own += 1
         try:

@@ -18,7 +18,7 @@ _MOST = 16 << 20
 """Maximum size of an array that is copied, in bytes."""
 
 
-class Drawn:
+class SamplerSnapshot:
     """Snapshot of a loader's samplers, and of its dataset if that defines the order."""
 
     def __init__(self, code: Code, loader: object) -> None:
@@ -42,7 +42,7 @@ class Drawn:
 
 
 @contextmanager
-def put_back(code: Code, loader: object, records: Mapping[str, Record]) -> Iterator[None]:
+def restored(code: Code, loader: object, records: Mapping[str, Record]) -> Iterator[None]:
     """Context manager that restores the records from changed() for its body, and the current state afterwards."""
     graph = _graph(code, loader)
     now = {}

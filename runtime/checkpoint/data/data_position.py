@@ -94,7 +94,7 @@ class DataPosition:
         Draws that restore the position do not count, as they were made before. Raises CheckpointError if the data is
         not that of the checkpoint.
         """
-        with loaders.sheltered_workers(loader):
+        with loaders.signal_safe_workers(loader):
             return self._open(loader)
 
     def _open(self, loader: Any) -> Iterator[Any]:

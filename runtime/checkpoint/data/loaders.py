@@ -81,7 +81,7 @@ def set_epoch(loader: Any, epoch: int) -> None:
 
 
 @contextmanager
-def sheltered_workers(loader: Any) -> Iterator[None]:
+def signal_safe_workers(loader: Any) -> Iterator[None]:
     """Context manager: make workers ignore a SIGTERM or SIGUSR1 that all processes get, as from torchrun and Slurm.
 
     Otherwise such a signal would kill the workers, and torch would raise an error in the training before it saves.
@@ -92,8 +92,8 @@ def sheltered_workers(loader: Any) -> Iterator[None]:
     if not getattr(base, "num_workers", 0) or init is _NONE:
         yield
         return
-    if not isinstance(init, _Shelter):
-        base.worker_init_fn = _Shelter(init)
+    if not isinstance(init, _SignalSafeInit):
+        base.worker_init_fn = _SignalSafeInit(init)
     before = signal.pthread_sigmask(signal.SIG_BLOCK, _SHELTERED)  # inherited by a worker's threads from its start
     try:
         yield
@@ -102,19 +102,19 @@ def sheltered_workers(loader: Any) -> Iterator[None]:
 
 
 @dataclass(frozen=True, slots=True)
-class _Shelter:
+class _SignalSafeInit:
     """Initialisation of a worker; picklable, for workers that are not forked."""
 
     init: Callable[[int], object] | None
 
     def __call__(self, worker: int) -> None:
         signal.pthread_sigmask(signal.SIG_BLOCK, _SHELTERED)
-        threading.Thread(target=_end_at_its_parents_word, daemon=True).start()
+        threading.Thread(target=_exit_on_parent_sigterm, daemon=True).start()
         if self.init is not None:
             self.init(worker)
 
 
-def _end_at_its_parents_word() -> None:
+def _exit_on_parent_sigterm() -> None:
     """Exit on a SIGTERM from the parent process: the loader sends it to a worker that does not exit when asked to."""
     while True:
         received = signal.sigwaitinfo(_SHELTERED)

@@ -14,7 +14,7 @@ from typing import Any
 
 from .manifest import ALIGN, ITEM_SIZE, Piece
 
-SPAN = 64 << 20
+READ_BUFFER_BYTES = 64 << 20
 """Size of the read buffer, in bytes, when a box covers only part of each row."""
 
 
@@ -174,7 +174,7 @@ def spans(rows: Iterable[Rows], gap: int) -> Iterator[tuple[int, int, list[Rows]
     batch: list[Rows] = []
     start = end = 0
     for row in sorted(rows, key=lambda row: row.start):
-        if batch and (row.start > end + gap or max(end, row.end) > start + SPAN):
+        if batch and (row.start > end + gap or max(end, row.end) > start + READ_BUFFER_BYTES):
             yield start, end, batch
             batch = []
         if not batch:

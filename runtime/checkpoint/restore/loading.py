@@ -22,7 +22,7 @@ from ..format.manifest import CHUNK, ITEM_SIZE, Piece, RankManifest, manifest_fi
 from ..format.placement import Placements, local_box
 from ..format.reshard import Box, Rows, cover, is_contiguous, offset, row_major, spans
 from .rebuild import rebuild
-from .verified_reads import DataFile, Memory, Target, confirmed, open_data, read_verified
+from .verified_reads import DataFile, Memory, Target, open_data, read_verified, retry_if_damaged
 
 if TYPE_CHECKING:
     from ....protocol.checkpoint_names import Name
@@ -72,7 +72,7 @@ class Files:
             data.close()
 
     def _confirmed(self, rank: int) -> RankManifest:
-        return confirmed(lambda: self._read(rank), self._store.local_path(self._name, manifest_file(rank)))
+        return retry_if_damaged(lambda: self._read(rank), self._store.local_path(self._name, manifest_file(rank)))
 
     def content(self, rank: int) -> bytes:
         """Return a rank's verified manifest as bytes."""

@@ -16,13 +16,13 @@ from typing import TYPE_CHECKING, Any
 from ....protocol.checkpoint_names import Name
 from ....protocol.jobdir import JobDirError
 from ..data import random_state
-from ..errors import AllDamagedError, CheckpointError, OutOfReachError, UnusableError, list_damaged, logger
+from ..errors import AllDamagedError, CheckpointError, StoreUnavailableError, UnusableError, list_damaged, logger
 from ..format.manifest import RankManifest
 from ..format.placement import Placements
 from ..store import COMMIT
 from .loading import Files, load
 from .readable_store import ReadableStore
-from .verified_reads import confirmed
+from .verified_reads import retry_if_damaged
 
 if TYPE_CHECKING:
     from ..ranks import Ranks
@@ -89,7 +89,7 @@ class _Search:
         """Raise an error if no checkpoint could be used, unless the training may start from the beginning."""
         unreadable = [str(name) for name, verdict in self._tried.items() if not verdict.damaged]
         if unreadable:
-            raise OutOfReachError(
+            raise StoreUnavailableError(
                 f"{self._store}: no checkpoint could be restored ({', '.join(unreadable)}): see above"
             )
         if not self._tried:
@@ -116,7 +116,7 @@ def _attempt(
     verdicts = ranks.gather(verdict)
     if error is not None:
         raise error
-    if misfit := next((one for one in verdicts if one and one.misfit), None):
+    if misfit := next((one for one in verdicts if one and one.does_not_fit), None):
         raise CheckpointError(f"{store}: checkpoint {name} does not fit this program: {misfit.reason}")
     if not any(verdicts):
         return found, verdicts
@@ -132,7 +132,7 @@ class _Verdict:
     reason: str
     damaged: bool = False
     """True if it is damaged permanently, for every reader."""
-    misfit: bool = False
+    does_not_fit: bool = False
     """True if it is intact, but of another program."""
 
 
@@ -145,20 +145,20 @@ def _try(call: Callable[[], Restored]) -> tuple[Restored | None, _Verdict | None
     except JobDirError as error:
         return None, _Verdict(str(error)), None
     except CheckpointError as error:
-        return None, _Verdict(str(error), misfit=True), None
+        return None, _Verdict(str(error), does_not_fit=True), None
     except Exception as error:  # noqa: BLE001 - raised by _attempt(); e.g. out of memory
-        return None, _Verdict(f"{type(error).__name__}: {error}", misfit=True), error
+        return None, _Verdict(f"{type(error).__name__}: {error}", does_not_fit=True), error
 
 
 def _listed(listing: Callable[[], list[Name]], ranks: Ranks) -> list[Name]:
     try:
         return ranks.from_first(listing)
     except JobDirError as error:
-        raise OutOfReachError(f"checkpoints cannot be read: {error}") from error
+        raise StoreUnavailableError(f"checkpoints cannot be read: {error}") from error
 
 
 def _read(store: ReadableStore, name: Name, ranks: Ranks, placements: Placements, cached: Cached) -> Restored:
-    commit = confirmed(lambda: store.read_commit(name), store.local_path(name, COMMIT))
+    commit = retry_if_damaged(lambda: store.read_commit(name), store.local_path(name, COMMIT))
     files = Files(store, name, commit)
     snapshot: dict[str, Any] | None = None
     if ranks.world == files.world and (slot := _surviving(cached(name), files.manifest(ranks.rank))):

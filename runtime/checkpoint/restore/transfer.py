@@ -18,7 +18,7 @@ from ..errors import UnusableError
 from ..format.manifest import RankManifest, chunk_hash, data_file, manifest_file
 from ..store import COMMIT, DAMAGED, CheckpointStore, Commit
 from .loading import Files
-from .verified_reads import DataFile, confirmed, open_data
+from .verified_reads import DataFile, open_data, retry_if_damaged
 
 _LONGEST_HEAD = 64 << 10
 """Maximum bytes read of a metrics segment to get its first line, which names the previous segment."""
@@ -86,31 +86,31 @@ class _Transfer:
     def __init__(self, source: CheckpointStore, copier: Copier, name: Name) -> None:
         self._source, self._copier, self._name = source, copier, name
         self._target = CheckpointStore(copier.target, source.prefix)
-        self._there = dict(copier.target.files(self._key()))
+        self._target_files = dict(copier.target.files(self._key()))
 
     def run(self, on_begin: Callable[[Transferred], None]) -> Transferred:
         if self._copier.source.url == self._copier.target.url:
             return self._verify_in_place()
-        if DAMAGED in self._there:  # programs skip a marked checkpoint: replace it by the intact one
+        if DAMAGED in self._target_files:  # programs skip a marked checkpoint: replace it by the intact one
             self._target.discard(self._name)
-            self._there = {}
+            self._target_files = {}
         size, source = sum(self._copier.source.files(self._key()).values()), self._copier.source.url
-        told = Transferred(self._name.step, size, COMMIT not in self._there, source)
-        if not told.copied:
-            return told
-        commit = confirmed(lambda: self._source.read_commit(self._name), None)
-        on_begin(told)
+        transferred = Transferred(self._name.step, size, COMMIT not in self._target_files, source)
+        if not transferred.copied:
+            return transferred
+        commit = retry_if_damaged(lambda: self._source.read_commit(self._name), None)
+        on_begin(transferred)
         for rank in range(len(commit.manifests)):
             self._copy_rank(commit, rank)
         self._copy_metrics()
         self._copier.check()
         if not self._copier.target.create(self._key(COMMIT), commit.to_bytes()):
             raise JobDirError(f"{self._target}: {self._name} has been committed by another process")
-        return told
+        return transferred
 
     def _verify_in_place(self) -> Transferred:
-        if DAMAGED in self._there:
-            commit = confirmed(lambda: self._source.read_commit(self._name), None)
+        if DAMAGED in self._target_files:
+            commit = retry_if_damaged(lambda: self._source.read_commit(self._name), None)
             files = Files(self._source, self._name, commit)
             for rank in range(files.world):
                 manifest = files.manifest(rank)
@@ -118,18 +118,20 @@ class _Transfer:
                     for start in range(0, manifest.size, manifest.chunk_size):
                         self._copier.check()
                         read(start, min(start + manifest.chunk_size, manifest.size))
-        return Transferred(self._name.step, sum(self._there.values()), copied=False, source=self._copier.source.url)
+        return Transferred(
+            self._name.step, sum(self._target_files.values()), copied=False, source=self._copier.source.url
+        )
 
     def _copy_rank(self, commit: Commit, rank: int) -> None:
         """Copy a rank's data, verifying each chunk, then its manifest, which states that the data is complete."""
         file, described = data_file(rank), manifest_file(rank)
         files = Files(self._source, self._name, commit)
         manifest = files.manifest(rank)
-        if described in self._there and self._there.get(file) == manifest.size:
+        if described in self._target_files and self._target_files.get(file) == manifest.size:
             return
         with self._reader(manifest) as read:
             self._copier.stream(self._key(file), manifest.size, manifest.chunk_size, read)
-        self._copier.write(self._key(described), confirmed(lambda: files.content(rank), None))
+        self._copier.write(self._key(described), retry_if_damaged(lambda: files.content(rank), None))
 
     @contextmanager
     def _reader(self, manifest: RankManifest) -> Iterator[Callable[[int, int], memoryview]]:
@@ -138,7 +140,7 @@ class _Transfer:
 
         def read(start: int, end: int) -> memoryview:
             expected = manifest.chunks[start // manifest.chunk_size]
-            return confirmed(lambda: _verified(data, start, end, expected, data_file(manifest.rank)), data.path)
+            return retry_if_damaged(lambda: _verified(data, start, end, expected, data_file(manifest.rank)), data.path)
 
         try:
             yield read

@@ -31,7 +31,7 @@ _SCATTERED = 512
 _T = TypeVar("_T")
 
 
-def confirmed(read: Callable[[], _T], path: Path | None) -> _T:
+def retry_if_damaged(read: Callable[[], _T], path: Path | None) -> _T:
     """Call `read`, and retry it once if it finds damage; return its result.
 
     A checkpoint that is reported as damaged is not read again by later runs, and a single response of a store, or page
@@ -171,7 +171,7 @@ class Memory:
 def open_data(store: ReadableStore, name: Name, rank: int, size: int) -> DataFile:
     """Open a rank's data file. Raises UnusableError if it is missing or not `size` bytes long."""
     path = store.local_path(name, data_file(rank))
-    return confirmed(lambda: LocalFile(path, size) if path else StoredObject(store, name, rank, size), path)
+    return retry_if_damaged(lambda: LocalFile(path, size) if path else StoredObject(store, name, rank, size), path)
 
 
 def read_verified(data: DataFile, manifest: RankManifest, targets: Sequence[Target]) -> None:
@@ -192,7 +192,7 @@ def read_verified(data: DataFile, manifest: RankManifest, targets: Sequence[Targ
 
     with ThreadPoolExecutor(data.threads, thread_name_prefix="cloudgpu-restore") as pool:
         futures = [
-            pool.submit(confirmed, partial(read, number), data.path)
+            pool.submit(retry_if_damaged, partial(read, number), data.path)
             for number in _touched(targets, manifest.chunk_size)
         ]
         try:

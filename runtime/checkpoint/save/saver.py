@@ -34,11 +34,11 @@ LAST_TRIES = 3
 """Attempts at the save at the end or before a stop, which no later save replaces."""
 LAST_PAUSE = 0.5
 """Seconds before the second attempt; twice that before the third."""
-GLANCE = 0.1
+POLL_S = 0.1
 """Seconds to wait for the writer between two exchanges, when there is nothing else to do."""
-SILENCE = 60.0
+WARN_AFTER_S = 60.0
 """Seconds of waiting for the writer after which a warning is logged; it is repeated each time the wait has doubled."""
-_LOST = (OSError, MemoryError, RuntimeError)
+_SAVE_ERRORS = (OSError, MemoryError, RuntimeError)
 """Errors that fail only one save: no memory for a slot, or none on a GPU to make a tensor contiguous."""
 
 
@@ -142,11 +142,11 @@ class Saver:
 
     def _lay_out(self, make: Callable[[], Content]) -> tuple[Content, Any, Layout, Sequence[Any]]:
         """Return content, tree, layout and sources. Raises CheckpointError on all ranks if a value cannot be saved."""
-        with self._ranks.together():
+        with self._ranks.raise_on_all():
             content = make()
             tree, leaves = flatten(content.snapshot, "")
         absent = self._replicated.absent(leaves)
-        with self._ranks.together():
+        with self._ranks.raise_on_all():
             return content, tree, *self._stager.lay_out(leaves, absent)
 
     def _reserve(self, size: int) -> None:
@@ -176,7 +176,7 @@ class Saver:
         self.staged = content.step, content.finished
         try:
             self._fill(save, content, tree, layout, sources, overlap=not at_last)
-        except _LOST as error:
+        except _SAVE_ERRORS as error:
             save.error = f"{error}" or type(error).__name__
 
     def _fill(
@@ -248,7 +248,7 @@ class Saver:
         if save.error is None:
             try:
                 hand_over()
-            except _LOST as error:
+            except _SAVE_ERRORS as error:
                 save.error = f"{error}" or type(error).__name__
 
     # Outcomes of saves
@@ -310,17 +310,17 @@ class Saver:
             self.staged = None
         self._failures += 1
         if rank == self._ranks.rank:
-            self._complain(save)
+            self._log_failure(save)
 
-    def _complain(self, save: InFlight) -> None:
+    def _log_failure(self, save: InFlight) -> None:
         """Log the first failure in a row with its cause, then each time the number of failures has doubled."""
         if self._failures & (self._failures - 1):
             return
         often = f"{self._failures} saves in a row have failed; " if self._failures > 1 else ""
         log = logger().error if self._failures > 1 else logger().warning
-        log(f"step {save.name.step} could not be saved; {often}{self.standing()}: {save.error}")
+        log(f"step {save.name.step} could not be saved; {often}{self.describe_newest()}: {save.error}")
 
-    def standing(self) -> str:
+    def describe_newest(self) -> str:
         """Return a message that names the newest checkpoint."""
         return f"the newest checkpoint is {self.last}" if self.last else "there is NO checkpoint"
 
@@ -349,7 +349,7 @@ class Saver:
 
     def _wait_for(self, done: Callable[[], bool], deadline: float) -> bool:
         """Exchange until `done`, which must agree on all ranks; False at the deadline."""
-        begun, silence = time.monotonic(), SILENCE
+        begun, silence = time.monotonic(), WARN_AFTER_S
         while True:
             now = time.monotonic()
             (expired,) = self.exchange(now >= deadline)
@@ -360,7 +360,7 @@ class Saver:
             if now - begun >= silence:
                 silence *= 2
                 logger().warning(f"waiting for a checkpoint to be written since {now - begun:.0f} s")
-            self._take(self.client.wait(max(0.0, min(GLANCE, deadline - now))))
+            self._take(self.client.wait(max(0.0, min(POLL_S, deadline - now))))
 
     def leave_behind(self, timeout_s: float) -> None:
         """Wait for staged saves for a limited time, after the loop was broken off."""

@@ -19,11 +19,11 @@ SAMPLES = 16
 """Number of pieces to sample of each object."""
 STRETCH = 256
 """Bytes to sample of each piece."""
-STILL = 100
+UNCHANGED_STEPS = 100
 """Number of steps after which unchanged state is suspicious; fewer are normal while gradients are accumulated."""
 COMPARED = 4
 """Number of live tensors of each object to compare with the staged ones at a check, in rotation."""
-OFTEN, SELDOM = 3, 8
+FIRST_CHECKS, CHECK_EVERY = 3, 8
 """State is compared at each of the first OFTEN saves, then at every SELDOM-th: a stale copy is stale from save 1."""
 
 
@@ -38,7 +38,7 @@ class StaleSaves:
         """Step and hash of all bytes of the objects whose sample has not changed since."""
         self._trained = 0
         """Step of the last save in which an optimizer's state had changed; buffers also change without training."""
-        self._told: set[str] = set()
+        self._reported: set[str] = set()
         """Names of the objects reported already."""
         self._turn = 0
         self._grouped: tuple[Sequence[Piece], dict[str, list[Piece]]] = [], {}
@@ -50,14 +50,14 @@ class StaleSaves:
         if self._grouped[0] is not pieces:
             self._grouped = pieces, _by_object(pieces)
         mine = self._grouped[1]
-        live = live and (self._turn <= OFTEN or self._turn % SELDOM == 0)
-        for name in [name for name in self._objects if name not in self._told]:
+        live = live and (self._turn <= FIRST_CHECKS or self._turn % CHECK_EVERY == 0)
+        for name in [name for name in self._objects if name not in self._reported]:
             own = mine.get(name, [])
             if own and _should_change(self._objects[name]):
                 self._look_for_change(name, step, own, memory)
             if live:
                 self._compare_with_live(name, own, memory)
-        self._tell_of_unchanged(step)
+        self._report_unchanged(step)
 
     # State changes
 
@@ -81,11 +81,15 @@ class StaleSaves:
         if torch is not None and isinstance(self._objects[name], torch.optim.Optimizer):
             self._trained = step
 
-    def _tell_of_unchanged(self, step: int) -> None:
+    def _report_unchanged(self, step: int) -> None:
         """Report objects that did not change although an optimizer did, or for STILL steps."""
         for name, (since, _) in list(self._suspects.items()):
-            if name not in self._told and step > since and (self._trained > since or step - since >= STILL):
-                self._tell(
+            if (
+                name not in self._reported
+                and step > since
+                and (self._trained > since or step - since >= UNCHANGED_STEPS)
+            ):
+                self._warn(
                     name,
                     f"not one bit of what {name}.state_dict() gives has changed between step {since} and step {step}: "
                     "if it is trained, it is saved as it was long ago",
@@ -100,15 +104,15 @@ class StaleSaves:
             key, tensor = live[(self._turn * COMPARED + number) % len(live)]
             piece = staged[key]
             if _comparable(tensor, piece) and not _same(tensor, piece, memory):
-                self._tell(
+                self._warn(
                     name,
                     f"what {name}.state_dict() gives as {key} is not what {name} holds now: it is not the live state "
                     "that is saved",
                 )
                 return
 
-    def _tell(self, name: str, text: str) -> None:
-        self._told.add(name)
+    def _warn(self, name: str, text: str) -> None:
+        self._reported.add(name)
         logger().warning(f"checkpoints may be of no use: {text}")
 
 

@@ -47,8 +47,8 @@ class Interruption:
         self._signal: str | None = None
         self._previous: dict[signal.Signals, Any] = {}
         """The handlers to restore."""
-        self._ours: dict[signal.Signals, _Handler] = {}
-        self._obeyed: set[str] = set()
+        self._handlers: dict[signal.Signals, _Handler] = {}
+        self._handled: set[str] = set()
 
     def listen(self) -> None:
         """Create a file that shows the agent that the notice file is polled, so that it need not send SIGTERM."""
@@ -61,7 +61,7 @@ class Interruption:
             with suppress(OSError):
                 Path(self._listening).unlink()
 
-    def look(self) -> Notice | None:
+    def poll(self) -> Notice | None:
         """Return the current notice, or None. A notice to save and continue is returned once."""
         if self._signal:
             return Notice(self._signal)
@@ -70,9 +70,9 @@ class Interruption:
         notice = _read(self._path)
         if notice is None or notice.stop:
             return notice
-        if notice.id in self._obeyed:
+        if notice.id in self._handled:
             return None
-        self._obeyed.add(notice.id)
+        self._handled.add(notice.id)
         return notice
 
     def handle_signals(self) -> None:
@@ -83,30 +83,30 @@ class Interruption:
         if threading.current_thread() is threading.main_thread():
             for number in _SIGNALS:
                 self._previous[number] = signal.getsignal(number)
-                self._ours[number] = self._handler(self._previous[number])
-                signal.signal(number, self._ours[number])
+                self._handlers[number] = self._handler(self._previous[number])
+                signal.signal(number, self._handlers[number])
             _HANDLING.add(self)
 
-    def put_back_signals(self) -> None:
+    def restore_signals(self) -> None:
         """Restore the handlers, except where the program has installed others since handle_signals().
 
         A loop that was left by an exception is ended by the garbage collector, in any thread and in any order.
         """
-        for number, ours in self._ours.items():
+        for number, ours in self._handlers.items():
             if threading.current_thread() is threading.main_thread() and signal.getsignal(number) is ours:
                 signal.signal(number, _settable(self._previous[number]))
-        self._previous, self._ours = {}, {}
+        self._previous, self._handlers = {}, {}
         _HANDLING.discard(self)
 
     def forget_signals(self) -> None:
         """Restore the handlers in a child that was forked during the loop: SIGTERM must end it."""
         for number, previous in self._previous.items():
             signal.signal(number, _settable(previous))
-        self._previous, self._ours = {}, {}
+        self._previous, self._handlers = {}, {}
 
     def _handler(self, previous: object) -> _Handler:  # from signal.getsignal()
         def handle(number: int, frame: FrameType | None) -> None:
-            if self._ours.get(signal.Signals(number)) is handle:
+            if self._handlers.get(signal.Signals(number)) is handle:
                 self._signal = signal.Signals(number).name
             elif previous in _DEFAULTS and not _HANDLING:  # reinstalled by other code after the loop
                 signal.signal(number, _settable(previous))

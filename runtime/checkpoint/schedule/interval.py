@@ -58,17 +58,17 @@ PRIORS = {
         Prior("reservation", 0.2),
     )
 }
-UNKNOWN = Prior("unknown", 0.5)
+UNKNOWN_PRIOR = Prior("unknown", 0.5)
 """Prior outside a job: a workstation, a cluster's queue with its time limit, a notebook."""
 
 
 def prior_of(market: str) -> Prior:
     """Return the prior of a market, UNKNOWN for an unknown one."""
-    return PRIORS.get(market, UNKNOWN)
+    return PRIORS.get(market, UNKNOWN_PRIOR)
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class Observation:
     """Number of interruptions observed in a number of node-seconds."""
 
     node_seconds: float = 0.0
@@ -79,25 +79,25 @@ class Seen:
 class History:
     """Observations of all runs of a training; saved with each checkpoint."""
 
-    markets: Mapping[str, Seen] = field(default_factory=dict)
+    markets: Mapping[str, Observation] = field(default_factory=dict)
     """Observations by market, because interruptions of spot machines do not predict those of others."""
     cost: float | None = None
     """Seconds for which a save blocked training in the previous run; None: unknown."""
 
-    def seen(self, market: str) -> Seen:
-        return self.markets.get(market, Seen())
+    def seen(self, market: str) -> Observation:
+        return self.markets.get(market, Observation())
 
     def plus(self, market: str, node_seconds: float, interruptions: int = 0) -> History:
         """Return a copy with more seconds and interruptions in a market."""
         old = self.seen(market)
-        new = Seen(old.node_seconds + node_seconds, old.interruptions + interruptions)
+        new = Observation(old.node_seconds + node_seconds, old.interruptions + interruptions)
         return replace(self, markets={**self.markets, market: new})
 
     def joined(self, other: History) -> History:
         """Merge with another history of the same training by taking the larger counts, as each may be incomplete."""
         pairs = {name: (self.seen(name), other.seen(name)) for name in {*self.markets, *other.markets}}
         markets = {
-            name: Seen(max(a.node_seconds, b.node_seconds), max(a.interruptions, b.interruptions))
+            name: Observation(max(a.node_seconds, b.node_seconds), max(a.interruptions, b.interruptions))
             for name, (a, b) in pairs.items()
         }
         return History(markets, self.cost if self.cost is not None else other.cost)
@@ -129,20 +129,20 @@ class History:
             return cls()
 
 
-def _read_seen(seconds: Any, interruptions: Any) -> Seen:  # from JSON
-    seen = Seen(float(seconds), int(interruptions))
+def _read_seen(seconds: Any, interruptions: Any) -> Observation:  # from JSON
+    seen = Observation(float(seconds), int(interruptions))
     if not (0 <= seen.node_seconds < math.inf and seen.interruptions >= 0):
         raise ValueError(f"{seconds} s, {interruptions} interruptions")
     return seen
 
 
-def mean_between(prior: Prior, seen: Seen, nodes: int) -> float:
+def mean_between(prior: Prior, seen: Observation, nodes: int) -> float:
     """Return M in seconds for a job of `nodes` machines, any of which interrupts it."""
     weight = prior.interruptions
     return (weight * FIRST_MEAN + seen.node_seconds / nodes) / (weight + seen.interruptions)
 
 
-class Typical:
+class RecentMedian:
     """Lower median of the last few measurements, which ignores a single outlier.
 
     With two values it is the smaller: a first save is slow because it faults in its memory.

@@ -16,11 +16,11 @@ import re
 from typing import Any
 
 from ..errors import CheckpointError
-from .interval import History, Seen, Typical, best_interval, mean_between, prior_of
+from .interval import History, Observation, RecentMedian, best_interval, mean_between, prior_of
 
-FIRST = 90.0
+FIRST_SAVE_S = 90.0
 """Seconds until the first save of a training: it measures the cost of a save, and shows early if saving fails."""
-HURRY = 4
+HURRY_FACTOR = 4
 NOTICEABLE = 1.5
 """Factor of change of the interval above which it is logged again."""
 
@@ -44,7 +44,7 @@ class Schedule:
         self._seconds: float | None = None
         self._prior, self._nodes = prior_of(market), max(1, nodes)
         self._known = self._history = known if known is not None else History()
-        self._cost, self._writing = Typical(), Typical()
+        self._cost, self._writing = RecentMedian(), RecentMedian()
         self._step, self._time = 0, 0.0
         self._begun: float | None = None
         """Time at which this process began to train."""
@@ -104,7 +104,7 @@ class Schedule:
 
     def due(self, step: int, now: float) -> bool:
         """Return whether to save at this step boundary."""
-        factor = HURRY if now < self._hurry_until else 1
+        factor = HURRY_FACTOR if now < self._hurry_until else 1
         if self._steps is not None:
             return step - self._step >= max(1, self._steps // factor)
         interval, elapsed = self.interval, now - self._time
@@ -143,7 +143,7 @@ class Schedule:
     def _choose(self) -> float:
         cost = self._known_cost()
         if cost is None:
-            return FIRST
+            return FIRST_SAVE_S
         return best_interval(cost, self._mean(self._time), self._writing.value or 0.0)
 
     def _known_cost(self) -> float | None:
@@ -153,9 +153,9 @@ class Schedule:
         """Return the node-seconds of this process."""
         return 0.0 if self._begun is None else max(0.0, now - self._begun) * self._nodes
 
-    def _seen(self, now: float) -> Seen:
+    def _seen(self, now: float) -> Observation:
         before = self._history.seen(self._prior.name)
-        return Seen(before.node_seconds + self._trained(now), before.interruptions)
+        return Observation(before.node_seconds + self._trained(now), before.interruptions)
 
     def _mean(self, now: float) -> float:
         return mean_between(self._prior, self._seen(now), self._nodes)

@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from ....protocol.checkpoint_names import Name
 from ..errors import logger
 from ..store import CheckpointStore
-from .link import AGENT_PATIENCE_S, Links, WriterLink
+from .link import AGENT_RESTART_TIMEOUT_S, Links, WriterLink
 from .previous_writers import finish_earlier, subject
 from .protocol import VERSION, ClosedError, Message, Save, SaveResult, close_all, own_addresses, wait_readable
 from .slots import Slot, content_file, read_content
@@ -36,7 +36,7 @@ DEATHS = 3
 """Number of writers that may die during one save before the save fails."""
 _ANSWER_S = 10.0
 """Timeout in seconds for a response of the writer's main thread, which never blocks."""
-_LOOK_S = 0.2
+_POLL_S = 0.2
 """Seconds between checks in wait() whether the agent has restarted its writer."""
 
 
@@ -54,7 +54,7 @@ class _Flight:
 
 
 @dataclass(slots=True, eq=False)
-class _Place:
+class _SlotState:
     """State of one of the two slots."""
 
     slot: Slot | None = None
@@ -80,7 +80,7 @@ class WriterClient:
         self._store, self._rank, self._world, self._attempt = store, rank, world, attempt
         self._links = Links(own_addresses(*subject(store, rank)))
         self._link: WriterLink | None = None
-        self._places = [_Place() for _ in range(SLOTS)]
+        self._places = [_SlotState() for _ in range(SLOTS)]
         self._size = 0
         self._flights: dict[Name, _Flight] = {}
         self._results: list[SaveResult] = []
@@ -95,7 +95,7 @@ class WriterClient:
         Returns before the writer is ready. A writer that dies is replaced, and staged saves are submitted again.
         """
         client = cls(store, rank, world, attempt)
-        client._revive()
+        client._reconnect()
         return client
 
     # Slots
@@ -182,7 +182,7 @@ class WriterClient:
 
         If the program hung or died without one, what it has staged would be lost.
         """
-        end = time.monotonic() + AGENT_PATIENCE_S + _LOOK_S  # includes an attempt to start a writer
+        end = time.monotonic() + AGENT_RESTART_TIMEOUT_S + _POLL_S  # includes an attempt to start a writer
         self._pump()
         while self._link is None and self._links.keeps_slots and (left := end - time.monotonic()) > 0:
             self._wait_for_message(left)
@@ -227,7 +227,7 @@ class WriterClient:
         """Close the client; submitted saves are still written, by a writer that runs until then."""
         self._closed = True
         self._drop_link()
-        self._places = [_Place() for _ in range(SLOTS)]
+        self._places = [_SlotState() for _ in range(SLOTS)]
         self._flights.clear()
 
     # The writer
@@ -237,12 +237,12 @@ class WriterClient:
         if self._closed:
             raise ValueError("this client has been closed; a forked process needs one of its own")
         if self._link is None:
-            self._revive()
+            self._reconnect()
         while self._link is not None:
             try:
                 received = self._link.receive()
             except ClosedError:
-                self._bury()
+                self._handle_writer_exit()
                 continue
             if received is None:
                 return
@@ -290,15 +290,15 @@ class WriterClient:
             if place.flight is not None and place.flight.save.name == name:
                 place.flight = None
 
-    def _bury(self) -> None:
+    def _handle_writer_exit(self) -> None:
         """Handle the death of the writer: count it against the saves in progress, and connect to another one."""
-        reason = self._link.last_words() if self._link else ""
+        reason = self._link.describe_exit() if self._link else ""
         self._drop_link()
         for flight in list(self._flights.values()):
             flight.deaths += 1
             if flight.deaths >= DEATHS:
                 self._fail(flight, f"{reason} ({DEATHS} times during this save)")
-        self._revive()
+        self._reconnect()
 
     def _fail(self, flight: _Flight, error: str) -> None:
         name = flight.save.name
@@ -307,7 +307,7 @@ class WriterClient:
         seconds = time.monotonic() - flight.since
         self._results.append(SaveResult(name, flight.written, False, error, False, seconds))
 
-    def _revive(self) -> None:
+    def _reconnect(self) -> None:
         """Connect to a writer if one is available, and send it the complete state."""
         try:
             self._link = self._links.next()
@@ -395,7 +395,7 @@ class WriterClient:
 
     def _wait_for_message(self, timeout_s: float) -> None:
         if self._link is None:
-            time.sleep(min(_LOOK_S, timeout_s))
+            time.sleep(min(_POLL_S, timeout_s))
         else:
             wait_readable(self._link.connection, timeout_s)
         self._pump()

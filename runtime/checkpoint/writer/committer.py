@@ -11,7 +11,7 @@ from ....protocol.checkpoint_names import Name
 from ....protocol.jobdir import JobDirError
 from ..disk_space import make_room
 from ..errors import FencedError
-from ..store import CheckpointStore, NoRoomError
+from ..store import CheckpointStore, DiskFullError
 
 if TYPE_CHECKING:
     from .slots import Slot
@@ -75,7 +75,7 @@ class Committer:
         self._waiting: list[_Waiting] = []
         self._dirty = True
         """True if parts of failed saves may remain; initially, since an earlier process may have left some."""
-        self._told = False
+        self._cleanup_failure_reported = False
         """True if it was reported that they cannot be removed; reset when that succeeds."""
         self._shortest, self._longest = _PAUSES_S[store.job_dir.folder is not None]
         self._pause = self._shortest
@@ -96,7 +96,7 @@ class Committer:
         for waiting in [waiting for waiting in self._waiting if waiting.staged.name == name]:
             self._give_up(waiting, reason)
 
-    def turn(self, *, impatient: bool) -> None:
+    def commit_ready(self, *, impatient: bool) -> None:
         """Commit what is complete. `impatient`: the trainer has exited, so nothing will be saved again."""
         committed = None
         for waiting in list(self._waiting):
@@ -123,11 +123,11 @@ class Committer:
                 lambda name: name.attempt <= coming.attempt and name.age < coming.age and name not in waiting
             )
         except JobDirError as error:
-            if not self._told:
+            if not self._cleanup_failure_reported:
                 self._note(f"what failed saves have left could not be removed: {error}")
-            self._told = True
+            self._cleanup_failure_reported = True
         else:
-            self._dirty = self._told = False
+            self._dirty = self._cleanup_failure_reported = False
 
     def _commit(self, waiting: _Waiting, *, impatient: bool) -> bool:
         """Commit a save if possible, and return whether it is committed; give up a save that cannot be completed."""
@@ -141,13 +141,13 @@ class Committer:
                     return self._expire(waiting, now=bool(hopeless))
                 digests = self._store.digests(staged.name, self._world)
                 if staged.rows:
-                    self._store.put_rows(staged.rows)
+                    self._store.put_metrics(staged.rows)
                 self._store.commit(staged.name, digests, finished=staged.finished, time=time.time())
         except FencedError as error:
             self._give_up(waiting, str(error), fenced=True)
             return False
         except (JobDirError, ValueError) as error:
-            if not (isinstance(error, NoRoomError) and make_room(self._store, staged.name, 0)):
+            if not (isinstance(error, DiskFullError) and make_room(self._store, staged.name, 0)):
                 waiting.failures += 1
             waiting.missing = str(error)
             return self._expire(waiting, now=not impatient and waiting.failures >= TRIES)

@@ -16,7 +16,7 @@ from .slots import anonymous_file
 
 ADDRESS = "CLOUDGPU_WRITER"
 """Environment variable that holds the path of the node writer's socket."""
-AGENT_PATIENCE_S = 10.0
+AGENT_RESTART_TIMEOUT_S = 10.0
 """Seconds for the agent to restart its writer; after that, the trainer starts its own."""
 _LONGEST_PAUSE_S = 30.0
 _LAST_WORDS = 2000
@@ -46,7 +46,7 @@ class WriterLink:
         return cls(connection) if connection else None
 
     @classmethod
-    def to_own(cls, addresses: Sequence[bytes]) -> WriterLink:
+    def start(cls, addresses: Sequence[bytes]) -> WriterLink:
         """Start a writer process, and return before it is ready. Raises OSError if no process can be started.
 
         The writer is reachable at one of the addresses from now on, even if this process dies before it is ready.
@@ -76,7 +76,7 @@ class WriterLink:
         """Return the next message with its file descriptors, or None if there is none. Raises ClosedError."""
         return receive(self.connection)
 
-    def last_words(self) -> str:
+    def describe_exit(self) -> str:
         """Return a message about the exit of the writer, which has closed the connection."""
         if self.process is None or self._errors is None:
             return "the node's checkpoint writer has gone"
@@ -147,7 +147,7 @@ class Links:
             return link
         now = time.monotonic()
         self._missing_since = self._missing_since or now
-        return self._own() if now - self._missing_since > AGENT_PATIENCE_S else None
+        return self._own() if now - self._missing_since > AGENT_RESTART_TIMEOUT_S else None
 
     def works(self) -> None:
         """Note that the writer has sent a message."""
@@ -160,4 +160,4 @@ class Links:
             return None
         self._starts += 1
         self._not_before = now + (0 if self._starts == 1 else min(_LONGEST_PAUSE_S, 0.1 * 2**self._starts))
-        return WriterLink.to_own(self._own_addresses)
+        return WriterLink.start(self._own_addresses)

@@ -30,7 +30,7 @@ _DESCRIPTORS = 4
 LONGEST_TEXT = 4000
 """Maximum characters of an error or note: some stores respond with a whole HTML page."""
 _PATH = 107
-_BREATH_S = 0.01
+_RETRY_S = 0.01
 
 Message = dict[str, Any]
 
@@ -144,7 +144,7 @@ def connect(address: str | bytes) -> socket.socket | None:
     except OSError:
         connection.close()
         return None
-    if isinstance(address, bytes) and not is_ours(connection):
+    if isinstance(address, bytes) and not is_same_user(connection):
         connection.close()
         return None
     return connection
@@ -194,7 +194,7 @@ def peer(connection: socket.socket) -> tuple[int, int]:
     return pid, uid
 
 
-def is_ours(connection: socket.socket) -> bool:
+def is_same_user(connection: socket.socket) -> bool:
     """Return whether the peer runs as this user or root."""
     return peer(connection)[1] in (os.getuid(), 0)
 
@@ -217,7 +217,7 @@ def wait_until_durable(address: str | bytes, timeout_s: float, of: tuple[str, st
             return _drained(connection, end, of)
         if time.monotonic() >= end:
             return False
-        time.sleep(_BREATH_S)  # it is exiting or was killed: there may be another
+        time.sleep(_RETRY_S)  # it is exiting or was killed: there may be another
     return True
 
 

@@ -12,7 +12,7 @@ from ....protocol.checkpoint_names import Name
 from ....protocol.jobdir import JobDirError
 from ..disk_space import describe_shortage, make_room
 from ..format.manifest import RankManifest
-from ..store import CheckpointStore, NoRoomError
+from ..store import CheckpointStore, DiskFullError
 from .committer import Committer, Staged
 from .protocol import SaveResult
 from .slots import Slot
@@ -51,7 +51,7 @@ class RankWriter:
     rank: int
     world: int
     outbox: Outbox
-    may_come: Callable[[int], bool]
+    may_still_write: Callable[[int], bool]
     """Return whether another rank may still write its part. Called from the writer's thread."""
     when_idle: Callable[[], None]
     """Called from the writer's thread when no work is left for now, and when it ends."""
@@ -72,7 +72,7 @@ class RankWriter:
 
     def start(self) -> None:
         if self.rank == 0:
-            self._committer = Committer(self.store, self.world, self._finish, self.may_come, self.outbox.note)
+            self._committer = Committer(self.store, self.world, self._finish, self.may_still_write, self.outbox.note)
         # A daemon thread: if it hangs in a store, the process can still exit.
         threading.Thread(target=self._run, name=f"rank {self.rank}", daemon=True).start()
 
@@ -86,7 +86,7 @@ class RankWriter:
             self._abandoned.add(name)
             self._inbox.put(None)
 
-    def leave(self) -> None:
+    def detach(self) -> None:
         self._gone_at = time.monotonic()
         self._gone.set()
         self._inbox.put(None)
@@ -121,7 +121,7 @@ class RankWriter:
         if committer:
             for name in self._abandoned & committer.waiting():
                 committer.fail(name, "another rank could not write its part")
-            committer.turn(impatient=self._gone.is_set())
+            committer.commit_ready(impatient=self._gone.is_set())
         self._working = False
         if self.idle:
             self.when_idle()
@@ -150,7 +150,7 @@ class RankWriter:
                 self._write(staged, slot)
             except (JobDirError, OSError, ValueError) as error:
                 self._leftovers.append(staged.name)
-                reason, is_full = str(error), isinstance(error, NoRoomError)
+                reason, is_full = str(error), isinstance(error, DiskFullError)
             else:
                 return None
             # Immediately, since the next save may need the space.

@@ -23,7 +23,7 @@ from .protocol import (
     SaveResult,
     close_all,
     is_listened_to,
-    is_ours,
+    is_same_user,
     own_addresses,
     peer,
     receive,
@@ -53,7 +53,7 @@ class Trainer:
     """pidfd of the trainer, since a forked child may keep the connection open after the trainer has exited."""
     draining: list[Key | None] = field(default_factory=list)
     """Ranks whose saves it is waiting for; None: all ranks."""
-    asks_only: bool = True
+    is_query_only: bool = True
     """True if the server need not wait for its exit: it has sent no "hello", and did not start this server."""
 
 
@@ -71,7 +71,7 @@ class Server:
         """The newest part of each rank whose process has exited."""
         self._worlds: dict[tuple[str, str], int] = {}
         """Number of ranks of each training, as reported by its newest process."""
-        self._departed: set[Key] = set()
+        self._finished_ranks: set[Key] = set()
         """Ranks whose process has exited, and whose staged saves are all written."""
         self.waker, self._woken = socket.socketpair()
         self.waker.setblocking(False)
@@ -84,7 +84,7 @@ class Server:
 
     def add(self, connection: socket.socket) -> None:
         """Serve the process at the other end of a connection, which has started this server."""
-        self._serve(Trainer(connection, asks_only=False))
+        self._serve(Trainer(connection, is_query_only=False))
 
     def watch(self, descriptor: int, call: Callable[[], None]) -> None:
         """Call `call` once, when the descriptor becomes readable."""
@@ -118,7 +118,7 @@ class Server:
     def _is_over(self) -> bool:
         if self._until is not None and time.monotonic() >= self._until:
             return True
-        return not self._lasting and not self._writers and all(t.asks_only for t in self._trainers)
+        return not self._lasting and not self._writers and all(t.is_query_only for t in self._trainers)
 
     # Events
 
@@ -132,7 +132,7 @@ class Server:
             connection, _ = listener.accept()
         except OSError:  # the client has disconnected, or there are no free descriptors: clients retry
             return
-        if is_ours(connection):
+        if is_same_user(connection):
             self._serve(Trainer(connection))
         else:
             connection.close()
@@ -171,29 +171,29 @@ class Server:
                 self._selector.unregister(trainer.process)
             os.close(trainer.process)
         if trainer.writer:
-            trainer.writer.leave()
+            trainer.writer.detach()
         trainer.slots.clear()
 
     def _forget_ended(self) -> None:
         for writer, key in list(self._writers.items()):
             if writer.ended:
                 del self._writers[writer]
-                self._departed.add(key)
-                if writer.written and self._lasting and self._may_ask(key):
+                self._finished_ranks.add(key)
+                if writer.written and self._lasting and self._may_restore(key):
                     self._kept[key] = writer.written  # of two, the later one is from the newer process
                 writer.written = None  # breaks a reference cycle, which would delay freeing the memory
 
-    def _may_ask(self, key: Key) -> bool:
+    def _may_restore(self, key: Key) -> bool:
         """Return whether a process of that rank may still request the part: not after it has saved itself."""
         followed = any(trainer.key == key and trainer.saves for trainer in self._trainers)
         return key[2] < self._worlds[key[:2]] and not followed
 
-    def _may_come(self, key: Key, rank: int, local: bool) -> bool:
+    def _may_still_write(self, key: Key, rank: int, local: bool) -> bool:
         """Return whether a rank may still write its part. Thread-safe. `local`: all ranks are on this machine."""
         other = (key[0], key[1], rank)
         if any(key == other for key in list(self._writers.values())):
             return True
-        if other in self._departed:
+        if other in self._finished_ranks:
             return False
         # It may have its own writer, as this trainer may.
         return not local or any(is_listened_to(address) for address in own_addresses(*other))
@@ -220,7 +220,7 @@ class Server:
     def _hello(self, trainer: Trainer, message: Message, _: list[int]) -> None:
         if message["version"] != VERSION or trainer.writer:
             raise ClosedError("it speaks another version of our language, or twice")
-        trainer.asks_only = False
+        trainer.is_query_only = False
         trainer.key = key = (message["url"], message["prefix"], message["rank"])
         try:
             store = CheckpointStore(JobDir(message["url"], make=message["make"]), message["prefix"])
@@ -234,10 +234,15 @@ class Server:
         )
         local = bool(message["local"])
         trainer.writer = RankWriter(
-            store, message["rank"], message["world"], outbox, lambda rank: self._may_come(key, rank, local), self.wake
+            store,
+            message["rank"],
+            message["world"],
+            outbox,
+            lambda rank: self._may_still_write(key, rank, local),
+            self.wake,
         )
         self._writers[trainer.writer] = key
-        self._departed.discard(key)
+        self._finished_ranks.discard(key)
         self._worlds[key[:2]] = message["world"]
         for other in [other for other in self._kept if other[:2] == key[:2] and other[2] >= message["world"]]:
             del self._kept[other]  # the rank does not exist any more

@@ -12,7 +12,7 @@ from cloudgpu.provisioners import Provisioner
 from cloudgpu.provisioners.aws.provisioner import AwsProvisioner
 from cloudgpu.tests.standins.aws import Aws
 from cloudgpu.tests.standins.aws.control import KEY
-from cloudgpu.tests.standins.aws.process import Remains
+from cloudgpu.tests.standins.aws.process import Leftovers
 from cloudgpu.tests.standins.clocks import FastClock
 from cloudgpu.tests.standins.faults import error
 
@@ -47,7 +47,7 @@ class AwsStandin(Standin):
         self.environ |= self.aws.environ
         self.session = boto3.Session(KEY, "secret", region_name=self.region)
         self.ec2, self.iam = self.client("ec2"), self.client("iam")
-        self.remains = Remains(self.aws.url)
+        self.remains = Leftovers(self.aws.url)
         listed = self.ec2.describe_availability_zones()["AvailabilityZones"]
         self.names = {one["ZoneId"]: one["ZoneName"] for one in listed}
         return self

@@ -81,7 +81,7 @@ class Standin:
         self._clock = FastClock()
 
     @classmethod
-    def can(cls, *names: str) -> bool:
+    def overrides(cls, *names: str) -> bool:
         """Return whether the subclass overrides all of these members."""
         return all(getattr(cls, name) != getattr(Standin, name) for name in names)
 
@@ -103,18 +103,18 @@ class Standin:
 
     # -- provisioners and requests
 
-    def another(self, clock: FastClock | None = None) -> Provisioner:
+    def new_provisioner(self, clock: FastClock | None = None) -> Provisioner:
         """Return a new provisioner without any cached state, like that of another process."""
         raise NotImplementedError
 
     def of_settings(self) -> Provisioner:
         """Return a provisioner that reads its credentials from the environment."""
-        return self.another()
+        return self.new_provisioner()
 
     @functools.cached_property
     def watcher(self) -> Provisioner:
         """Provisioner shared by all tests, as its clients are slow to create; never launches."""
-        return self.another(self._clock)
+        return self.new_provisioner(self._clock)
 
     def node(self, name: str, rank: int) -> NodeRequest:
         role, _, rest = name.rpartition("-")
@@ -149,7 +149,7 @@ class Standin:
         known = (self.target, asked.job_id, asked.attempt, asked.token, dict[str, str]())
         return Allocation(*known, region=asked.region, owner=asked.owner.name)
 
-    def pass_look(self) -> None:
+    def expire_polls(self) -> None:
         """Advance the watcher's clock beyond the TTL of cached polls."""
         self._clock.sleep(4.0)
 
@@ -181,11 +181,11 @@ class Standin:
         """Set the quotas to a number of machines."""
         raise NotImplementedError
 
-    def hide(self) -> None:
+    def delay_listings(self) -> None:
         """Make listings stale: they do not show new resources."""
         raise NotImplementedError
 
-    def show(self) -> None:
+    def show_listings(self) -> None:
         """Make listings consistent again."""
         raise NotImplementedError
 
@@ -229,13 +229,13 @@ def refused(provisioner: Provisioner, asked: LaunchRequest) -> ProvisionError:
     return caught.value
 
 
-def look(standin: Standin, allocation: Allocation, *phases: str) -> list[NodeState]:
+def wait_for_phases(standin: Standin, allocation: Allocation, *phases: str) -> list[NodeState]:
     """Wait until the nodes have these phases, and return their states. A single phase applies to all nodes."""
     wanted = phases * len(allocation.machines) if len(phases) == 1 else phases
     seen = list[NodeState]()
 
     def are_there() -> bool:
-        standin.pass_look()
+        standin.expire_polls()
         seen[:] = standin.watcher.observe(allocation)
         return tuple(state.phase for state in seen) == wanted
 

@@ -69,9 +69,9 @@ class Account:
         """Access key -> account, for keys of accounts other than the one with machines."""
         self.revoked: set[str] = set()
         """Expired access keys."""
-        self.doomed: list[Doom] = []
+        self.launch_failures: list[LaunchFailure] = []
         """Failures at launch for coming instances."""
-        self.lag_s = self.profile_lag_s = self.stopping_s = 0.0
+        self.visibility_lag_s = self.profile_lag_s = self.stopping_s = 0.0
         self._timers: list[threading.Timer] = []
         self._seeded: set[str] = set()
 
@@ -131,7 +131,7 @@ class Account:
         self.reservations.extend(reservation, time.time() + end_s)
 
     def set_lag(self, seconds: float, profiles: float) -> None:
-        self.lag_s, self.profile_lag_s = seconds, profiles
+        self.visibility_lag_s, self.profile_lag_s = seconds, profiles
 
     def set_stopping(self, seconds: float) -> None:
         self.stopping_s = seconds
@@ -139,14 +139,14 @@ class Account:
     def throttle(self, on: bool) -> None:
         self.throttling.on = on
 
-    def doom(self, code: str, message: str, zone: str, times: int, after_s: float) -> None:
-        self.doomed.append(Doom(code, message, zone, times, after_s))
+    def fail_launches(self, code: str, message: str, zone: str, times: int, after_s: float) -> None:
+        self.launch_failures.append(LaunchFailure(code, message, zone, times, after_s))
 
     def enforce(self, on: bool) -> None:
         self.enforcing = on
         moto_side.enforce_policies(on=on)
 
-    def belong(self, key: str, account_id: str) -> None:
+    def assign_key(self, key: str, account_id: str) -> None:
         self.others[key] = account_id
 
     def revoke(self, key: str) -> None:
@@ -178,7 +178,7 @@ class Account:
         machine.cut_power()
         machine.power_on()
 
-    def hurry(self) -> None:
+    def run_delayed(self) -> None:
         """Run all delayed actions now, in the order in which they were scheduled."""
         with self.lock:
             timers, self._timers = self._timers, []
@@ -216,12 +216,14 @@ class Account:
 
     def is_young(self, instance_id: str) -> bool:
         """Return whether the instance is too new to be visible everywhere (eventual consistency)."""
-        return time.monotonic() - self.launched.get(instance_id, float("-inf")) < self.lag_s
+        return time.monotonic() - self.launched.get(instance_id, float("-inf")) < self.visibility_lag_s
 
     def start(self, instance: Any) -> None:
         """Start a new instance: boot it, or let it fail if a Doom applies."""
         self.launched[instance.id] = time.monotonic()
-        doom = next((one for one in self.doomed if one.times and one.zone in ("", instance.availability_zone)), None)
+        doom = next(
+            (one for one in self.launch_failures if one.times and one.zone in ("", instance.availability_zone)), None
+        )
         if doom is not None:
             doom.times -= 1
             _set_state(instance, "pending", 0)
@@ -274,7 +276,7 @@ class Account:
     def _told(self, instance: Any) -> dict[str, Any]:
         machine = self.machines.get(instance.id)
         return dataclasses.asdict(
-            Told(
+            InstanceState(
                 instance_id=instance.id,
                 machine_type=instance.instance_type,
                 region=instance.region_name,
@@ -340,7 +342,7 @@ class Ec2Machine(Machine):
 
 
 @dataclasses.dataclass(frozen=True)
-class Told:
+class InstanceState:
     """State of an instance, as returned by Control.instances()."""
 
     instance_id: str
@@ -374,7 +376,7 @@ class Told:
 
 
 @dataclasses.dataclass
-class Doom:
+class LaunchFailure:
     """Failure at launch: instances stay `pending`, then are terminated. Source: EC2 user guide, "Instance terminates
     immediately"."""
 

@@ -26,7 +26,7 @@ class App:
 
     def __init__(self, account: Account, moto: Callable[..., Any]) -> None:
         self._account, self._moto = account, moto
-        account.internally, account.tend = self._internally, partial(scaling.tend, account)
+        account.internally, account.tend = self._internally, partial(scaling.reconcile, account)
 
     def __call__(self, environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
         path = environ.get("PATH_INFO", "/")

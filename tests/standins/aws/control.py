@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from ..faults import Control
-from .account import Told
+from .account import InstanceState
 
 KEY = "AKIACLOUDGPUSUBMITTE"
 """The submitter's access key; machines use other keys."""
@@ -96,9 +96,9 @@ class AwsControl(Control):
         """Forget all ended instances, as EC2 does after about an hour."""
         self.do("forget_ended")
 
-    def instances(self, **where: Any) -> list[Told]:
+    def instances(self, **where: Any) -> list[InstanceState]:
         """Return all instances ever launched; `where` compares fields: `instances(running=True, zone="us-east-1b")`."""
-        told = [Told(**value) for value in self.do("instances")]
+        told = [InstanceState(**value) for value in self.do("instances")]
         return [one for one in told if all(getattr(one, name) == value for name, value in where.items())]
 
 

@@ -11,11 +11,11 @@ import pytest
 
 from cloudgpu.control.jobs import Job
 
-from ..cloud_jobs import CloudJobs, agents, settled
-from .account import Told
+from ..cloud_jobs import CloudJobs, agents, use_state_directory
+from .account import InstanceState
 from .control import KEY, AwsControl
 from .control import environ as aws_environ
-from .process import Remains, aws_process
+from .process import Leftovers, aws_process
 
 __all__ = ["BUCKET", "TYPE", "AwsJobs", "agents", "aws_jobs", "jobs"]
 
@@ -23,7 +23,7 @@ BUCKET = "jobs-of-tests"
 TYPE = "g4dn.xlarge"
 
 
-class AwsJobs(CloudJobs[Told, Remains]):
+class AwsJobs(CloudJobs[InstanceState, Leftovers]):
     """Jobs in one account and one bucket."""
 
     cloud = "aws"
@@ -31,7 +31,7 @@ class AwsJobs(CloudJobs[Told, Remains]):
     def __init__(self, control: AwsControl, folder: Path) -> None:
         import boto3
 
-        super().__init__(folder, Remains(control.url), f"s3://{BUCKET}/jobs")
+        super().__init__(folder, Leftovers(control.url), f"s3://{BUCKET}/jobs")
         self.control = control
         self.session = boto3.session.Session(KEY, "secret", region_name="us-east-1")
         """The submitter's session; its clients use the endpoint from the environment."""
@@ -40,10 +40,10 @@ class AwsJobs(CloudJobs[Told, Remains]):
         self.zones = {zone["ZoneId"]: zone["ZoneName"] for zone in zones}
         """AZ id, as in plans -> the account's zone name."""
 
-    def instances(self, job: Job, **where: Any) -> list[Told]:
+    def instances(self, job: Job, **where: Any) -> list[InstanceState]:
         return [one for one in self.control.instances(**where) if one.tags.get("cloudgpu-job") == job.id]
 
-    def headline(self, machine: Told) -> str:
+    def headline(self, machine: InstanceState) -> str:
         return f"{machine.instance_id} {machine.zone} {machine.state} {machine.reason} {machine.trouble}"
 
 
@@ -53,7 +53,7 @@ def aws_jobs(folder: Path, agents: Path, *, boot: bool = True) -> Iterator[AwsJo
     test."""
     with aws_process(boot=boot) as control:
         jobs = AwsJobs(control, folder)
-        with settled(jobs, agents, aws_environ(control.url)):
+        with use_state_directory(jobs, agents, aws_environ(control.url)):
             yield jobs
 
 

@@ -43,7 +43,7 @@ _MADE_BY = {
 }
 
 
-class _Ask(NamedTuple):
+class _Permission(NamedTuple):
     """A required permission: action, resource and condition context."""
 
     action: str
@@ -56,7 +56,7 @@ def check(account: Account, call: Call, headers: Mapping[str, str]) -> None:
     if call.service in ("s3", "sts"):
         return
     statements = [one for policy in _policies(call, headers) for one in _statements(policy)]
-    for ask in _asks(account, call):
+    for ask in _required_permissions(account, call):
         matching = [one for one in statements if _matches(one, ask)]
         if not matching or any(one["Effect"] == "Deny" for one in matching):
             raise _denied(call, ask)
@@ -80,7 +80,7 @@ def _statements(policy: Any) -> list[dict[str, Any]]:
     return found if isinstance(found, list) else [found]
 
 
-def _matches(statement: Mapping[str, Any], ask: _Ask) -> bool:
+def _matches(statement: Mapping[str, Any], ask: _Permission) -> bool:
     return (
         any(fnmatchcase(ask.action.lower(), glob.lower()) for glob in _listed(statement["Action"]))
         and any(fnmatchcase(ask.resource, glob) for glob in _listed(statement["Resource"]))
@@ -102,7 +102,7 @@ def _listed(value: Any) -> list[str]:
     return value if isinstance(value, list) else [value]
 
 
-def _denied(call: Call, ask: _Ask) -> RefusedError:
+def _denied(call: Call, ask: _Permission) -> RefusedError:
     codes = {"ec2": "UnauthorizedOperation", "iam": "AccessDenied", "autoscaling": "AccessDenied"}
     text = f"User: {call.caller} is not authorized to perform: {ask.action}"
     if ask.resource != "*":
@@ -117,54 +117,54 @@ def _denied(call: Call, ask: _Ask) -> RefusedError:
 # ----------------------------------------------------------------------------------
 
 
-def _asks(account: Account, call: Call) -> Iterator[_Ask]:
+def _required_permissions(account: Account, call: Call) -> Iterator[_Permission]:
     name = f"{call.service}:{call.action}"
     if call.service == "iam":
         yield from _iam(call, name)
     elif call.service == "ssm":
         for parameter in (value for key, value in call.params.items() if key.startswith("Name")):
-            yield _Ask(name, f"arn:aws:ssm:{call.region}::parameter{parameter}")
+            yield _Permission(name, f"arn:aws:ssm:{call.region}::parameter{parameter}")
     elif call.service == "autoscaling" and call.action.startswith("Describe"):
-        yield _Ask(name)
+        yield _Permission(name)
     elif (call.service, call.action) == ("autoscaling", "CreateAutoScalingGroup"):
         yield from _scaling_group(account, call, name)
     elif call.service == "autoscaling" and "AutoScalingGroupName" in call.params:
         arn, tags = moto_side.scaling_group(call.region, call.params["AutoScalingGroupName"])
-        yield _Ask(name, arn, _tags(tags))
+        yield _Permission(name, arn, _tags(tags))
     elif call.service == "autoscaling" and "InstanceId" in call.params:
         group = moto_side.scaling_group_of(call.region, call.params["InstanceId"])
         arn, tags = moto_side.scaling_group(call.region, group)
-        yield _Ask(name, arn, _tags(tags))
+        yield _Permission(name, arn, _tags(tags))
     elif call.service != "ec2" or call.action.startswith("Describe"):
-        yield _Ask(name)
+        yield _Permission(name)
     elif call.action == "RunInstances":
         yield from _run_instances(call, name)
     elif call.action in _MADE_BY:
         yield from _made(call, name, _MADE_BY[call.action])
         if call.action == "CreateSecurityGroup":
-            yield _Ask(name, _arn(call, "vpc", call.params.get("VpcId", "")))
+            yield _Permission(name, _arn(call, "vpc", call.params.get("VpcId", "")))
     else:
         yield from _about(account, call, name)
 
 
-def _run_instances(call: Call, name: str) -> Iterator[_Ask]:
+def _run_instances(call: Call, name: str) -> Iterator[_Permission]:
     for kind in _RUN_ON:
-        yield _Ask(name, _arn(call, kind, "any", account="" if kind == "image" else moto_side.ACCOUNT))
+        yield _Permission(name, _arn(call, kind, "any", account="" if kind == "image" else moto_side.ACCOUNT))
     spot = call.params.get("InstanceMarketOptions.MarketType") == "spot"
     for kind in (*_RUN_MADE, *(["spot-instances-request"] if spot else [])):
         yield from _made(call, name, kind)
     if "Placement.GroupName" in call.params:
-        yield _Ask(name, _arn(call, "placement-group", call.params["Placement.GroupName"]))
+        yield _Permission(name, _arn(call, "placement-group", call.params["Placement.GroupName"]))
     reservation = call.params.get("CapacityReservationSpecification.CapacityReservationTarget.CapacityReservationId")
     if reservation:
-        yield _Ask(name, _arn(call, "capacity-reservation", reservation))
+        yield _Permission(name, _arn(call, "capacity-reservation", reservation))
     profile = call.params.get("IamInstanceProfile.Arn") or call.params.get("IamInstanceProfile.Name")
     if profile and (found := moto_side.profile(profile)) is not None:
         for role in found.roles:
-            yield _Ask("iam:PassRole", role.arn, {"iam:PassedToService": "ec2.amazonaws.com"})
+            yield _Permission("iam:PassRole", role.arn, {"iam:PassedToService": "ec2.amazonaws.com"})
 
 
-def _scaling_group(account: Account, call: Call, name: str) -> Iterator[_Ask]:
+def _scaling_group(account: Account, call: Call, name: str) -> Iterator[_Permission]:
     """Yield the permissions for the group with its tags, and for launching from its template (Auto Scaling user guide,
     "Control Amazon EC2 launch template usage in Auto Scaling groups")."""
     params = call.params
@@ -173,24 +173,24 @@ def _scaling_group(account: Account, call: Call, name: str) -> Iterator[_Ask]:
     }
     tags = {f"aws:RequestTag/{key}": params.get(f"{one}.Value", "") for one, key in keys.items()}
     group = f"autoScalingGroup:*:autoScalingGroupName/{params.get('AutoScalingGroupName', '')}"
-    yield _Ask(name, f"arn:aws:autoscaling:{call.region}:{moto_side.ACCOUNT}:{group}", tags)
+    yield _Permission(name, f"arn:aws:autoscaling:{call.region}:{moto_side.ACCOUNT}:{group}", tags)
     for template in (value for key, value in params.items() if key.endswith("LaunchTemplateId")):
-        yield _Ask("ec2:RunInstances", _arn(call, "launch-template", template))
+        yield _Permission("ec2:RunInstances", _arn(call, "launch-template", template))
         data = account.templates.get((call.region, template, 1), {})
         run = Call("ec2", call.region, "RunInstances", call.caller, data)
         yield from _run_instances(run, "ec2:RunInstances")
 
 
-def _made(call: Call, name: str, kind: str) -> Iterator[_Ask]:
+def _made(call: Call, name: str, kind: str) -> Iterator[_Permission]:
     """Yield the permissions for creating a resource, and for its tags."""
     tags = tags_for(call.params, kind)
     context = {f"aws:RequestTag/{key}": value for key, value in tags.items()}
-    yield _Ask(name, _arn(call, kind, "new"), context)
+    yield _Permission(name, _arn(call, kind, "new"), context)
     if tags:
-        yield _Ask("ec2:CreateTags", _arn(call, kind, "new"), {**context, "ec2:CreateAction": call.action})
+        yield _Permission("ec2:CreateTags", _arn(call, kind, "new"), {**context, "ec2:CreateAction": call.action})
 
 
-def _about(account: Account, call: Call, name: str) -> Iterator[_Ask]:
+def _about(account: Account, call: Call, name: str) -> Iterator[_Permission]:
     """Yield the permission for existing resources. Unknown and not yet visible ones have no tags: trace
     aws/karpenter-provider-aws#2100."""
     asked = False
@@ -199,16 +199,16 @@ def _about(account: Account, call: Call, name: str) -> Iterator[_Ask]:
         for one in named:
             asked = True
             known = {} if account.is_young(one) else moto_side.ec2(call.region).tags.get(one, {})
-            yield _Ask(name, _arn(call, kind, one), _tags(known))
+            yield _Permission(name, _arn(call, kind, one), _tags(known))
     if "GroupName" in call.params:
         asked = True
         group = account.groups.get(f"{call.region}/{call.params['GroupName']}", {"tags": {}})
-        yield _Ask(name, _arn(call, "placement-group", call.params["GroupName"]), _tags(group["tags"]))
+        yield _Permission(name, _arn(call, "placement-group", call.params["GroupName"]), _tags(group["tags"]))
     if not asked:
-        yield _Ask(name)
+        yield _Permission(name)
 
 
-def _iam(call: Call, name: str) -> Iterator[_Ask]:
+def _iam(call: Call, name: str) -> Iterator[_Permission]:
     params = call.params
     resources = []
     if "InstanceProfileName" in params:
@@ -222,12 +222,12 @@ def _iam(call: Call, name: str) -> Iterator[_Ask]:
     boundary = params.get("PermissionsBoundary") or moto_side.role_boundary(params.get("RoleName", ""))
     within = {"iam:PermissionsBoundary": boundary} if boundary else {}
     for resource in resources or ["*"]:
-        yield _Ask(name, resource, within)
+        yield _Permission(name, resource, within)
         if tagged and any(key.startswith("Tags.") for key in params):
-            yield _Ask(tagged, resource)
+            yield _Permission(tagged, resource)
     if call.action == "AddRoleToInstanceProfile":
         role = f"arn:aws:iam::{moto_side.ACCOUNT}:role{moto_side.role_path(params['RoleName'])}{params['RoleName']}"
-        yield _Ask("iam:PassRole", role, {"iam:PassedToService": "ec2.amazonaws.com"})
+        yield _Permission("iam:PassRole", role, {"iam:PassedToService": "ec2.amazonaws.com"})
 
 
 def _arn(call: Call, kind: str, name: str, account: str = moto_side.ACCOUNT) -> str:

@@ -9,7 +9,7 @@ from typing import Any
 from ..program import started
 from .control import AwsControl
 
-LOOKER = "AKIACLOUDGPUSLOOKERS"
+AUDITOR = "AKIACLOUDGPUSLOOKERS"
 """Access key of Remains, which distinguishes its calls from the submitter's."""
 
 
@@ -20,19 +20,19 @@ def aws_process(*, boot: bool = True) -> Iterator[AwsControl]:
         yield AwsControl(url)
 
 
-class Remains:
+class Leftovers:
     """Finder of leftover resources in a region, through the API as a user would."""
 
     def __init__(self, url: str, region: str = "us-east-1") -> None:
         import boto3
 
-        session = boto3.session.Session(LOOKER, "secret", region_name=region)
+        session = boto3.session.Session(AUDITOR, "secret", region_name=region)
         self._ec2: Any = session.client("ec2", endpoint_url=url)
         self._iam: Any = session.client("iam", endpoint_url=url)
         self._scaling: Any = session.client("autoscaling", endpoint_url=url)
         self._known: frozenset[str] = frozenset()
 
-    def leave_out(self) -> None:
+    def ignore_existing(self) -> None:
         """Ignore the existing resources, such as a stack's, from now on."""
         self._known = frozenset(name for names in self._find().values() for name in names)
 

@@ -92,7 +92,7 @@ def create_group(account: Account, call: Call, forward: Forward) -> Answer:
     _check_template(account, call)
     answer = forward()
     if answer.status == 200:
-        tend(account, call.region)
+        reconcile(account, call.region)
     return answer
 
 
@@ -100,7 +100,7 @@ def changed(account: Account, call: Call, forward: Forward) -> Answer:
     """Pass on a change of a group's size and reconcile."""
     answer = forward()
     if answer.status == 200:
-        tend(account, call.region)
+        reconcile(account, call.region)
     return answer
 
 
@@ -111,7 +111,7 @@ def delete_group(account: Account, call: Call, forward: Forward) -> Answer:
         text = "You cannot delete an AutoScalingGroup while there are instances still in the group."
         raise RefusedError("ResourceInUse", text)
     group.status, group.desired_capacity, group.min_size = _DELETING, 0, 0
-    tend(account, call.region)
+    reconcile(account, call.region)
     return _answer(call)
 
 
@@ -128,7 +128,7 @@ def terminate_member(account: Account, call: Call, forward: Forward) -> Answer:
             raise RefusedError("ValidationError", text)
         group.desired_capacity -= 1
     _end(account, group, instance)
-    tend(account, call.region)
+    reconcile(account, call.region)
     told = _activity_xml(account.activities[call.region, name][0])
     return _answer(call, f"<Activity>{told}</Activity>")
 
@@ -137,7 +137,7 @@ def start_instance_refresh(account: Account, call: Call, forward: Forward) -> An
     group = _group(call)
     for state in _members(group):
         _end(account, group, state.instance.id)
-        tend(account, call.region)
+        reconcile(account, call.region)
     return _answer(call, f"<InstanceRefreshId>{uuid.uuid4()}</InstanceRefreshId>")
 
 
@@ -185,7 +185,7 @@ def _is_going(group: Any) -> bool:
 # -- reconciliation
 
 
-def tend(account: Account, region: str) -> None:
+def reconcile(account: Account, region: str) -> None:
     """Launch missing machines and end surplus ones in every group of a region."""
     with account.lock:
         scaling = moto_side.scaling(region)
@@ -202,7 +202,7 @@ def _tend(account: Account, group: Any) -> None:
         _end(account, group, state.instance.id)
     for _ in range(wanted - len(members)):
         if not _start(account, group):
-            account.later(RETRY_S, lambda: tend(account, group.region))
+            account.later(RETRY_S, lambda: reconcile(account, group.region))
             return
 
 

@@ -48,10 +48,10 @@ def open_request(instance: Any, region: str, tags: Mapping[str, str], max_price:
             self.instance_interruption_behaviour = "terminate"
             self.launched_availability_zone = instance.availability_zone
             self.spot_fleet_id = self.launch_spec = self.user_data = None
-            self.tell("fulfilled")
+            self.set_status("fulfilled")
             self.add_tags(dict(tags))
 
-        def tell(self, code: str, state: str = "active") -> None:
+        def set_status(self, code: str, state: str = "active") -> None:
             self.state, self._status_code, self.status_message = state, code, _MESSAGES[code]
 
     request = Request()

@@ -14,7 +14,9 @@ OF_STACK = [{"Key": key, "Value": value} for key, value in tags.stack_tags("clou
 _PATH = "/cloudgpu/cloudgpu-tester/"
 
 
-def stand(session: Any, region: str, jobs: str, zones: tuple[str, ...] = ("use1-az1", "use1-az2")) -> Infrastructure:
+def create_stack(
+    session: Any, region: str, jobs: str, zones: tuple[str, ...] = ("use1-az1", "use1-az2")
+) -> Infrastructure:
     """Create a VPC with public subnets in these zones and an instance profile; save the outputs in this state
     directory.
 

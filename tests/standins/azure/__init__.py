@@ -17,9 +17,9 @@ from ..serving import WebServer
 from ..tls import make_certificate, server_context
 from .control import AzureControl
 from .control import environ as environ_of
-from .names import LOOKER, SUBMITTER, SUBSCRIPTION, TENANT
+from .names import AUDITOR, SUBMITTER, SUBSCRIPTION, TENANT
 
-__all__ = ["LOOKER", "SUBMITTER", "SUBSCRIPTION", "TENANT", "Azure", "AzureControl"]
+__all__ = ["AUDITOR", "SUBMITTER", "SUBSCRIPTION", "TENANT", "Azure", "AzureControl"]
 
 
 class Azure:

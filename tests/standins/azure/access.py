@@ -12,7 +12,7 @@ from typing import Any
 
 from . import roles
 from .arm import RefusedError, key, parse
-from .ask import Ask
+from .ask import ApiRequest
 from .tokens import Principal
 from .world import World, refs
 
@@ -48,7 +48,7 @@ class Access:
     def used_so_far(self) -> list[tuple[str, str]]:
         return sorted(self._used)
 
-    def check(self, ask: Ask) -> None:
+    def check(self, ask: ApiRequest) -> None:
         """Raise RefusedError unless the caller has the required permissions."""
         needs = [(_action(ask), _scope(ask)), *_linked(ask)]
         if _free(ask):
@@ -66,12 +66,12 @@ class Access:
         return any(fnmatchcase(action.lower(), glob.lower()) for glob in self._allowed.get(caller.name, ()))
 
 
-def _free(ask: Ask) -> bool:
+def _free(ask: ApiRequest) -> bool:
     """Return whether the request needs no permission: it polls an operation."""
     return "/locations/operation" in ask.target.kind.lower()
 
 
-def _action(ask: Ask) -> str:
+def _action(ask: ApiRequest) -> str:
     method, target = ask.request.method, ask.target
     if not target.namespace:
         if target.group and target.types:
@@ -89,11 +89,11 @@ def _action(ask: Ask) -> str:
     return f"{target.kind}{last}/{_METHODS[method]}"
 
 
-def _scope(ask: Ask) -> str:
+def _scope(ask: ApiRequest) -> str:
     return ask.target.scope if ask.target.kind == roles.KIND else ask.path
 
 
-def _linked(ask: Ask) -> Iterator[tuple[str, str]]:
+def _linked(ask: ApiRequest) -> Iterator[tuple[str, str]]:
     """Yield action and resource of each reference in the body: for a subnet, not for its network."""
     if ask.request.method != "PUT":
         return
@@ -103,7 +103,7 @@ def _linked(ask: Ask) -> Iterator[tuple[str, str]]:
             yield f"{kind}/{_LINKED[kind.lower()]}", ref
 
 
-def _readable(ask: Ask) -> dict[str, Any]:
+def _readable(ask: ApiRequest) -> dict[str, Any]:
     try:
         body = ask.body
     except RefusedError:

@@ -17,7 +17,7 @@ from ..serving import HTML_PAGE, obey_control, read_body, suffer
 from . import routes, scalesets
 from .access import Access
 from .arm import RefusedError, Request, Response, Target, answer, error, parse
-from .ask import Ask
+from .ask import ApiRequest
 from .names import ARM, SUBSCRIPTION, TENANT
 from .retail import PATH as PRICES
 from .retail import RetailPrices
@@ -31,7 +31,7 @@ class AzureApp:
 
     def __init__(self, world: World) -> None:
         self._world = world
-        world.lost = partial(scalesets.lost, world)
+        world.lost = partial(scalesets.on_machine_lost, world)
         self.ledger = Ledger()
         self._access = Access(world)
         self._retail = RetailPrices()
@@ -125,7 +125,7 @@ class AzureApp:
 
     def _perform(self, request: Request, target: Target, who: Principal | None) -> Response:
         try:
-            ask = Ask(self._world, request, target, _checked(request, target, who))
+            ask = ApiRequest(self._world, request, target, _checked(request, target, who))
             handler = routes.find(request.method, target)
             if handler is None:
                 return error(

@@ -14,7 +14,7 @@ from .world import World, refs
 
 
 @dataclass(frozen=True)
-class Ask:
+class ApiRequest:
     world: World
     request: Request
     target: Target
@@ -71,7 +71,7 @@ def not_found(path: str) -> RefusedError:
     return RefusedError("ResourceNotFound", 404, text)
 
 
-def group_of(world: World, ask: Ask, *, writes: bool = True) -> dict[str, Any]:
+def group_of(world: World, ask: ApiRequest, *, writes: bool = True) -> dict[str, Any]:
     """Return the request's resource group. Raises RefusedError."""
     path = f"/subscriptions/{ask.target.subscription}/resourceGroups/{ask.target.group}"
     found = world.find(path)

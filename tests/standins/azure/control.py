@@ -8,7 +8,7 @@ from typing import Any
 
 from ..faults import Control
 from .capacity import HOW
-from .machines import Told
+from .machines import InstanceState
 from .names import SUBMITTER
 
 
@@ -100,7 +100,7 @@ class AzureControl(Control):
         """Unregister a resource provider."""
         self.do("unregister", namespace=namespace)
 
-    def fail_later(
+    def fail_operation(
         self, kind: str, verb: str, code: str, message: str = "", *, where: str = "", times: int = 1
     ) -> None:
         """Make operations of this kind (`Microsoft.Compute/virtualMachines`) fail with this error. `verb`: `write`,
@@ -134,7 +134,7 @@ class AzureControl(Control):
         """Simulate a host failure: all processes end at once, and the machine boots again with its disk."""
         self.do("crash", name=name)
 
-    def sicken(self, name: str) -> None:
+    def fail_health(self, name: str) -> None:
         """Make a machine of a scale set fail its health extension."""
         self.do("sicken", name=name)
 
@@ -147,9 +147,9 @@ class AzureControl(Control):
         """Kill all processes of the machine and boot it again with its disk."""
         self.do("reboot", name=name)
 
-    def instances(self, **where: Any) -> list[Told]:
+    def instances(self, **where: Any) -> list[InstanceState]:
         """Return all machines ever created; `where` compares fields: `instances(running=True, zone="1")`."""
-        told = [Told(**value) for value in self.do("instances")]
+        told = [InstanceState(**value) for value in self.do("instances")]
         return [one for one in told if all(getattr(one, name) == value for name, value in where.items())]
 
     def resources(self, kind: str) -> list[dict[str, Any]]:

@@ -13,7 +13,7 @@ from typing import Any
 
 from . import catalog, vms
 from .arm import RefusedError, Response, answer, error, key
-from .ask import Ask, accepted, check_tags
+from .ask import ApiRequest, accepted, check_tags
 from .resources import check_body, listed, shown
 from .world import World
 
@@ -22,7 +22,7 @@ _FILTER = re.compile(r"(?P<name>\w+) eq '(?P<value>(?:[^']|'')*)'")
 _NAME = re.compile(r"[-\w._()]{1,90}(?<!\.)")
 
 
-def put(ask: Ask) -> Response:
+def put(ask: ApiRequest) -> Response:
     world, body, path = ask.world, ask.body, _path(ask)
     check_body("resource.resources.ResourceGroup", body)
     check_tags(body)
@@ -59,15 +59,15 @@ def put(ask: Ask) -> Response:
     return answer(made, 201 if old is None else 200)
 
 
-def get(ask: Ask) -> Response:
+def get(ask: ApiRequest) -> Response:
     return answer(_there(ask))
 
 
-def head(ask: Ask) -> Response:
+def head(ask: ApiRequest) -> Response:
     return Response(204 if ask.world.find(_path(ask)) is not None else 404)
 
 
-def patch(ask: Ask) -> Response:
+def patch(ask: ApiRequest) -> Response:
     """Replace all tags."""
     found, body = _there(ask), ask.body
     check_body("resource.resources.ResourceGroupPatchable", body)
@@ -77,7 +77,7 @@ def patch(ask: Ask) -> Response:
     return answer(found)
 
 
-def delete(ask: Ask) -> Response:
+def delete(ask: ApiRequest) -> Response:
     """Delete a group with its resources: machines stop at once, the group goes last."""
     world, path = ask.world, _path(ask)
     found = _there(ask)
@@ -107,7 +107,7 @@ def delete(ask: Ask) -> Response:
     return accepted(headers)
 
 
-def put_tags(ask: Ask) -> Response:
+def put_tags(ask: ApiRequest) -> Response:
     """Handle `Microsoft.Resources/tags/default` of a group or resource: Merge, Replace or Delete. 202 if it is
     asynchronous."""
     found = ask.world.find(ask.target.scope)
@@ -134,12 +134,12 @@ def put_tags(ask: Ask) -> Response:
     return accepted(ask.begin(work))
 
 
-def groups(ask: Ask) -> Response:
+def groups(ask: ApiRequest) -> Response:
     world = ask.world
     return listed(world, _filtered(ask, (one for one in world.of_kind(KIND) if _seen(world, one))))
 
 
-def resources(ask: Ask) -> Response:
+def resources(ask: ApiRequest) -> Response:
     """List the resources of a group or the subscription, with their common fields."""
     world = ask.world
     within = world.within(_there(ask)["id"] if ask.target.group else f"/subscriptions/{ask.target.subscription}")
@@ -155,25 +155,25 @@ def resources(ask: Ask) -> Response:
     return answer({"value": list(_filtered(ask, told))})
 
 
-def unavailable(ask: Ask) -> Response:
+def unavailable(ask: ApiRequest) -> Response:
     return error("StandinNotImplemented", 501, f"{ask.request.method} {ask.request.path}")
 
 
 # -- helpers
 
 
-def _path(ask: Ask) -> str:
+def _path(ask: ApiRequest) -> str:
     return f"/subscriptions/{ask.target.subscription}/resourceGroups/{ask.target.group}"
 
 
-def _there(ask: Ask) -> dict[str, Any]:
+def _there(ask: ApiRequest) -> dict[str, Any]:
     found = ask.world.find(_path(ask))
     if found is None:
         raise RefusedError("ResourceGroupNotFound", 404, f"Resource group '{ask.target.group}' could not be found.")
     return found
 
 
-def _tags_of(ask: Ask, found: dict[str, Any]) -> Response:
+def _tags_of(ask: ApiRequest, found: dict[str, Any]) -> Response:
     told = {"id": ask.path, "name": "default", "type": "Microsoft.Resources/tags"}
     return answer({**told, "properties": {"tags": found.get("tags") or {}}})
 
@@ -191,7 +191,7 @@ def _seen(world: World, one: dict[str, Any]) -> bool:
     return time.monotonic() >= world.seen_from.get(key(one["id"]), 0.0)
 
 
-def _filtered(ask: Ask, found: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+def _filtered(ask: ApiRequest, found: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:
     """Yield the resources that match `$filter` of tagName, tagValue, resourceType, name and location, joined by `and`.
     Raises RefusedError."""
     text = ask.request.query.get("$filter", "")

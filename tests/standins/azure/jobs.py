@@ -14,32 +14,32 @@ from cloudgpu.provisioners.shared import tags
 
 from .. import azurite
 from ..azurite import ACCOUNT
-from ..cloud_jobs import CloudJobs, agents, settled
+from ..cloud_jobs import CloudJobs, agents, use_state_directory
 from .control import AzureControl
 from .control import environ as azure_environ
-from .machines import Told
-from .process import Remains, azure_process
+from .machines import InstanceState
+from .process import Leftovers, azure_process
 
 __all__ = ["CONTAINER", "AzureJobs", "agents", "azure_jobs", "jobs"]
 
 CONTAINER = "jobs-of-tests"
 
 
-class AzureJobs(CloudJobs[Told, Remains]):
+class AzureJobs(CloudJobs[InstanceState, Leftovers]):
     """Jobs in one subscription and one container."""
 
     cloud = "azure"
 
     def __init__(self, control: AzureControl, folder: Path) -> None:
-        super().__init__(folder, Remains(control.url), f"az://{CONTAINER}@{ACCOUNT}/jobs")
+        super().__init__(folder, Leftovers(control.url), f"az://{CONTAINER}@{ACCOUNT}/jobs")
         self.control = control
 
-    def instances(self, job: Job, **where: Any) -> list[Told]:
+    def instances(self, job: Job, **where: Any) -> list[InstanceState]:
         """Return the job's machines that were allocated."""
         found = [one for one in self.control.instances(**where) if one.tags.get(tags.JOB) == job.id]
         return [one for one in found if one.status not in ("creating", "failed") and one.ran]
 
-    def headline(self, machine: Told) -> str:
+    def headline(self, machine: InstanceState) -> str:
         place = f"{machine.region} {machine.zone}"
         return f"{machine.name} {place} {machine.status} {machine.reason} {machine.events} {machine.trouble}"
 
@@ -50,7 +50,7 @@ def azure_jobs(folder: Path, agents: Path, *, boot: bool = True) -> Iterator[Azu
     test."""
     with azure_with_blobs(folder, boot=boot) as (control, environ):
         jobs = AzureJobs(control, folder)
-        with settled(jobs, agents, environ):
+        with use_state_directory(jobs, agents, environ):
             yield jobs
 
 

@@ -6,12 +6,12 @@ from typing import Any
 
 from . import catalog, vms
 from .arm import RefusedError, Response, answer
-from .ask import Ask
+from .ask import ApiRequest
 from .vm_checks import restrictions, zones_of
 from .world import World
 
 
-def skus(ask: Ask) -> Response:
+def skus(ask: ApiRequest) -> Response:
     """List machine sizes, one entry per region, with `$filter=location eq '…'`."""
     text = ask.request.query.get("$filter", "")
     wanted = text.removeprefix("location eq '").removesuffix("'") if text else ""
@@ -28,18 +28,18 @@ def skus(ask: Ask) -> Response:
     return answer({"value": value + copies})
 
 
-def usages(ask: Ask) -> Response:
+def usages(ask: ApiRequest) -> Response:
     return answer({"value": ask.world.capacity.usages(ask.target.names[0].lower(), vms.shapes(ask.world))})
 
 
-def network_usages(ask: Ask) -> Response:
+def network_usages(ask: ApiRequest) -> Response:
     """Return the network usages relevant to a launch."""
     addresses = sum(1 for _ in ask.world.of_kind("Microsoft.Network/publicIPAddresses"))
     told = {"value": "StandardSkuPublicIpAddresses", "localizedValue": "Public IP Addresses - Standard"}
     return answer({"value": [{"unit": "Count", "currentValue": addresses, "limit": 1_000, "name": told}]})
 
 
-def images(ask: Ask) -> Response:
+def images(ask: ApiRequest) -> Response:
     """Return the versions of a platform image, or one of them."""
     _, publisher, _, offer, sku, *version = ask.target.names
     image = catalog.find_image(publisher, offer, sku)
@@ -60,7 +60,7 @@ def images(ask: Ask) -> Response:
     )
 
 
-def provider(ask: Ask) -> Response:
+def provider(ask: ApiRequest) -> Response:
     """Return a resource provider's registration state; `register` registers it."""
     name = ask.target.namespace
     if ask.target.verb == "register":
@@ -70,12 +70,12 @@ def provider(ask: Ask) -> Response:
     return answer({"id": path, "namespace": name, "registrationState": state, "resourceTypes": []})
 
 
-def subscription(ask: Ask) -> Response:
+def subscription(ask: ApiRequest) -> Response:
     path = f"/subscriptions/{ask.target.subscription}"
     return answer({"id": path, "subscriptionId": ask.target.subscription, "displayName": "Tests", "state": "Enabled"})
 
 
-def locations(ask: Ask) -> Response:
+def locations(ask: ApiRequest) -> Response:
     """List the regions, and a logical region beside them."""
     found = [{"name": region, "metadata": {"regionType": "Physical"}} for region in sorted(catalog.regions())]
     logical = {"name": "unitedstates", "metadata": {"regionType": "Logical"}}
@@ -83,7 +83,7 @@ def locations(ask: Ask) -> Response:
     return answer({"value": [{"id": f"{path}/{one['name']}", **one} for one in [*found, logical]]})
 
 
-def operation(ask: Ask) -> Response:
+def operation(ask: ApiRequest) -> Response:
     """Return an operation as `Azure-AsyncOperation` does: 200, whatever its result."""
     found = ask.world.operations.known.get(ask.target.names[1])
     if found is None:
@@ -94,7 +94,7 @@ def operation(ask: Ask) -> Response:
     return told
 
 
-def operation_result(ask: Ask) -> Response:
+def operation_result(ask: ApiRequest) -> Response:
     """Return an operation's result as `Location` does: 202 until it is done."""
     name = ask.target.names[1]
     found = ask.world.operations.known.get(name)

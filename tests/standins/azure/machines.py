@@ -152,7 +152,7 @@ class AzureMachine(Machine):
 
 
 @dataclass(frozen=True)
-class Told:
+class InstanceState:
     """State of a machine, as returned by AzureControl.instances()."""
 
     name: str
@@ -197,11 +197,11 @@ class Told:
         return self.status == "running"
 
 
-def told(vm: Vm) -> Told:
+def told(vm: Vm) -> InstanceState:
     machine, resource = vm.machine, vm.resource
     identity = resource.get("identity") or {}
     own = ["system"] if "SystemAssigned" in str(identity.get("type", "")) else []
-    return Told(
+    return InstanceState(
         name=vm.name,
         id=vm.id,
         group=vm.group,

@@ -10,7 +10,7 @@ ARM = "https://management.azure.com"
 STORAGE = "https://storage.azure.com"
 SUBMITTER = "submitter"
 """Application of the submitter in tests; machines use other names."""
-LOOKER = "looker"
+AUDITOR = "looker"
 """Application of Remains."""
 
 

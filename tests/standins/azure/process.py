@@ -9,7 +9,7 @@ from typing import Any
 
 from ..program import started
 from .control import AzureControl
-from .names import LOOKER, SUBSCRIPTION, TENANT, client_id, secret
+from .names import AUDITOR, SUBSCRIPTION, TENANT, client_id, secret
 
 _READ_S = 180.0
 _TESTERS = frozenset({"storage"})
@@ -24,7 +24,7 @@ def azure_process(*, boot: bool = True, certificate: Path | None = None) -> Iter
         yield AzureControl(url)
 
 
-class Remains:
+class Leftovers:
     """Finder of leftover resources, through the API as a user would, with a separate application."""
 
     def __init__(self, url: str) -> None:
@@ -33,11 +33,11 @@ class Remains:
         from azure.mgmt.compute import ComputeManagementClient
         from azure.mgmt.resource.resources import ResourceManagementClient
 
-        told = AzureControl(url).do("environ", name=LOOKER)
+        told = AzureControl(url).do("environ", name=AUDITOR)
         arm, certificate = told["CLOUDGPU_AZURE_ENDPOINT"], told["REQUESTS_CA_BUNDLE"]
         trust: dict[str, Any] = {"connection_verify": certificate, "read_timeout": _READ_S}
         credential = ClientSecretCredential(
-            TENANT, client_id(LOOKER), secret(LOOKER), authority=arm, disable_instance_discovery=True, **trust
+            TENANT, client_id(AUDITOR), secret(AUDITOR), authority=arm, disable_instance_discovery=True, **trust
         )
         where: dict[str, Any] = {
             **trust,
@@ -50,7 +50,7 @@ class Remains:
         self._roles = AuthorizationManagementClient(credential, SUBSCRIPTION, **where)
         self._staying: frozenset[str] = frozenset()
 
-    def leave_out(self) -> None:
+    def ignore_existing(self) -> None:
         """Ignore the existing resources, such as a stack's, from now on."""
         self._staying = frozenset(path for _, path, _ in self._all())
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from .arm import RefusedError, Response, answer, key, last
-from .ask import Ask
+from .ask import ApiRequest
 from .capacity import Shape
 from .world import World
 
@@ -19,7 +19,7 @@ GROUP = "Microsoft.Compute/capacityReservationGroups"
 KIND = f"{GROUP}/capacityReservations"
 
 
-def get(ask: Ask) -> Response:
+def get(ask: ApiRequest) -> Response:
     found = ask.found()
     if ask.request.query.get("$expand", "").lower() != "instanceview":
         return answer(found)
@@ -27,7 +27,7 @@ def get(ask: Ask) -> Response:
     return answer({**found, "properties": shown})
 
 
-def listed(ask: Ask) -> Response:
+def listed(ask: ApiRequest) -> Response:
     """List a group's reservations, without their usage."""
     return answer({"value": list(_of_group(ask.world, ask.found()["id"]))})
 

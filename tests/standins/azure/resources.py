@@ -8,7 +8,7 @@ from typing import Any
 
 from . import catalog
 from .arm import RefusedError, Response, answer, error, key, last, parse
-from .ask import Ask, accepted, begun, check_location, check_references, check_tags, group_of, resolve
+from .ask import ApiRequest, accepted, begun, check_location, check_references, check_tags, group_of, resolve
 from .kinds import KINDS, Kind
 from .names import TENANT, identity
 from .operations import FailedError
@@ -23,7 +23,7 @@ def check_body(model: str, body: dict[str, Any]) -> None:
         raise RefusedError("InvalidRequestContent", 400, f"The request content was invalid: {'; '.join(wrong)}")
 
 
-def put(ask: Ask, kind: Kind) -> Response:
+def put(ask: ApiRequest, kind: Kind) -> Response:
     """Create or replace a resource."""
     world, body = ask.world, ask.body
     group = group_of(world, ask)
@@ -63,11 +63,11 @@ def put(ask: Ask, kind: Kind) -> Response:
     return begun(shown(made), status, ask.begin(work, failed))
 
 
-def get(ask: Ask) -> Response:
+def get(ask: ApiRequest) -> Response:
     return answer(shown(ask.found()))
 
 
-def patch(ask: Ask) -> Response:
+def patch(ask: ApiRequest) -> Response:
     """Replace all tags; other changes are not implemented."""
     found, body = ask.found(), ask.body
     if set(body) - {"tags"}:
@@ -77,7 +77,7 @@ def patch(ask: Ask) -> Response:
     return answer(shown(found))
 
 
-def delete(ask: Ask, kind: Kind) -> Response:
+def delete(ask: ApiRequest, kind: Kind) -> Response:
     """Delete a resource; 204 if it does not exist."""
     world, found = ask.world, resolve(ask.world, ask.path)
     if found is None:
@@ -120,7 +120,7 @@ def listed(world: World, found: Iterable[dict[str, Any]]) -> Response:
 # -- special rules
 
 
-def _moved(ask: Ask, old: dict[str, Any], body: dict[str, Any]) -> RefusedError:
+def _moved(ask: ApiRequest, old: dict[str, Any], body: dict[str, Any]) -> RefusedError:
     text = (
         f"The resource '{last(ask.path)}' already exists in location '{old['location']}' in resource group "
         f"'{ask.target.group}'. A resource with the same name cannot be created in location '{body['location']}'. "
@@ -130,7 +130,7 @@ def _moved(ask: Ask, old: dict[str, Any], body: dict[str, Any]) -> RefusedError:
 
 
 def _made(
-    ask: Ask, kind: Kind, body: dict[str, Any], old: dict[str, Any] | None, group: dict[str, Any]
+    ask: ApiRequest, kind: Kind, body: dict[str, Any], old: dict[str, Any] | None, group: dict[str, Any]
 ) -> dict[str, Any]:
     namespace = kind.name.partition("/")[0]
     properties = {**(body.get("properties") or {})}
@@ -184,7 +184,7 @@ def _address(world: World, properties: dict[str, Any], old: dict[str, Any] | Non
     properties["macAddress"] = "00-0D-3A-00-00-01"
 
 
-def _principal(ask: Ask) -> dict[str, str]:
+def _principal(ask: ApiRequest) -> dict[str, str]:
     """Return an identity's principal: a new one for each identity created, even with the same name."""
     known = ask.world.identities.get(key(ask.path))
     if known is None:

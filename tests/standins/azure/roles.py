@@ -17,8 +17,8 @@ from fnmatch import fnmatchcase
 from typing import Any
 
 from .arm import RefusedError, Response, answer, key, last
-from .ask import Ask, resolve
-from .names import LOOKER, SUBMITTER
+from .ask import ApiRequest, resolve
+from .names import AUDITOR, SUBMITTER
 from .operations import now
 from .resources import check_body
 from .tokens import Principal, application
@@ -92,7 +92,7 @@ BUILT_IN: Mapping[str, Role] = {
 # -- methods of the API
 
 
-def put(ask: Ask) -> Response:
+def put(ask: ApiRequest) -> Response:
     world, body, path = ask.world, ask.body, ask.path
     check_body("authorization.RoleAssignmentCreateParameters", body)
     told = body["properties"]
@@ -137,14 +137,14 @@ def put(ask: Ask) -> Response:
     return answer(made, 201)
 
 
-def get(ask: Ask) -> Response:
+def get(ask: ApiRequest) -> Response:
     found = ask.world.find(ask.path)
     if found is None:
         raise RefusedError("RoleAssignmentNotFound", 404, f"The role assignment '{last(ask.path)}' is not found.")
     return answer(found)
 
 
-def delete(ask: Ask) -> Response:
+def delete(ask: ApiRequest) -> Response:
     found = ask.world.find(ask.path)
     if found is None:
         return Response(204)
@@ -152,7 +152,7 @@ def delete(ask: Ask) -> Response:
     return answer(found)
 
 
-def listed(ask: Ask) -> Response:
+def listed(ask: ApiRequest) -> Response:
     """List assignments at, above and below a scope; `$filter=atScope()` omits those below, `principalId eq '…'` selects
     one principal's."""
     world, scope = ask.world, key(ask.target.scope)
@@ -169,7 +169,7 @@ def listed(ask: Ask) -> Response:
     return answer({"value": found})
 
 
-def definitions(ask: Ask) -> Response:
+def definitions(ask: ApiRequest) -> Response:
     """List built-in roles, with `$filter=roleName eq '…'`."""
     text = ask.request.query.get("$filter", "")
     wanted = re.fullmatch(r"(?:roleName eq '(?P<name>[^']*)')?", text)
@@ -179,7 +179,7 @@ def definitions(ask: Ask) -> Response:
     return answer({"value": told})
 
 
-def put_definition(ask: Ask) -> Response:
+def put_definition(ask: ApiRequest) -> Response:
     """Create a custom role, whose name must be unique."""
     world, body, path = ask.world, ask.body, ask.path
     check_body("authorization.RoleDefinition", body)
@@ -202,7 +202,7 @@ def put_definition(ask: Ask) -> Response:
     return answer(made, 201)
 
 
-def delete_definition(ask: Ask) -> Response:
+def delete_definition(ask: ApiRequest) -> Response:
     """Delete a custom role, unless it is assigned."""
     found = ask.world.find(ask.path)
     if found is None:
@@ -214,7 +214,7 @@ def delete_definition(ask: Ask) -> Response:
     return answer(found)
 
 
-def definition(ask: Ask) -> Response:
+def definition(ask: ApiRequest) -> Response:
     if (own := ask.world.find(ask.path)) is not None:
         return answer(own)
     role = BUILT_IN.get(last(ask.path).lower())
@@ -292,7 +292,7 @@ def _check_principal(world: World, told: dict[str, Any]) -> None:
     if kind is not None and kind not in _TYPES:
         raise RefusedError("InvalidPrincipalType", 400, f"'{kind}' is no principal type; known: {', '.join(_TYPES)}")
     known = {one.object_id for one in world.identities.values()}
-    known |= {application(name).object_id for name in (SUBMITTER, LOOKER)}
+    known |= {application(name).object_id for name in (SUBMITTER, AUDITOR)}
     late = world.seen_from.get(f"principal/{wanted}", 0.0) > time.monotonic()
     if kind == "ServicePrincipal" or (wanted in known and not late):
         return

@@ -7,10 +7,10 @@ from functools import partial
 
 from . import groups, lookups, reservations, resources, roles, scalesets, storage, vms
 from .arm import Response, Target
-from .ask import Ask, group_of
+from .ask import ApiRequest, group_of
 from .kinds import KINDS, Kind
 
-Handler = Callable[[Ask], Response]
+Handler = Callable[[ApiRequest], Response]
 
 _VM = "microsoft.compute/virtualmachines"
 _SET = scalesets.KIND.lower()
@@ -95,7 +95,7 @@ def _generic(method: str, kind: Kind, verb: str) -> Handler | None:
     return handlers.get(method)
 
 
-def _listed(kind: Kind, ask: Ask) -> Response:
+def _listed(kind: Kind, ask: ApiRequest) -> Response:
     """List a kind's resources in a group or the subscription, or the parts of a resource."""
     world = ask.world
     if ask.target.group:

@@ -18,7 +18,7 @@ from typing import Any
 
 from . import catalog, vms
 from .arm import RefusedError, Request, Response, answer, key, last, parse
-from .ask import Ask, accepted, begun, check_location, check_references, check_tags, group_of
+from .ask import ApiRequest, accepted, begun, check_location, check_references, check_tags, group_of
 from .kinds import KINDS
 from .machines import Vm
 from .operations import FailedError
@@ -46,9 +46,9 @@ class ScaleSet:
     """Desired number of machines, without those deleted on purpose."""
     version: int = 1
     """Version of the model."""
-    made_of: dict[str, int] = field(default_factory=dict)
+    model_versions: dict[str, int] = field(default_factory=dict)
     """Machine's id in lower case -> version of the model that it was created from."""
-    ill: set[str] = field(default_factory=set)
+    unhealthy: set[str] = field(default_factory=set)
     """Ids in lower case of machines that fail the health extension."""
     made: float = field(default_factory=time.monotonic)
     """Monotonic time of the first request."""
@@ -61,7 +61,7 @@ class ScaleSet:
 # -- methods of the API
 
 
-def put(ask: Ask) -> Response:
+def put(ask: ApiRequest) -> Response:
     world, body, path = ask.world, ask.body, ask.path
     group_of(world, ask)
     check_body(_MODEL, body)
@@ -89,14 +89,14 @@ def put(ask: Ask) -> Response:
     return begun(_shown(world, known), 201 if old is None else 200, ask.begin(work, partial(_failed, world, known)))
 
 
-def get(ask: Ask) -> Response:
+def get(ask: ApiRequest) -> Response:
     ask.found()
     known = _set(ask)
     vms.check_shown(ask, KIND, known.made)
     return answer(_shown(ask.world, known))
 
 
-def instance_view(ask: Ask) -> Response:
+def instance_view(ask: ApiRequest) -> Response:
     """Return the instance view with the last error; the format of its code is a machine's, from memory and not
     verified."""
     state, error = ask.found()["properties"]["provisioningState"], _set(ask).error
@@ -106,7 +106,7 @@ def instance_view(ask: Ask) -> Response:
     return answer({"statuses": [told]})
 
 
-def listed(ask: Ask) -> Response:
+def listed(ask: ApiRequest) -> Response:
     """List the scale sets of a group, or the machines of one."""
     world = ask.world
     if ask.target.verb.lower() == "virtualmachines":
@@ -116,7 +116,7 @@ def listed(ask: Ask) -> Response:
     return answer({"value": [_shown(world, world.hidden[key(one["id"])]["set"]) for one in found]})
 
 
-def patch(ask: Ask) -> Response:
+def patch(ask: ApiRequest) -> Response:
     """Change tags and capacity."""
     found, body, known = ask.found(), ask.body, _set(ask)
     check_body("compute.VirtualMachineScaleSetUpdate", body)
@@ -128,7 +128,7 @@ def patch(ask: Ask) -> Response:
     return begun(_shown(ask.world, known), 200, ask.begin(partial(_reconcile, ask.world, known)))
 
 
-def delete(ask: Ask) -> Response:
+def delete(ask: ApiRequest) -> Response:
     """Delete a set with its machines and their resources."""
     world, path = ask.world, ask.path
     if world.find(path) is None:
@@ -150,7 +150,7 @@ def delete(ask: Ask) -> Response:
     return accepted(ask.begin(work))
 
 
-def delete_machines(ask: Ask) -> Response:
+def delete_machines(ask: ApiRequest) -> Response:
     """Delete the named machines. The set's capacity shrinks."""
     ask.found()
     body, known, world = ask.body, _set(ask), ask.world
@@ -172,12 +172,12 @@ def delete_machines(ask: Ask) -> Response:
 # -- events, automatic or triggered by tests
 
 
-def lost(world: World, vm: Vm) -> None:
+def on_machine_lost(world: World, vm: Vm) -> None:
     """Handle a lost machine: an evicted Spot machine is replaced if the set's policy says so; for others the capacity
     shrinks."""
     path = str((vm.properties.get("virtualMachineScaleSet") or {}).get("id", ""))
     known = _known(world, path)
-    if known is None or key(path) in world.deleting or vm.reason == _OURS:
+    if known is None or key(path) in world.deleting or vm.reason == SCALE_IN:
         return
     if vm.reason == "evicted":
         if (known.body["properties"].get("spotRestorePolicy") or {}).get("enabled"):
@@ -192,7 +192,7 @@ def sicken(world: World, vm: Vm) -> None:
     known = _known(world, path)
     if known is None:
         raise ValueError(f"{vm.name} is in no scale set")
-    known.ill.add(key(vm.id))
+    known.unhealthy.add(key(vm.id))
     if (known.body["properties"].get("automaticRepairsPolicy") or {}).get("enabled"):
         world.after(_STEP_S, partial(_repair, world, known, vm))
 
@@ -208,7 +208,7 @@ def members(world: World, known: ScaleSet) -> list[Vm]:
 
 # -- reconciliation
 
-_OURS = "scale-in"
+SCALE_IN = "scale-in"
 """Reason of a machine's deletion by the set itself."""
 
 
@@ -235,7 +235,7 @@ def _step(world: World, known: ScaleSet) -> float | None:
         raise FailedError(code, text)
     if any(vm.power == "creating" for vm in there):
         return _STEP_S
-    old = [vm for vm in there if known.made_of.get(key(vm.id)) != known.version]
+    old = [vm for vm in there if known.model_versions.get(key(vm.id)) != known.version]
     new = [vm for vm in there if vm not in old]
     if len(there) < known.wanted or (old and len(new) < known.wanted):
         _make(world, known, _batch(known) if old else known.wanted - len(there), len(new))
@@ -285,7 +285,7 @@ def _repair(world: World, known: ScaleSet, vm: Vm) -> None:
 
 
 def _remove(world: World, vm: Vm) -> None:
-    vms.power_off(vm, _OURS)
+    vms.power_off(vm, SCALE_IN)
     vms.forget(world, vm.id)
 
 
@@ -326,7 +326,7 @@ def _make_machine(world: World, known: ScaleSet) -> None:
     except RefusedError as refused:
         vms.forget_interface(world, interface)
         raise FailedError(refused.code, refused.message) from refused
-    known.made_of[key(path)] = known.version
+    known.model_versions[key(path)] = known.version
 
 
 def _deletes(configuration: Mapping[str, Any]) -> str:
@@ -386,9 +386,9 @@ def _zones(world: World, known: ScaleSet) -> dict[str, Any]:
     return {"zones": [min(zones, key=lambda zone: (there.count(zone), zone))]}
 
 
-def _ask(world: World, known: ScaleSet, path: str, body: Mapping[str, Any]) -> Ask:
+def _ask(world: World, known: ScaleSet, path: str, body: Mapping[str, Any]) -> ApiRequest:
     request = Request("PUT", path, {"api-version": _OLDEST_NETWORK_API}, json.dumps(body).encode())
-    return Ask(world, request, parse(path), known.caller)
+    return ApiRequest(world, request, parse(path), known.caller)
 
 
 # -- checks
@@ -461,7 +461,7 @@ def _known(world: World, path: str) -> ScaleSet | None:
     return found
 
 
-def _set(ask: Ask) -> ScaleSet:
+def _set(ask: ApiRequest) -> ScaleSet:
     found = _known(ask.world, ask.path)
     assert found is not None
     return found

@@ -17,7 +17,7 @@ _NETWORK_API, _ROLES_API = "2024-05-01", "2022-04-01"
 SWITCH_OFF = "Microsoft.Compute/virtualMachines/deallocate/action"
 
 
-def stand(azure: AzureControl, region: str, job_dir: str) -> Infrastructure:
+def create_stack(azure: AzureControl, region: str, job_dir: str) -> Infrastructure:
     """Create a subnet without outbound access, an identity that may deallocate machines, and the role with which
     launched machines remove themselves from their scale set. The calls for this are removed from the record."""
     cloud, stack = Cloud(), f"infra-azure-{region}"

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from .arm import RefusedError, Response, answer, key, last
-from .ask import Ask, not_found
+from .ask import ApiRequest, not_found
 from .kinds import Kind
 from .names import TENANT, identity
 from .resources import put, shown
@@ -28,7 +28,7 @@ POLICY = Kind(
 WORKFLOW = Kind("Microsoft.Logic/workflows", "logic.Workflow", False)
 
 
-def put_account(ask: Ask) -> Response:
+def put_account(ask: ApiRequest) -> Response:
     """Create an account. Its name is globally unique in Azure; here it is checked within the subscription."""
     name = last(ask.path)
     if not re.fullmatch(r"[a-z0-9]{3,24}", name):
@@ -40,7 +40,7 @@ def put_account(ask: Ask) -> Response:
     return put(ask, ACCOUNT)
 
 
-def put_container(ask: Ask) -> Response:
+def put_container(ask: ApiRequest) -> Response:
     """Create a container, which may be public only if its account allows that."""
     account = _account(ask)
     public = (ask.body.get("properties") or {}).get("publicAccess", "None") != "None"
@@ -51,14 +51,14 @@ def put_container(ask: Ask) -> Response:
     return put(ask, CONTAINER)
 
 
-def put_policy(ask: Ask) -> Response:
+def put_policy(ask: ApiRequest) -> Response:
     _account(ask)
     if last(ask.path) != "default":
         raise RefusedError("InvalidValuesForRequestParameters", 400, "The policy's name must be default.")
     return put(ask, POLICY)
 
 
-def put_workflow(ask: Ask) -> Response:
+def put_workflow(ask: ApiRequest) -> Response:
     """Create a workflow, with a system-assigned identity if requested."""
     old = ask.world.find(ask.path)
     told = put(ask, WORKFLOW)
@@ -74,7 +74,7 @@ def put_workflow(ask: Ask) -> Response:
     return answer(shown(made), told.status)
 
 
-KINDS: Mapping[Kind, Callable[[Ask], Response]] = {
+KINDS: Mapping[Kind, Callable[[ApiRequest], Response]] = {
     ACCOUNT: put_account,
     CONTAINER: put_container,
     POLICY: put_policy,
@@ -82,7 +82,7 @@ KINDS: Mapping[Kind, Callable[[Ask], Response]] = {
 }
 
 
-def _account(ask: Ask) -> dict[str, Any]:
+def _account(ask: ApiRequest) -> dict[str, Any]:
     path = ask.path.partition("/blobServices/")[0].partition("/managementPolicies/")[0]
     found = ask.world.find(path)
     if found is None:

@@ -15,7 +15,7 @@ from typing import Any
 from ..machine import Ending
 from . import vm_checks
 from .arm import RefusedError, Response, answer, key, last
-from .ask import Ask, accepted, begun, check_location, check_references, check_tags, group_of, resolve
+from .ask import ApiRequest, accepted, begun, check_location, check_references, check_tags, group_of, resolve
 from .capacity import Shape
 from .machines import AzureMachine, Vm
 from .names import TENANT, identity
@@ -31,7 +31,7 @@ _FIXED = ("osProfile", "storageProfile", "networkProfile", "priority", "proximit
 # -- methods of the API
 
 
-def put(ask: Ask) -> Response:
+def put(ask: ApiRequest) -> Response:
     """Create a machine; change the tags of an existing one; retry one that failed."""
     world, body, path = ask.world, ask.body, ask.path
     group_of(world, ask)
@@ -62,19 +62,19 @@ def put(ask: Ask) -> Response:
     return begun(resource, 201, ask.begin(partial(_provision, world, vm)))
 
 
-def get(ask: Ask) -> Response:
+def get(ask: ApiRequest) -> Response:
     found = ask.found()
     check_shown(ask, KIND, ask.world.vm_at(ask.path).launched)
     return answer(_shown(ask.world, found, "instanceview" in ask.request.query.get("$expand", "").lower()))
 
 
-def check_shown(ask: Ask, kind: str, made: float) -> None:
+def check_shown(ask: ApiRequest, kind: str, made: float) -> None:
     """Raise RefusedError for a resource created (monotonic time) within `cache_s`, since caches lag."""
     if time.monotonic() - made < ask.world.cache_s:
         raise RefusedError("ResourceNotFound", 404, f"The Resource '{kind}/{last(ask.path)}' was not found.")
 
 
-def listed(ask: Ask) -> Response:
+def listed(ask: ApiRequest) -> Response:
     world = ask.world
     if ask.target.group:
         group_of(world, ask, writes=False)
@@ -85,7 +85,7 @@ def listed(ask: Ask) -> Response:
     return answer({"value": [_shown(world, one, view) for one in world.within(above) if one["type"] == KIND]})
 
 
-def patch(ask: Ask) -> Response:
+def patch(ask: ApiRequest) -> Response:
     """Replace all tags; other changes are not implemented."""
     found, body = ask.found(), ask.body
     if set(body) - {"tags"}:
@@ -95,7 +95,7 @@ def patch(ask: Ask) -> Response:
     return answer(found)
 
 
-def delete(ask: Ask) -> Response:
+def delete(ask: ApiRequest) -> Response:
     """Delete a machine, with resources whose deleteOption is Delete; 204 if it does not exist."""
     world, path = ask.world, ask.path
     if world.find(path) is None:
@@ -116,7 +116,7 @@ def delete(ask: Ask) -> Response:
     return accepted(ask.begin(work))
 
 
-def act(ask: Ask) -> Response:
+def act(ask: ApiRequest) -> Response:
     """Handle powerOff, deallocate, start, restart and redeploy."""
     world, verb = ask.world, ask.target.verb
     ask.found()
@@ -138,7 +138,7 @@ def act(ask: Ask) -> Response:
     return accepted(ask.begin(work))
 
 
-def simulate_eviction(ask: Ask) -> Response:
+def simulate_eviction(ask: ApiRequest) -> Response:
     """Evict the machine after 30 seconds; Azure documents up to 30 minutes."""
     ask.found()
     vm = ask.world.vm_at(ask.path)
@@ -149,12 +149,12 @@ def simulate_eviction(ask: Ask) -> Response:
     return Response(204)
 
 
-def instance_view(ask: Ask) -> Response:
+def instance_view(ask: ApiRequest) -> Response:
     ask.found()
     return answer(view(ask.world.vm_at(ask.path)))
 
 
-def boot_diagnostics(ask: Ask) -> Response:
+def boot_diagnostics(ask: ApiRequest) -> Response:
     """Return the temporary URLs of the machine's console output, which need no token."""
     ask.found()
     vm = ask.world.vm_at(ask.path)
@@ -315,7 +315,7 @@ def view(vm: Vm) -> dict[str, Any]:
 # -- life cycle
 
 
-def _update(ask: Ask, old: dict[str, Any], body: dict[str, Any]) -> Response:
+def _update(ask: ApiRequest, old: dict[str, Any], body: dict[str, Any]) -> Response:
     """Handle a PUT of an existing machine, which may change only its tags."""
     before = ask.world.hidden[key(ask.path)]["asked"]
     for name in _FIXED:
@@ -418,7 +418,7 @@ def _check_not_deleting(world: World, path: str) -> None:
         raise RefusedError("OperationNotAllowed", 409, text)
 
 
-def _check_disk(world: World, ask: Ask, body: dict[str, Any]) -> None:
+def _check_disk(world: World, ask: ApiRequest, body: dict[str, Any]) -> None:
     """Check that the disk's name is free. Raises RefusedError."""
     name = body["properties"]["storageProfile"]["osDisk"].get("name")
     path = f"{ask.path.partition('/providers/')[0]}/providers/Microsoft.Compute/disks/{name}"
@@ -429,7 +429,7 @@ def _check_disk(world: World, ask: Ask, body: dict[str, Any]) -> None:
         raise RefusedError("ConflictingUserInput", 409, text, target="disk.name")
 
 
-def _resource(ask: Ask, body: dict[str, Any], region: str) -> dict[str, Any]:
+def _resource(ask: ApiRequest, body: dict[str, Any], region: str) -> dict[str, Any]:
     """Return the machine's initial resource, without secrets."""
     asked = body["properties"]
     system = {name: value for name, value in asked["osProfile"].items() if name not in ("customData", "adminPassword")}

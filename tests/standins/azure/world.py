@@ -191,4 +191,4 @@ def _refers(ref: str, wanted: str) -> bool:
 
 def principals() -> Mapping[str, str]:
     """Return client id -> name of applications with a secret."""
-    return {names.client_id(name): name for name in (names.SUBMITTER, names.LOOKER)}
+    return {names.client_id(name): name for name in (names.SUBMITTER, names.AUDITOR)}

@@ -14,7 +14,7 @@ _LINK = re.compile(r"(?:https?://[^/]+/compute/[^/]+/|/)?(?P<path>.+)")
 
 
 @dataclass(frozen=True)
-class Ask:
+class ApiRequest:
     """One request; `params` are the decoded path parameters: `project`, `zone`, `instance` …"""
 
     world: World

@@ -20,7 +20,7 @@ from .operations import FailedError
 
 DEFAULT_LIMIT = 10_000.0
 GLOBAL = "global"
-_UNTOLD = frozenset(f"PREEMPTIBLE_NVIDIA_{model}_GPUS" for model in ("H100_MEGA", "H200", "B200", "RTX_PRO_6000"))
+_UNREPORTED = frozenset(f"PREEMPTIBLE_NVIDIA_{model}_GPUS" for model in ("H100_MEGA", "H200", "B200", "RTX_PRO_6000"))
 """Metrics that regions do not report (no values of Quota.metric); the Cloud Quotas API does."""
 _HELP = {
     "help": {
@@ -108,7 +108,7 @@ class Capacity:
             known |= {row["preemptible"] for row in rows if row["preemptible"]} | {"CPUS", "PREEMPTIBLE_CPUS"}
         return [
             {"metric": metric, "limit": self.limit(region, metric), "usage": used[metric]}
-            for metric in sorted((known | named) - _UNTOLD)
+            for metric in sorted((known | named) - _UNREPORTED)
         ]
 
     def _free(self, shape: Shape, zone: str, taken: list[Shape]) -> bool:

@@ -12,7 +12,7 @@ from typing import Any
 
 from ..gcp.service import RefusedError
 from . import catalog
-from .ask import Ask, invalid, last, not_found, path_of, required
+from .ask import ApiRequest, invalid, last, not_found, path_of, required
 from .capacity import Shape
 from .world import World
 
@@ -26,7 +26,7 @@ _NO_PERSISTENT_DISK = ("a4", "a4x", "g4")
 _MARKETS = {"": "on-demand", "STANDARD": "on-demand", "SPOT": "spot", "FLEX_START": "flex-start"}
 
 
-def checked(ask: Ask) -> tuple[Shape, str]:
+def checked(ask: ApiRequest) -> tuple[Shape, str]:
     """Return an instance's shape, and the name of the reservation to use. Raises RefusedError."""
     body, zone = ask.body, ask.params["zone"]
     if not _NAME.fullmatch(str(body.get("name", ""))):

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ..gcp.control import GcpControl
-from .machines import Told
+from .machines import InstanceState
 
 
 class GceControl(GcpControl):
@@ -109,10 +109,10 @@ class GceControl(GcpControl):
         """Run all delayed actions now, so that a test can first check the transient state without a race."""
         self.do("compute/hurry")
 
-    def instances(self, **where: Any) -> list[Told]:
+    def instances(self, **where: Any) -> list[InstanceState]:
         """Return all instances that ever ran; `where` compares fields: `instances(running=True,
         zone="us-central1-a")`."""
-        told = [Told(**value) for value in self.do("compute/instances")]
+        told = [InstanceState(**value) for value in self.do("compute/instances")]
         return [one for one in told if all(getattr(one, name) == value for name, value in where.items())]
 
     def remove(self, collection: str, name: str) -> None:

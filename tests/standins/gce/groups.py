@@ -22,7 +22,7 @@ from typing import Any
 
 from ..gcp.service import RefusedError
 from . import catalog, instances
-from .ask import Ask, invalid, last, not_found, path_of
+from .ask import ApiRequest, invalid, last, not_found, path_of
 from .filters import compiled
 from .operations import now
 from .world import World
@@ -78,7 +78,7 @@ class Group:
 # -- methods of the API
 
 
-def insert(ask: Ask) -> dict[str, Any]:
+def insert(ask: ApiRequest) -> dict[str, Any]:
     world, body = ask.world, dict(ask.body)
     name = str(body.get("name", ""))
     if (ask.scope, name) in world.collection(GROUPS):
@@ -90,21 +90,21 @@ def insert(ask: Ask) -> dict[str, Any]:
     made["instanceGroup"] = made["selfLink"].replace("instanceGroupManagers", "instanceGroups")
     group = Group(made)
     world.groups[ask.scope, name] = group
-    world.after(_EVERY_S, lambda: _look_after(world, group))
+    world.after(_EVERY_S, lambda: _reconcile(world, group))
     return _operation(ask, "compute.regionInstanceGroupManagers.insert", made)
 
 
-def get(ask: Ask) -> dict[str, Any]:
+def get(ask: ApiRequest) -> dict[str, Any]:
     return _shown(_group(ask))
 
 
-def list_(ask: Ask) -> dict[str, Any]:
+def list_(ask: ApiRequest) -> dict[str, Any]:
     fits = compiled(ask.query.get("filter", ""))
     found = [_shown(one) for (scope, _), one in ask.world.groups.items() if scope == ask.scope and fits(one.resource)]
     return {"kind": "compute#regionInstanceGroupManagerList", "items": found}
 
 
-def aggregated_list(ask: Ask) -> dict[str, Any]:
+def aggregated_list(ask: ApiRequest) -> dict[str, Any]:
     """List the groups of all regions, on one page."""
     fits, items = compiled(ask.query.get("filter", "")), dict[str, Any]()
     for (scope, _), one in ask.world.groups.items():
@@ -113,7 +113,7 @@ def aggregated_list(ask: Ask) -> dict[str, Any]:
     return {"kind": "compute#instanceGroupManagerAggregatedList", "items": items}
 
 
-def set_named_ports(ask: Ask) -> dict[str, Any]:
+def set_named_ports(ask: ApiRequest) -> dict[str, Any]:
     """Set the group's named ports, by a method of its instanceGroups resource; machines are not changed."""
     found = ask.world.groups.get((ask.scope, ask.params["instanceGroup"]))
     if found is None:
@@ -123,7 +123,7 @@ def set_named_ports(ask: Ask) -> dict[str, Any]:
     return _operation(ask, "compute.regionInstanceGroups.setNamedPorts", found.resource)
 
 
-def patch(ask: Ask) -> dict[str, Any]:
+def patch(ask: ApiRequest) -> dict[str, Any]:
     """Merge the body at the top level, which suffices for the fields that are patched here."""
     group = _group(ask)
     changed = {**group.resource, **ask.body}
@@ -132,13 +132,13 @@ def patch(ask: Ask) -> dict[str, Any]:
     return _operation(ask, "compute.regionInstanceGroupManagers.patch", group.resource)
 
 
-def resize(ask: Ask) -> dict[str, Any]:
+def resize(ask: ApiRequest) -> dict[str, Any]:
     group = _group(ask)
     group.resource["targetSize"] = int(ask.query["size"])
     return _operation(ask, "compute.regionInstanceGroupManagers.resize", group.resource)
 
 
-def delete_instances(ask: Ask) -> dict[str, Any]:
+def delete_instances(ask: ApiRequest) -> dict[str, Any]:
     """Delete these instances and reduce the target size."""
     group = _group(ask)
     names = [last(link) for link in ask.body.get("instances", [])]
@@ -152,7 +152,7 @@ def delete_instances(ask: Ask) -> dict[str, Any]:
     return _operation(ask, "compute.regionInstanceGroupManagers.deleteInstances", group.resource)
 
 
-def delete(ask: Ask) -> dict[str, Any]:
+def delete(ask: ApiRequest) -> dict[str, Any]:
     """Delete a group with all its instances."""
     world, group = ask.world, _group(ask)
     group.is_ending, group.resource["targetSize"] = True, 0
@@ -170,16 +170,16 @@ def delete(ask: Ask) -> dict[str, Any]:
     return _operation(ask, "compute.regionInstanceGroupManagers.delete", group.resource, work)
 
 
-def list_managed_instances(ask: Ask) -> dict[str, Any]:
+def list_managed_instances(ask: ApiRequest) -> dict[str, Any]:
     group = _group(ask)
     return {"managedInstances": [_managed(ask.world, group, name) for name in sorted(group.members)]}
 
 
-def list_errors(ask: Ask) -> dict[str, Any]:
+def list_errors(ask: ApiRequest) -> dict[str, Any]:
     return {"items": _group(ask).errors[-10:]}
 
 
-def insert_template(ask: Ask) -> dict[str, Any]:
+def insert_template(ask: ApiRequest) -> dict[str, Any]:
     """Create a template. Only its form is checked, as in Compute Engine; other errors appear when instances are
     created."""
     world, body = ask.world, dict(ask.body)
@@ -198,7 +198,7 @@ def insert_template(ask: Ask) -> dict[str, Any]:
     return _operation(ask, "insert", made)
 
 
-def delete_template(ask: Ask) -> dict[str, Any]:
+def delete_template(ask: ApiRequest) -> dict[str, Any]:
     world, name = ask.world, ask.params["instanceTemplate"]
     found = world.collection(TEMPLATES).get(("global", name))
     if found is None:
@@ -217,7 +217,7 @@ def delete_template(ask: Ask) -> dict[str, Any]:
 # -- reconciliation
 
 
-def _look_after(world: World, group: Group) -> None:
+def _reconcile(world: World, group: Group) -> None:
     if group.is_ending:
         return
     _repair(world, group)
@@ -229,7 +229,7 @@ def _look_after(world: World, group: Group) -> None:
     for _ in range(missing):
         suffix = "".join(secrets.choice(_LETTERS) for _ in range(4))
         _make(world, group, f"{group.resource['baseInstanceName']}-{suffix}", _next_zone(group))
-    world.after(_EVERY_S, lambda: _look_after(world, group))
+    world.after(_EVERY_S, lambda: _reconcile(world, group))
 
 
 def _repair(world: World, group: Group) -> None:
@@ -279,7 +279,7 @@ def _make(world: World, group: Group, name: str, zone: str) -> None:
     body = _instance(world, group, name, zone, template["properties"])
     params = {"project": world.project.id, "zone": zone}
     try:
-        member.making = instances.insert(Ask(world, "instances.insert", params, {}, body, AGENT))["name"]
+        member.making = instances.insert(ApiRequest(world, "instances.insert", params, {}, body, AGENT))["name"]
     except RefusedError as error:
         del group.members[name]
         _failed(group, link, error.code, error.message)
@@ -317,7 +317,7 @@ def _end(world: World, name: str, member: Member) -> None:
         return
     params = {"project": world.project.id, "zone": member.zone, "instance": name}
     try:
-        instances.delete(Ask(world, "instances.delete", params, {}, {}, AGENT))
+        instances.delete(ApiRequest(world, "instances.delete", params, {}, {}, AGENT))
     except RefusedError as error:
         if error.code != "resourceNotReady":
             raise
@@ -345,7 +345,7 @@ def _failed(group: Group, instance: str, code: str, message: str) -> None:
 # -- helpers
 
 
-def _check(ask: Ask, body: Mapping[str, Any]) -> None:
+def _check(ask: ApiRequest, body: Mapping[str, Any]) -> None:
     versions = body.get("versions", [])
     if len(versions) != 1 or not versions[0].get("instanceTemplate"):
         raise invalid("resource.versions", versions, "The stand-in knows one version, with a template.")
@@ -391,7 +391,7 @@ def _check_update(body: Mapping[str, Any], zones: int) -> None:
         raise invalid("resource.updatePolicy.instanceRedistributionType", "PROACTIVE", text)
 
 
-def _group(ask: Ask) -> Group:
+def _group(ask: ApiRequest) -> Group:
     name = ask.params["instanceGroupManager"]
     found = ask.world.groups.get((ask.scope, name))
     if found is None:
@@ -431,7 +431,7 @@ def _template_path(link: str) -> str:
     return path_of(link).partition("?")[0]
 
 
-def _operation(ask: Ask, kind: str, resource: dict[str, Any], work: Any = lambda: None) -> dict[str, Any]:
+def _operation(ask: ApiRequest, kind: str, resource: dict[str, Any], work: Any = lambda: None) -> dict[str, Any]:
     return ask.world.operations.begin(
         kind,
         ask.scope,

@@ -14,7 +14,7 @@ from typing import Any
 from ..gcp.service import RefusedError
 from ..machine import Ending
 from . import catalog
-from .ask import Ask, last, not_found, path_of
+from .ask import ApiRequest, last, not_found, path_of
 from .capacity import Shape
 from .checks import checked
 from .machines import GONE, GceMachine, Vm
@@ -39,7 +39,7 @@ RUN_OVER = "compute.instances.scheduledTermination"
 # -- methods of the API
 
 
-def insert(ask: Ask) -> dict[str, Any]:
+def insert(ask: ApiRequest) -> dict[str, Any]:
     """Create an instance. Capacity and quotas are checked in the background operation."""
     world, name = ask.world, str(ask.body.get("name", ""))
     shape, reservation = checked(ask)
@@ -53,7 +53,7 @@ def insert(ask: Ask) -> dict[str, Any]:
     return _operation(ask, "insert", resource, partial(_provision, world, vm, until))
 
 
-def delete(ask: Ask) -> dict[str, Any]:
+def delete(ask: ApiRequest) -> dict[str, Any]:
     """Delete an instance; it is STOPPING for `stopping_s` seconds. Disks with autoDelete are deleted too."""
     world, resource = ask.world, _there(ask)
     if resource["status"] == "PENDING":  # still waiting for capacity
@@ -75,7 +75,7 @@ def delete(ask: Ask) -> dict[str, Any]:
     return _operation(ask, "delete", resource, work)
 
 
-def stop(ask: Ask) -> dict[str, Any]:
+def stop(ask: ApiRequest) -> dict[str, Any]:
     """Press the power button; its disks remain and are billed."""
     vm = _vm(ask)
 
@@ -92,7 +92,7 @@ def stop(ask: Ask) -> dict[str, Any]:
     return _operation(ask, "stop", vm.resource, work)
 
 
-def start(ask: Ask) -> dict[str, Any]:
+def start(ask: ApiRequest) -> dict[str, Any]:
     vm = _vm(ask)
 
     def work() -> None:
@@ -102,19 +102,19 @@ def start(ask: Ask) -> dict[str, Any]:
     return _operation(ask, "start", vm.resource, work)
 
 
-def reset(ask: Ask) -> dict[str, Any]:
+def reset(ask: ApiRequest) -> dict[str, Any]:
     """Press the reset button: it boots again with its disk."""
     vm = _vm(ask)
     return _operation(ask, "reset", vm.resource, lambda: reboot(vm))
 
 
-def simulate_maintenance_event(ask: Ask) -> dict[str, Any]:
+def simulate_maintenance_event(ask: ApiRequest) -> dict[str, Any]:
     """Announce maintenance and carry it out: here immediately, in reality within a minute."""
     vm = _vm(ask)
     return _operation(ask, "simulateMaintenanceEvent", vm.resource, lambda: maintain(ask.world, vm, 0.0))
 
 
-def set_labels(ask: Ask) -> dict[str, Any]:
+def set_labels(ask: ApiRequest) -> dict[str, Any]:
     resource = _there(ask)
     if ask.body.get("labelFingerprint") != resource["labelFingerprint"]:
         raise RefusedError("conditionNotMet", 412, "Labels fingerprint either invalid or resource labels have changed")
@@ -122,7 +122,7 @@ def set_labels(ask: Ask) -> dict[str, Any]:
     return _operation(ask, "setLabels", resource)
 
 
-def get_serial_port_output(ask: Ask) -> dict[str, Any]:
+def get_serial_port_output(ask: ApiRequest) -> dict[str, Any]:
     """Return the machine's console output."""
     vm = _vm(ask)
     text, begin = vm.machine.console if vm.machine else "", int(ask.query.get("start", "0"))
@@ -310,7 +310,7 @@ def _remove(world: World, vm: Vm) -> None:
 # -- helpers
 
 
-def _resource(ask: Ask, shape: Shape) -> dict[str, Any]:
+def _resource(ask: ApiRequest, shape: Shape) -> dict[str, Any]:
     """Return the instance's initial resource."""
     body = {key: value for key, value in ask.body.items() if key != "params"}
     interfaces = [_interface(ask.world, one, shape, number) for number, one in enumerate(body["networkInterfaces"])]
@@ -398,14 +398,14 @@ def _has_route(world: World, vm: Vm) -> bool:
     return bool(first.get("accessConfigs")) or bool(subnet.get("privateIpGoogleAccess"))
 
 
-def _there(ask: Ask) -> dict[str, Any]:
+def _there(ask: ApiRequest) -> dict[str, Any]:
     found = ask.world.collection("instances").get((ask.scope, ask.params["instance"]))
     if found is None:
         raise not_found(f"projects/{ask.world.project.id}/{ask.scope}/instances/{ask.params['instance']}")
     return found
 
 
-def _vm(ask: Ask) -> Vm:
+def _vm(ask: ApiRequest) -> Vm:
     """Return the requested instance. Raises RefusedError if it is not provisioned yet."""
     resource = _there(ask)
     if resource["status"] in ("PROVISIONING", "PENDING"):
@@ -415,7 +415,7 @@ def _vm(ask: Ask) -> Vm:
 
 
 def _operation(
-    ask: Ask, kind: str, resource: dict[str, Any], work: Callable[[], float | None] = lambda: None
+    ask: ApiRequest, kind: str, resource: dict[str, Any], work: Callable[[], float | None] = lambda: None
 ) -> dict[str, Any]:
     return ask.world.operations.begin(
         kind,

@@ -125,7 +125,7 @@ class GceMachine(Machine):
 
 
 @dataclass(frozen=True)
-class Told:
+class InstanceState:
     """State of an instance, as returned by GceControl.instances()."""
 
     name: str
@@ -162,9 +162,9 @@ class Told:
         return self.status not in GONE
 
 
-def told(vm: Vm) -> Told:
+def told(vm: Vm) -> InstanceState:
     machine, resource = vm.machine, vm.resource
-    return Told(
+    return InstanceState(
         name=vm.name,
         identity=str(resource["id"]),
         machine_type=vm.shape.machine_type,

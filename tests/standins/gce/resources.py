@@ -10,7 +10,7 @@ from typing import Any
 
 from ..gcp.service import RefusedError
 from . import catalog
-from .ask import Ask, invalid, last, not_found
+from .ask import ApiRequest, invalid, last, not_found
 from .capacity import GLOBAL
 from .filters import FilterError, compiled
 from .instances import shapes
@@ -23,7 +23,7 @@ _MOST = 500
 # -- lists
 
 
-def get(ask: Ask) -> Resource:
+def get(ask: ApiRequest) -> Resource:
     """Return a resource of any collection."""
     name = ask.params[_SINGULAR[ask.collection]]
     for scope, resource in _all(ask, [ask.scope], young=True):
@@ -32,7 +32,7 @@ def get(ask: Ask) -> Resource:
     raise not_found(f"projects/{ask.params['project']}/{_prefix(ask.scope)}{ask.collection}/{name}")
 
 
-def list_(ask: Ask) -> Resource:
+def list_(ask: ApiRequest) -> Resource:
     """Return one page of a scope's list."""
     found = [resource for _, resource in _all(ask, [ask.scope])]
     page, token = _page(ask, found)
@@ -45,7 +45,7 @@ def list_(ask: Ask) -> Resource:
     return made | ({"nextPageToken": token} if token else {})
 
 
-def aggregated_list(ask: Ask) -> Resource:
+def aggregated_list(ask: ApiRequest) -> Resource:
     """Return one page over all scopes. The first page has a warning for each empty scope."""
     scopes = _scopes(ask)
     away = ask.world.cut_off.intersection(scopes)
@@ -69,7 +69,7 @@ def aggregated_list(ask: Ask) -> Resource:
     return made | ({"nextPageToken": token} if token else {})
 
 
-def _page(ask: Ask, found: Iterable[Resource]) -> tuple[list[Resource], str]:
+def _page(ask: ApiRequest, found: Iterable[Resource]) -> tuple[list[Resource], str]:
     try:
         fits = compiled(ask.query.get("filter", ""))
     except FilterError as error:
@@ -87,7 +87,7 @@ def _page(ask: Ask, found: Iterable[Resource]) -> tuple[list[Resource], str]:
     return kept[begin:end], str(end) if end < len(kept) else ""
 
 
-def _all(ask: Ask, scopes: Iterable[str], *, young: bool = False) -> list[tuple[str, Resource]]:
+def _all(ask: ApiRequest, scopes: Iterable[str], *, young: bool = False) -> list[tuple[str, Resource]]:
     """Return (scope, resource) of a collection; `young`: include instances that lists do not show yet."""
     world, collection, wanted = ask.world, ask.collection, set(scopes)
     if collection in _MADE:
@@ -102,7 +102,7 @@ def _all(ask: Ask, scopes: Iterable[str], *, young: bool = False) -> list[tuple[
     return kept
 
 
-def _scopes(ask: Ask) -> list[str]:
+def _scopes(ask: ApiRequest) -> list[str]:
     zones = [f"zones/{zone}" for zone in catalog.zones()]
     regions = [f"regions/{region}" for region in catalog.regions()]
     if ask.collection == "globalOperations":
@@ -127,11 +127,11 @@ def _prefix(scope: str) -> str:
 # -- resources computed on request
 
 
-def _zones(ask: Ask, _scope: str) -> list[Resource]:
+def _zones(ask: ApiRequest, _scope: str) -> list[Resource]:
     return [catalog.zone_resource(ask.world.project.id, zone) for zone in catalog.zones()]
 
 
-def _regions(ask: Ask, _scope: str) -> list[Resource]:
+def _regions(ask: ApiRequest, _scope: str) -> list[Resource]:
     return [_region(ask.world, region) for region in catalog.regions()]
 
 
@@ -149,14 +149,14 @@ def _region(world: World, region: str) -> Resource:
     }
 
 
-def _machine_types(ask: Ask, scope: str) -> list[Resource]:
+def _machine_types(ask: ApiRequest, scope: str) -> list[Resource]:
     zone, project = last(scope), ask.world.project.id
     known = catalog.machine_types().values()
     found = [catalog.machine_type_resource(project, zone, one) for one in known if zone in one.zones]
     return _described(ask, "machineTypes", zone, found)
 
 
-def _accelerators(ask: Ask, scope: str) -> list[Resource]:
+def _accelerators(ask: ApiRequest, scope: str) -> list[Resource]:
     zone, project = last(scope), ask.world.project.id
     found = [
         catalog.accelerator_resource(project, zone, name)
@@ -166,7 +166,7 @@ def _accelerators(ask: Ask, scope: str) -> list[Resource]:
     return _described(ask, "acceleratorTypes", zone, found)
 
 
-def _described(ask: Ask, kind: str, zone: str, known: list[Resource]) -> list[Resource]:
+def _described(ask: ApiRequest, kind: str, zone: str, known: list[Resource]) -> list[Resource]:
     """Apply the tests' overrides."""
     found = {one["name"]: one for one in known}
     for (of, name), (zones, fields) in ask.world.described.items():
@@ -178,12 +178,12 @@ def _described(ask: Ask, kind: str, zone: str, known: list[Resource]) -> list[Re
     return [found[name] for name in sorted(found)]
 
 
-def _images(ask: Ask, _scope: str) -> list[Resource]:
+def _images(ask: ApiRequest, _scope: str) -> list[Resource]:
     project = ask.params["project"]
     return [catalog.image_resource(one) for one in (*catalog.images(), *ask.world.images) if one.project == project]
 
 
-def get_from_family(ask: Ask) -> Resource:
+def get_from_family(ask: ApiRequest) -> Resource:
     """Return the newest image of a family."""
     found = [one for one in _images(ask, "global") if one["family"] == ask.params["family"]]
     if not found:
@@ -191,7 +191,7 @@ def get_from_family(ask: Ask) -> Resource:
     return found[-1]
 
 
-def get_project(ask: Ask) -> Resource:
+def get_project(ask: ApiRequest) -> Resource:
     """Return the project with its global quotas."""
     project = ask.world.project
     return {
@@ -207,7 +207,7 @@ def get_project(ask: Ask) -> Resource:
 # -- operations
 
 
-def wait(ask: Ask) -> Resource:
+def wait(ask: ApiRequest) -> Resource:
     """Wait until the operation is done, for at most `wait_s` seconds."""
     until = time.monotonic() + ask.world.wait_s
     while (operation := get(ask))["status"] != "DONE" and (left := until - time.monotonic()) > 0:
@@ -218,7 +218,7 @@ def wait(ask: Ask) -> Resource:
 # -- creation and deletion
 
 
-def insert(ask: Ask) -> Resource:
+def insert(ask: ApiRequest) -> Resource:
     """Create a resource immediately; its operation is done soon."""
     world, body = ask.world, dict(ask.body)
     name, scope = str(body.get("name", "")), ask.scope
@@ -231,7 +231,7 @@ def insert(ask: Ask) -> Resource:
     return _operation(ask, "insert", made)
 
 
-def delete(ask: Ask) -> Resource:
+def delete(ask: ApiRequest) -> Resource:
     """Delete a resource. Raises RefusedError while it is in use."""
     found = get(ask)
     _check_unused(ask, found)
@@ -243,7 +243,7 @@ def delete(ask: Ask) -> Resource:
     return _operation(ask, "delete", found, work)
 
 
-def patch(ask: Ask) -> Resource:
+def patch(ask: ApiRequest) -> Resource:
     """Replace the top-level fields of the body."""
     found = ask.world.collection(ask.collection).get((ask.scope, ask.params[_SINGULAR[ask.collection]]))
     if found is None:
@@ -289,7 +289,7 @@ def _of_network(world: World, body: Resource) -> str:
     return world.link("networks", "global", network)
 
 
-def _check_unused(ask: Ask, found: Resource) -> None:
+def _check_unused(ask: ApiRequest, found: Resource) -> None:
     users = found.get("users") or [
         vm.resource["selfLink"]
         for vm in ask.world.vms
@@ -302,7 +302,7 @@ def _check_unused(ask: Ask, found: Resource) -> None:
         raise RefusedError("resourceInUseByAnotherResource", 400, text)
 
 
-def _attached(ask: Ask, found: Resource) -> list[str]:
+def _attached(ask: ApiRequest, found: Resource) -> list[str]:
     """Return the resources in a network, or the instances on a subnetwork."""
     if ask.collection == "networks":
         kinds = ("subnetworks", "firewalls", "routers")
@@ -314,7 +314,7 @@ def _attached(ask: Ask, found: Resource) -> list[str]:
     return []
 
 
-def _operation(ask: Ask, kind: str, resource: Resource, work: Callable[[], None] = lambda: None) -> Resource:
+def _operation(ask: ApiRequest, kind: str, resource: Resource, work: Callable[[], None] = lambda: None) -> Resource:
     return ask.world.operations.begin(
         kind,
         ask.scope,
@@ -345,7 +345,7 @@ _SINGULAR = {
     "zoneOperations": "operation",
     "zones": "zone",
 }
-_MADE: dict[str, Callable[[Ask, str], list[Resource]]] = {
+_MADE: dict[str, Callable[[ApiRequest, str], list[Resource]]] = {
     "zones": _zones,
     "regions": _regions,
     "machineTypes": _machine_types,

@@ -16,7 +16,7 @@ from ..gcp.fields import FieldsError, check, parse, pruned
 from ..gcp.project import Project
 from ..gcp.service import RefusedError, Request, Response, Service, answer_json, error_legacy
 from . import catalog, groups, instances, resources
-from .ask import Ask, last
+from .ask import ApiRequest, last
 from .verbs import Verbs
 from .world import World
 
@@ -51,7 +51,7 @@ _AGGREGATED = (
     "resourcePolicies",
     "subnetworks",
 )
-HANDLERS: dict[str, Callable[[Ask], dict[str, Any]]] = {
+HANDLERS: dict[str, Callable[[ApiRequest], dict[str, Any]]] = {
     **{f"{collection}.get": resources.get for collection in _LISTED},
     **{f"{collection}.list": resources.list_ for collection in _LISTED},
     **{f"{collection}.aggregatedList": resources.aggregated_list for collection in _AGGREGATED},
@@ -119,7 +119,7 @@ class ComputeEngine(Service):
             return self.error("StandinNotImplemented", 501, text)
         body = request.json()
         self._check(request, match, body)
-        ask = Ask(self._world, match.method.id, match.params, request.query, body, request.caller)
+        ask = ApiRequest(self._world, match.method.id, match.params, request.query, body, request.caller)
         with self._world.lock:
             if request.method in ("POST", "DELETE"):
                 known = self._world.operations.repeated(ask.scope, request.query.get("requestId", ""))

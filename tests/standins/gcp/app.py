@@ -133,7 +133,7 @@ class GcpApp:
         """Return the error response of authentication or IAM, or None."""
         if isinstance(service, OAuth):  # it issues the tokens
             return None
-        if who is None or (not who.email and not (service.admits_anybody(call) and self._policy is None)):
+        if who is None or (not who.email and not (service.allows_anonymous(call) and self._policy is None)):
             return service.unauthenticated()
         if not _allows(who.scopes, service.scopes(call)):
             return service.out_of_scope()

@@ -13,36 +13,36 @@ from cloudgpu.control.jobs import Job
 from cloudgpu.provisioners.gcp.labels import from_labels
 from cloudgpu.provisioners.shared import tags
 
-from ..cloud_jobs import CloudJobs, agents, settled
+from ..cloud_jobs import CloudJobs, agents, use_state_directory
 from ..gce.control import GceControl
-from ..gce.machines import Told
+from ..gce.machines import InstanceState
 from ..gcs.control import GcsControl
 from .control import environ as gcp_environ
-from .process import Remains, gcp_process
+from .process import Leftovers, gcp_process
 
 __all__ = ["BUCKET", "GcpJobs", "agents", "gcp_jobs", "jobs", "tags_of"]
 
 BUCKET = "jobs-of-tests"
 
 
-class GcpJobs(CloudJobs[Told, Remains]):
+class GcpJobs(CloudJobs[InstanceState, Leftovers]):
     """Jobs in one project and one bucket."""
 
     cloud = "gcp"
 
     def __init__(self, url: str, folder: Path) -> None:
-        super().__init__(folder, Remains(url, folder / "keys"), f"gs://{BUCKET}/jobs")
+        super().__init__(folder, Leftovers(url, folder / "keys"), f"gs://{BUCKET}/jobs")
         self.control = GceControl(url)
         GcsControl(url).make_bucket(BUCKET)
 
-    def instances(self, job: Job, **where: Any) -> list[Told]:
+    def instances(self, job: Job, **where: Any) -> list[InstanceState]:
         return [one for one in self.control.instances(**where) if tags_of(one).get(tags.JOB) == job.id]
 
-    def headline(self, machine: Told) -> str:
+    def headline(self, machine: InstanceState) -> str:
         return f"{machine.name} {machine.zone} {machine.status} {machine.reason} {machine.trouble}"
 
 
-def tags_of(machine: Told) -> dict[str, str]:
+def tags_of(machine: InstanceState) -> dict[str, str]:
     """Return the tags that the labels encode."""
     return from_labels(machine.labels)
 
@@ -53,7 +53,7 @@ def gcp_jobs(folder: Path, agents: Path, *, boot: bool = True) -> Iterator[GcpJo
     test."""
     with gcp_process(boot=boot) as control:
         jobs = GcpJobs(control.url, folder)
-        with settled(jobs, agents, gcp_environ(control.url, folder / "keys")):
+        with use_state_directory(jobs, agents, gcp_environ(control.url, folder / "keys")):
             yield jobs
 
 

@@ -23,7 +23,7 @@ def gcp_process(*, boot: bool = True) -> Iterator[GcpControl]:
         yield GcpControl(url)
 
 
-class Remains:
+class Leftovers:
     """Finder of leftover Compute Engine resources, through the API as a user would, with a separate account.
 
     `folder` is for that account's key.

@@ -72,7 +72,7 @@ class Service(ABC):
         resources.
         """
 
-    def admits_anybody(self, call: Call) -> bool:
+    def allows_anonymous(self, call: Call) -> bool:
         """Return whether a call without a token is accepted (while nothing is enforced)."""
         return False
 

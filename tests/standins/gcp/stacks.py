@@ -14,7 +14,7 @@ ROLE = account(NETWORK)
 """Service account of its machines."""
 
 
-def stand(control: GceControl, job_dir: str, role: str = ROLE) -> Infrastructure:
+def create_stack(control: GceControl, job_dir: str, role: str = ROLE) -> Infrastructure:
     """Create the network and the machines' account, and save the outputs in the state directory."""
     control.add_network(NETWORK, regions=[REGION], private_access=True)
     control.add_account(role)

@@ -45,7 +45,7 @@ def verbs(store: Store) -> Mapping[str, Callable[..., Any]]:
         store.update_limit_s = seconds
 
     def blind(accounts: list[str]) -> None:
-        store.blind = set(accounts)
+        store.no_list_accounts = set(accounts)
 
     return {
         "make_bucket": store.make_bucket,

@@ -18,7 +18,7 @@ from ..gcp.discovery import discovery
 from ..gcp.service import RefusedError, Request, Response, answer_json, error_legacy
 from .control import verbs
 from .shared import StorageService, number, read_conditions, read_hashes, served
-from .store import Conditions, Thing, Upload, encoded
+from .store import Conditions, ObjectVersion, Upload, encoded
 
 QUANTUM = 256 << 10
 """Bytes; every chunk of a resumable upload except the last must be a multiple of it."""
@@ -83,7 +83,7 @@ class JsonApi(StorageService):
         return does[call.action](request, call)
 
     def verbs(self) -> Mapping[str, Callable[..., Any]]:
-        return {**verbs(self.store), "bucket": self._told_bucket}
+        return {**verbs(self.store), "bucket": self._bucket_resource}
 
     def error(self, code: str, status: int, message: str) -> Response:
         return error_legacy(_REASONS.get(code, code), status, message)
@@ -242,14 +242,14 @@ class JsonApi(StorageService):
     # -- buckets
 
     def _bucket(self, _request: Request, call: Call) -> Response:
-        return answer_json(self._told_bucket(call.params["bucket"]))
+        return answer_json(self._bucket_resource(call.params["bucket"]))
 
     def _make_bucket(self, request: Request, _call: Call) -> Response:
         body = _checked(request.json(), "Bucket")
         name = str(body.pop("name"))
         self.store.make_bucket(name, str(body.pop("location", "US")))
         self.store.settings[name] = body
-        return answer_json(self._told_bucket(name))
+        return answer_json(self._bucket_resource(name))
 
     def _patch_bucket(self, request: Request, call: Call) -> Response:
         """Change a bucket; a null value removes the field."""
@@ -259,7 +259,7 @@ class JsonApi(StorageService):
         known.update(body)
         for key in [key for key, value in request.json().items() if value is None]:
             known.pop(key, None)
-        return answer_json(self._told_bucket(name))
+        return answer_json(self._bucket_resource(name))
 
     def _delete_bucket(self, _request: Request, call: Call) -> Response:
         self.store.delete_bucket(call.params["bucket"])
@@ -280,10 +280,10 @@ class JsonApi(StorageService):
 
     def _buckets(self, _request: Request, _call: Call) -> Response:
         with self.store.lock:
-            items = [self._told_bucket(name) for name in sorted(self.store.buckets)]
+            items = [self._bucket_resource(name) for name in sorted(self.store.buckets)]
         return answer_json({"kind": "storage#buckets", "items": items})
 
-    def _told_bucket(self, name: str) -> dict[str, Any]:
+    def _bucket_resource(self, name: str) -> dict[str, Any]:
         self.store.bucket(name)
         return {
             "kind": "storage#bucket",
@@ -297,7 +297,7 @@ class JsonApi(StorageService):
         }
 
 
-def resource(thing: Thing) -> dict[str, Any]:
+def resource(thing: ObjectVersion) -> dict[str, Any]:
     """Return the API's representation of an object."""
     stamp = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(thing.created)) + f".{int(thing.created % 1 * 1000):03d}Z"
     told: dict[str, Any] = {
@@ -366,7 +366,7 @@ def _conditions(request: Request) -> Conditions:
     return read_conditions(request.query, "ifGenerationMatch", "ifGenerationNotMatch", "ifMetagenerationMatch")
 
 
-def _hashes(thing: Thing) -> dict[str, str]:
+def _hashes(thing: ObjectVersion) -> dict[str, str]:
     return {"crc32c": thing.crc32c} | ({"md5": encoded(thing.md5)} if thing.md5 is not None else {})
 
 

@@ -9,7 +9,7 @@ from collections.abc import Collection, Mapping
 from ..faults import Call
 from ..gcp.project import Project
 from ..gcp.service import ANY_SCOPE, RefusedError, Request, Response, Service
-from .store import NAME, Conditions, Store, Thing
+from .store import NAME, Conditions, ObjectVersion, Store
 
 _SCOPE = "https://www.googleapis.com/auth/devstorage"
 _READS = ("objects.get", "objects.list", "buckets.get", "buckets.list")
@@ -69,7 +69,7 @@ def read_hashes(header: str) -> dict[str, str]:
     return dict(part.strip().partition("=")[::2] for part in header.split(",") if "=" in part)
 
 
-def served(thing: Thing, span: str | None, headers: dict[str, str]) -> Response:
+def served(thing: ObjectVersion, span: str | None, headers: dict[str, str]) -> Response:
     """Return the content, or the part named by `Range`. Raises RefusedError."""
     size = len(thing.data)
     if not span:

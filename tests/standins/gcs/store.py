@@ -29,7 +29,7 @@ MAX_NAME = 1_024
 
 
 @dataclass(frozen=True)
-class Thing:
+class ObjectVersion:
     """One generation of an object."""
 
     bucket: str
@@ -68,7 +68,7 @@ class Conditions:
     not_generation: int | None = None
     metageneration: int | None = None
 
-    def check(self, found: Thing | None) -> None:
+    def check(self, found: ObjectVersion | None) -> None:
         """Check the existing object. Raises RefusedError: 412, or 304 for a read."""
         there = found.generation if found else 0
         if self.generation is not None and there != self.generation:
@@ -94,7 +94,7 @@ class Upload:
     hashes: Mapping[str, str] = field(default_factory=dict)
     parts: dict[int, bytes] = field(default_factory=dict)
     received: bytearray = field(default_factory=bytearray)
-    done: Thing | None = None
+    done: ObjectVersion | None = None
     """Result of a completed resumable upload, returned again if the client lost the response."""
 
 
@@ -102,7 +102,7 @@ class Upload:
 class Page:
     """One page of a listing, in byte order of names."""
 
-    things: Sequence[Thing]
+    things: Sequence[ObjectVersion]
     folders: Sequence[str]
     after: str
     """Start of the next page; "": this is the last one."""
@@ -114,7 +114,7 @@ class Store:
     def __init__(self, clock: Callable[[], float] = time.time) -> None:
         self._clock = clock
         self.lock = threading.RLock()
-        self.buckets: dict[str, dict[str, Thing]] = {}
+        self.buckets: dict[str, dict[str, ObjectVersion]] = {}
         self.locations: dict[str, str] = {}
         self.settings: dict[str, dict[str, Any]] = {}
         """Bucket -> settings from its creator."""
@@ -123,7 +123,7 @@ class Store:
         self.uploads: dict[str, Upload] = {}
         self.update_limit_s = 0.0
         """Seconds after a change of an object during which another is refused; 0: no limit."""
-        self.blind: set[str] = set()
+        self.no_list_accounts: set[str] = set()
         """Accounts that may not list: a missing object is reported as forbidden to them."""
         self.public: set[str] = set()
         """Buckets with full access for everyone, like `allUsers` in a bucket's policy."""
@@ -133,7 +133,7 @@ class Store:
     def clear(self) -> None:
         """Restore the initial state."""
         with self.lock:
-            for kept in (self.buckets, self.locations, self.settings, self.uploads, self.blind, self.public):
+            for kept in (self.buckets, self.locations, self.settings, self.uploads, self.no_list_accounts, self.public):
                 kept.clear()
             self.policies = Policies()
             self.update_limit_s = 0.0
@@ -156,22 +156,22 @@ class Store:
                 kept.pop(name, None)
             self.policies.forget(name)
 
-    def bucket(self, name: str) -> dict[str, Thing]:
+    def bucket(self, name: str) -> dict[str, ObjectVersion]:
         """Return a bucket's objects. Raises RefusedError."""
         if name not in self.buckets:
             raise RefusedError("NoSuchBucket", 404, "The specified bucket does not exist.")
         return self.buckets[name]
 
-    def find(self, bucket: str, name: str) -> Thing | None:
+    def find(self, bucket: str, name: str) -> ObjectVersion | None:
         """Return an object; None if it or its bucket does not exist."""
         with self.lock:
             return self.buckets.get(bucket, {}).get(name)
 
-    def get(self, bucket: str, name: str, caller: str, conditions: Conditions = ALWAYS) -> Thing:
+    def get(self, bucket: str, name: str, caller: str, conditions: Conditions = ALWAYS) -> ObjectVersion:
         """Return an object. Raises RefusedError."""
         with self.lock:
             found = self.bucket(bucket).get(name)
-            if found is None and caller in self.blind:
+            if found is None and caller in self.no_list_accounts:
                 raise RefusedError(
                     "AccessDenied", 403, f"{caller} does not have storage.objects.get access (or it may not exist)."
                 )
@@ -191,21 +191,21 @@ class Store:
         metadata: Mapping[str, str] | None = None,
         hashes: Mapping[str, str] | None = None,
         parts: int = 0,
-    ) -> Thing:
+    ) -> ObjectVersion:
         """Store a new generation. `hashes`: the writer's hashes of the content, `md5` and `crc32c` -> base64."""
         self.check_name(name)
         with self.lock:
             found = self.bucket(bucket).get(name)
             conditions.check(found)
             self._limit(found)
-            made = Thing(
+            made = ObjectVersion(
                 bucket, name, data, self._generation(), self._clock(), content_type, metadata or {}, parts=parts
             )
             check_hashes(made, hashes or {})
             self.buckets[bucket][name] = made
             return made
 
-    def patch(self, thing: Thing, metadata: Mapping[str, str], content_type: str) -> Thing:
+    def patch(self, thing: ObjectVersion, metadata: Mapping[str, str], content_type: str) -> ObjectVersion:
         """Change the metadata; the generation stays the same."""
         with self.lock:
             changed = replace(
@@ -225,7 +225,7 @@ class Store:
         """List names after `after`, from `first` on. A folder counts as one entry."""
         with self.lock:
             names = sorted(self.bucket(bucket), key=lambda name: name.encode())
-            things: list[Thing] = []
+            things: list[ObjectVersion] = []
             folders: list[str] = []
             last = ""
             for name in names:
@@ -262,7 +262,7 @@ class Store:
             raise RefusedError("NoSuchUpload", 404, "The requested upload was not found.")
         return found
 
-    def complete(self, identity: str, wanted: Sequence[tuple[int, str]]) -> Thing:
+    def complete(self, identity: str, wanted: Sequence[tuple[int, str]]) -> ObjectVersion:
         """Complete an upload from its list of (number, ETag without quotes). Raises RefusedError."""
         with self.lock:
             upload = self.upload(identity)
@@ -287,7 +287,7 @@ class Store:
         if not 0 < len(name.encode()) <= MAX_NAME or set(name) & set("\r\n") or name in (".", ".."):
             raise RefusedError("InvalidObjectName", 400, f"The object name {name[:80]!r} is not valid.")
 
-    def _limit(self, found: Thing | None) -> None:
+    def _limit(self, found: ObjectVersion | None) -> None:
         if found is not None and self._clock() < found.created + self.update_limit_s:
             raise RefusedError(
                 "SlowDown",
@@ -307,7 +307,7 @@ def refuse_condition() -> NoReturn:
     raise RefusedError("PreconditionFailed", 412, "At least one of the pre-conditions you specified did not hold.")
 
 
-def check_hashes(thing: Thing, hashes: Mapping[str, str]) -> None:
+def check_hashes(thing: ObjectVersion, hashes: Mapping[str, str]) -> None:
     """Raise RefusedError if the content does not match the writer's hashes."""
     true = {"crc32c": thing.crc32c} | ({"md5": encoded(thing.md5)} if thing.md5 is not None else {})
     for kind, claimed in hashes.items():

@@ -18,7 +18,7 @@ from xml.sax.saxutils import escape, unescape
 from ..faults import Call
 from ..gcp.service import RefusedError, Request, Response
 from .shared import StorageService, number, read_conditions, read_hashes, served
-from .store import Conditions, Thing, Upload, encoded
+from .store import Conditions, ObjectVersion, Upload, encoded
 
 PAGE = 1_000
 _NAMESPACE = "http://doc.s3.amazonaws.com/2006-03-01"
@@ -240,7 +240,7 @@ def _conditions(request: Request) -> Conditions:
     )
 
 
-def _versions(thing: Thing) -> dict[str, str]:
+def _versions(thing: ObjectVersion) -> dict[str, str]:
     hashes = f"crc32c={thing.crc32c}" + (f",md5={encoded(thing.md5)}" if thing.md5 is not None else "")
     return {
         "ETag": _quoted(thing.etag),
@@ -250,7 +250,7 @@ def _versions(thing: Thing) -> dict[str, str]:
     }
 
 
-def _headers(thing: Thing) -> dict[str, str]:
+def _headers(thing: ObjectVersion) -> dict[str, str]:
     return _versions(thing) | {
         "Last-Modified": formatdate(thing.created, usegmt=True),
         "Content-Type": thing.content_type,

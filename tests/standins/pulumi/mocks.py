@@ -176,7 +176,7 @@ def _run(program: Callable[[], Any], monitor: _Monitor, settings: Mapping[str, A
     configure(known)
 
     def watched() -> Any:
-        pulumi.runtime.register_stack_transformation(monitor.look_at)
+        pulumi.runtime.register_stack_transformation(monitor.check_names)
         return program()
 
     loop = asyncio.new_event_loop()
@@ -213,7 +213,7 @@ class _Monitor:
         self.registered: list[Registered] = []
         self.wrong: list[str] = []
 
-    def look_at(self, arguments: pulumi.ResourceTransformationArgs) -> None:
+    def check_names(self, arguments: pulumi.ResourceTransformationArgs) -> None:
         """Check the names in the program's inputs before the SDK translates them."""
         _resource, args = hints.classes(arguments.type_) if arguments.type_.count(":") == 2 else (None, None)
         if args is not None:

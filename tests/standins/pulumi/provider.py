@@ -260,7 +260,7 @@ class Provider(provider_pb2_grpc.ResourceProviderServicer):
         olds = wire.plain(wire.from_struct(request.olds))
         known = olds.get(kind.autoname) if DEFAULTS in olds else None
         suffix = f"{zlib.crc32(request.randomSeed or request.urn.encode()):08x}"[:7]
-        return {**inputs, kind.autoname: known or f"{told_name(request)}-{suffix}", DEFAULTS: [kind.autoname]}
+        return {**inputs, kind.autoname: known or f"{name_of(request)}-{suffix}", DEFAULTS: [kind.autoname]}
 
     def Diff(self, request: Any, context: grpc.ServicerContext) -> Any:  # noqa: N802
         kind, told = self._kind(request, context)
@@ -344,7 +344,7 @@ class Provider(provider_pb2_grpc.ResourceProviderServicer):
     # --- shared by all calls ------------------------------------------------------------------------------------------
 
     def _kind(self, request: Any, context: grpc.ServicerContext) -> tuple[Kind[Any], dict[str, str]]:
-        told = {"type": told_type(request), "name": told_name(request), "urn": request.urn}
+        told = {"type": type_of(request), "name": name_of(request), "urn": request.urn}
         told["id"] = getattr(request, "id", "")
         kind = self._kinds.get(told["type"])
         if kind is None:
@@ -355,7 +355,7 @@ class Provider(provider_pb2_grpc.ResourceProviderServicer):
         self, action: str, told: dict[str, str], context: grpc.ServicerContext, perform: Callable[[], _Answer]
     ) -> _Answer:
         call = Call(self.name, "", action, context.peer(), told)
-        answer = self._suffer(self.ledger.open(call), context, partial(_told, context, perform))
+        answer = self._suffer(self.ledger.open(call), context, partial(_abort_on_error, context, perform))
         self.ledger.close(call, 200)
         return answer
 
@@ -377,16 +377,16 @@ class Provider(provider_pb2_grpc.ResourceProviderServicer):
         return answer
 
 
-def told_type(request: Any) -> str:
+def type_of(request: Any) -> str:
     """Return the type, such as `aws:ec2/vpc:Vpc`, from the URN if necessary: engines before 3.136 do not send it."""
     return cast(str, request.type or request.urn.split("::")[2].split("$")[-1])
 
 
-def told_name(request: Any) -> str:
+def name_of(request: Any) -> str:
     return cast(str, request.name or request.urn.split("::", 3)[3])
 
 
-def _told(context: grpc.ServicerContext, perform: Callable[[], _Answer]) -> _Answer:
+def _abort_on_error(context: grpc.ServicerContext, perform: Callable[[], _Answer]) -> _Answer:
     """Convert a handler's exception to a gRPC error; abort() itself raises a bare Exception."""
     try:
         return perform()

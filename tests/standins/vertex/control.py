@@ -12,7 +12,7 @@ ENDED = ("SUCCEEDED", "FAILED", "CANCELLED")
 
 
 @dataclass(frozen=True)
-class ToldContainer:
+class ContainerState:
     """State of a replica."""
 
     replica: str
@@ -27,7 +27,7 @@ class ToldContainer:
 
 
 @dataclass(frozen=True)
-class ToldJob:
+class JobState:
     """State of a custom job."""
 
     name: str
@@ -45,7 +45,7 @@ class ToldJob:
     """Monotonic time when its last process ended; None: it is alive."""
     trouble: list[str]
     """Errors of the stand-in."""
-    containers: list[ToldContainer]
+    containers: list[ContainerState]
     """Containers; empty before they start, and where containers do not run."""
 
     @property
@@ -92,10 +92,10 @@ class VertexControl:
         """End the job as if its primary replica had this exit code, for jobs whose containers do not run."""
         self._do("finish", job=job, code=code)
 
-    def jobs(self, **where: Any) -> list[ToldJob]:
+    def jobs(self, **where: Any) -> list[JobState]:
         """Return all jobs except deleted ones, oldest first; `where` compares fields."""
         told = [
-            ToldJob(**{**one, "containers": [ToldContainer(**c) for c in one["containers"]]})
+            JobState(**{**one, "containers": [ContainerState(**c) for c in one["containers"]]})
             for one in self._do("jobs")
         ]
         return [one for one in told if all(getattr(one, name) == value for name, value in where.items())]

@@ -180,7 +180,7 @@ class CustomJobs:
                 text = f"The CustomJob {job.proto.name} is in a terminal state and cannot be cancelled."
                 raise RefusedError("FAILED_PRECONDITION", 400, text)
             if self._decide(job, End(CANCELLED, CANCELLED_CODE, "The job was cancelled.")):
-                self._tell(job, CANCELLING)
+                self._set_state(job, CANCELLING)
 
     def delete(self, region: str, identity: str) -> str:
         """Delete a job; return the name of its finished operation. A job that has not ended is refused (not
@@ -241,7 +241,7 @@ class CustomJobs:
         with self._changed:
             self._decide(self._jobs[job], End(FAILED, INVALID, text) if code else End(SUCCEEDED))
 
-    def told(self) -> list[dict[str, Any]]:
+    def job_states(self) -> list[dict[str, Any]]:
         """Return all jobs except deleted ones, oldest first."""
         with self._changed:
             return [_told(job) for job in self._jobs.values()]
@@ -263,7 +263,7 @@ class CustomJobs:
         with self._changed:
             self._changed.wait_for(lambda: job.end is not None or self._has_quota(job))
             if job.end is None:
-                self._tell(job, PENDING)
+                self._set_state(job, PENDING)
             return job.end is None
 
     def _wait_for_capacity(self, job: Job) -> bool:
@@ -286,18 +286,18 @@ class CustomJobs:
         with self._changed:
             if self._project.boot:
                 folder = self._folder(job)
-                job.containers = containers_of(job.proto, self._project, folder, lambda: self._look(job))
+                job.containers = containers_of(job.proto, self._project, folder, lambda: self._on_container_end(job))
                 for container in job.containers:
                     container.start()
             if job.end is None:
-                self._tell(job, RUNNING)
+                self._set_state(job, RUNNING)
                 job.proto.start_time.GetCurrentTime()
             limit = job.proto.job_spec.scheduling.timeout.ToTimedelta().total_seconds() or TIMEOUT_S
             if not self._changed.wait_for(lambda: job.end is not None, limit):
                 self._decide(job, End(CANCELLED, CANCELLED_CODE, "The job ran longer than its timeout."))
-                self._tell(job, CANCELLING)
+                self._set_state(job, CANCELLING)
 
-    def _look(self, job: Job) -> None:
+    def _on_container_end(self, job: Job) -> None:
         """Decide the job's end after a container ended: it fails with the first failed replica, or succeeds with the
         primary one."""
         with self._changed:
@@ -322,7 +322,7 @@ class CustomJobs:
             if end.state != SUCCEEDED:
                 job.proto.error.code, job.proto.error.message = end.code, end.message
             job.ended = time.monotonic()
-            self._tell(job, end.state)
+            self._set_state(job, end.state)
 
     def _take(self, job: Job, container: Container, seconds: float) -> None:
         container.stop(seconds)
@@ -365,7 +365,7 @@ class CustomJobs:
         self._changed.notify_all()
         return True
 
-    def _tell(self, job: Job, state: int) -> None:
+    def _set_state(self, job: Job, state: int) -> None:
         job.proto.state = state
         job.proto.update_time.GetCurrentTime()
         self._changed.notify_all()

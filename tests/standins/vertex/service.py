@@ -134,7 +134,7 @@ class Vertex(Service):
             "preempt": jobs.preempt,
             "fail_inside": jobs.fail_inside,
             "finish": jobs.finish,
-            "jobs": jobs.told,
+            "jobs": jobs.job_states,
         }
 
     def environ(self) -> Mapping[str, str]:

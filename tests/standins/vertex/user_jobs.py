@@ -13,14 +13,14 @@ from cloudgpu.control.jobs import Job
 from cloudgpu.provisioners.gcp.labels import from_labels
 from cloudgpu.provisioners.shared import tags
 
-from ..cloud_jobs import PATIENT_S, CloudJobs, agents, settled
+from ..cloud_jobs import PATIENT_S, CloudJobs, agents, use_state_directory
 from ..gcp.control import GcpControl
 from ..gcp.control import environ as gcp_environ
 from ..gcp.process import gcp_process
 from ..gcp.project import LOOKER, PROJECT
 from ..gcp.service import ANY_SCOPE
 from ..gcs.control import GcsControl
-from .control import ENDED, ToldContainer, ToldJob, VertexControl
+from .control import ENDED, ContainerState, JobState, VertexControl
 from .service import GRPC_ENDPOINT
 
 __all__ = ["BUCKET", "TYPE", "VertexJobs", "agents", "jobs", "tags_of", "vertex_jobs"]
@@ -54,7 +54,7 @@ class Remains:
         return found
 
 
-class VertexJobs(CloudJobs[ToldContainer, Remains]):
+class VertexJobs(CloudJobs[ContainerState, Remains]):
     """Jobs in one project and one bucket."""
 
     cloud = "vertex"
@@ -64,15 +64,15 @@ class VertexJobs(CloudJobs[ToldContainer, Remains]):
         self.control, self.vertex = control, VertexControl(control)
         GcsControl(control.url).make_bucket(BUCKET)
 
-    def custom_jobs(self, job: Job, **where: Any) -> list[ToldJob]:
+    def custom_jobs(self, job: Job, **where: Any) -> list[JobState]:
         """Return the custom jobs of a job, in order of creation."""
         return [one for one in self.vertex.jobs(**where) if tags_of(one).get(tags.JOB) == job.id]
 
-    def instances(self, job: Job, **where: Any) -> list[ToldContainer]:
+    def instances(self, job: Job, **where: Any) -> list[ContainerState]:
         """Return the job's containers."""
         return [container for one in self.custom_jobs(job, **where) for container in one.containers]
 
-    def running(self, job: Job) -> ToldJob | None:
+    def running(self, job: Job) -> JobState | None:
         """Return the job's running custom job, or None."""
         found = self.custom_jobs(job, state="RUNNING")
         assert len(found) < 2, self.story(job)
@@ -82,7 +82,7 @@ class VertexJobs(CloudJobs[ToldContainer, Remains]):
         """Return the outcomes of the job's attempts, except refused ones."""
         return [attempt.outcome for attempt in job.attempts() if attempt.outcome != "refused"]
 
-    def headline(self, machine: ToldContainer) -> str:
+    def headline(self, machine: ContainerState) -> str:
         logs = sorted(Path(machine.root, "tmp").glob("cloudgpu-*/agent.log"))
         agent = "".join(f"\n    agent: {line}" for log in logs for line in log.read_text().splitlines()[-20:])
         return f"{machine.replica} ended with {machine.code} {machine.trouble}{agent}"
@@ -93,10 +93,10 @@ class VertexJobs(CloudJobs[ToldContainer, Remains]):
 
     def story(self, job: Job) -> str:
         jobs = [f"  {one.name} {one.state} {one.error} {one.trouble} {tags_of(one)}" for one in self.custom_jobs(job)]
-        return "\n".join([super().story(job), *jobs])
+        return "\n".join([super().diagnostics(job), *jobs])
 
 
-def tags_of(job: ToldJob) -> dict[str, str]:
+def tags_of(job: JobState) -> dict[str, str]:
     """Return the tags that the labels encode."""
     return from_labels(job.labels)
 
@@ -117,7 +117,7 @@ def vertex_jobs(folder: Path, agents: Path, *, boot: bool = True, transport: str
     test."""
     with gcp_process(boot=boot) as control:
         jobs = VertexJobs(control, folder)
-        with settled(jobs, agents, vertex_environ(control.url, folder / "keys", transport)):
+        with use_state_directory(jobs, agents, vertex_environ(control.url, folder / "keys", transport)):
             yield jobs
 
 

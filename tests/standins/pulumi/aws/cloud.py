@@ -80,7 +80,7 @@ class AwsKind(Kind[Cloud]):
         return f"arn:aws:{service}:{self.where(props)}:{self.cloud.account}:{rest}"
 
 
-def found(look: Callable[[], _T]) -> _T | None:
+def none_if_gone(look: Callable[[], _T]) -> _T | None:
     """Return the result of `look`, or None if the resource does not exist."""
     try:
         return look()
@@ -98,7 +98,7 @@ def code_of(error: ClientError) -> str:
     return str(error.response["Error"]["Code"])
 
 
-def without(delete: Callable[[], Any], *waiting: str) -> None:
+def delete_if_exists(delete: Callable[[], Any], *waiting: str) -> None:
     """Delete a resource; one that does not exist is fine. Error codes in `waiting` are retried for PATIENCE_S
     seconds."""
     until = time.monotonic() + PATIENCE_S

@@ -9,7 +9,7 @@ from typing import Any
 from .. import wire
 from ..provider import CheckError, Made
 from ..wire import Props
-from .cloud import AwsKind, found, pairs, request, shape_of, tagged, without
+from .cloud import AwsKind, delete_if_exists, none_if_gone, pairs, request, shape_of, tagged
 
 
 class Function(AwsKind):
@@ -57,7 +57,7 @@ class Function(AwsKind):
         }
 
     def read(self, identity: str, state: Props) -> Props | None:
-        told = found(lambda: self.api(state).get_function(FunctionName=identity))
+        told = none_if_gone(lambda: self.api(state).get_function(FunctionName=identity))
         if told is None:
             return None
         settings = told["Configuration"]
@@ -81,7 +81,7 @@ class Function(AwsKind):
         return {**self._outputs(told, new), **tagged(new)}
 
     def delete(self, identity: str, state: Props) -> None:
-        without(lambda: self.api(state).delete_function(FunctionName=identity))
+        delete_if_exists(lambda: self.api(state).delete_function(FunctionName=identity))
 
 
 def zipped(archive: Any) -> bytes:
@@ -114,11 +114,13 @@ class Permission(AwsKind):
         return Made(inputs["statementId"], {"region": self.where(inputs)})
 
     def read(self, identity: str, state: Props) -> Props | None:
-        told = found(lambda: self.api(state).get_policy(FunctionName=state["function"])["Policy"])
+        told = none_if_gone(lambda: self.api(state).get_policy(FunctionName=state["function"])["Policy"])
         return {"statementId": identity} if told is not None and f'"{identity}"' in told else None
 
     def delete(self, identity: str, state: Props) -> None:
-        without(lambda: self.api(state).remove_permission(FunctionName=state["function"], StatementId=identity))
+        delete_if_exists(
+            lambda: self.api(state).remove_permission(FunctionName=state["function"], StatementId=identity)
+        )
 
 
 class EventRule(AwsKind):
@@ -139,7 +141,7 @@ class EventRule(AwsKind):
         return str(self.api(inputs).put_rule(**wanted, Tags=pairs(inputs.get("tags")))["RuleArn"])
 
     def read(self, identity: str, state: Props) -> Props | None:
-        told = found(lambda: self.api(state).describe_rule(Name=identity))
+        told = none_if_gone(lambda: self.api(state).describe_rule(Name=identity))
         if told is None:
             return None
         return {"name": identity, "scheduleExpression": told.get("ScheduleExpression", ""), "arn": told["Arn"]}
@@ -154,7 +156,7 @@ class EventRule(AwsKind):
         return {"arn": arn, **tagged(new)}
 
     def delete(self, identity: str, state: Props) -> None:
-        without(lambda: self.api(state).delete_rule(Name=identity))
+        delete_if_exists(lambda: self.api(state).delete_rule(Name=identity))
 
 
 class EventTarget(AwsKind):
@@ -176,7 +178,7 @@ class EventTarget(AwsKind):
         self.api(inputs).put_targets(Rule=inputs["rule"], Targets=[wanted])
 
     def read(self, identity: str, state: Props) -> Props | None:
-        told = found(lambda: self.api(state).list_targets_by_rule(Rule=state["rule"])["Targets"])
+        told = none_if_gone(lambda: self.api(state).list_targets_by_rule(Rule=state["rule"])["Targets"])
         return next(({"arn": one["Arn"]} for one in told or [] if one["Id"] == state["targetId"]), None)
 
     def update(self, identity: str, old: Props, new: Props) -> Props:
@@ -184,7 +186,7 @@ class EventTarget(AwsKind):
         return {}
 
     def delete(self, identity: str, state: Props) -> None:
-        without(lambda: self.api(state).remove_targets(Rule=state["rule"], Ids=[state["targetId"]]))
+        delete_if_exists(lambda: self.api(state).remove_targets(Rule=state["rule"], Ids=[state["targetId"]]))
 
 
 class LogGroup(AwsKind):
@@ -225,7 +227,7 @@ class LogGroup(AwsKind):
         return tagged(new)
 
     def delete(self, identity: str, state: Props) -> None:
-        without(lambda: self.api(state).delete_log_group(logGroupName=identity))
+        delete_if_exists(lambda: self.api(state).delete_log_group(logGroupName=identity))
 
 
 KINDS = (Function, Permission, EventRule, EventTarget, LogGroup)

@@ -8,7 +8,7 @@ from urllib.parse import unquote
 
 from ..provider import Made
 from ..wire import Props
-from .cloud import AwsKind, found, pairs, tagged, tags_of, without
+from .cloud import AwsKind, delete_if_exists, none_if_gone, pairs, tagged, tags_of
 
 
 class _Iam(AwsKind):
@@ -50,7 +50,7 @@ class Role(_Iam):
         return Made(inputs["name"], {**told, **tagged(inputs)})
 
     def read(self, identity: str, state: Props) -> Props | None:
-        told = found(lambda: self.api(state).get_role(RoleName=identity)["Role"])
+        told = none_if_gone(lambda: self.api(state).get_role(RoleName=identity)["Role"])
         if told is None:
             return None
         trust = self.policy(told["AssumeRolePolicyDocument"], state.get("assumeRolePolicy", ""))
@@ -74,11 +74,11 @@ class Role(_Iam):
 
     def delete(self, identity: str, state: Props) -> None:
         iam = self.api(state)
-        profiles = found(lambda: iam.list_instance_profiles_for_role(RoleName=identity)["InstanceProfiles"])
+        profiles = none_if_gone(lambda: iam.list_instance_profiles_for_role(RoleName=identity)["InstanceProfiles"])
         for one in profiles or []:
             name = one["InstanceProfileName"]
             iam.remove_role_from_instance_profile(InstanceProfileName=name, RoleName=identity)
-        without(lambda: iam.delete_role(RoleName=identity))
+        delete_if_exists(lambda: iam.delete_role(RoleName=identity))
 
 
 class RolePolicy(_Iam):
@@ -101,7 +101,7 @@ class RolePolicy(_Iam):
 
     def read(self, identity: str, state: Props) -> Props | None:
         role, _, name = identity.partition(":")
-        told = found(lambda: self.api(state).get_role_policy(RoleName=role, PolicyName=name))
+        told = none_if_gone(lambda: self.api(state).get_role_policy(RoleName=role, PolicyName=name))
         if told is None:
             return None
         return {"role": role, "name": name, "policy": self.policy(told["PolicyDocument"], state.get("policy", ""))}
@@ -112,7 +112,7 @@ class RolePolicy(_Iam):
 
     def delete(self, identity: str, state: Props) -> None:
         role, _, name = identity.partition(":")
-        without(lambda: self.api(state).delete_role_policy(RoleName=role, PolicyName=name))
+        delete_if_exists(lambda: self.api(state).delete_role_policy(RoleName=role, PolicyName=name))
 
 
 class InstanceProfile(_Iam):
@@ -133,7 +133,9 @@ class InstanceProfile(_Iam):
         return Made(inputs["name"], {**told, **tagged(inputs)})
 
     def read(self, identity: str, state: Props) -> Props | None:
-        told = found(lambda: self.api(state).get_instance_profile(InstanceProfileName=identity)["InstanceProfile"])
+        told = none_if_gone(
+            lambda: self.api(state).get_instance_profile(InstanceProfileName=identity)["InstanceProfile"]
+        )
         if told is None:
             return None
         tags = tags_of(told.get("Tags"))
@@ -144,7 +146,7 @@ class InstanceProfile(_Iam):
         iam = self.api(new)
         if old.get("role") != new.get("role"):
             if old.get("role"):
-                without(
+                delete_if_exists(
                     lambda: iam.remove_role_from_instance_profile(InstanceProfileName=identity, RoleName=old["role"])
                 )
             if new.get("role"):
@@ -159,8 +161,10 @@ class InstanceProfile(_Iam):
         iam = self.api(state)
         now = self.read(identity, state)
         if now and now["role"]:
-            without(lambda: iam.remove_role_from_instance_profile(InstanceProfileName=identity, RoleName=now["role"]))
-        without(lambda: iam.delete_instance_profile(InstanceProfileName=identity))
+            delete_if_exists(
+                lambda: iam.remove_role_from_instance_profile(InstanceProfileName=identity, RoleName=now["role"])
+            )
+        delete_if_exists(lambda: iam.delete_instance_profile(InstanceProfileName=identity))
 
 
 KINDS = (Role, RolePolicy, InstanceProfile)

@@ -14,14 +14,14 @@ from .cloud import (
     PATIENCE_S,
     AwsKind,
     code_of,
-    found,
+    delete_if_exists,
+    none_if_gone,
     request,
     retag,
     shape_of,
     specified,
     tagged,
     tags_of,
-    without,
 )
 
 _TEMPLATE_RENAMES = {"vpcSecurityGroupIds": "SecurityGroupIds"}
@@ -75,7 +75,7 @@ class LaunchTemplate(AwsKind):
 
     def read(self, identity: str, state: Props) -> Props | None:
         ec2 = self.api(state)
-        told = found(lambda: ec2.describe_launch_templates(LaunchTemplateIds=[identity])["LaunchTemplates"])
+        told = none_if_gone(lambda: ec2.describe_launch_templates(LaunchTemplateIds=[identity])["LaunchTemplates"])
         if not told:
             return None
         tags = tags_of(told[0].get("Tags"))
@@ -102,7 +102,7 @@ class LaunchTemplate(AwsKind):
         return outputs
 
     def delete(self, identity: str, state: Props) -> None:
-        without(lambda: self.api(state).delete_launch_template(LaunchTemplateId=identity))
+        delete_if_exists(lambda: self.api(state).delete_launch_template(LaunchTemplateId=identity))
 
 
 class PlacementGroup(AwsKind):
@@ -146,7 +146,9 @@ class PlacementGroup(AwsKind):
 
     def delete(self, identity: str, state: Props) -> None:
         if self.read(identity, state) is not None:
-            without(lambda: self.api(state).delete_placement_group(GroupName=identity), "InvalidPlacementGroup.InUse")
+            delete_if_exists(
+                lambda: self.api(state).delete_placement_group(GroupName=identity), "InvalidPlacementGroup.InUse"
+            )
 
 
 class Group(AwsKind):
@@ -295,7 +297,7 @@ class Group(AwsKind):
             scaling.update_auto_scaling_group(AutoScalingGroupName=identity, MinSize=0, MaxSize=0, DesiredCapacity=0)
             self._drain(scaling, identity)
         force = bool(state.get("forceDelete"))
-        without(
+        delete_if_exists(
             lambda: scaling.delete_auto_scaling_group(AutoScalingGroupName=identity, ForceDelete=force),
             *("ResourceInUse", "ScalingActivityInProgress"),
         )
@@ -394,7 +396,7 @@ class Instance(AwsKind):
 
     def read(self, identity: str, state: Props) -> Props | None:
         ec2 = self.api(state)
-        told = found(lambda: ec2.describe_instances(InstanceIds=[identity])["Reservations"])
+        told = none_if_gone(lambda: ec2.describe_instances(InstanceIds=[identity])["Reservations"])
         machine = told[0]["Instances"][0] if told else None
         if machine is None or machine["State"]["Name"] in ("terminated", "shutting-down"):
             return None
@@ -409,7 +411,7 @@ class Instance(AwsKind):
 
     def delete(self, identity: str, state: Props) -> None:
         ec2 = self.api(state)
-        without(lambda: ec2.terminate_instances(InstanceIds=[identity]))
+        delete_if_exists(lambda: ec2.terminate_instances(InstanceIds=[identity]))
         self._wait(ec2, identity, "terminated", "gone")
 
     def _wait(self, ec2: Any, identity: str, *states: str) -> None:
@@ -421,7 +423,7 @@ class Instance(AwsKind):
             time.sleep(0.1)
 
     def _state(self, ec2: Any, identity: str) -> str:
-        told = found(lambda: ec2.describe_instances(InstanceIds=[identity])["Reservations"])
+        told = none_if_gone(lambda: ec2.describe_instances(InstanceIds=[identity])["Reservations"])
         return str(told[0]["Instances"][0]["State"]["Name"]) if told else "gone"
 
 

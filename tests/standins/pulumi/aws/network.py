@@ -7,7 +7,7 @@ from typing import Any
 
 from ..provider import CheckError, Made
 from ..wire import Props
-from .cloud import AwsKind, found, pairs, retag, specified, tagged, tags_of, without
+from .cloud import AwsKind, delete_if_exists, none_if_gone, pairs, retag, specified, tagged, tags_of
 
 _EVERY = frozenset({"tags", "region"})
 _MADE_UP = frozenset({"arn", "tagsAll", "region", "ownerId"})
@@ -63,7 +63,7 @@ class Vpc(AwsKind):
 
     def read(self, identity: str, state: Props) -> Props | None:
         ec2 = self.api(state)
-        told = found(lambda: ec2.describe_vpcs(VpcIds=[identity])["Vpcs"])
+        told = none_if_gone(lambda: ec2.describe_vpcs(VpcIds=[identity])["Vpcs"])
         if not told:
             return None
         tags = tags_of(told[0].get("Tags"))
@@ -84,7 +84,7 @@ class Vpc(AwsKind):
         return retag(self.api(new), identity, old, new)
 
     def delete(self, identity: str, state: Props) -> None:
-        without(lambda: self.api(state).delete_vpc(VpcId=identity), "DependencyViolation")
+        delete_if_exists(lambda: self.api(state).delete_vpc(VpcId=identity), "DependencyViolation")
 
 
 class Subnet(AwsKind):
@@ -127,7 +127,7 @@ class Subnet(AwsKind):
         ec2.modify_subnet_attribute(SubnetId=identity, MapPublicIpOnLaunch=public)
 
     def read(self, identity: str, state: Props) -> Props | None:
-        told = found(lambda: self.api(state).describe_subnets(SubnetIds=[identity])["Subnets"])
+        told = none_if_gone(lambda: self.api(state).describe_subnets(SubnetIds=[identity])["Subnets"])
         if not told:
             return None
         tags = tags_of(told[0].get("Tags"))
@@ -146,7 +146,7 @@ class Subnet(AwsKind):
         return retag(self.api(new), identity, old, new)
 
     def delete(self, identity: str, state: Props) -> None:
-        without(lambda: self.api(state).delete_subnet(SubnetId=identity), "DependencyViolation")
+        delete_if_exists(lambda: self.api(state).delete_subnet(SubnetId=identity), "DependencyViolation")
 
 
 class InternetGateway(AwsKind):
@@ -167,7 +167,7 @@ class InternetGateway(AwsKind):
 
     def read(self, identity: str, state: Props) -> Props | None:
         ec2 = self.api(state)
-        told = found(lambda: ec2.describe_internet_gateways(InternetGatewayIds=[identity])["InternetGateways"])
+        told = none_if_gone(lambda: ec2.describe_internet_gateways(InternetGatewayIds=[identity])["InternetGateways"])
         if not told:
             return None
         tags = tags_of(told[0].get("Tags"))
@@ -187,11 +187,11 @@ class InternetGateway(AwsKind):
         ec2 = self.api(state)
         now = self.read(identity, state)
         if now and now["vpcId"]:
-            without(
+            delete_if_exists(
                 lambda: ec2.detach_internet_gateway(InternetGatewayId=identity, VpcId=now["vpcId"]),
                 "DependencyViolation",
             )
-        without(lambda: ec2.delete_internet_gateway(InternetGatewayId=identity))
+        delete_if_exists(lambda: ec2.delete_internet_gateway(InternetGatewayId=identity))
 
 
 class RouteTable(AwsKind):
@@ -210,7 +210,7 @@ class RouteTable(AwsKind):
         return Made(identity, {**outputs, **tagged(inputs)})
 
     def read(self, identity: str, state: Props) -> Props | None:
-        told = found(lambda: self.api(state).describe_route_tables(RouteTableIds=[identity])["RouteTables"])
+        told = none_if_gone(lambda: self.api(state).describe_route_tables(RouteTableIds=[identity])["RouteTables"])
         if not told:
             return None
         tags = tags_of(told[0].get("Tags"))
@@ -220,7 +220,7 @@ class RouteTable(AwsKind):
         return retag(self.api(new), identity, old, new)
 
     def delete(self, identity: str, state: Props) -> None:
-        without(lambda: self.api(state).delete_route_table(RouteTableId=identity), "DependencyViolation")
+        delete_if_exists(lambda: self.api(state).delete_route_table(RouteTableId=identity), "DependencyViolation")
 
 
 class Route(AwsKind):
@@ -247,7 +247,7 @@ class Route(AwsKind):
 
     def read(self, identity: str, state: Props) -> Props | None:
         table = [state["routeTableId"]]
-        told = found(lambda: self.api(state).describe_route_tables(RouteTableIds=table)["RouteTables"])
+        told = none_if_gone(lambda: self.api(state).describe_route_tables(RouteTableIds=table)["RouteTables"])
         routes = told[0]["Routes"] if told else []
         for one in routes:
             if one.get("DestinationCidrBlock") == state["destinationCidrBlock"]:
@@ -260,7 +260,7 @@ class Route(AwsKind):
 
     def delete(self, identity: str, state: Props) -> None:
         target = {"RouteTableId": state["routeTableId"], "DestinationCidrBlock": state["destinationCidrBlock"]}
-        without(lambda: self.api(state).delete_route(**target))
+        delete_if_exists(lambda: self.api(state).delete_route(**target))
 
 
 class RouteTableAssociation(AwsKind):
@@ -285,7 +285,7 @@ class RouteTableAssociation(AwsKind):
         raise NotImplementedError("a route table association's id would change; the stand-in does not model that")
 
     def delete(self, identity: str, state: Props) -> None:
-        without(lambda: self.api(state).disassociate_route_table(AssociationId=identity))
+        delete_if_exists(lambda: self.api(state).disassociate_route_table(AssociationId=identity))
 
 
 class VpcEndpoint(AwsKind):
@@ -309,7 +309,7 @@ class VpcEndpoint(AwsKind):
         return Made(identity, {**outputs, **tagged(inputs)})
 
     def read(self, identity: str, state: Props) -> Props | None:
-        told = found(lambda: self.api(state).describe_vpc_endpoints(VpcEndpointIds=[identity])["VpcEndpoints"])
+        told = none_if_gone(lambda: self.api(state).describe_vpc_endpoints(VpcEndpointIds=[identity])["VpcEndpoints"])
         there = [one for one in told or [] if one["State"].lower() not in ("deleted", "deleting")]
         if not there:
             return None
@@ -327,7 +327,7 @@ class VpcEndpoint(AwsKind):
         return retag(self.api(new), identity, old, new)
 
     def delete(self, identity: str, state: Props) -> None:
-        without(lambda: self.api(state).delete_vpc_endpoints(VpcEndpointIds=[identity]))
+        delete_if_exists(lambda: self.api(state).delete_vpc_endpoints(VpcEndpointIds=[identity]))
 
 
 class SecurityGroup(AwsKind):
@@ -362,7 +362,7 @@ class SecurityGroup(AwsKind):
         return Made(identity, {**outputs, **tagged(inputs)})
 
     def read(self, identity: str, state: Props) -> Props | None:
-        told = found(lambda: self.api(state).describe_security_groups(GroupIds=[identity])["SecurityGroups"])
+        told = none_if_gone(lambda: self.api(state).describe_security_groups(GroupIds=[identity])["SecurityGroups"])
         if not told:
             return None
         tags = tags_of(told[0].get("Tags"))
@@ -372,7 +372,7 @@ class SecurityGroup(AwsKind):
         return retag(self.api(new), identity, old, new)
 
     def delete(self, identity: str, state: Props) -> None:
-        without(lambda: self.api(state).delete_security_group(GroupId=identity), "DependencyViolation")
+        delete_if_exists(lambda: self.api(state).delete_security_group(GroupId=identity), "DependencyViolation")
 
 
 class DefaultSecurityGroup(AwsKind):
@@ -407,7 +407,7 @@ class DefaultSecurityGroup(AwsKind):
         return Made(identity, {**outputs, **tagged(inputs)})
 
     def read(self, identity: str, state: Props) -> Props | None:
-        told = found(lambda: self.api(state).describe_security_groups(GroupIds=[identity])["SecurityGroups"])
+        told = none_if_gone(lambda: self.api(state).describe_security_groups(GroupIds=[identity])["SecurityGroups"])
         return {"tags": tags_of(told[0].get("Tags"))} if told else None
 
     def update(self, identity: str, old: Props, new: Props) -> Props:
@@ -454,7 +454,7 @@ class _Rule(AwsKind):
 
     def read(self, identity: str, state: Props) -> Props | None:
         here = [{"Name": "group-id", "Values": [state["securityGroupId"]]}]
-        told = found(lambda: self.api(state).describe_security_group_rules(Filters=here)["SecurityGroupRules"])
+        told = none_if_gone(lambda: self.api(state).describe_security_group_rules(Filters=here)["SecurityGroupRules"])
         for one in told or []:
             if one["SecurityGroupRuleId"] == identity:
                 return {"ipProtocol": one["IpProtocol"], "tags": tags_of(one.get("Tags"))}
@@ -465,7 +465,7 @@ class _Rule(AwsKind):
 
     def delete(self, identity: str, state: Props) -> None:
         revoke = getattr(self.api(state), f"revoke_security_group_{self.verb}")
-        without(lambda: revoke(GroupId=state["securityGroupId"], SecurityGroupRuleIds=[identity]))
+        delete_if_exists(lambda: revoke(GroupId=state["securityGroupId"], SecurityGroupRuleIds=[identity]))
 
 
 def _permission(inputs: Props) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 from ..provider import Made
 from ..wire import Props
-from .cloud import AwsKind, found, pairs, request, shape_of, tagged, tags_of, without
+from .cloud import AwsKind, delete_if_exists, none_if_gone, pairs, request, shape_of, tagged, tags_of
 
 
 class Bucket(AwsKind):
@@ -39,7 +39,7 @@ class Bucket(AwsKind):
         s3 = self.api(state)
         if identity not in [one["Name"] for one in s3.list_buckets()["Buckets"]]:
             return None
-        told = found(lambda: s3.get_bucket_tagging(Bucket=identity)["TagSet"]) if state.get("tags") else []
+        told = none_if_gone(lambda: s3.get_bucket_tagging(Bucket=identity)["TagSet"]) if state.get("tags") else []
         tags = tags_of(told)
         return {"bucket": identity, "tags": tags, "tagsAll": tags, "arn": f"arn:aws:s3:::{identity}"}
 
@@ -53,8 +53,8 @@ class Bucket(AwsKind):
 
     def delete(self, identity: str, state: Props) -> None:
         if state.get("forceDestroy"):
-            without(lambda: self._empty(self.api(state), identity))
-        without(lambda: self.api(state).delete_bucket(Bucket=identity))
+            delete_if_exists(lambda: self._empty(self.api(state), identity))
+        delete_if_exists(lambda: self.api(state).delete_bucket(Bucket=identity))
 
     def _empty(self, s3: Any, bucket: str) -> None:
         told = s3.list_object_versions(Bucket=bucket)
@@ -83,13 +83,13 @@ class _OfBucket(AwsKind):
     def _put(self, inputs: Props) -> None:
         s3 = self.api(inputs)
         operation = s3.meta.service_model.operation_model(s3.meta.method_to_api_mapping[self.put])
-        wanted = self.told(inputs)
+        wanted = self.put_argument(inputs)
         if isinstance(wanted, dict):
             shape = shape_of(s3, operation.input_shape.members[self.argument].name)
             wanted = request(shape, wanted, self.renames)
         getattr(s3, self.put)(Bucket=inputs["bucket"], **{self.argument: wanted})
 
-    def told(self, inputs: Props) -> Any:
+    def put_argument(self, inputs: Props) -> Any:
         """Return the put call's argument."""
         return {name: value for name, value in inputs.items() if name not in ("bucket", "region")}
 
@@ -98,7 +98,7 @@ class _OfBucket(AwsKind):
         return Made(inputs["bucket"], {"region": self.where(inputs)})
 
     def read(self, identity: str, state: Props) -> Props | None:
-        told = found(lambda: getattr(self.api(state), self.get)(Bucket=identity))
+        told = none_if_gone(lambda: getattr(self.api(state), self.get)(Bucket=identity))
         return None if told is None else {"bucket": identity}
 
     def update(self, identity: str, old: Props, new: Props) -> Props:
@@ -106,7 +106,7 @@ class _OfBucket(AwsKind):
         return {}
 
     def delete(self, identity: str, state: Props) -> None:
-        without(lambda: getattr(self.api(state), self.remove)(Bucket=identity))
+        delete_if_exists(lambda: getattr(self.api(state), self.remove)(Bucket=identity))
 
 
 class PublicAccessBlock(_OfBucket):
@@ -149,7 +149,9 @@ class Versioning(_OfBucket):
     def delete(self, identity: str, state: Props) -> None:
         """Suspend versioning: a bucket that had it cannot become unversioned."""
         suspended = {"Status": "Suspended"}
-        without(lambda: self.api(state).put_bucket_versioning(Bucket=identity, VersioningConfiguration=suspended))
+        delete_if_exists(
+            lambda: self.api(state).put_bucket_versioning(Bucket=identity, VersioningConfiguration=suspended)
+        )
 
 
 class Policy(_OfBucket):
@@ -164,7 +166,7 @@ class Policy(_OfBucket):
         return str(inputs["policy"])
 
     def read(self, identity: str, state: Props) -> Props | None:
-        told = found(lambda: self.api(state).get_bucket_policy(Bucket=identity)["Policy"])
+        told = none_if_gone(lambda: self.api(state).get_bucket_policy(Bucket=identity)["Policy"])
         if told is None:
             return None
         same = json.loads(told) == json.loads(state["policy"])
