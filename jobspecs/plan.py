@@ -52,7 +52,7 @@ class Offer(NamedTuple):
     """Oldest date among the machines' prices, YYYY-MM-DD."""
     notes: tuple[str, ...] = ()
     """Remarks for the user, e.g. "needs a reservation", "T4 support ends 2027-08-01"."""
-    price_is_upper_bound: bool = False
+    price_at_most: bool = False
     """True if `price` is an upper bound: the on-demand price in place of an unknown Spot price."""
     price_from: Decimal | None = None
     """Lower bound of the whole job's price if `price` is unknown. It satisfies no limit."""
@@ -94,7 +94,7 @@ class Offer(NamedTuple):
             "disk_gb": self.disk_gb,
             "disk_price_usd_h": _text(self.disk_price),
             "price_usd_h": _text(self.price),
-            "price_at_most": self.price_is_upper_bound,
+            "price_at_most": self.price_at_most,
             "price_from_usd_h": _text(self.price_from),
             "price_date": self.price_date,
             "notes": list(self.notes),

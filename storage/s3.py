@@ -101,7 +101,7 @@ _regions = _Regions()
 class S3:
     """S3 and compatible stores; implements Service."""
 
-    rewrite_s = copy_s = 0.0
+    min_rewrite_s = max_copy_s = 0.0
 
     def __init__(self, url: str) -> None:
         self._url = url
@@ -118,7 +118,7 @@ class S3:
     def delete(self, connection: ObjectStore, path: str) -> None:
         obstore.delete(connection, path)
 
-    def is_elsewhere(self, message: str) -> bool:
+    def find_region_after(self, message: str) -> bool:
         if not _ELSEWHERE.search(message):
             return False
         bucket = _bucket(self._url)

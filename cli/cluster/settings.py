@@ -55,7 +55,7 @@ def _plan(loaded: LoadedCluster, before: FleetSpec | None, *, as_json: bool) -> 
         raise
     if chosen.offer != chosen.best:
         remark(f"the best offer is elsewhere: {offer_text(chosen.best)}")
-    if chosen.offer.price_is_upper_bound:
+    if chosen.offer.price_at_most:
         remark(f"note: {offer_text(chosen.offer)}: Spot's own price is unknown, the one on demand counts")
     return chosen
 

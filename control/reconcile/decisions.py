@@ -129,7 +129,7 @@ def decide(
 ) -> End | Start | Later:
     """Decide what follows the newest attempt; all attempts have ended.
 
-    `elsewhere`: recent capacity refusals of other jobs, see Store.dry_places().
+    `elsewhere`: recent capacity refusals of other jobs, see Store.capacity_refusals().
     """
     last = attempts[-1] if attempts else None
     if last is not None and last.outcome == "succeeded":

@@ -21,7 +21,7 @@ from ..errors import StoreError
 from ..store.store import Store
 from .supervisor import Supervisor
 from .supervisor_lock import WAKE_BYTES, is_current_lock, take_lock, wake, wake_pipe, woken_jobs
-from .worker_pool import Crew
+from .worker_pool import WorkerPool
 
 log = logging.getLogger("cloudgpu.supervisor")
 
@@ -104,7 +104,7 @@ class _Loop:
         self._lock = lock
         self._idle_exit_s = idle_exit_s
         self._bell = _SelfPipe()  # never closed: an abandoned step may still ring it
-        self._pool = Crew(Supervisor(store), self._bell.ring)
+        self._pool = WorkerPool(Supervisor(store), self._bell.ring)
 
     def run(self) -> bool:
         """Tick until the end; return True if idle, False after a stop signal or if the state directory is gone."""

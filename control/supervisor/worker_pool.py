@@ -20,7 +20,7 @@ from .supervisor import Supervisor, Tick
 
 log = logging.getLogger("cloudgpu.supervisor")
 
-THREADS: Mapping[Lane, int] = {Lane.LOOK: 16, Lane.LAUNCH: 16, Lane.END: 64}
+THREADS: Mapping[Lane, int] = {Lane.POLL: 16, Lane.LAUNCH: 16, Lane.END: 64}
 """Maximum threads per target, started on demand; higher for terminations, which mostly wait for shutdowns."""
 
 
@@ -51,14 +51,14 @@ class WorkerPool:
         if failed is not None:
             raise failed
         for due in self._supervisor.due(woken=woken):
-            if not self._submit(due.job_id, due.target, Lane.LOOK):
+            if not self._submit(due.job_id, due.target, Lane.POLL):
                 with self._lock:
                     if due.job_id in self._busy:
                         self._busy[due.job_id] = True
                         continue
-                self._supervisor.hurry(due.job_id)  # its step has just ended
+                self._supervisor.make_due(due.job_id)  # its step has just ended
         self._submit_waiting()
-        return self._supervisor.outlook()
+        return self._supervisor.next_tick()
 
     def _submit(self, job_id: str, target: str, lane: Lane) -> bool:
         """Give a job to the threads of a lane; return False if a thread has it already."""
@@ -132,7 +132,7 @@ class WorkerPool:
                 if needed is not None:
                     self._lines.setdefault((self._supervisor.target(job_id), needed), {}).setdefault(job_id)
             if again:
-                self._supervisor.hurry(job_id)
+                self._supervisor.make_due(job_id)
             if not self._closed.is_set():
                 self._on_done()
 

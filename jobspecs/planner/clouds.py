@@ -298,7 +298,7 @@ class CloudPlanner:
             price=priced.total.price,
             price_date=priced.total.date,
             notes=priced.notes,
-            price_is_upper_bound=priced.total.at_most,
+            price_at_most=priced.total.at_most,
             price_from=priced.total.least,
         )
 

@@ -75,7 +75,7 @@ def _cap(ranked: list[Ranked], cap: Decimal | None) -> tuple[list[Ranked], list[
 
 def _above(name: str, offers: list[Offer], cap: Decimal) -> Refusal:
     regions = len({offer.region for offer in offers})
-    known = [(offer.price, offer.region, offer.price_is_upper_bound) for offer in offers if offer.price is not None]
+    known = [(offer.price, offer.region, offer.price_at_most) for offer in offers if offer.price is not None]
     if not known:
         return _unknown(name, offers, cap)
     price, region, at_most = min(known)

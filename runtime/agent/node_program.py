@@ -339,7 +339,7 @@ class _ProgramConduct(StopHooks):
         self._progress, self._writer, self._ledger, self._outcomes = place.progress, writer, ledger, outcomes
 
     @property
-    def spared(self) -> int | None:  # type: ignore[override]
+    def protected_pid(self) -> int | None:  # type: ignore[override]
         return self._writer.process
 
     def look(self) -> float:

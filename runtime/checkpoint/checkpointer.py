@@ -196,7 +196,7 @@ class Checkpointer(Session):
         if resumed:  # finding the position in the loader is part of the restore
             taken = time.monotonic() - start
             self._progress.restore_seconds += taken
-            self._mark += taken
+            self._last_time += taken
         return source
 
     def _is_over(self, goal: int) -> bool:

@@ -71,7 +71,7 @@ class MetricRows:
     def resume(self, find: Callable[[str], bytes | None], checkpoint: str) -> None:
         """Continue from the rows of a restored checkpoint. `find` reads a key of the checkpoint folder.
 
-        Raises OutOfReachError if they cannot be read now, since later checkpoints would then lack them.
+        Raises StoreUnavailableError if they cannot be read now, since later checkpoints would then lack them.
         """
         try:
             segment = find_segment(find, checkpoint)

@@ -158,7 +158,7 @@ class _Loops:
         for name in _NOT_STATE:
             checkpoint.pop(name, None)
         fit_loop = checkpoint["loops"] = {"fit_loop": checkpoint["loops"]["fit_loop"]}
-        fit_loop["fit_loop"]["state_dict"].pop("combined_loader", None)  # LoaderPlace saves the position instead
+        fit_loop["fit_loop"]["state_dict"].pop("combined_loader", None)  # LoaderPosition saves the position instead
         epoch_loop = trainer.fit_loop.epoch_loop
         if not self.ended and not epoch_loop._should_accumulate():
             # Lightning expects saves at a batch's end, and counts the current batch as one that stepped.

@@ -341,7 +341,7 @@ class TestWriting:
         assert time.monotonic() - begun > 2.0 - 0.05
         assert job_dir.get("heartbeat.json") == b"2"
         assert 429 in {call.status for call in key.control.calls("objects.insert")}
-        assert job_dir.rewrite_s == 1.0
+        assert job_dir.min_rewrite_s == 1.0
 
     def test_large_files_are_sent_in_parts_and_told_of(self, key: Gcp, tmp_path: Path) -> None:
         (tmp_path / "large").write_bytes(os.urandom(1 << 20) * 21)

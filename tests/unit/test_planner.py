@@ -224,7 +224,7 @@ def test_a_spot_price_that_is_unknown_is_at_most_that_on_demand() -> None:
     wanted = {"cloud": "aws", "accelerator": "A10G", "region": "us-east-1"}
     on_demand = offers({**wanted, "market": "on-demand"})[0]
     spot = offers({**wanted, "market": "spot"}, limits={"price": "2 USD/h"})[0]
-    assert (spot.price, spot.price_is_upper_bound, on_demand.price_is_upper_bound) == (on_demand.price, True, False)
+    assert (spot.price, spot.price_at_most, on_demand.price_at_most) == (on_demand.price, True, False)
     assert any("`cloudgpu catalog refresh --cloud aws`" in note for note in spot.notes)
     assert not any("change daily" in note for note in spot.notes)
     (refusal,) = planned({**wanted, "market": "spot"}, limits={"price": "1 USD/h"})[1].refusals
@@ -233,7 +233,7 @@ def test_a_spot_price_that_is_unknown_is_at_most_that_on_demand() -> None:
     assert refusal.allowed.startswith("limits.price: 1.0")
     assert "`cloudgpu catalog refresh --cloud aws`" in refusal.allowed
     known = offers({"cloud": "gcp", "accelerator": "L4", "region": "us-central1", "market": "spot"})[0]
-    assert not known.price_is_upper_bound
+    assert not known.price_at_most
 
 
 def test_no_known_price_at_all_names_the_command_that_asks_for_it() -> None:
@@ -251,7 +251,7 @@ def test_vertex_is_ranked_by_the_price_of_its_machines() -> None:
     compute = offers({"cloud": "gcp", "accelerator": "L4"})
     lowest = {offer.region: offer.price for offer in reversed(compute)}
     assert found[0].price_from == min(offer.price_from for offer in found if offer.price_from is not None)
-    assert all(offer.price is None and not offer.price_is_upper_bound for offer in found)
+    assert all(offer.price is None and not offer.price_at_most for offer in found)
     for offer in found:
         assert offer.price_from is not None
         assert abs(offer.price_from - (lowest[offer.region] or 0)) < Decimal(

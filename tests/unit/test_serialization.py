@@ -232,7 +232,7 @@ def test_an_older_row_has_less() -> None:
     offer = {key: value for key, value in OFFER.items() if key not in {"price_at_most", "price_from_usd_h"}}
     later = ("generations", "timeline", "nodes", "hints", "account", "seen", "progress", "allocation")
     attempt = serialization.decode_attempt({**ATTEMPT, **dict.fromkeys(later), "offer": dump(offer)})
-    assert (attempt.generations, attempt.hints, attempt.nodes, attempt.offer.price_is_upper_bound) == (
+    assert (attempt.generations, attempt.hints, attempt.nodes, attempt.offer.price_at_most) == (
         (),
         (),
         None,

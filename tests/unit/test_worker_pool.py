@@ -14,7 +14,7 @@ import pytest
 from cloudgpu.control.errors import StoreError
 from cloudgpu.control.store.states import JOB_END
 from cloudgpu.control.supervisor.supervisor import Supervisor
-from cloudgpu.control.supervisor.worker_pool import Crew
+from cloudgpu.control.supervisor.worker_pool import WorkerPool
 from cloudgpu.jobspecs.plan import Offer
 from cloudgpu.protocol.jobdir import JobDir
 from cloudgpu.provisioners.base import ProvisionError
@@ -91,7 +91,7 @@ class Many:
             owner=options.pop("owner", "elsewhere/1/a"),
             **options,
         )
-        self.crew = Crew(self.supervisor, self.done.set, threads=threads)
+        self.crew = WorkerPool(self.supervisor, self.done.set, threads=threads)
 
     def turn(self, *, hanging: int = 0, woken: Collection[str] | None = None) -> float:
         """Tick until only `hanging` threads are busy and nothing is due; for how long nothing will be."""

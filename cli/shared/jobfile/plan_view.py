@@ -94,7 +94,7 @@ def offer_text(offer: Offer) -> str:
         for role in offer.roles
     )
     price = "price unknown" if offer.price is None else f"{money(offer.price)}/h"
-    if offer.price_is_upper_bound:
+    if offer.price_at_most:
         price = f"at most {price}"
     elif offer.price_from is not None:
         price = f"from {money(offer.price_from)}/h"
@@ -173,7 +173,7 @@ def offer_price_text(offer: Offer) -> str:
     """Return `0.7068`; `≤ 1.0060` for an upper bound, `from 0.7068` for a lower one."""
     if offer.price_from is not None:
         return f"from {price_text(offer.price_from)}"
-    return f"≤ {price_text(offer.price)}" if offer.price_is_upper_bound else price_text(offer.price)
+    return f"≤ {price_text(offer.price)}" if offer.price_at_most else price_text(offer.price)
 
 
 def _refusal_lines(refusals: Sequence[Refusal], *, show_all: bool) -> list[str]:

@@ -64,7 +64,7 @@ class CloudMigrator:
             if moved.damaged:
                 log.warning("%s: %s", context.job.id, message)
             return message
-        return f"code copied from {left} to {here}" if moved.furnished else ""
+        return f"code copied from {left} to {here}" if moved.copied_job else ""
 
     def _copy(self, worked: Sequence[str], here: str) -> Moved | None:
         """Copy from the first of `worked` that has the needed objects; None: copying was interrupted."""

@@ -58,7 +58,7 @@ def _charged(context: AttemptContext, nodes: Sequence[NodeView]) -> Attempt:
     now.
     """
     attempt, now = without_caused_restarts(context.attempt, nodes), context.now
-    times = [node.told_at for node in nodes if node.told_at is not None]
+    times = [node.last_report for node in nodes if node.last_report is not None]
     if not context.memory.watches.went_unseen or not times or len(times) < len(nodes):
         return attempt
     gone = replace(attempt, ended=min(now, max(times) + UNSEEN_S))

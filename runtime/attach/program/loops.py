@@ -42,7 +42,7 @@ class UnknownIterableError(Exception):
 class Loop:
     """A running loop."""
 
-    __slots__ = ("__weakref__", "asking", "checked", "count", "frame", "given", "site", "source")
+    __slots__ = ("__weakref__", "asking", "checked", "count", "current_item", "frame", "site", "source")
 
     def __init__(self, site: str, frame: int, source: Any) -> None:
         self.site, self.frame, self.source = site, frame, source

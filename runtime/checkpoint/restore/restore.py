@@ -52,7 +52,7 @@ def restore(
     on_damage  "restart": return None also if all checkpoints are damaged
 
     Raises CheckpointError if there are checkpoints but none can be used, or if the newest does not fit the objects;
-    OutOfReachError if one of them may be readable later.
+    StoreUnavailableError if one of them may be readable later.
     """
     search = _Search(store, ranks, objects, cached)
     if (found := search.among(store.committed)) is not None:
