@@ -135,7 +135,7 @@ def _emulator() -> str | None:
     url = given if "://" in given else f"http://{given}"
     parts = urlsplit(url)
     if parts.scheme != "https" and not is_loopback(parts.hostname or ""):
-        raise CredentialsError(f"{EMULATOR}={given}: plain http is spoken with this very machine only, or use https://")
+        raise CredentialsError(f"{EMULATOR}={given}: plain http is allowed for this machine only; use https://")
     return url
 
 

@@ -49,7 +49,7 @@ ADVICE: Mapping[str, str] = {
     "InvalidAccessKeyId": "AWS does not know this access key: correct the credentials",
     "SignatureDoesNotMatch": "the secret access key does not belong to the access key: correct the credentials",
     "RequestTimeTooSkewed": "the clock of this machine is off by more than 15 minutes: set it",
-    "SlowDown": "S3 is asked too often at the moment: it is asked again, nothing to do",
+    "SlowDown": "S3 throttles requests; they are retried, nothing to do",
     "InternalError": "S3 has a fault at the moment: it is asked again, nothing to do",
     "ServiceUnavailable": "S3 does not answer at the moment: it is asked again, nothing to do",
 }

@@ -17,12 +17,12 @@ from ...jobspecs.targets import info
 from ..store.model import Attempt, Refused
 
 NO_CAPACITY_S = 600.0
-"""Default seconds for which all jobs of the store avoid a place without capacity; a target's capacity_retry_s overrides it
-(local: requests cost nothing there, and GPUs become free one by one)."""
+"""Default seconds for which all jobs of the store avoid a place without capacity; a target's capacity_retry_s
+overrides it (local: requests cost nothing there, and GPUs become free one by one)."""
 LONG_SEARCH_S = 3_600.0
 LONG_SEARCH_FACTOR = 3
-"""After LONG_SEARCH_S seconds of unsuccessful search, a job avoids each refused place for LONG_SEARCH_FACTOR times the usual
-time: each try is a launch that must be prepared and undone."""
+"""After LONG_SEARCH_S seconds of unsuccessful search, a job avoids each refused place for LONG_SEARCH_FACTOR
+times the usual time: each try is a launch that must be prepared and undone."""
 
 Lasts = Literal["dry", "search", "ever"]
 

@@ -97,7 +97,7 @@ class MetricRows:
         self._size += len(line)
         if self._size > self._limit:
             logger().warning(
-                f"no save succeeds, and {self._size >> 20} MiB of metrics wait for one: every second row is given up"
+                f"no save succeeds, and {self._size >> 20} MiB of metrics wait for one: every second row is dropped"
             )
             self._lines = self._lines[1::2]
             self._size = sum(map(len, self._lines))

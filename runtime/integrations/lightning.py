@@ -65,9 +65,7 @@ class CheckpointCallback(pl.Callback):  # type: ignore[misc]
 
     def on_fit_start(self, trainer: Any, pl_module: Any) -> None:  # noqa: ARG002
         if type(trainer.strategy).__name__ in _SHARDED:
-            raise CheckpointError(
-                f"{type(trainer.strategy).__name__} keeps its state in ways of its own: not supported"
-            )
+            raise CheckpointError(f"{type(trainer.strategy).__name__} shards its state itself: not supported")
         if self._checkpointer is not None:
             raise CheckpointError("this CheckpointCallback has been through a fit() already: each fit() needs its own")
         self._loops = loops = _Loops(trainer)

@@ -140,7 +140,7 @@ def test_killed_with_its_engine_its_lock_is_broken(desk: Desk) -> None:
     assert len(desk.locks) == 1
     again = desk.run("up", "--count", "1")
     assert again.code == 0, again.stderr
-    assert "broke the lock of a run of yours that was killed" in again.stderr
+    assert "broke the lock of your earlier run, which was killed" in again.stderr
     assert (desk.sizes, desk.locks) == ([1], [])
 
 
@@ -183,7 +183,7 @@ def test_two_of_this_computer_do_not_work_on_one_stack(desk: Desk) -> None:
         desk.shelf.hurry.set()
         assert desk.end(process).code == 0
     assert refused.code == 6
-    assert "another cloudgpu of this computer works on toys" in refused.stderr
+    assert "another cloudgpu process of this computer works on toys" in refused.stderr
     assert desk.shelf.made == 1
 
 

@@ -275,7 +275,7 @@ def test_those_that_are_left_wait_for_the_word_and_go_on(world: World) -> None:
     until(lambda: len(world.texts()) == 2)
     world.lose_power(1)
     (world.home(0) / "code" / "go").touch()
-    until(lambda: "worker-1.1 seems to be lost: waiting for what takes its place" in world.texts("agent"), 180)
+    until(lambda: "worker-1.1 seems to be lost: waiting for its replacement" in world.texts("agent"), 180)
     members(world, 2, "worker-0.1")
     assert world.agents[0].wait(180) == 0
     assert world.result(0).outcome == "succeeded"
@@ -345,7 +345,7 @@ def test_those_that_are_left_wait_for_one_that_is_leaving(world: World) -> None:
     world.notice(240)
     until(lambda: (beat := world.heartbeat(0)) is not None and beat.phase == "stopping")
     (world.home(1) / "code" / "fail").touch()
-    until(lambda: "worker-0.1 seems to be lost: waiting for what takes its place" in world.texts("agent"))
+    until(lambda: "worker-0.1 seems to be lost: waiting for its replacement" in world.texts("agent"))
     (world.home(0) / "code" / "saved").touch()
     until(lambda: world.has_result(0), 180)
     assert world.result(0).outcome == "preempted"
@@ -363,7 +363,7 @@ def test_nobody_waits_for_a_word_on_one_that_has_come_back(world: World) -> None
     until(lambda: "up" in world.texts() and (beat := world.heartbeat(1)) is not None and beat.phase == "running")
     world.agents[1].send_signal(signal.SIGSTOP)
     (world.home(0) / "code" / "fail").touch()
-    until(lambda: "worker-1.1 seems to be lost: waiting for what takes its place" in world.texts("agent"), 180)
+    until(lambda: "worker-1.1 seems to be lost: waiting for its replacement" in world.texts("agent"), 180)
     world.agents[1].send_signal(signal.SIGCONT)
     assert world.agents[0].wait(180) == 0
     assert (world.result(0).outcome, [record.kind for record in generations(world)]) == ("failed", ["closed"])

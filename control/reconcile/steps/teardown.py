@@ -114,8 +114,8 @@ class Stopper:
 def _unseen(error: JobDirError | ProvisionError) -> str:
     """Return why an attempt was terminated without observing its nodes."""
     if isinstance(error, JobDirError):
-        return f"terminated without being told, for the job dir cannot be used: {error}"
-    return f"terminated at the deadline; its machines could not be looked at: {error}"
+        return f"terminated without notice to the program: the job dir cannot be used: {error}"
+    return f"terminated at the deadline; its machines could not be queried: {error}"
 
 
 class Terminator:

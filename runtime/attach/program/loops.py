@@ -155,7 +155,7 @@ def _without(source: Any, count: int) -> Iterator[Any]:
         if next(iterator, iterator) is iterator:
             raise CheckpointError(
                 "a loop of the program has fewer items than when it was saved: use the program and arguments that it "
-                "was saved with, or give another folder to begin anew"
+                "was saved with, or use another folder to start over"
             )
     return iterator
 

@@ -255,5 +255,5 @@ def _drop(iterator: Iterator[Any], count: int) -> None:
         except StopIteration:
             raise CheckpointError(
                 f"the checkpoint stands after batch {count} of an epoch, but the loader ended after {done}: its data "
-                "changed. Use what it was saved with, or give another folder to begin anew"
+                "changed. Use what it was saved with, or use another folder to start over"
             ) from None
