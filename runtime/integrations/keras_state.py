@@ -64,7 +64,7 @@ class Variables:
     def _misfit(self, how: str) -> CheckpointError:
         return CheckpointError(
             f"the checkpoint does not fit the {self._what}: {how}. Use the model it was saved with, or give another "
-            "folder to begin anew"
+            "folder to start over"
         )
 
 

@@ -106,7 +106,9 @@ RESOURCES = f"resources: {{cloud: aws, machine_type: {TYPE}, accelerator: T4, re
 
 def test_a_job_goes_on_in_the_next_zone_and_pays_nothing_for_the_first(jobs: AwsJobs) -> None:
     first = jobs.zones["use1-az1"]
-    jobs.control.fail_launches("Server.InsufficientInstanceCapacity", "Insufficient capacity.", zone=first, times=9, after_s=1.0)
+    jobs.control.fail_launches(
+        "Server.InsufficientInstanceCapacity", "Insufficient capacity.", zone=first, times=9, after_s=1.0
+    )
     job = jobs.submit(counting(5), text=RESOURCES)
     jobs.finish(job)
     assert total(5) in jobs.log(job)

@@ -248,7 +248,7 @@ class TestAddress:
     @pytest.mark.parametrize("given", ["http://10.0.0.1:4443", "storage.example.com:80", "http://169.254.169.254"])
     def test_plain_http_leaves_no_machine(self, key: Gcp, monkeypatch: pytest.MonkeyPatch, given: str) -> None:
         monkeypatch.setenv("STORAGE_EMULATOR_HOST", given)
-        with pytest.raises(JobDirError, match="plain http is spoken with this very machine only"):
+        with pytest.raises(JobDirError, match="plain http is allowed for this machine only"):
             JobDir(URL)
 
     def test_one_without_a_scheme_is_known_too(self, key: Gcp, monkeypatch: pytest.MonkeyPatch) -> None:

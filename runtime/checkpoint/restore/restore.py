@@ -98,7 +98,7 @@ class _Search:
         if on_damage == "restart":
             if self._ranks.rank == 0:
                 logger().warning(
-                    f"{self._store}: every checkpoint is damaged: training begins anew. They are kept for you to look "
+                    f"{self._store}: every checkpoint is damaged: training starts over. They are kept for you to look "
                     f"at; remove them when you have:{list_damaged(reasons)}"
                 )
             return

@@ -392,8 +392,8 @@ class LaunchFailure:
 # fmt: off
 VERBS = frozenset({
     "fail", "heal", "calls", "forget", "reset", "set_capacity", "set_quota", "set_price", "set_lag", "set_stopping",
-    "fail_launches", "throttle", "enforce", "assign_key", "revoke", "reserve", "extend_block", "interrupt", "recommend_rebalance",
-    "schedule_event", "reboot", "run_delayed", "crash", "forget_ended", "instances",
+    "fail_launches", "throttle", "enforce", "assign_key", "revoke", "reserve", "extend_block", "interrupt",
+    "recommend_rebalance", "schedule_event", "reboot", "run_delayed", "crash", "forget_ended", "instances",
 })
 # fmt: on
 

@@ -50,7 +50,9 @@ class AwsControl(Control):
         """Enable throttling by token buckets, in real time."""
         self.do("throttle", on=on)
 
-    def fail_launches(self, code: str, message: str = "", *, zone: str = "", times: int = 1, after_s: float = 0.0) -> None:
+    def fail_launches(
+        self, code: str, message: str = "", *, zone: str = "", times: int = 1, after_s: float = 0.0
+    ) -> None:
         """Make the next instances (in this zone) fail during startup, with this StateReason."""
         self.do("fail_launches", code=code, message=message, zone=zone, times=times, after_s=after_s)
 

@@ -107,7 +107,7 @@ class GceControl(GcpControl):
 
     def run_delayed(self) -> None:
         """Run all delayed actions now, so that a test can first check the transient state without a race."""
-        self.do("compute/hurry")
+        self.do("compute/run_delayed")
 
     def instances(self, **where: Any) -> list[InstanceState]:
         """Return all instances that ever ran; `where` compares fields: `instances(running=True,
