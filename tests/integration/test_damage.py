@@ -255,7 +255,7 @@ def test_what_verifies_again_is_used_again(
     copy = private_copy(folder, tmp_path / "copy")
     kept = {path: path.read_bytes() for path in (one / "rank-00000.bin" for one in folders(copy))}
     damage_all(copy)
-    with pytest.raises(CheckpointError, match="verified once more"):
+    with pytest.raises(CheckpointError, match="verified again"):
         restore_all(local_store(copy), WORLD)
     older, newer = kept
     older.write_bytes(kept[older])
