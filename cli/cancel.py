@@ -15,7 +15,7 @@ from .shared.output import can_ask, remark
 @click.option("--wait", is_flag=True, help="Return when the machines are gone.")
 @yes_option
 def command(jobs: tuple[str, ...], reason: str, wait: bool, yes: bool) -> None:
-    """Cancel each JOB: its program is told to save and stop, then its machines are ended.
+    """Cancel each JOB: its program saves and stops, then its machines are terminated.
 
     \b
     cloudgpu cancel digits-k3v9x2ma

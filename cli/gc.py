@@ -79,7 +79,7 @@ def command(
     doubtful = [one for one in shown if one.verdict == "alive" and one not in going]
     _show(search, shown, going, skipped, now, as_json=as_json)
     if shown and not going and not doubtful and not dry_run and not as_json:
-        remark("nothing was removed: nothing of it may go yet; `cloudgpu gc --help` tells what may, and when")
+        remark("nothing was removed: none of it may be removed yet; `cloudgpu gc --help` tells what may, and when")
     if (going or doubtful) and not dry_run:
         if going and not yes and not can_ask():
             remark("nothing was removed: add --yes")

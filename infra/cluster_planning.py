@@ -90,7 +90,7 @@ def _best(plan: Plan, infrastructure: Mapping[tuple[str, str], Infrastructure], 
     if not able:
         first = plan.offers[0]
         raise RefusedError(
-            f"no infra stack stands where this cluster could be; the best offer: {first.label}",
+            f"no infra stack exists in a region with an offer for this cluster; the best offer: {first.label}",
             f"cloudgpu infra up --cloud {first.cloud} --region {first.region}",
         )
     return able[0]

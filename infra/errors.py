@@ -28,7 +28,7 @@ class NoOfferError(RefusedError):
     """No offer matches the cluster's file; `plan` has the refusals."""
 
     def __init__(self, plan: Plan) -> None:
-        super().__init__("nothing can be this cluster")
+        super().__init__("no offer fits this cluster")
         self.plan = plan
 
 

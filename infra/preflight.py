@@ -110,7 +110,7 @@ def check_down(
         findings.append(Finding("jobs-run", severity, jobs_run(running), "" if force else hint))
     if clusters:
         hint = f"`cloudgpu cluster down {clusters[0]}` first"
-        findings.append(Finding("clusters-there", "refused", f"clusters stand in it: {', '.join(clusters)}", hint))
+        findings.append(Finding("clusters-there", "refused", f"clusters use it: {', '.join(clusters)}", hint))
     return Report(tuple(_by_name(changes)), None, "", tuple(findings))
 
 

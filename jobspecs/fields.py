@@ -131,7 +131,7 @@ def each_once(value: tuple[object, ...]) -> tuple[Any, ...]:
         return value
     seen: dict[str, int] = {}
     twice = [
-        Problem((i,), "duplicate-entry", f"{quote(entry)} stands in this list twice", "delete one of them")
+        Problem((i,), "duplicate-entry", f"{quote(entry)} is in this list twice", "delete one of them")
         for i, entry in enumerate(value)
         if seen.setdefault(str(entry), i) != i
     ]

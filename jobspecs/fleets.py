@@ -69,7 +69,7 @@ class ClusterFile(_Model):
     name: fields.Name = Field(description="Lower-case letters, digits and hyphens; begins with a letter")
     resources: Resources = Field(description="The machines, as in a job file; nodes is how many there are")
     on_demand: int = Field(
-        default=0, ge=0, le=fields.MAX_NODES, description="Of market spot: so many of them are bought on demand"
+        default=0, ge=0, le=fields.MAX_NODES, description="Of market spot: number of machines that are bought on demand"
     )
     heal: bool = Field(default=True, description="A machine that is gone, or does not answer, is replaced")
     idle: Duration | None = Field(

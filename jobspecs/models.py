@@ -54,7 +54,7 @@ class AcceleratorRequest(_Model):
     """GPUs that a machine must have: by name (`L4`, `A100-80GB:8`, `RTX-PRO-6000:1/4`), or any with a memory size."""
 
     name: fields.AcceleratorName | None = Field(default=None, description="Name or alias, e.g. A100-80GB")
-    memory: MemoryRange | None = Field(default=None, description="Instead of a name: any GPU with so much memory")
+    memory: MemoryRange | None = Field(default=None, description="Instead of a name: any GPU with this memory")
     count: GpuCount = Field(
         default=CountRange(Fraction(1), Fraction(1)), description="GPUs per machine", json_schema_extra={"default": 1}
     )
@@ -233,7 +233,7 @@ class JobSpec(_Model):
     )
     recover: fields.Recover = Field(
         default="supervisor",
-        description="Who replaces lost machines: the supervisor on this computer; fleet: a group of the job's own, in "
+        description="What replaces lost machines: the supervisor on this computer; fleet: a group of the job's own, in "
         "the cloud, whether this computer is on or not",
     )
     retry: Retry = Field(default=Retry.model_construct(), description="How often to start again")

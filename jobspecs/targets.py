@@ -162,12 +162,12 @@ _TEXTS = frozenset({"machines", "host", "families", "custom"})
 
 
 def _from_row(row: dict[str, str]) -> TargetInfo:
-    name, dry_s, quiet_s = row.pop("target"), row.pop("dry_s"), row.pop("quiet_s")
-    seconds = [float(one) for one in quiet_s.split()]
+    name, retry_s, poll_s = row.pop("target"), row.pop("capacity_retry_s"), row.pop("poll_s")
+    seconds = [float(one) for one in poll_s.split()]
     return TargetInfo(
         name=name,
         code=f"{_ROOT}.provisioners.{name}.target:TARGET",
-        capacity_retry_s=float(dry_s) if dry_s else None,
+        capacity_retry_s=float(retry_s) if retry_s else None,
         poll_s=(seconds[0], seconds[1]) if seconds else None,
         **{column: _cell(column, cell) for column, cell in row.items()},
     )

@@ -144,7 +144,7 @@ class LogWriter:
 
     def _run(self) -> None:
         least, most = _INTERVAL_S if self._job_dir.folder is not None else _FAR_INTERVAL_S
-        least = max(least, self._job_dir.rewrite_s)
+        least = max(least, self._job_dir.min_rewrite_s)
         interval, last = least, -_IDLE_S
         while self._wait_for_lines(last, interval):
             idle = time.monotonic() - last > _IDLE_S

@@ -29,7 +29,7 @@ COMMANDS = {
 
 def usage() -> str:
     lines = [f"  {name:<8}{command.summary}" for name, command in COMMANDS.items()]
-    return "\n".join(["usage: python -m cloudgpu.runtime COMMAND …", "", *lines, "", "COMMAND --help tells more."])
+    return "\n".join(["usage: python -m cloudgpu.runtime COMMAND …", "", *lines, "", "See COMMAND --help."])
 
 
 def main(arguments: Sequence[str]) -> int:

@@ -23,7 +23,7 @@ __all__ = ["AllDamagedError", "InterruptedCopyError", "Moved", "Transferred", "m
 class Moved:
     """Result of a migration."""
 
-    furnished: bool
+    copied_job: bool
     """True: code, agent and job.json have been copied; False: the new job dir had them already."""
     checkpoints: tuple[Transferred, ...]
     """One per training, several if each node trains separately; empty: there is no checkpoint to resume from."""

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from ..protocol.jobdir import JobDir, JobDirError, attempt_key, local_url
 
-AT_A_TIME = 8
+PARALLEL_UPLOADS = 8
 """Maximum number of concurrent uploads; a large file is itself uploaded in several concurrent parts (objects.py)."""
 _LARGE = 8 << 20
 _POLL_S = 0.5  # seconds between two checks of the time left, which a termination notice may shorten
@@ -64,7 +64,7 @@ def upload_outputs(
         say(str(error))
         return
     files.sort(key=lambda file: -file[0].stat().st_mtime)
-    pool = ThreadPoolExecutor(AT_A_TIME, "outputs")
+    pool = ThreadPoolExecutor(PARALLEL_UPLOADS, "outputs")
     uploads = {pool.submit(_upload, job_dir, path, key): key for path, key in files}
     late = set(uploads)
     while late and (left := seconds_left()) > 0:

@@ -96,7 +96,7 @@ def endpoint() -> str | None:
         return None
     found = urlsplit(given)
     if found.scheme != "https" and not (found.scheme == "http" and is_loopback(found.hostname or "")):
-        raise CredentialsError(f"{ENDPOINT}={given}: plain http is spoken with this very machine only, or use https://")
+        raise CredentialsError(f"{ENDPOINT}={given}: plain http is allowed for this machine only; use https://")
     return given
 
 

@@ -57,8 +57,8 @@ _NO_HOST = re.compile(r"dns error|failed to lookup address")
 class BlobStorage:
     """Azure Blob Storage; implements Service."""
 
-    rewrite_s = 0.0
-    copy_s = 120.0
+    min_rewrite_s = 0.0
+    max_copy_s = 120.0
     """Blob Storage may answer before a copy is complete; the copy is empty until then."""
 
     def __init__(self, url: str) -> None:
@@ -94,7 +94,7 @@ class BlobStorage:
             )
             self._single = single
 
-    def is_elsewhere(self, message: str) -> bool:  # noqa: ARG002 - required by the protocol
+    def find_region_after(self, message: str) -> bool:  # noqa: ARG002 - required by the protocol
         return False
 
     def explain(self, message: str, doing: str) -> str:

@@ -38,7 +38,7 @@ class BucketStore:
         """Open the folder. `bucket`: connections to share; None: this store opens its own."""
         self.url, self.make = url, make
         self._service = service(url)
-        self.rewrite_s, self.copy_s = self._service.rewrite_s, self._service.copy_s
+        self.min_rewrite_s, self.max_copy_s = self._service.min_rewrite_s, self._service.max_copy_s
         self._hidden: dict[str, float] = {}
         """Key missing in a listing -> monotonic time until which a refused read of it counts as a missing object."""
         with opening(url):
@@ -115,7 +115,7 @@ class BucketStore:
             return str(found).strip()
         return text
 
-    def has_moved(self, message: str) -> bool:
+    def follow_region(self, message: str) -> bool:
         if not self._service.find_region_after(message):
             return False
         self._bucket.reconnect()

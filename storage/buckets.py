@@ -38,11 +38,11 @@ class Service(Protocol):
     """A kind of object store, opened for the URL of a bucket or of a folder in it."""
 
     @property
-    def rewrite_s(self) -> float:
+    def min_rewrite_s(self) -> float:
         """Minimum seconds between two writes of the same object."""
 
     @property
-    def copy_s(self) -> float:
+    def max_copy_s(self) -> float:
         """Maximum seconds from the response to a copy request to the complete copy; 0: it is complete then."""
 
     def portable(self) -> str:

@@ -100,9 +100,9 @@ class _Connection(TypedDict, total=False):
 class CloudStorage:
     """Google Cloud Storage; implements Service."""
 
-    rewrite_s = 1.0
+    min_rewrite_s = 1.0
     """An object may be replaced once a second: Cloud Storage, "Quotas & limits", writes to the same object name."""
-    copy_s = 0.0
+    max_copy_s = 0.0
 
     def __init__(self, url: str) -> None:
         self._url = url
@@ -120,7 +120,7 @@ class CloudStorage:
     def delete(self, connection: ObjectStore, path: str) -> None:
         obstore.delete(connection, path)
 
-    def is_elsewhere(self, message: str) -> bool:  # noqa: ARG002 - required by the protocol
+    def find_region_after(self, message: str) -> bool:  # noqa: ARG002 - required by the protocol
         return False
 
     def explain(self, message: str, doing: str) -> str:
@@ -135,7 +135,7 @@ def _emulator() -> str | None:
     url = given if "://" in given else f"http://{given}"
     parts = urlsplit(url)
     if parts.scheme != "https" and not is_loopback(parts.hostname or ""):
-        raise CredentialsError(f"{EMULATOR}={given}: plain http is spoken with this very machine only, or use https://")
+        raise CredentialsError(f"{EMULATOR}={given}: plain http is allowed for this machine only; use https://")
     return url
 
 

@@ -36,7 +36,7 @@ _NOT_LINKED = re.compile(rf"Unable to rename file.*\(os error ({'|'.join(map(str
 class LocalStore:
     """A local folder. If it existed and was deleted, it is not recreated."""
 
-    rewrite_s = copy_s = 0.0
+    min_rewrite_s = max_copy_s = 0.0
 
     def __init__(self, url: str, folder: Path, *, make: bool) -> None:
         self.url, self.folder, self.make = url, folder, make
@@ -113,7 +113,7 @@ class LocalStore:
     def message_of(self, error: Exception) -> str:
         return first_line(error)
 
-    def has_moved(self, message: str) -> bool:  # noqa: ARG002
+    def follow_region(self, message: str) -> bool:  # noqa: ARG002
         return False
 
     def explain(self, message: str, doing: str) -> str:  # noqa: ARG002

@@ -100,7 +100,7 @@ class JobDir:
         return self._store.folder
 
     @property
-    def rewrite_s(self) -> float:
+    def min_rewrite_s(self) -> float:
         """Minimum seconds between two writes of the same object."""
         return self._store.min_rewrite_s
 

@@ -49,7 +49,7 @@ ADVICE: Mapping[str, str] = {
     "InvalidAccessKeyId": "AWS does not know this access key: correct the credentials",
     "SignatureDoesNotMatch": "the secret access key does not belong to the access key: correct the credentials",
     "RequestTimeTooSkewed": "the clock of this machine is off by more than 15 minutes: set it",
-    "SlowDown": "S3 is asked too often at the moment: it is asked again, nothing to do",
+    "SlowDown": "S3 throttles requests; they are retried, nothing to do",
     "InternalError": "S3 has a fault at the moment: it is asked again, nothing to do",
     "ServiceUnavailable": "S3 does not answer at the moment: it is asked again, nothing to do",
 }
@@ -101,7 +101,7 @@ _regions = _Regions()
 class S3:
     """S3 and compatible stores; implements Service."""
 
-    rewrite_s = copy_s = 0.0
+    min_rewrite_s = max_copy_s = 0.0
 
     def __init__(self, url: str) -> None:
         self._url = url
@@ -118,7 +118,7 @@ class S3:
     def delete(self, connection: ObjectStore, path: str) -> None:
         obstore.delete(connection, path)
 
-    def is_elsewhere(self, message: str) -> bool:
+    def find_region_after(self, message: str) -> bool:
         if not _ELSEWHERE.search(message):
             return False
         bucket = _bucket(self._url)

@@ -97,7 +97,7 @@ def up(
     return None
 
 
-@command.command(short_help="Give a cluster so many machines, or none.")
+@command.command(short_help="Set the number of machines of a cluster.")
 @click.argument("name")
 @click.argument("machines", type=click.IntRange(min=0))
 @stack_options
@@ -305,7 +305,7 @@ def _quota(fleet: FleetSpec, more: int) -> str:
         check_quota(fleet, more)
     except ProvisionError as error:
         return f"not enough: {error}" if error.error_class == "quota" else f"unknown: {error}"
-    return "enough, as far as the provider tells"
+    return "enough, according to the provider"
 
 
 def _save_record(it: Stack, outputs: Any, settings: FleetSettings, terms: Terms | None = None) -> Cluster:  # JSON

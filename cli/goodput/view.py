@@ -88,7 +88,7 @@ PARTS = (
         "p",
         "faint",
         "#bdbdbd",
-        "a program that dies again and again is started later each time: `cloudgpu logs` tells why it dies",
+        "a program that dies again and again is started later each time: `cloudgpu logs` shows the cause",
     ),
     Part(
         "ending",
@@ -96,7 +96,7 @@ PARTS = (
         "e",
         "faint",
         "#78909c",
-        "machines are paid for {each} a start after the program's last word: a notice or a clean end costs less than a "
+        "machines are paid for {each} a start after the program's end: a notice or a clean end costs less than a "
         "machine that must be found dead",
     ),
     Part(

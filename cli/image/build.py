@@ -35,7 +35,7 @@ def probe(engine: str, base: str, python: str) -> Base:
     command = [engine, "run", "--rm", "--network=none", "--entrypoint", python, base, "-c", _PROBE]
     words = output_of(command, f"looking for {python} in {base}").split()
     if len(words) != 2:
-        raise CommandError(f"{base}: {python} did not tell its version", exit_code=Exit.FAILED)
+        raise CommandError(f"{base}: {python} did not print its version", exit_code=Exit.FAILED)
     return Base(*words)
 
 
@@ -87,7 +87,7 @@ def _pip(*arguments: str) -> None:
     if done.returncode:
         lines = [line for line in done.stderr.splitlines() if line.startswith("ERROR")] or done.stderr.splitlines()
         raise CommandError(
-            f"the packages for the image cannot be got: {lines[0] if lines else 'pip failed'}",
+            f"the packages for the image cannot be downloaded: {lines[0] if lines else 'pip failed'}",
             hint="the image's Python must have wheels of every dependency; is the package index reachable?",
             exit_code=Exit.UNAVAILABLE,
         )

@@ -39,8 +39,8 @@ def command() -> None:
     cloudgpu infra down --cloud aws --region us-east-1
 
     A stack is a network in all zones of a region, a role for machines with no more rights than they need, a bucket
-    for job dirs, and a function that ends machines nobody needs. Jobs use it by themselves: those that name no job_dir
-    get one in its bucket. docs/infra.md tells what it costs and who may do it.
+    for job dirs, and a function that terminates expired machines. Jobs use it by themselves: those
+    that name no job_dir get one in its bucket. docs/infra.md lists what it costs and which permissions it needs.
     """
 
 

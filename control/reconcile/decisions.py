@@ -129,7 +129,7 @@ def decide(
 ) -> End | Start | Later:
     """Decide what follows the newest attempt; all attempts have ended.
 
-    `elsewhere`: recent capacity refusals of other jobs, see Store.dry_places().
+    `elsewhere`: recent capacity refusals of other jobs, see Store.capacity_refusals().
     """
     last = attempts[-1] if attempts else None
     if last is not None and last.outcome == "succeeded":
@@ -266,7 +266,7 @@ def _choose_offer(
         waited = f"no machines within retry.capacity of {format_duration(job.policy.capacity_s or 0)}"
         return End("failed", "capacity", message(told, waited))
     until = min(opens + jitter(SPREAD_S, job.id), deadline)
-    return Later(until, message(told, f"no machines anywhere for now, asked again at {utc(until)}"))
+    return Later(until, message(told, f"no machines available; next try at {utc(until)}"))
 
 
 def search_deadline(job: JobRow, attempts: Sequence[Attempt]) -> float:

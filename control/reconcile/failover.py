@@ -17,12 +17,12 @@ from ...jobspecs.targets import info
 from ..store.model import Attempt, Refused
 
 NO_CAPACITY_S = 600.0
-"""Default seconds for which all jobs of the store avoid a place without capacity; a target's dry_s overrides it
-(local: requests cost nothing there, and GPUs become free one by one)."""
+"""Default seconds for which all jobs of the store avoid a place without capacity; a target's capacity_retry_s
+overrides it (local: requests cost nothing there, and GPUs become free one by one)."""
 LONG_SEARCH_S = 3_600.0
 LONG_SEARCH_FACTOR = 3
-"""After WEARY_S seconds of unsuccessful search, a job avoids each refused place for WEARY_FACTOR times the usual
-time: each try is a launch that must be prepared and undone."""
+"""After LONG_SEARCH_S seconds of unsuccessful search, a job avoids each refused place for LONG_SEARCH_FACTOR
+times the usual time: each try is a launch that must be prepared and undone."""
 
 Lasts = Literal["dry", "search", "ever"]
 
@@ -32,7 +32,7 @@ class Reaction:
     """Effect of an error class on other offers."""
 
     lasts: Lasts
-    """dry: for DRY_S; search: until machines are obtained elsewhere; ever: for the lifetime of the job."""
+    """dry: for NO_CAPACITY_S; search: until machines are obtained elsewhere; ever: for the lifetime of the job."""
     concerns: Callable[[Offer, Offer], bool]
     """(an offer, the refused offer): whether the offer would be refused as well in the same place."""
     reach: Mapping[str, str]
@@ -97,7 +97,7 @@ def choose(
     will.
 
     `offers`: in order of preference. `attempts`: all of the job, all ended. `elsewhere`: capacity refusals of other
-    jobs of the store within the last DRY_S.
+    jobs of the store within the last NO_CAPACITY_S.
     """
     newest = current_search(attempts)
     known = [
@@ -142,8 +142,8 @@ def concerns(refusal: Refused, offer: Offer) -> bool:
 def _until(refusal: Refused, begun: float) -> float:
     if REACTIONS[refusal.kind].lasts != "dry":
         return math.inf
-    dry_s = info(refusal.offer.cloud).capacity_retry_s or NO_CAPACITY_S
-    return refusal.time + (dry_s if refusal.time - begun < LONG_SEARCH_S else dry_s * LONG_SEARCH_FACTOR)
+    retry_s = info(refusal.offer.cloud).capacity_retry_s or NO_CAPACITY_S
+    return refusal.time + (retry_s if refusal.time - begun < LONG_SEARCH_S else retry_s * LONG_SEARCH_FACTOR)
 
 
 def _outlives_search(attempt: Attempt) -> bool:

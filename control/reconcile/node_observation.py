@@ -257,7 +257,7 @@ def _look_at(  # noqa: PLR0917 - see look()
         timeline=watch.timeline,
         waiting=watch.waiting,
         reported=watch.reported,
-        told_at=watch.last_report,
+        last_report=watch.last_report,
     )
 
 

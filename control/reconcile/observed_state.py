@@ -21,7 +21,7 @@ class ObservationBuffer:
 
     def note(self, attempt: Attempt, nodes: Sequence[NodeView]) -> None:
         """Buffer the nodes' newest reports if they changed."""
-        times = [node.told_at for node in nodes if node.told_at is not None]
+        times = [node.last_report for node in nodes if node.last_report is not None]
         if not times:
             return
         seen = Observation(max(times), max((node.progress.step for node in nodes if node.progress), default=None))

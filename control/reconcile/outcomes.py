@@ -50,7 +50,7 @@ class NodeView:
     """It is the replacement of a lost node, and ready."""
     reported: bool = False
     """It has reported at least once: the machine existed and is paid for."""
-    told_at: float | None = None
+    last_report: float | None = None
     """Time of its last report, in epoch seconds of its machine's clock; None: never."""
 
     @property

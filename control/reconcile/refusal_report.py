@@ -19,7 +19,7 @@ CLASSES = {
     "expired": "login expired",
     "invalid": "request refused",
     "throttled": "too many requests",
-    "transient": "no answer that helps",
+    "transient": "a temporary error",
 }
 """Names of the error classes in messages."""
 

@@ -61,7 +61,7 @@ JOB_TRANSITIONS = (
 ATTEMPT_STATES = {
     "launching": "written down before machines are asked for, with its token and its price",
     "running": "the machines are known",
-    "stopping": "its nodes were told to end (stop.json) and have until the deadline",
+    "stopping": "its nodes were asked to end (stop.json) and have until the deadline",
     "terminating": "its outcome is known; the machines are being terminated",
     "ended": "every machine was seen to be gone (final)",
 }
@@ -82,8 +82,8 @@ OUTCOMES = {
     "failed": "the program or its setup failed by itself",
     "preempted": "the provider took a machine, and had said so",
     "again": "the program asks to be run again (exit codes 75 to 77)",
-    "lost": "a machine vanished, or fell silent, without a word",
-    "stopped": "it ended because it was told to",
+    "lost": "a machine vanished, or fell silent, without a notice",
+    "stopped": "it ended on request",
     "error": "cloudgpu itself could not go on: bad job dir, unsafe archive ...",
     "refused": "the target gave no machines",
 }

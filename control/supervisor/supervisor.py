@@ -52,7 +52,7 @@ _QUIET_WANTED_S = 0.4
 """Maximum seconds between two polls of a job of a target with a queue while others wait there, so that they start
 soon after its end."""
 _QUIET_CLOUD_S = (1.0, 3.0)
-"""First and maximum seconds between two polls of a job while nothing changes, unless the target's quiet_s overrides
+"""First and maximum seconds between two polls of a job while nothing changes, unless the target's poll_s overrides
 them: polls of a cloud cost money, and a hundred jobs are polled at the same rate as one."""
 _CHANGES_S = 1.0
 """Seconds between two queries for changed jobs, unless a command names a job."""
@@ -80,7 +80,7 @@ def _opener() -> Callable[[str], JobDir]:
 class Supervisor:
     """Advances all jobs of a store.
 
-    tick() does so in one thread. In a pool of threads (worker_pool.py), one thread calls due() and outlook(), a job
+    tick() does so in one thread. In a pool of threads (worker_pool.py), one thread calls due() and next_tick(), a job
     is advanced by one thread at a time, and all other methods are thread-safe.
     """
 
@@ -106,7 +106,7 @@ class Supervisor:
         self._ask_at = self._list_at = -math.inf
         """Monotonic times of the next query for changes and of the next list of active jobs.
 
-        Kept as sums, so that due() and outlook() agree: `now - asked >= S` may be false although `asked + S <= now`.
+        Kept as sums, so that due() and next_tick() agree: `now - asked >= S` may be false although `asked + S <= now`.
         """
         self._last_event = 0
         self._patience_s = patience_s

@@ -49,7 +49,7 @@ _POLL_S = 0.5
 _TAKEN = re.compile(r"already ?(exist|owned)|Duplicate", re.I)
 _HOW_IT_COMES = (
     "if an engine of yours was killed while it made that: delete it, and give the command again; "
-    "else somebody else's has the name"
+    "otherwise the name is taken by another resource"
 )
 
 
@@ -95,7 +95,7 @@ def opened(
     held = try_lock(folder / "lock")
     if held is None:
         hint = "wait for it to end, then run the command again"
-        raise LockedError(f"another cloudgpu of this computer works on {name}", hint)
+        raise LockedError(f"another cloudgpu process of this computer works on {name}", hint)
     try:
         workspace = _Workspace(
             work_dir=str(folder),
@@ -297,11 +297,11 @@ class Stack:
             raise LockedError(f"the stack {self.name} is locked: {_last_line(text)}", self._how_to_unlock())
         verdict = verdict_of(locks, engines)
         if verdict == "foreign":
-            raise LockedError(f"somebody works on the stack {self.name}: {_and(locks)}", self._how_to_unlock())
+            raise LockedError(f"another user works on the stack {self.name}: {_and(locks)}", self._how_to_unlock())
         if verdict == "alive":
             self._wait_for(locks, until)
             return
-        self._say.remark(f"broke the lock of a run of yours that was killed ({_and(locks)})")
+        self._say.remark(f"broke the lock of your earlier run, which was killed ({_and(locks)})")
         self._call_engine(lambda: self._command("cancel", "--yes", "--stack", self.name), EventCollector())
         for lock in locks:
             engines.ended(lock.pid)

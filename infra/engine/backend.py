@@ -43,7 +43,7 @@ _LOG_IN = "log in as for the cloud's own tools (docs/infra.md, Backends), then r
 _FAULTS = (
     (
         re.compile(r"code=NotFound"),
-        "is not there: its bucket does not exist, or these credentials may not see it",
+        "was not found: its bucket does not exist, or these credentials have no access to it",
         f"create the bucket, or name another backend with --backend or {VARIABLE}",
     ),
     (

@@ -43,7 +43,7 @@ def replace_retired(conversion: Conversion, group: Group, region: str | None) ->
     if new is None:
         elsewhere = ", ".join(_regions_of(old, today))
         hint = f"choose another region: {elsewhere}" if elsewhere else "choose another accelerator"
-        where = f"in {region}" if region else "with so much memory"
+        where = f"in {region}" if region else "with this memory"
         conversion.error(group.accelerator_loc, "no-successor", f"{gone}, nor a successor {where}", hint)
         return group
     conversion.note(

@@ -103,7 +103,7 @@ def _model_at(loc: Loc) -> type[BaseModel]:
 
 
 def _pattern(loc: Loc) -> tuple[str, ...]:
-    """Return the place with ROLE for a role's name and without indices, as in `_homes()`."""
+    """Return the place with ROLE for a role's name and without indices, as in `_places_by_key()`."""
     names = [str(step) for step in loc if not isinstance(step, int)]
     return tuple("ROLE" if names[0] == "roles" and place == 1 else name for place, name in enumerate(names))
 

@@ -241,7 +241,7 @@ class _Reader:
             self._say(mark, "merge-key", "merge keys (<<) are not supported", "write the keys out")
         elif key in frame.marks.children:
             first = frame.marks.children[key][0].line + 1
-            message = f"the key {quote(key)} stands here twice, first in line {first}"
+            message = f"the key {quote(key)} is here twice, first in line {first}"
             self._say(mark, "duplicate-key", message, "keep one of them")
         else:
             frame.key = key

@@ -83,7 +83,7 @@ def accelerator_retired(ask: Request) -> Verdict | None:
     machines = carriers(ask.cloud, ask.accelerator)
     if not machines or not all(m.is_retired_on(ask.today) for m in machines):
         return None
-    return Verdict(f"{ask.accelerator} is no longer to be had on {ask.cloud}{_since(machines)}", _instead(ask))
+    return Verdict(f"{ask.accelerator} is no longer available on {ask.cloud}{_since(machines)}", _instead(ask))
 
 
 def machine_type_known(ask: Request) -> Verdict | None:
@@ -103,7 +103,7 @@ def machine_type_retired(ask: Request) -> Verdict | None:
         return None
     lost = next((m for m in machines if m.accelerator == ask.accelerator), machines[0])
     ask = ask._replace(accelerator=lost.accelerator)
-    return Verdict(f"{ask.machine_type} is no longer to be had on {ask.cloud}{_since(machines)}", _instead(ask))
+    return Verdict(f"{ask.machine_type} is no longer available on {ask.cloud}{_since(machines)}", _instead(ask))
 
 
 def accelerator_on_machine_type(ask: Request) -> Verdict | None:

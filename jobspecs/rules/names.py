@@ -103,7 +103,7 @@ def _machine_types(spec: JobSpec, clouds: Sequence[str]) -> Iterator[Problem]:
 
 
 def _gone(loc: Loc, code: str, name: str, clouds: Sequence[str]) -> Problem:
-    message = f"{name} is no longer to be had on {listing(list(clouds))}"
+    message = f"{name} is no longer available on {listing(list(clouds))}"
     return Problem(loc, code, message, "`cloudgpu plan` names the closest that is", severity="warning")
 
 

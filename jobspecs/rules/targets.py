@@ -80,7 +80,7 @@ def idle_gpus(spec: JobSpec, target: TargetInfo) -> Verdict | None:
         return None
     leave_out = "leave out `limits.gpu_idle`"
     if not target.gpu_idle:
-        return Verdict(f"{target.name} cannot tell that GPUs idle yet", leave_out + _others("gpu_idle"))
+        return Verdict(f"{target.name} cannot detect idle GPUs yet", leave_out + _others("gpu_idle"))
     names = [name for role in spec.effective_roles().values() for name in _accelerators(role, target)]
     if not names:
         return Verdict("the job has no GPU that could be idle", f"{leave_out}, or ask for GPUs: `accelerator: L4`")

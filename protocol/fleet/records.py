@@ -32,7 +32,7 @@ class Settings(Record):
 
     @property
     def has_expired(self) -> bool:
-        """True if the fleet expires within LAST_S or has expired: its machines run no nodes any more."""
+        """True if the fleet expires within EXPIRY_GRACE_S or has expired: its machines run no nodes any more."""
         return self.expires is not None and time.time() >= self.expires - EXPIRY_GRACE_S
 
 

@@ -169,7 +169,7 @@ def translate_errors(doing: str, clock: Clock) -> contextlib.AbstractContextMana
     return api_calls.translate_errors(translate_error, doing, clock)
 
 
-class ignore_not_found:  # noqa: N801 - used as a statement: `with gone_is_fine():`
+class ignore_not_found:  # noqa: N801 - used as a statement: `with ignore_not_found():`
     """Context manager that suppresses not-found errors, except for an unknown subscription, which is a wrong
     setting."""
 

@@ -233,7 +233,7 @@ class AzureProvisioner:
         # A missing Spot machine was evicted: cloudgpu deletes machines only with their group, or through remove(),
         # which is for nodes that are already lost.
         if allocation.details.get(MARKET) == "spot" and find_group(self._clients, allocation.token) is not None:
-            return NodeState(node, "gone", "Azure has evicted the Spot machine, or somebody has deleted it", taken=True)
+            return NodeState(node, "gone", "Azure has evicted the Spot machine, or it was deleted by hand", taken=True)
         return NodeState(node, "gone", "Azure does not know it any more")
 
 

@@ -181,7 +181,7 @@ class Agent:
 
     def _work(self, job_data: bytes) -> Ending:
         if hashlib.sha256(job_data).hexdigest() != self._sha256:
-            raise _ErrorEnd(f"{JOB_KEY} is not the one this machine was started for: its sha256 differs")
+            raise _ErrorEnd(f"{JOB_KEY} differs from the job that this machine was launched for: its sha256 differs")
         place, budget, heals = self._place(job_data)
         self._fetch_code(place.job)
         try:
@@ -371,7 +371,7 @@ class Agent:
 
     def _on_superseded(self) -> None:
         """Order the node's end because a newer attempt has begun. Called by the heartbeat's thread."""
-        reason = f"attempt {self._attempt + 1} has begun: this machine is of no more use"
+        reason = f"attempt {self._attempt + 1} has begun: this machine has been replaced"
         self._orders.add(Order("error", _SUPERSEDED, reason, time.monotonic(), vanishes=True))
 
     @property

@@ -36,7 +36,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
         type=float,
         metavar="EPOCH",
         default=os.environ.get("CLOUDGPU_CAPACITY_BLOCK_END"),
-        help="when the capacity block (AWS) ends that this machine is of, in epoch seconds",
+        help="end of this machine's Capacity Block (AWS), in epoch seconds",
     )
     parser.add_argument(
         "--patience-s", type=float, metavar="S", help="how long a failing job dir is tried again; default: by phase"

@@ -74,7 +74,7 @@ class IdleWatch:
         self._idle_since = None
         self._failures += 1
         if self._failures == _SAID_AFTER and not self._stopping.is_set():
-            self._say(f"whether the GPUs are idle cannot be told, so limits.gpu_idle stops nothing: {error}")
+            self._say(f"GPU utilisation cannot be read, so limits.gpu_idle has no effect: {error}")
         self._report(None)
 
     def _run(self) -> None:

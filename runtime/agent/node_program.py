@@ -269,7 +269,7 @@ class NodeProgram:
             if peer is None:
                 return None
             if peer != said:
-                node.log.add_agent_line(f"{peer} seems to be lost: waiting for what takes its place")
+                node.log.add_agent_line(f"{peer} seems to be lost: waiting for its replacement")
                 said = peer
             word = wait_for(ledger, node.runner, ledger.affects_this_node, RECHECK_S)
             if word is not None:
@@ -339,10 +339,10 @@ class _ProgramConduct(StopHooks):
         self._progress, self._writer, self._ledger, self._outcomes = place.progress, writer, ledger, outcomes
 
     @property
-    def spared(self) -> int | None:  # type: ignore[override]
+    def protected_pid(self) -> int | None:  # type: ignore[override]
         return self._writer.process
 
-    def look(self) -> float:
+    def do_periodic_work(self) -> float:
         return min(self._writer.keep_up(), POLL_S)
 
     def is_over(self) -> bool:
@@ -352,7 +352,7 @@ class _ProgramConduct(StopHooks):
     def ended_programs(self) -> Mapping[int | None, int]:
         return self._outcomes.ended_programs()
 
-    def parting(self) -> Order | None:
+    def restart_order(self) -> Order | None:
         found = None if self.lookout is None else self.lookout.found
         if found is None or found.grace_s == 0.0:
             return None

@@ -94,7 +94,7 @@ class NodeWriter:
                 self._say("waiting until what was staged of checkpoints is written")
         over.set()
         if not durable.is_set():
-            self._say("what was staged of the last checkpoint could not be written in time; older ones stand")
+            self._say("the last checkpoint could not be written in time; older ones are intact")
         elif told:
             self._say(f"all that was staged is written, after {time.monotonic() - begun:.1f} s")
         return durable.is_set()

@@ -26,7 +26,7 @@ def main(arguments: Sequence[str]) -> int:
     words = options.program[1:] if options.program[:1] == ["--"] else options.program
     target = Target.parse(words)
     if target is None:
-        parser.error("what is to be run? Write it after --: run -- train.py --epochs 10")
+        parser.error("no program given; write it after --: run -- train.py --epochs 10")
     for name, variable in _VARIABLES.items():
         if (value := getattr(options, name)) is not None:
             os.environ[variable] = f"{value} steps" if name == "every" and value.isdecimal() else str(value)

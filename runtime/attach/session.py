@@ -235,7 +235,7 @@ class Session:
             except UnknownIterableError as error:
                 return f"`{loop.site}` goes through {error}, which cannot be brought to its place: loop over a list"
             if (names := skips_by_number(self.rewriter.loops.get(loop.site))) is not None:
-                return f"`{loop.site}` skips iterations ({names}): it has a resume of its own. Leave that out"
+                return f"`{loop.site}` skips iterations ({names}): it resumes by itself. Remove that"
         try:
             loops.check_batches(chain[-1][0].source, is_loader)
         except UnknownIterableError as error:
@@ -334,7 +334,7 @@ class Session:
         if state["place"] is not None and "chain" not in state["place"]:
             raise CheckpointError(
                 "the checkpoint was made by an older version of `run`, which kept another kind of place: end this "
-                "training with that version, or give another folder to begin anew"
+                "training with that version, or use another folder to start over"
             )
         self._loaded = state
 

@@ -163,7 +163,7 @@ class Checkpointer(Session):
 
     def save(self) -> None:
         """Save at the end of this step, in addition to the schedule; call it in the loop's body."""
-        self._asked = True
+        self._save_requested = True
 
     def wait(self) -> None:
         """Block until the last save is committed or has failed; call it in the loop's body, on all ranks.
@@ -196,7 +196,7 @@ class Checkpointer(Session):
         if resumed:  # finding the position in the loader is part of the restore
             taken = time.monotonic() - start
             self._progress.restore_seconds += taken
-            self._mark += taken
+            self._last_time += taken
         return source
 
     def _is_over(self, goal: int) -> bool:

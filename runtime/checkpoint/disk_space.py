@@ -24,7 +24,7 @@ MIN_CHECKPOINTS = 2
 
 
 def check_room(store: CheckpointStore, ranks: Ranks, size: int, keep: int) -> None:
-    """Warn if `keep` checkpoints and the next save do not fit; raise PassingError if fewer than LEAST fit.
+    """Warn if `keep` checkpoints and the next save do not fit; raise TransientError if fewer than MIN_CHECKPOINTS fit.
 
     size: bytes that this rank saves each time. Collective.
     """
@@ -37,7 +37,10 @@ def check_room(store: CheckpointStore, ranks: Ranks, size: int, keep: int) -> No
 
 
 def _warning(store: CheckpointStore, size: int, keep: int) -> str:
-    """Return a warning if there is less space than `keep` needs, else ""; raises PassingError if LEAST do not fit."""
+    """Return a warning if there is less space than `keep` needs, else "".
+
+    Raises TransientError if fewer than MIN_CHECKPOINTS fit.
+    """
     try:
         free, good = _free(store), store.in_condition(Condition.GOOD)
         fit = (free + sum(map(store.size, good))) // max(size, 1)
@@ -48,8 +51,8 @@ def _warning(store: CheckpointStore, size: int, keep: int) -> str:
         return ""  # reported by the first save
     if fit < MIN_CHECKPOINTS:
         raise TransientError(
-            f"{store}: the disk is too small to save to: {figures}. There must be room for {MIN_CHECKPOINTS}, for the newest "
-            "stands until the next is complete: free some, or give a folder on a larger disk"
+            f"{store}: the disk is too small to save to: {figures}. There must be room for {MIN_CHECKPOINTS}, since "
+            "the newest is kept until the next is complete: free some, or give a folder on a larger disk"
         )
     return (
         f"{store}: {figures}. keep={keep} needs room for {keep + 1}; there is room for {fit}, so "
@@ -82,7 +85,7 @@ def describe_shortage(store: CheckpointStore, size: int) -> str:
     """Return a message with the bytes that a save needs, the free space, and the checkpoints that take space."""
     try:
         good = store.in_condition(Condition.GOOD)
-        stands = ". The newest checkpoint stands until the next is complete" if good else ""
+        stands = ". The newest checkpoint is kept until the next is complete" if good else ""
         return f"{_text(size)} are needed, and {_text(_free(store))} are free{_others(store, good)}{stands}"
     except (JobDirError, OSError):
         return f"{_text(size)} are needed"

@@ -62,9 +62,10 @@ class AllDamagedError(CheckpointError):
 
     def __init__(self, place: str, reasons: Sequence[str]) -> None:
         super().__init__(
-            f"{place}: every checkpoint is damaged, so training stops rather than begin anew:{list_damaged(reasons)}\n"
-            "If the disk, memory or network that read them was at fault, run again when it is mended: they are "
-            "verified once more. To begin anew, write checkpoint: {on_damage: restart} into the job file, pass "
+            f"{place}: every checkpoint is damaged, so training stops instead of starting over:"
+            f"{list_damaged(reasons)}\n"
+            "If the disk, memory or network that read them was at fault, run again once that is repaired: they "
+            "are verified again. To start over, write checkpoint: {on_damage: restart} into the job file, pass "
             'Checkpointer(on_damage="restart"), or give another folder'
         )
 

@@ -71,7 +71,7 @@ class MetricRows:
     def resume(self, find: Callable[[str], bytes | None], checkpoint: str) -> None:
         """Continue from the rows of a restored checkpoint. `find` reads a key of the checkpoint folder.
 
-        Raises OutOfReachError if they cannot be read now, since later checkpoints would then lack them.
+        Raises StoreUnavailableError if they cannot be read now, since later checkpoints would then lack them.
         """
         try:
             segment = find_segment(find, checkpoint)
@@ -97,7 +97,7 @@ class MetricRows:
         self._size += len(line)
         if self._size > self._limit:
             logger().warning(
-                f"no save succeeds, and {self._size >> 20} MiB of metrics wait for one: every second row is given up"
+                f"no save succeeds, and {self._size >> 20} MiB of metrics wait for one: every second row is dropped"
             )
             self._lines = self._lines[1::2]
             self._size = sum(map(len, self._lines))

@@ -132,5 +132,5 @@ def _load(store: CheckpointStore, found: Restored, objects: Mapping[str, Any]) -
     except _LOAD_ERRORS as error:
         raise CheckpointError(
             f"{store}: checkpoint {found.name} does not fit this program: {error}. Restore what it was saved with, or "
-            "give another folder to begin anew"
+            "use another folder to start over"
         ) from error

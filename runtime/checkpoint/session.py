@@ -362,7 +362,7 @@ class Session:
 
     def _save_and_stop(self, notice: Notice | None) -> NoReturn:
         """Save the state and end the program."""
-        reason = notice.reason if notice is not None else "another rank was told to stop"
+        reason = notice.reason if notice is not None else "another rank received a notice to stop"
         if self._save_at_last(notice.left if notice is not None else None):
             self.leave(EXIT_SAVED, f"{reason}: stopped at step {self.step}, saved as {self._saver.last}")
         code = EXIT_STALE if self._saver.last is not None else EXIT_NOTHING_SAVED

@@ -144,7 +144,7 @@ class Member:
             return False
         if self._spared_since is None:
             self._spared_since = boottime()
-            note("jobs fail on this machine: others that are free go first")
+            note("jobs fail on this machine: other free machines go first")
         return boottime() - self._spared_since < SPARED_S
 
     def _leave(self) -> int:
@@ -249,7 +249,7 @@ class Member:
                 if self._contact.is_lost:
                     return Freed(LOST, "the fleet dir could not be written for too long", time.time())
                 if self._is_over(self._contact.view, work.task):
-                    return Freed("stopped", "it is not to be run here any more", time.time())
+                    return Freed("stopped", "this node was stopped or moved to another machine", time.time())
             if self._going_down and self._comes_back:
                 return None
             unknown = Freed("error", f"{one.order.job_dir} cannot be read", time.time())
@@ -360,7 +360,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--fleet-dir", required=True, metavar="URL")
     parser.add_argument("--member", required=True, metavar="NAME", help="of this machine")
     parser.add_argument("--home", required=True, metavar="DIR", help="this machine's own folder")
-    parser.add_argument("--lifetime-s", type=float, metavar="S", help="the machine ends itself after so long")
+    parser.add_argument("--lifetime-s", type=float, metavar="S", help="lifetime of the machine in seconds")
     parser.add_argument("--stays", action="store_true", help="it does not leave its group, however long it is idle")
     parser.add_argument("--one-job", action="store_true", help="it leaves as soon as no order is open")
     parser.add_argument("--notices", choices=(*CLOUDS, "none"), default="none", help="as the agent's")

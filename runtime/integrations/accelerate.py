@@ -57,9 +57,7 @@ class AcceleratorCheckpointer(Checkpointer):
         **objects: Any,
     ) -> None:
         if accelerator.distributed_type in [getattr(DistributedType, name) for name in _SHARDED]:
-            raise CheckpointError(
-                f"{accelerator.distributed_type.value} keeps its state in ways of its own: use its own"
-            )
+            raise CheckpointError(f"{accelerator.distributed_type.value} shards its state itself: use its own")
         self._prepared_loader = loader
         self._place = LoaderPosition(replay=replay)
         found = _objects_of(accelerator)

@@ -64,7 +64,7 @@ class Variables:
     def _misfit(self, how: str) -> CheckpointError:
         return CheckpointError(
             f"the checkpoint does not fit the {self._what}: {how}. Use the model it was saved with, or give another "
-            "folder to begin anew"
+            "folder to start over"
         )
 
 
@@ -160,7 +160,7 @@ class Position:
         if None not in (steps, self.steps) and steps != self.steps:
             raise CheckpointError(
                 f"the checkpoint stands in an epoch of {self.steps} batches, now it has {steps}: the data or the batch "
-                "size changed. Use what it was saved with, or give another folder to begin anew"
+                "size changed. Use what it was saved with, or use another folder to start over"
             )
 
     def state_dict(self) -> dict[str, Any]:

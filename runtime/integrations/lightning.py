@@ -65,9 +65,7 @@ class CheckpointCallback(pl.Callback):  # type: ignore[misc]
 
     def on_fit_start(self, trainer: Any, pl_module: Any) -> None:  # noqa: ARG002
         if type(trainer.strategy).__name__ in _SHARDED:
-            raise CheckpointError(
-                f"{type(trainer.strategy).__name__} keeps its state in ways of its own: not supported"
-            )
+            raise CheckpointError(f"{type(trainer.strategy).__name__} shards its state itself: not supported")
         if self._checkpointer is not None:
             raise CheckpointError("this CheckpointCallback has been through a fit() already: each fit() needs its own")
         self._loops = loops = _Loops(trainer)
@@ -158,7 +156,7 @@ class _Loops:
         for name in _NOT_STATE:
             checkpoint.pop(name, None)
         fit_loop = checkpoint["loops"] = {"fit_loop": checkpoint["loops"]["fit_loop"]}
-        fit_loop["fit_loop"]["state_dict"].pop("combined_loader", None)  # LoaderPlace saves the position instead
+        fit_loop["fit_loop"]["state_dict"].pop("combined_loader", None)  # LoaderPosition saves the position instead
         epoch_loop = trainer.fit_loop.epoch_loop
         if not self.ended and not epoch_loop._should_accumulate():
             # Lightning expects saves at a batch's end, and counts the current batch as one that stepped.

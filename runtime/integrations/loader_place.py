@@ -122,7 +122,7 @@ class LoaderPosition:
 
 
 class _Inner:
-    """A torch DataLoader in every respect, except that a LoaderPlace opens its epochs."""
+    """A torch DataLoader in every respect, except that a LoaderPosition opens its epochs."""
 
     def __init__(self, loader: Any, place: LoaderPosition) -> None:
         self._loader, self._place = loader, place

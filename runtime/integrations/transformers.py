@@ -78,7 +78,7 @@ class Resumable:
             super()._load_scaler(checkpoint)  # type: ignore[misc]
 
     def _load_rng_state(self, checkpoint: str | None) -> None:
-        if checkpoint is None or checkpoint != self._resume.folder:  # LoaderPlace restores the random state
+        if checkpoint is None or checkpoint != self._resume.folder:  # LoaderPosition restores the random state
             super()._load_rng_state(checkpoint)  # type: ignore[misc]
 
     def get_batch_samples(self, epoch_iterator: Iterator[object], num_batches: int, device: object) -> Any:

@@ -34,7 +34,7 @@ CODES = (
     Code(73, "fenced", "error", "a newer attempt has taken over its checkpoints", final=True),
     Code(74, "store", "failed", "its last checkpoint could not be written"),
     Code(75, "interrupted", "again", "it saved and asks to be run again"),
-    Code(76, "stale", "again", "it could not save, but an older checkpoint stands; it asks to be run again"),
+    Code(76, "stale", "again", "it could not save, but an older checkpoint exists; it asks to be run again"),
     Code(77, "nothing-saved", "again", "it could not save, and there is no checkpoint; it asks to be run again"),
 )
 """Exit codes with a meaning. docs/runtime.md shows the same table; tests/unit/test_exit_verdict.py compares them."""

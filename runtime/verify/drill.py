@@ -99,7 +99,7 @@ def substitute(drill: Drill) -> None:
                 self._saver.settle(math.inf)
                 drill.end_here()
             if plan.save_at is not None and self.step == plan.save_at:
-                self._asked = True
+                self._save_requested = True
             super()._boundary()
 
     module.Checkpointer = DrilledCheckpointer  # type: ignore[misc]

@@ -296,7 +296,7 @@ class TestUnanswered:
         return called
 
     @pytest.mark.parametrize("seed", range(2))
-    @where("hide", "calls_of_launch", "limit")
+    @where("delay_listings", "calls_of_launch", "limit")
     def test_whatever_goes_wrong_no_node_has_two_machines(self, standin: Standin, seed: int) -> None:
         actions = self.actions(standin)
         dice = random.Random(seed)
@@ -321,7 +321,7 @@ class TestUnanswered:
 
 
 class TestLateListings:
-    @where("hide")
+    @where("delay_listings")
     def test_what_is_not_shown_is_not_gone_nor_launched_twice(self, standin: Standin, provisioner: Provisioner) -> None:
         asked = standin.request()
         standin.delay_listings()
@@ -335,7 +335,7 @@ class TestLateListings:
         end(standin, allocation)
         assert standin.started() == 1 or not standin.once
 
-    @where("hide")
+    @where("delay_listings")
     def test_an_answer_is_lost_as_well(self, standin: Standin, provisioner: Provisioner) -> None:
         asked = dataclasses.replace(standin.request(), repeated=True)
         standin.delay_listings()

@@ -51,7 +51,7 @@ def test_with_another_account_s_credentials_nothing_changes_until_the_first_ones
     assert attempt.allocation.account == attempt.account
     stop_supervisor()
 
-    jobs.control.belong(OTHERS_KEY, OTHER)
+    jobs.control.assign_key(OTHERS_KEY, OTHER)
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", OTHERS_KEY)
     assert cloudgpu("cancel", job.id).returncode == 0
     jobs.wait_for(lambda: "not supervised" in job.refresh().reason, job)

@@ -306,7 +306,7 @@ def test_an_answer_that_is_lost_makes_nothing_twice(desk: Desk, action: str) -> 
 def test_a_launch_that_was_cut_off_goes_on_where_it_was(
     desk: Desk, action: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for module in ("lifecycle.grouped", "calling"):
+    for module in ("lifecycle.group_launch", "throttling"):
         monkeypatch.setattr(f"cloudgpu.provisioners.aws.{module}.PATIENCE_S", 0.0)
     desk.aws.control.fail(action, error("InternalError", 500))
     assert desk.refused().error_class == "transient"
@@ -319,7 +319,7 @@ def test_a_launch_that_was_cut_off_goes_on_where_it_was(
 
 @pytest.mark.parametrize("action", ["CreateLaunchTemplate", "CreateAutoScalingGroup", "SuspendProcesses"])
 def test_what_was_cut_off_is_ended_by_its_token(desk: Desk, action: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in ("lifecycle.grouped", "calling"):
+    for module in ("lifecycle.group_launch", "throttling"):
         monkeypatch.setattr(f"cloudgpu.provisioners.aws.{module}.PATIENCE_S", 0.0)
     desk.aws.control.fail(action, LOSE)
     desk.refused()

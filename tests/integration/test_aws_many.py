@@ -52,7 +52,7 @@ class Many:
         self.store = Store.open(f"sqlite:///{folder / 'store.db'}")
         self._bell = threading.Event()
         self._stop = threading.Event()
-        self._crew = WorkerPool(Supervisor(self.store), self._bell.set)
+        self._pool = WorkerPool(Supervisor(self.store), self._bell.set)
         self._thread = threading.Thread(target=self._run)
         self.ticks = 0
 
@@ -80,12 +80,12 @@ class Many:
         self._stop.set()
         self._bell.set()
         self._thread.join(180)
-        assert self._crew.close(180)
+        assert self._pool.close(180)
 
     def _run(self) -> None:
         while not self._stop.is_set():
             self._bell.clear()
-            tick = self._crew.tick()
+            tick = self._pool.tick()
             self.ticks += 1
             self._bell.wait(tick.wait_s)
 

@@ -442,7 +442,7 @@ def test_machines_that_ec2_has_forgotten_are_gone(
             control.interrupt(machine, 0.0)
         else:
             control.crash(machine)
-    control.hurry()
+    control.run_delayed()
     control.forget_ended()
     late = dataclasses.replace(allocation, launched_at={})
     account.provisioner().remove(late, [PAIR[0].node])

@@ -273,7 +273,7 @@ def test_a_spot_request_lives_and_ends_with_its_machine(account: Account) -> Non
     account.control.interrupt(instance["InstanceId"], 600.0)
     assert request()["Status"]["Code"] == "marked-for-termination"
     assert account.state(instance) == "running"
-    account.control.hurry()
+    account.control.run_delayed()
     assert account.state(instance) == "terminated"
     assert (request()["State"], request()["Status"]["Code"]) == ("closed", "instance-terminated-no-capacity")
     described = account.ec2.describe_instances()["Reservations"][0]["Instances"][0]
@@ -344,7 +344,7 @@ def test_a_used_security_group_stays_until_its_machine_has_gone(account: Account
     account.ec2.terminate_instances(InstanceIds=[instance["InstanceId"]])
     assert account.state(instance) == "shutting-down"
     assert refusal(lambda: account.ec2.delete_security_group(GroupId=group))[0] == "DependencyViolation"
-    account.control.hurry()
+    account.control.run_delayed()
     assert account.state(instance) == "terminated"
     account.ec2.delete_security_group(GroupId=group)
 
@@ -519,7 +519,7 @@ def test_a_notice_is_seen_on_the_machine_before_it_goes(account: Account) -> Non
     account.control.interrupt(instance["InstanceId"], 600.0)
     wait_for(lambda: '"action": "terminate"' in machine_of(account, instance).console)
     assert account.state(instance) == "running"
-    account.control.hurry()
+    account.control.run_delayed()
     assert account.state(instance) == "terminated"
 
 

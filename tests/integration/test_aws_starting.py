@@ -37,10 +37,10 @@ def aws(server: Aws, monkeypatch: pytest.MonkeyPatch) -> Aws:
 
 def launched(aws: Aws, code: str, message: str = "", request: LaunchRequest = REQUEST) -> NodeState:
     """Launch a machine that EC2 terminates with this code while it starts, and return its observed state."""
-    aws.control.doom(code, message)
+    aws.control.fail_launches(code, message)
     provisioner = AwsProvisioner(session(), FastClock())
     allocation = provisioner.launch(request)
-    aws.control.hurry()
+    aws.control.run_delayed()
     [state] = AwsProvisioner(session(), FastClock()).observe(allocation)
     assert state.phase == "gone" and code in state.detail
     return state
@@ -70,7 +70,7 @@ def test_each_reason_is_reported_as_a_refusal(
 
 def test_a_machine_that_starts_is_pending_and_one_that_was_ended_is_no_refusal(aws: Aws) -> None:
     provisioner = AwsProvisioner(session(), FastClock())
-    aws.control.doom("Server.InternalError", after_s=600.0)
+    aws.control.fail_launches("Server.InternalError", after_s=600.0)
     allocation = provisioner.launch(REQUEST)
     assert [(state.phase, state.refused) for state in provisioner.observe(allocation)] == [("pending", None)]
     provisioner.terminate(allocation)
@@ -83,10 +83,10 @@ def test_what_never_ran_has_not_started_for_the_bill(aws: Aws) -> None:
     for named, after_s, has_started in [(True, 0.0, False), (False, 0.0, False), (True, None, True)]:
         request = replace(REQUEST, token=f"{named:d}{after_s is None:d}" * 16)
         if after_s is not None:
-            aws.control.doom("Server.InsufficientInstanceCapacity", "Insufficient capacity.", after_s=after_s)
+            aws.control.fail_launches("Server.InsufficientInstanceCapacity", "Insufficient capacity.", after_s=after_s)
         provisioner = AwsProvisioner(session(), FastClock())
         allocation = provisioner.launch(request)
-        aws.control.hurry()
+        aws.control.run_delayed()
         known = allocation if named else replace(allocation, machines={})
         assert AwsProvisioner(session(), FastClock()).terminate(known).has_started is has_started
 
@@ -108,7 +108,9 @@ RESOURCES = f"resources: {{cloud: aws, machine_type: {TYPE}, accelerator: T4, re
 
 def test_a_job_goes_on_in_the_next_zone_and_pays_nothing_for_the_first(jobs: AwsJobs) -> None:
     first = jobs.zones["use1-az1"]
-    jobs.control.doom("Server.InsufficientInstanceCapacity", "Insufficient capacity.", zone=first, times=9, after_s=1.0)
+    jobs.control.fail_launches(
+        "Server.InsufficientInstanceCapacity", "Insufficient capacity.", zone=first, times=9, after_s=1.0
+    )
     job = jobs.submit(counting(5), text=RESOURCES)
     jobs.finish(job)
     assert total(5) in jobs.log(job)

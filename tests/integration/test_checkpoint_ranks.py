@@ -50,5 +50,5 @@ def test_one_rank_differs(
 def test_one_rank_dies(said: dict[tuple[str, int], tuple[str, int | None]]) -> None:
     assert ("dies", 1) not in said
     raised, code = said["dies", 0]
-    assert raised.startswith("PassingError: another rank has ended, or cannot be reached")
+    assert raised.startswith("TransientError: another rank has ended, or cannot be reached")
     assert code is None, "running it again may help"

@@ -420,7 +420,7 @@ def test_two_ranks(program: Path, tmp_path: Path) -> None:
     errors = [process.communicate(timeout=180)[1] for process in processes]
     assert [process.returncode for process in processes] == [75, 75], errors
     assert "is passed over (rank 0): rank-00001.bin has 0 bytes" in errors[0]  # rank 0 needs that shard, too
-    assert "another rank was told to stop" in errors[0]
+    assert "another rank received a notice to stop" in errors[0]
     saved = max(int(path.parent.name[:8]) for path in folder.glob("*/COMMIT.json"))
     assert reached is not None
     assert saved >= reached

@@ -234,7 +234,7 @@ def test_all_damaged_begins_anew_where_that_was_asked_for(
     for _ in range(2):
         caplog.clear()
         assert restore_all(local_store(copy), WORLD, on_damage="restart") == [None] * WORLD
-        assert "every checkpoint is damaged: training begins anew" in caplog.text
+        assert "every checkpoint is damaged: training starts over" in caplog.text
         assert all(name in caplog.text for name in names)
     # Retention deletes no damaged checkpoint, in the same attempt (where they have later steps) and in a new one.
     store = local_store(copy)
@@ -255,7 +255,7 @@ def test_what_verifies_again_is_used_again(
     copy = private_copy(folder, tmp_path / "copy")
     kept = {path: path.read_bytes() for path in (one / "rank-00000.bin" for one in folders(copy))}
     damage_all(copy)
-    with pytest.raises(CheckpointError, match="verified once more"):
+    with pytest.raises(CheckpointError, match="verified again"):
         restore_all(local_store(copy), WORLD)
     older, newer = kept
     older.write_bytes(kept[older])

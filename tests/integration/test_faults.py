@@ -507,7 +507,7 @@ def test_damaged_checkpoints_are_passed_over(home: Path, tmp_path: Path, undistu
     began = [int(step) for step in (bench.folder / "began").read_text().split()]
     assert began == [10 * attempt for attempt in range(len(pauses))] + [0]
     assert said(bench).count("passed over") >= 3
-    assert "every checkpoint is damaged: training begins anew" in said(bench)
+    assert "every checkpoint is damaged: training starts over" in said(bench)
     assert set(bench.outcomes()) == {"preempted", "succeeded"}
 
 

@@ -275,7 +275,7 @@ def test_an_insertion_is_an_operation(project: Project) -> None:
     with pytest.raises(exceptions.BadRequest, match="is not ready"):
         project.delete()
     project.control.set_times(operation=0.02)
-    project.control.hurry()
+    project.control.run_delayed()
     done = project.finish(begun)
     assert (done.status, done.progress, done.name) == (cv.Operation.Status.DONE, 100, begun.name)
     assert project.get().status == "RUNNING"
@@ -289,7 +289,7 @@ def test_wait_may_end_before_the_operation(project: Project) -> None:
     project.control.set_times(operation=600.0, wait=0.1)
     operation = project.begin()
     assert project.finish(operation).status == cv.Operation.Status.RUNNING
-    project.control.hurry()
+    project.control.run_delayed()
     assert project.finish(operation).status == cv.Operation.Status.DONE
 
 
@@ -316,7 +316,7 @@ def test_the_same_name_again_is_refused_until_it_is_gone(project: Project) -> No
     assert project.get().status == "STOPPING"
     assert project.refusal()[:2] == (409, "alreadyExists")
     project.control.set_times(stopping=0.0)
-    project.control.hurry()
+    project.control.run_delayed()
     project.finish(deleting)
     project.insert()
     assert project.control.resources("disks")[0]["name"] == "one"
@@ -680,7 +680,7 @@ def test_preemption(project: Project) -> None:
     wait_for(lambda: project.machine().reason == "compute.instances.preempted")
     wait_for(lambda: project.events() == ["insert", "compute.instances.preempted"])
     assert project.get().status == "STOPPING"
-    project.control.hurry()
+    project.control.run_delayed()
     assert project.control.resources("instances") == [] == project.control.resources("disks")
 
 
@@ -698,9 +698,9 @@ def test_maintenance_is_announced_and_the_machine_comes_back(project: Project) -
     announced = json.loads(ask_metadata(project.machine(), "instance/upcoming-maintenance"))
     assert announced["maintenanceStatus"] == "PENDING"
     assert ask_metadata(project.machine(), "instance/maintenance-event") == "TERMINATE_ON_HOST_MAINTENANCE"
-    project.control.hurry()
+    project.control.run_delayed()
     wait_for(lambda: project.get().status == "REPAIRING")
-    project.control.hurry()
+    project.control.run_delayed()
     wait_for(lambda: project.machine().console.count("up\n") == 2)
     assert ask_metadata(project.machine(), "instance/maintenance-event") == "NONE"
     assert "asked to end" in project.machine().console

@@ -340,7 +340,7 @@ def test_a_machine_that_is_maintained_returns(gce: GceControl, provisioner: GcpP
     gce.maintain(name_of(allocation.machines["worker-0.1"]), 0.0, repair=600.0)
     until(lambda: [one.status for one in gce.instances()] == ["REPAIRING"])
     assert look(allocation).returns and look(allocation).phase != "gone"
-    gce.hurry()
+    gce.run_delayed()
     until(lambda: look(allocation).phase == "running" and not look(allocation).detail)
     assert not look(allocation).returns
 
@@ -349,7 +349,7 @@ def test_a_machine_whose_host_failed_returns(gce: GceControl, provisioner: GcpPr
     allocation = provisioner.launch(request())
     gce.crash(name_of(allocation.machines["worker-0.1"]), repair=600.0)
     until(lambda: look(allocation).returns)
-    gce.hurry()
+    gce.run_delayed()
     until(lambda: not look(allocation).returns)
 
 
@@ -377,7 +377,7 @@ def test_placement_that_takes_longer_than_a_launch_waits_makes_one_machine(
     if market == "on-demand":
         assert refused(provisioner, asked).code == "OperationTimeout"
     gce.set_times(operation=0.02)
-    gce.hurry()
+    gce.run_delayed()
     allocation = another().launch(dataclasses.replace(asked, repeated=True))
     until(lambda: look(allocation).phase == "running")
     assert len(gce.instances()) == 1

@@ -146,11 +146,11 @@ def test_only_the_lock_of_ones_own_killed_engine_is_broken(team: Team) -> None:
     if team.desk.is_double:  # Pulumi's own may break locks of this host, which the colleague shares
         refused = team.desk.colleague().run("up", "--count", "1")
         assert refused.code == 6
-        assert f"somebody works on the stack {STACK}" in refused.stderr
+        assert f"another user works on the stack {STACK}" in refused.stderr
         assert team.locks == [left]
     again = team.desk.run("up", "--count", "1")
     assert again.code == 0, again.stderr
-    assert "broke the lock of a run of yours that was killed" in again.stderr
+    assert "broke the lock of your earlier run, which was killed" in again.stderr
     assert (team.desk.sizes, team.locks) == ([1], [])
 
 
@@ -173,10 +173,8 @@ def test_a_missing_bucket_is_reported(team: Team) -> None:
     failed = team.desk.run("up")
     assert failed.code == 6
     said, hint = failed.stderr.splitlines()[-2:]
-    assert (
-        said
-        == f"error: {team.place.missing} is not there: its bucket does not exist, or these credentials may not see it"
-    )
+    missing = "was not found: its bucket does not exist, or these credentials have no access to it"
+    assert said == f"error: {team.place.missing} {missing}"
     assert "CLOUDGPU_INFRA_BACKEND" in hint
     assert team.desk.shelf.made == 0
 

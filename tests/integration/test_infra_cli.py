@@ -296,7 +296,7 @@ def test_a_cluster_from_nothing_to_nothing(desk: Desk) -> None:
     file = desk.cluster_file()
     seen = desk.well("cluster", "up", file, "--dry-run", "--json").json
     assert float(seen["price_usd_h"]) > 0
-    assert (seen["quota"], clusters.known()) == ("enough, as far as the provider tells", [])
+    assert (seen["quota"], clusters.known()) == ("enough, according to the provider", [])
 
     made = desk.well("cluster", "up", file, "--yes", "--json").json
     known = clusters.load("big")
@@ -452,7 +452,7 @@ def test_the_second_machine_of_a_cluster_reaches_the_first(desk: Desk) -> None:
     other = desk.cluster_file(CLUSTER.replace("nodes: 2", "nodes: 1, machine_type: g2-standard-8"))
     desk.well("cluster", "scale", "big", "1", "--yes")
     quota = desk.well("cluster", "up", other, "--dry-run", "--json").json["quota"]
-    assert quota == "enough, as far as the provider tells"  # checked for the other machine type
+    assert quota == "enough, according to the provider"  # checked for the other machine type
     assert "cloudgpu cluster scale big MACHINES" in desk.well("cluster", "scale", "big", "0", "--yes").err
 
 

@@ -141,7 +141,7 @@ def test_the_lock_of_a_killed_engine_is_broken(desk: Desk) -> None:
     assert len(desk.locks) == 1
     again = desk.run("up", "--count", "1")
     assert again.code == 0, again.stderr
-    assert "broke the lock of a run of yours that was killed" in again.stderr
+    assert "broke the lock of your earlier run, which was killed" in again.stderr
     assert (desk.sizes, desk.locks) == ([1], [])
 
 
@@ -184,7 +184,7 @@ def test_two_of_this_computer_do_not_work_on_one_stack(desk: Desk) -> None:
         desk.shelf.hurry.set()
         assert desk.end(process).code == 0
     assert refused.code == 6
-    assert "another cloudgpu of this computer works on toys" in refused.stderr
+    assert "another cloudgpu process of this computer works on toys" in refused.stderr
     assert desk.shelf.made == 1
 
 

@@ -273,7 +273,7 @@ def test_remaining_nodes_wait_for_new_members_and_continue(world: World) -> None
     until(lambda: len(world.texts()) == 2)
     world.lose_power(1)
     (world.home(0) / "code" / "go").touch()
-    until(lambda: "worker-1.1 seems to be lost: waiting for what takes its place" in world.texts("agent"), 180)
+    until(lambda: "worker-1.1 seems to be lost: waiting for its replacement" in world.texts("agent"), 180)
     members(world, 2, "worker-0.1")
     assert world.agents[0].wait(180) == 0
     assert world.result(0).outcome == "succeeded"
@@ -343,7 +343,7 @@ def test_remaining_nodes_wait_for_one_that_is_leaving(world: World) -> None:
     world.notice(240)
     until(lambda: (beat := world.heartbeat(0)) is not None and beat.phase == "stopping")
     (world.home(1) / "code" / "fail").touch()
-    until(lambda: "worker-0.1 seems to be lost: waiting for what takes its place" in world.texts("agent"))
+    until(lambda: "worker-0.1 seems to be lost: waiting for its replacement" in world.texts("agent"))
     (world.home(0) / "code" / "saved").touch()
     until(lambda: world.has_result(0), 180)
     assert world.result(0).outcome == "preempted"
@@ -361,7 +361,7 @@ def test_no_new_members_are_awaited_for_a_node_that_has_returned(world: World) -
     until(lambda: "up" in world.texts() and (beat := world.heartbeat(1)) is not None and beat.phase == "running")
     world.agents[1].send_signal(signal.SIGSTOP)
     (world.home(0) / "code" / "fail").touch()
-    until(lambda: "worker-1.1 seems to be lost: waiting for what takes its place" in world.texts("agent"), 180)
+    until(lambda: "worker-1.1 seems to be lost: waiting for its replacement" in world.texts("agent"), 180)
     world.agents[1].send_signal(signal.SIGCONT)
     assert world.agents[0].wait(180) == 0
     assert (world.result(0).outcome, [record.kind for record in generations(world)]) == ("failed", ["closed"])

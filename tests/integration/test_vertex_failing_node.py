@@ -35,8 +35,8 @@ time.sleep(600.0)
 def test_a_program_that_fails_on_one_node_is_a_failure(jobs: VertexJobs, tmp_path: Path, node: str) -> None:
     job = jobs.submit(PROGRAM.replace("FAILING", node).replace("OTHER", str(tmp_path / "other")), text=TWO)
     jobs.finish(job, "failed", limit_s=300.0)
-    assert {"worker-0.1 runs", "worker-1.1 runs"} <= set(jobs.log(job)), jobs.story(job)
+    assert {"worker-0.1 runs", "worker-1.1 runs"} <= set(jobs.log(job)), jobs.diagnostics(job)
     [attempt] = job.attempts()
-    assert (attempt.outcome, attempt.exit_code) == ("failed", 3), jobs.story(job)
+    assert (attempt.outcome, attempt.exit_code) == ("failed", 3), jobs.diagnostics(job)
     assert node in attempt.reason
     assert len(jobs.custom_jobs(job)) == 1

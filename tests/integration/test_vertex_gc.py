@@ -124,7 +124,7 @@ def test_jobs_of_other_owners_are_removed_only_when_expired_and_with_others(vert
     vertex.leak("b" * 32, owner="cloudgpu-somebody", expires=time.time() + 3_600)
     vertex.leak("c" * 32, owner="cloudgpu-somebody")
     assert {one["token"][0]: one["state"] for one in shown()} == {"a": "expired", "b": "another's", "c": "another's"}
-    assert "nothing was removed: nothing of it may go yet" in run_gc("--yes").stderr
+    assert "nothing was removed: none of it may be removed yet" in run_gc("--yes").stderr
     assert len(vertex.alive()) == 3
     run_gc("--yes", "--others")
     assert {one["token"][0] for one in shown()} == {"b", "c"}

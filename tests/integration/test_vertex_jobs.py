@@ -36,8 +36,8 @@ def test_a_job_runs_in_a_container_and_leaves_nothing(tmp_path: Path, agents: Pa
         jobs.finish(job)
         assert total(5) in jobs.log(job)
         (one,) = jobs.custom_jobs(job)
-        assert (one.region, one.market) == (REGION, "spot"), jobs.story(job)
-        assert one.state in DONE, jobs.story(job)
+        assert (one.region, one.market) == (REGION, "spot"), jobs.diagnostics(job)
+        assert one.state in DONE, jobs.diagnostics(job)
 
 
 def test_no_capacity_is_reported_late_and_the_job_runs_in_another_region(jobs: VertexJobs) -> None:
@@ -48,7 +48,7 @@ def test_no_capacity_is_reported_late_and_the_job_runs_in_another_region(jobs: V
     first, second = jobs.custom_jobs(job)
     assert (first.region, first.state) == (REGION, "FAILED")
     assert second.region == OTHER and second.state in DONE
-    assert [attempt.outcome for attempt in job.attempts()] == ["refused", "succeeded"], jobs.story(job)
+    assert [attempt.outcome for attempt in job.attempts()] == ["refused", "succeeded"], jobs.diagnostics(job)
     assert total(5) in jobs.log(job)
 
 
@@ -68,7 +68,7 @@ def test_a_preempted_job_is_made_again_and_resumes(jobs: VertexJobs) -> None:
     assert running is not None
     jobs.vertex.preempt(running.id, seconds=60.0)
     jobs.finish(job)
-    assert jobs.outcomes(job) == ["preempted", "succeeded"], jobs.story(job)
+    assert jobs.outcomes(job) == ["preempted", "succeeded"], jobs.diagnostics(job)
     begins = [line for line in jobs.log(job) if "begins at" in line]
     assert len(begins) == 2 and "begins at 0 " not in begins[1]
     assert total(60) in jobs.log(job)
@@ -82,7 +82,7 @@ def test_the_service_fails_and_the_job_goes_on_elsewhere(jobs: VertexJobs) -> No
     assert running is not None
     jobs.vertex.fail_inside(running.id)
     jobs.finish(job)
-    assert jobs.outcomes(job) == ["lost", "succeeded"], jobs.story(job)
+    assert jobs.outcomes(job) == ["lost", "succeeded"], jobs.diagnostics(job)
     begins = [line for line in jobs.log(job) if "begins at" in line]
     assert "begins at 0 " not in begins[-1]
     assert total(60) in jobs.log(job)
@@ -98,7 +98,7 @@ def test_a_program_that_fails_is_the_jobs_end(jobs: VertexJobs, tmp_path: Path) 
     assert one.state == "FAILED" and "non-zero status of 3" in one.error
     ensure_supervisor()
     jobs.finish(job, "failed")
-    assert [attempt.outcome for attempt in job.attempts()] == ["failed"], jobs.story(job)
+    assert [attempt.outcome for attempt in job.attempts()] == ["failed"], jobs.diagnostics(job)
 
 
 @in_long_mode
@@ -140,7 +140,7 @@ def test_two_nodes_and_the_preemption_of_one(jobs: VertexJobs) -> None:
     assert [one.replica for one in running.containers] == ["workerpool0-0", "workerpool1-0"]
     jobs.vertex.preempt(running.id, "workerpool1-0", 60.0)
     jobs.finish(job)
-    assert jobs.outcomes(job) == ["preempted", "succeeded"], jobs.story(job)
+    assert jobs.outcomes(job) == ["preempted", "succeeded"], jobs.diagnostics(job)
     log = jobs.log(job)
     assert {"worker-0.1 begins at 0", "worker-1.1 begins at 0"} <= set(log)
     assert len([line for line in log if "begins at" in line and not line.endswith(" 0")]) == 2

@@ -78,13 +78,13 @@ class VertexLeaks(Leaks[VertexJobs]):
 
     def check_machines(self, job: Job) -> None:
         found = self.jobs.custom_jobs(job)
-        assert all(one.ended is not None for one in found), self.jobs.story(job)
-        assert len(found) == 1 or self.twins or job.state == "cancelled", self.jobs.story(job)
+        assert all(one.ended is not None for one in found), self.jobs.diagnostics(job)
+        assert len(found) == 1 or self.twins or job.state == "cancelled", self.jobs.diagnostics(job)
         assert all(one.replicas == NODES for one in found)
 
     def check_whole(self, job: Job) -> None:
         """Check only that the job succeeded: the service itself starts all containers of a custom job."""
-        assert job.state == "succeeded", self.jobs.story(job)
+        assert job.state == "succeeded", self.jobs.diagnostics(job)
 
 
 @contextlib.contextmanager
@@ -157,12 +157,12 @@ def test_one_of_two_jobs_is_ended(leaks: VertexLeaks, fault: Fault) -> None:
     showing.start()
     leaks.run(job)
     showing.join()
-    assert job.state == "succeeded", leaks.jobs.story(job)
+    assert job.state == "succeeded", leaks.jobs.diagnostics(job)
     assert len(leaks.called(CREATE)) == 2
-    assert len(job.attempts()) == 1, leaks.jobs.story(job)
+    assert len(job.attempts()) == 1, leaks.jobs.diagnostics(job)
     older, newer = leaks.jobs.custom_jobs(job)
     assert older.ended is not None and newer.ended is not None
-    assert older.ended > newer.ended, leaks.jobs.story(job)
+    assert older.ended > newer.ended, leaks.jobs.diagnostics(job)
 
 
 def show_late(leaks: VertexLeaks, job: Job) -> None:

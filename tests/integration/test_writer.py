@@ -530,7 +530,7 @@ def test_a_dead_node_writer_is_waited_for_and_given_everything_again(
 
 def test_a_node_writer_that_does_not_come_back_is_done_without(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CLOUDGPU_WRITER", str(tmp_path / "nobody"))
-    monkeypatch.setattr("cloudgpu.runtime.checkpoint.writer.link.AGENT_PATIENCE_S", 0.3)
+    monkeypatch.setattr("cloudgpu.runtime.checkpoint.writer.link.AGENT_RESTART_TIMEOUT_S", 0.3)
     with training(tmp_path) as one:
         assert one.save(1).committed
 

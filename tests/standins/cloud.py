@@ -247,7 +247,7 @@ class FakeCloud:
         try:
             stop = Stop.read(job_dir, attempt_key(machine.request.attempt, "stop.json"))
             if stop is not None and life.obeys:
-                self._end(machine, job_dir, "stopped", 0, f"told to stop: {stop.reason}")
+                self._end(machine, job_dir, "stopped", 0, f"asked to stop: {stop.reason}")
             elif stop is not None and self.clock.now() >= stop.deadline:
                 self._end(machine, job_dir, "stopped", -9, "killed at the deadline")
             elif not self._follow(machine):

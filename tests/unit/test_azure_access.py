@@ -191,7 +191,7 @@ class TestUrls:
 
     def test_plain_http_leaves_no_machine(self, token: Azurite, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("AZURE_STORAGE_ENDPOINT", "http://10.0.0.1:10000/account")
-        with pytest.raises(JobDirError, match="plain http is spoken with this very machine only"):
+        with pytest.raises(JobDirError, match="plain http is allowed for this machine only"):
             JobDir(URL)
 
 

@@ -35,7 +35,7 @@ def train(caplog: pytest.LogCaptureFixture, trainee: Any, **objects: Any) -> lis
             parameter.grad = torch.randn_like(parameter)
         optimizer.step()
         ckpt.wait()
-    return [record.getMessage() for record in caplog.records if "of no use" in record.message]
+    return [record.getMessage() for record in caplog.records if "stale state" in record.message]
 
 
 def model() -> Any:
@@ -58,7 +58,7 @@ def test_nothing_changes_while_gradients_are_accumulated(caplog: pytest.LogCaptu
             optimizer.step()
             optimizer.zero_grad()
         ckpt.wait()
-    assert "of no use" not in caplog.text
+    assert "stale state" not in caplog.text
 
 
 class Copied:

@@ -42,7 +42,9 @@ def test_help_lists_every_command_and_imports_none() -> None:
     *_, loaded = done.stdout.splitlines()
     code, *modules = loaded.split()
     assert code == "0"
-    assert sorted(modules) == [f"cloudgpu.cli{name}" for name in ("", ".exits", ".main", ".shared", ".shared.errors")]
+    assert sorted(modules) == [
+        f"cloudgpu.cli{name}" for name in ("", ".exit_codes", ".main", ".shared", ".shared.errors")
+    ]
     assert max(map(len, done.stdout.splitlines()[:-1])) <= 80
 
 

@@ -90,7 +90,7 @@ def test_what_nothing_can_run_is_told_at_its_key(
     [
         ("{accelerator: 'A100:3'}", "count-offered", "no machine of aws, gcp, vertex or azure has 3 A100-40GB"),
         ("{accelerator: 'L4:3'}", "count-offered", "L4:3: no machine of aws, gcp or vertex has 3 L4"),
-        ("{machine_type: p2.xlarge}", "machine-type-retired", "no longer to be had on aws since 2025-06-15"),
+        ("{machine_type: p2.xlarge}", "machine-type-retired", "no longer available on aws since 2025-06-15"),
         ("{machine_type: p4d.24xlarge, accelerator: 'H100:8'}", "accelerator-on-machine-type", "does not take H100"),
         (
             "{region: us-west2, accelerator: A100}",

@@ -64,13 +64,15 @@ def test_the_sdk_is_loaded_by_nothing_but_a_call() -> None:
 
 
 @pytest.mark.parametrize("missing", ["google.auth", "google.cloud.compute_v1"])
-@pytest.mark.parametrize("call", ["get_provisioner('gcp').find(Owner('x'))", "leftovers.find('gcp', Owner('x'), [])"])
+@pytest.mark.parametrize(
+    "call", ["get_provisioner('gcp').find(Owner('x'))", "tagged_resources.find('gcp', Owner('x'), [])"]
+)
 def test_without_the_sdk_it_is_said_what_to_install(missing: str, call: str) -> None:
     code = f"""
 import os, sys
 sys.modules["{missing}"] = None
 os.environ["GOOGLE_CLOUD_PROJECT"] = "p"
-from cloudgpu.provisioners import Owner, ProvisionError, get_provisioner, leftovers
+from cloudgpu.provisioners import Owner, ProvisionError, get_provisioner, tagged_resources
 try:
     {call}
 except ProvisionError as error:

@@ -248,7 +248,7 @@ class TestAddress:
     @pytest.mark.parametrize("given", ["http://10.0.0.1:4443", "storage.example.com:80", "http://169.254.169.254"])
     def test_plain_http_leaves_no_machine(self, key: Gcp, monkeypatch: pytest.MonkeyPatch, given: str) -> None:
         monkeypatch.setenv("STORAGE_EMULATOR_HOST", given)
-        with pytest.raises(JobDirError, match="plain http is spoken with this very machine only"):
+        with pytest.raises(JobDirError, match="plain http is allowed for this machine only"):
             JobDir(URL)
 
     def test_one_without_a_scheme_is_known_too(self, key: Gcp, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -341,7 +341,7 @@ class TestWriting:
         assert time.monotonic() - begun > 2.0 - 0.05
         assert job_dir.get("heartbeat.json") == b"2"
         assert 429 in {call.status for call in key.control.calls("objects.insert")}
-        assert job_dir.rewrite_s == 1.0
+        assert job_dir.min_rewrite_s == 1.0
 
     def test_large_files_are_sent_in_parts_and_told_of(self, key: Gcp, tmp_path: Path) -> None:
         (tmp_path / "large").write_bytes(os.urandom(1 << 20) * 21)

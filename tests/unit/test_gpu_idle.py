@@ -87,9 +87,7 @@ def test_an_unreadable_gpu_begins_the_count_anew_and_is_said_once() -> None:
     node, lost = Node(), UnreadableError("the driver is gone")
     assert [node.look([0]), node.look([0])] == [0, 10]
     assert [node.look(lost) for _ in range(5)] == [None] * 5
-    assert node.said == [
-        "whether the GPUs are idle cannot be told, so limits.gpu_idle stops nothing: the driver is gone"
-    ]
+    assert node.said == ["GPU utilisation cannot be read, so limits.gpu_idle has no effect: the driver is gone"]
     assert [node.look([0]), node.look([0])] == [0, 10]
 
 

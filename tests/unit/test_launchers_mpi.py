@@ -19,9 +19,8 @@ ADDRESS = {"worker-0.1": Address("10.0.0.1", 20_123)}
 
 def place(*gpus: int, own: int = 0, **job: object) -> ProgramContext:
     nodes = [NodeRecord(f"worker-{rank}.1", "worker", rank, rank, count) for rank, count in enumerate(gpus)]
-    return ProgramContext(
-        JobRecord("job-1", "job", "train", **job), "file:///d", 2, nodes[own], nodes, Path("/home/state")
-    )  # type: ignore[arg-type]
+    record = JobRecord("job-1", "job", "train", **job)  # type: ignore[arg-type]
+    return ProgramContext(record, "file:///d", 2, nodes[own], nodes, Path("/home/state"))
 
 
 def ranks(launcher: str, where: ProgramContext) -> list[Process]:

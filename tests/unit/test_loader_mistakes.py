@@ -115,7 +115,7 @@ HEAD = "name: job\nrun: python train.py\ncode: null\n"
         (
             "resources: {market: [spot, spot]}",
             "4:28 duplicate-entry",
-            "`spot` stands in this list twice",
+            "`spot` is in this list twice",
             "delete one of them",
         ),
         (
@@ -315,7 +315,7 @@ HEAD = "name: job\nrun: python train.py\ncode: null\n"
         ("resources: {region: us-esat-1}", "4:21 unknown-region", None, None),
         ("resources: {machine_type: n1-standrad-8}", "4:27 unknown-machine-type", None, None),
         # YAML
-        ("name: again", "4:1 duplicate-key", "the key `name` stands here twice, first in line 1", "keep one of them"),
+        ("name: again", "4:1 duplicate-key", "the key `name` is here twice, first in line 1", "keep one of them"),
         ("env:\n\tA: b", "5:1 tab", "a tab cannot indent", "indent with spaces"),
         (
             "env: !!python/object/apply:os.system {A: b}",

@@ -50,7 +50,7 @@ def test_a_node_that_does_not_come_is_waited_for_as_long_as_its_provider_may_tak
         marker="marker",
         runner=runner,
         retry=lambda call: call(),
-        log=SimpleNamespace(say=lambda _text: None),
+        log=SimpleNamespace(add_agent_line=lambda _text: None),
         key=lambda name: f"attempts/0001/nodes/worker-1.1/{name}",
         of_fleet=of_fleet,
     )

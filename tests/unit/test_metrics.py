@@ -173,7 +173,7 @@ def test_memory_is_bounded(job_dir: JobDir, caplog: pytest.LogCaptureFixture) ->
     for _ in range(100):
         training.train(100)
         assert len(training.stage()[1]) < 11_000
-    assert "every second row is given up" in caplog.text
+    assert "every second row is dropped" in caplog.text
     training.save()
     kept = steps(job_dir)
     assert kept == sorted(set(kept))

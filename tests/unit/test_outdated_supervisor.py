@@ -37,9 +37,9 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 # Holds the lock as a supervisor does, with another version in it.
 _HOLDER = """
 import sys, time
-from cloudgpu.control.supervisor import presence
-presence.__version__ = sys.argv[1]
-lock = presence.take_lock(by_command=sys.argv[2] == "command")
+from cloudgpu.control.supervisor import supervisor_lock
+supervisor_lock.__version__ = sys.argv[1]
+lock = supervisor_lock.take_lock(by_command=sys.argv[2] == "command")
 print("locked", flush=True)
 time.sleep(600)
 """
@@ -98,9 +98,9 @@ def test_a_lock_of_an_older_version_is_a_process_id_alone() -> None:
 _LIAR = """
 import json, sys, time
 from cloudgpu.control import paths
-from cloudgpu.control.supervisor import presence
-presence.__version__ = "0.0.9"
-lock = presence.take_lock(by_command=True)
+from cloudgpu.control.supervisor import supervisor_lock
+supervisor_lock.__version__ = "0.0.9"
+lock = supervisor_lock.take_lock(by_command=True)
 content = json.loads(paths.supervisor_lock().read_text()) | {"pid": json.loads(sys.argv[1])}
 paths.supervisor_lock().write_text(json.dumps(content))
 print("locked", flush=True)
@@ -109,10 +109,10 @@ time.sleep(600)
 
 # The check of every command. It has a separate session, because process id 0 means the sender's process group.
 _COMMAND = """
-from cloudgpu.control.supervisor import presence, running, spawn
+from cloudgpu.control.supervisor import outdated, spawn, supervisor_lock
 spawn.ensure_supervisor()
-there = presence.running()
-assert there is not None and running.end(there) is False
+there = supervisor_lock.running()
+assert there is not None and outdated.end(there) is False
 print("alive")
 """
 

@@ -114,7 +114,7 @@ def test_status_of_a_job_that_waits(world: World) -> None:
     job_id = world.submit(offer("us-1", "az1"))
     world.drive(world.supervisor(), until=lambda: world.job(job_id).cause == "capacity")
     text = status_view.job_text(seen(world, job_id))
-    assert "queued: no machines anywhere for now, asked again at 2096-10-02 07:1" in text
+    assert "queued: no machines available; next try at 2096-10-02 07:1" in text
     assert "next try   in " in text
     status = status_view.status_json(seen(world, job_id))
     assert status["next_try"].startswith("2096-10-02T07:1")

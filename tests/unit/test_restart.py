@@ -185,7 +185,7 @@ def test_a_machine_that_was_restarted_joins_what_the_others_have_begun_without_i
     own = ledger("worker-1.1")
     assert (own.catch_up(), own.find_awaiting_generation(1)) == (None, None)
     begun = other.decide_next(
-        RestartRequest("interruption", "another rank was told to stop", 0.0), "again", may_follow=True
+        RestartRequest("interruption", "another rank received a notice to stop", 0.0), "again", may_follow=True
     )
     assert begun is not None and own.catch_up() == begun
     assert own.find_awaiting_generation(1) == begun, "they wait for it there"

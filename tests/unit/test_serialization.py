@@ -232,7 +232,12 @@ def test_an_older_row_has_less() -> None:
     offer = {key: value for key, value in OFFER.items() if key not in {"price_at_most", "price_from_usd_h"}}
     later = ("generations", "timeline", "nodes", "hints", "account", "seen", "progress", "allocation")
     attempt = serialization.decode_attempt({**ATTEMPT, **dict.fromkeys(later), "offer": dump(offer)})
-    assert (attempt.generations, attempt.hints, attempt.nodes, attempt.offer.price_at_most) == ((), (), None, False)
+    assert (attempt.generations, attempt.hints, attempt.nodes, attempt.offer.price_at_most) == (
+        (),
+        (),
+        None,
+        False,
+    )
     policy = {"preemptions": None, "failures": 1, "duration_s": 60, "cost_usd": None, "gpu_idle_s": None, "later": 1}
     job = serialization.decode_job({**JOB, "policy": dump(policy), "offers": dump([offer])})
     assert (job.policy.duration_s, job.policy.agents, [one.zone for one in job.offers]) == (60, {}, ["a-2"])

@@ -42,9 +42,7 @@ def test_a_cancelled_job_ends_though_every_step_fails(world: World, error: Excep
     world.drive(supervisor, until=lambda: world.attempts(job_id)[-1].state == "terminating")
     # A target that cannot be queried does not delay the end beyond the machines' deadline.
     is_target = isinstance(error, ProvisionError)
-    least, reason = (
-        (GRACE_S["cancel"], "could not be looked at") if is_target else (ENDING_S, "after 120 s in which it")
-    )
+    least, reason = (GRACE_S["cancel"], "could not be queried") if is_target else (ENDING_S, "after 120 s in which it")
     assert least <= world.clock.monotonic() - begun <= least + 120.0
     world.drive(supervisor, until=lambda: not world.cloud.running())
     world.cloud.faults.clear()

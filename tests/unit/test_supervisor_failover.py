@@ -99,7 +99,7 @@ def test_retry_capacity_keeps_looking_and_then_ends_the_job(world: World) -> Non
     world.drive(supervisor, until=lambda: world.job(job_id).not_before > world.clock.now())
     waiting = world.job(job_id)
     assert (waiting.state, waiting.cause) == ("queued", "capacity")
-    assert waiting.reason.startswith("no machines anywhere for now, asked again at ")
+    assert waiting.reason.startswith("no machines available; next try at ")
     world.drive(supervisor, for_s=7_200)
     job = world.job(job_id)
     assert (job.state, job.cause) == ("failed", "capacity")
@@ -564,7 +564,7 @@ def test_a_list_that_is_stale_does_not_take_the_time_for_saving(world: World) ->
     world.store.set_goal(job_id, "cancel", "cancel", world.clock.now())
     world.finish(job_id)
     [attempt] = world.attempts(job_id)
-    assert (attempt.outcome, attempt.reason) == ("stopped", "told to stop: cancel")
+    assert (attempt.outcome, attempt.reason) == ("stopped", "asked to stop: cancel")
 
 
 def test_events_bear_the_time_at_which_they_are_written(world: World) -> None:

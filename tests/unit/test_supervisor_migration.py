@@ -150,7 +150,7 @@ def test_a_program_that_saved_nothing_begins_anew_and_that_is_said(world: World)
     job_id = world.submit(GCP, AZURE, apart=True)
     world.finish(job_id)
     left, here = (place(world, job_id, offer).url for offer in (GCP, AZURE))
-    assert messages_of(world, job_id, "moved") == [f"no checkpoint in {left}: the program begins anew in {here}"]
+    assert messages_of(world, job_id, "moved") == [f"no checkpoint in {left}: the program starts over in {here}"]
 
 
 @pytest.mark.parametrize("on_damage", ["stop", "restart"])
@@ -177,7 +177,7 @@ def test_a_program_whose_checkpoints_are_all_damaged_begins_anew_only_if_its_job
     if on_damage == "restart":
         assert job.state == "succeeded" and restored(world) == [0, 0]
         (message,) = messages_of(world, job_id, "moved")
-        assert message.startswith(f"every checkpoint is damaged: the program begins anew in {here.url}; passed over")
+        assert message.startswith(f"every checkpoint is damaged: the program starts over in {here.url}; passed over")
         assert all(name in message for name in names) and message in caplog.text
         return
     assert (job.state, len(world.cloud.launches)) == ("failed", 1)

@@ -114,7 +114,7 @@ def test_entry_points_are_not_read_for_what_is_built_in() -> None:
     code = (
         "import sys\n"
         "from cloudgpu.jobspecs import targets\n"
-        "assert targets.is_name('aws') and targets.info('cluster').is_standing and not targets.is_name('cluster')\n"
+        "assert targets.is_name('aws') and targets.info('cluster').outlives_jobs and not targets.is_name('cluster')\n"
         "assert 'importlib.metadata' not in sys.modules\n"
         "assert not targets.is_name('no-such-target')\n"
         "assert 'importlib.metadata' in sys.modules"

@@ -78,7 +78,7 @@ def _with_suggestion(error: NoSuchJobError, ref: str, jobs: Sequence[Job]) -> Ex
 def watch(job: Job, *, read_only: bool = False) -> Job:
     """Ensure that a supervisor advances the job; starts a new one if none runs. Raises ControlError if that fails.
 
-    only_looking: print a warning instead of raising
+    read_only: print a warning instead of raising
     """
     if not job.done:
         from ....control.errors import ControlError

@@ -104,7 +104,7 @@ class NodeReplacer:
         return context.write("launched", f"got {', '.join(missing)}", job=job, attempt=healed)
 
     def _wait_or_stop(self, names: str, error: ProvisionError, *, idle: bool) -> bool:
-        context, is_final, reason = self._context, error.is_final, f"{names} cannot be got: {error}"
+        context, is_final, reason = self._context, error.is_final, f"{names} cannot be downloaded: {error}"
         if idle and (is_final or context.waited_s >= IN_PLACE_S):
             return context.begin_stop("peer", reason)
         pause = "round" if is_final else "login" if error.is_login else "wait"

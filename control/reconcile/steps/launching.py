@@ -113,7 +113,7 @@ class Launcher:
         wanted, itself = wanted_nodes(context.attempt), context.heals_itself
         replaces = not itself and len(wanted) > 1 and info(context.attempt.offer.cloud).replaces_nodes
         if (elsewhere := self._describe(wanted, heals=replaces or itself)) is not None:
-            return self._fail(f"{elsewhere} was written by somebody else")
+            return self._fail(f"{elsewhere} was written by another process")
         return self._announce(message, wanted if replaces else None)
 
     def _fail(self, reason: str) -> bool:

@@ -64,7 +64,7 @@ class CloudMigrator:
             if moved.damaged:
                 log.warning("%s: %s", context.job.id, message)
             return message
-        return f"code copied from {left} to {here}" if moved.furnished else ""
+        return f"code copied from {left} to {here}" if moved.copied_job else ""
 
     def _copy(self, worked: Sequence[str], here: str) -> Moved | None:
         """Copy from the first of `worked` that has the needed objects; None: copying was interrupted."""
@@ -123,11 +123,11 @@ class CloudMigrator:
 
 def _describe(moved: Moved, left: str, here: str) -> str:
     """Return an event's message about what was copied."""
-    passed_over = f"; passed over as damaged: {', '.join(moved.damaged)}" if moved.damaged else ""
+    passed_over = f"; skipped as damaged: {', '.join(moved.damaged)}" if moved.damaged else ""
     if not moved.checkpoints and moved.damaged:
-        return f"every checkpoint is damaged: the program begins anew in {here}{passed_over}"
+        return f"every checkpoint is damaged: the program starts over in {here}{passed_over}"
     if not moved.checkpoints:
-        return f"no checkpoint in {left}: the program begins anew in {here}{passed_over}"
+        return f"no checkpoint in {left}: the program starts over in {here}{passed_over}"
     steps = sorted({one.step for one in moved.checkpoints})
     of = f"step {steps[0]}" if len(steps) == 1 else f"steps {steps[0]} to {steps[-1]}"
     many = len(moved.checkpoints)

@@ -58,7 +58,7 @@ def _charged(context: AttemptContext, nodes: Sequence[NodeView]) -> Attempt:
     now.
     """
     attempt, now = without_caused_restarts(context.attempt, nodes), context.now
-    times = [node.told_at for node in nodes if node.told_at is not None]
+    times = [node.last_report for node in nodes if node.last_report is not None]
     if not context.memory.watches.went_unseen or not times or len(times) < len(nodes):
         return attempt
     gone = replace(attempt, ended=min(now, max(times) + UNSEEN_S))
@@ -114,8 +114,8 @@ class Stopper:
 def _unseen(error: JobDirError | ProvisionError) -> str:
     """Return why an attempt was terminated without observing its nodes."""
     if isinstance(error, JobDirError):
-        return f"terminated without being told, for the job dir cannot be used: {error}"
-    return f"terminated at the deadline; its machines could not be looked at: {error}"
+        return f"terminated without notice to the program: the job dir cannot be used: {error}"
+    return f"terminated at the deadline; its machines could not be queried: {error}"
 
 
 class Terminator:

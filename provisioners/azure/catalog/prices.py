@@ -68,7 +68,7 @@ class PriceList:
                 yield from page["Items"]
                 more = page.get("NextPageLink")
             except (KeyError, TypeError, AttributeError) as error:
-                message = f"{doing}: an answer that is not understood ({type(error).__name__}: {error})"
+                message = f"{doing}: an unexpected answer ({type(error).__name__}: {error})"
                 raise ProvisionError("transient", message, scope="cloud") from error
             if not more:
                 return

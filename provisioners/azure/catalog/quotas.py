@@ -81,7 +81,7 @@ def usages(clients: Clients, region: str, patience_s: float = _PATIENCE_S) -> di
             for item in found
         ]
     except (KeyError, TypeError, ValueError, AttributeError) as error:
-        message = f"{doing}: an answer that is not understood ({type(error).__name__}: {error})"
+        message = f"{doing}: an unexpected answer ({type(error).__name__}: {error})"
         raise ProvisionError("transient", message, scope="region") from error
     return {key(usage.code): usage for usage in told}
 

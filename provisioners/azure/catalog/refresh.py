@@ -298,7 +298,7 @@ def _ask_skus(clients: Clients, region: str, known: Iterable[str]) -> dict[str, 
         )
         return {sku.name: sku for sku in found}
     except (KeyError, TypeError, ValueError, AttributeError) as error:
-        message = f"{doing}: an answer that is not understood ({type(error).__name__}: {error})"
+        message = f"{doing}: an unexpected answer ({type(error).__name__}: {error})"
         raise ProvisionError("transient", message, scope="region") from error
 
 

@@ -20,7 +20,7 @@ lost."""
 _LASTS_S = 3_600.0
 _AT_ONCE = 8
 
-Machines = Mapping[str, "Sighting"]
+Machines = Mapping[str, "InstanceState"]
 """Machines by name."""
 
 

@@ -182,7 +182,7 @@ def _or_none(ask: Callable[[], _T | None], what: str) -> _T | None:
     try:
         return ask()
     except (ProvisionError, KeyError, TypeError, ValueError) as error:
-        _say_once(str(error) if isinstance(error, ProvisionError) else f"{what}: an answer that is not understood")
+        _say_once(str(error) if isinstance(error, ProvisionError) else f"{what}: an unexpected answer")
         return None
 
 

@@ -42,7 +42,7 @@ class UnknownIterableError(Exception):
 class Loop:
     """A running loop."""
 
-    __slots__ = ("__weakref__", "asking", "checked", "count", "frame", "given", "site", "source")
+    __slots__ = ("__weakref__", "asking", "checked", "count", "current_item", "frame", "site", "source")
 
     def __init__(self, site: str, frame: int, source: Any) -> None:
         self.site, self.frame, self.source = site, frame, source
@@ -155,7 +155,7 @@ def _without(source: Any, count: int) -> Iterator[Any]:
         if next(iterator, iterator) is iterator:
             raise CheckpointError(
                 "a loop of the program has fewer items than when it was saved: use the program and arguments that it "
-                "was saved with, or give another folder to begin anew"
+                "was saved with, or use another folder to start over"
             )
     return iterator
 

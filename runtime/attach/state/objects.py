@@ -100,7 +100,7 @@ class Objects:
         if found.keys() != states.keys():
             raise CheckpointError(
                 f"the checkpoint is of {_listing(states)}, but by now the program has made {_listing(found)}: use the "
-                "program it was saved with, or give another folder to begin anew"
+                "program it was saved with, or use another folder to start over"
             )
         for name, state in states.items():
             if models != name.startswith("model"):

@@ -293,7 +293,7 @@ class Restore:
             if not isinstance(made, type):
                 raise CheckpointError(
                     f"the checkpoint has variables of {path}, which the program has not reached by now: it is not the "
-                    "one that was saved. Use that one, or give another folder to begin anew"
+                    "one that was saved. Use that one, or use another folder to start over"
                 )
             new: Any = made.__new__
             self._made[path] = new(made)

@@ -186,7 +186,7 @@ class DataPosition:
                 f"the sampler does not draw the same order again: the checkpoint stands after {done} {split.unit} of "
                 f"epoch {self.epoch}, and these are others now. Its data changed, or its order depends on something "
                 "that is not saved, such as the time, the model, or a generator that cannot be found: keep the "
-                "generator in an attribute of the sampler, or shuffle by a seed and the epoch. Then begin anew with "
+                "generator in an attribute of the sampler, or shuffle by a seed and the epoch. Then start over with "
                 "another folder"
             )
 
@@ -237,7 +237,7 @@ def _convert(state: dict[str, Any], before: Split, now: Split) -> int:
         raise CheckpointError(
             f"the checkpoint stands at batch {state['batch']} of {before.length} of an epoch, but the loader now "
             f"has {now.length}: its data or the way it is batched changed. Use what it was saved with, or give "
-            "another folder to begin anew"
+            "another folder to start over"
         )
     done, over = divmod(state["done"] * before.shards, now.shards)
     if over:
@@ -255,5 +255,5 @@ def _drop(iterator: Iterator[Any], count: int) -> None:
         except StopIteration:
             raise CheckpointError(
                 f"the checkpoint stands after batch {count} of an epoch, but the loader ended after {done}: its data "
-                "changed. Use what it was saved with, or give another folder to begin anew"
+                "changed. Use what it was saved with, or use another folder to start over"
             ) from None

@@ -131,7 +131,7 @@ def to_python(state: Sequence[Any]) -> tuple[Any, ...]:
 def _misfit(how: str) -> CheckpointError:
     return CheckpointError(
         f"the loader's random generators changed: {how}. Use the loader it was saved with, or give another folder to "
-        "begin anew"
+        "start over"
     )
 
 

@@ -276,7 +276,7 @@ def _skip(indices: Iterator[object], count: int, see: Callable[[object], None]) 
     if skipped < count:
         raise CheckpointError(
             f"the checkpoint stands after {count} samples or batches of an epoch, but the sampler ended after "
-            f"{skipped}: its data changed. Use what it was saved with, or give another folder to begin anew"
+            f"{skipped}: its data changed. Use what it was saved with, or use another folder to start over"
         )
     return indices
 

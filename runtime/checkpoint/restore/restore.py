@@ -52,7 +52,7 @@ def restore(
     on_damage  "restart": return None also if all checkpoints are damaged
 
     Raises CheckpointError if there are checkpoints but none can be used, or if the newest does not fit the objects;
-    OutOfReachError if one of them may be readable later.
+    StoreUnavailableError if one of them may be readable later.
     """
     search = _Search(store, ranks, objects, cached)
     if (found := search.among(store.committed)) is not None:
@@ -98,7 +98,7 @@ class _Search:
         if on_damage == "restart":
             if self._ranks.rank == 0:
                 logger().warning(
-                    f"{self._store}: every checkpoint is damaged: training begins anew. They are kept for you to look "
+                    f"{self._store}: every checkpoint is damaged: training starts over. They are kept for you to look "
                     f"at; remove them when you have:{list_damaged(reasons)}"
                 )
             return

@@ -113,7 +113,7 @@ class StaleSaves:
 
     def _warn(self, name: str, text: str) -> None:
         self._reported.add(name)
-        logger().warning(f"checkpoints may be of no use: {text}")
+        logger().warning(f"checkpoints may hold stale state: {text}")
 
 
 def _by_object(pieces: Sequence[Piece]) -> dict[str, list[Piece]]:

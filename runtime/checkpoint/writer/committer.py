@@ -68,10 +68,16 @@ class Committer:
         store: CheckpointStore,
         world: int,
         finish: Finish,
-        may_come: Callable[[int], bool],
+        may_still_write: Callable[[int], bool],
         note: Callable[[str], None],
     ) -> None:
-        self._store, self._world, self._finish, self._may_come, self._note = store, world, finish, may_come, note
+        self._store, self._world, self._finish, self._may_still_write, self._note = (
+            store,
+            world,
+            finish,
+            may_still_write,
+            note,
+        )
         self._waiting: list[_Waiting] = []
         self._dirty = True
         """True if parts of failed saves may remain; initially, since an earlier process may have left some."""
@@ -137,7 +143,7 @@ class Committer:
                 if absent := self._absent(staged.name):
                     waiting.missing = f"{len(absent)} of {self._world} ranks have not written their part: {absent[:8]}"
                     # Check again: a rank may have written its part and exited since the first check.
-                    hopeless = impatient and not any(map(self._may_come, absent)) and self._absent(staged.name)
+                    hopeless = impatient and not any(map(self._may_still_write, absent)) and self._absent(staged.name)
                     return self._expire(waiting, now=bool(hopeless))
                 digests = self._store.digests(staged.name, self._world)
                 if staged.rows:

@@ -213,13 +213,13 @@ class Server:
                 raise ValueError("hello comes first")
             self._HANDLERS[message["op"]](self, trainer, message, descriptors)
         except (KeyError, TypeError, ValueError, IndexError, OSError) as error:
-            raise ClosedError("it does not speak our language") from error
+            raise ClosedError("invalid message") from error
         finally:
             close_all(descriptors)  # those that no handler has taken
 
     def _hello(self, trainer: Trainer, message: Message, _: list[int]) -> None:
         if message["version"] != VERSION or trainer.writer:
-            raise ClosedError("it speaks another version of our language, or twice")
+            raise ClosedError("another version of the protocol, or a second hello")
         trainer.is_query_only = False
         trainer.key = key = (message["url"], message["prefix"], message["rank"])
         try:

@@ -48,7 +48,9 @@ def main(arguments: list[str] | None = None) -> int:
     where.add_argument("--socket", type=Path, help="listen here for the ranks of this node")
     where.add_argument("--fd", type=int, help="serve the process at the other end of this socket, then end")
     parser.add_argument("--grace", type=float, default=GRACE_S, help="seconds to go on after SIGTERM")
-    parser.add_argument("--listen", type=int, help="with --fd: a listening socket, for whoever asks what is left to do")
+    parser.add_argument(
+        "--listen", type=int, help="with --fd: a listening socket, for processes that wait until saves are durable"
+    )
     parser.add_argument(
         "--parent", type=int, default=os.getppid(), help="with --socket: end when this process has ended"
     )

@@ -56,7 +56,7 @@ class AwsStandin(Standin):
         """Return a boto3 client of the stand-in."""
         return self.session.client(service, endpoint_url=self.aws.url)  # type: ignore[call-overload]
 
-    def another(self, clock: FastClock | None = None) -> Provisioner:
+    def new_provisioner(self, clock: FastClock | None = None) -> Provisioner:
         return AwsProvisioner(self.session, clock or FastClock())
 
     def of_settings(self) -> Provisioner:
@@ -95,10 +95,10 @@ class AwsStandin(Standin):
         for code in ("L-DB2E81BA", "L-3819A6DF"):
             self.aws.control.set_quota(self.region, code, 4 * nodes)
 
-    def hide(self) -> None:
+    def delay_listings(self) -> None:
         self.aws.control.set_lag(600.0)
 
-    def show(self) -> None:
+    def show_listings(self) -> None:
         self.aws.control.set_lag(0.0)
 
     def end_slowly(self) -> None:
@@ -111,7 +111,7 @@ class AwsStandin(Standin):
         self.aws.control.interrupt(machine, seconds=0)
 
     def stranger(self, patch: pytest.MonkeyPatch) -> Provisioner:
-        self.aws.control.belong(STRANGER, "222222222222")
+        self.aws.control.assign_key(STRANGER, "222222222222")
         return AwsProvisioner(boto3.Session(STRANGER, "secret", region_name=self.region), FastClock())
 
     def break_credentials(self, patch: pytest.MonkeyPatch) -> None:

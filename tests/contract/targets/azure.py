@@ -54,7 +54,7 @@ class AzureStandin(Standin):
         super().reset(patch)
         self.azure.add_storage(ACCOUNT)
 
-    def another(self, clock: FastClock | None = None) -> Provisioner:
+    def new_provisioner(self, clock: FastClock | None = None) -> Provisioner:
         return AzureProvisioner(clock or FastClock())
 
     def alive(self) -> int:
@@ -81,10 +81,10 @@ class AzureStandin(Standin):
         for cores in ("cores", "lowPriorityCores"):
             self.azure.set_quota(self.region, cores, 4 * nodes)
 
-    def hide(self) -> None:
+    def delay_listings(self) -> None:
         self.azure.set_times(cache=0.4, lag=600.0)
 
-    def show(self) -> None:
+    def show_listings(self) -> None:
         self.azure.set_times(cache=0.0, lag=0.0)
 
     def end_slowly(self) -> None:
@@ -98,7 +98,7 @@ class AzureStandin(Standin):
 
     def stranger(self, patch: pytest.MonkeyPatch) -> Provisioner:
         patch.setenv("AZURE_SUBSCRIPTION_ID", "5ab50000-0000-4000-8000-00000000ffff")
-        return self.another()
+        return self.new_provisioner()
 
     def break_credentials(self, patch: pytest.MonkeyPatch) -> None:
         patch.setenv("AZURE_CLIENT_SECRET", "another one")

@@ -30,7 +30,7 @@ class ClusterStandin(Standin):
     def request(self, *names: str, **changes: Any) -> LaunchRequest:
         return super().request(*names, **{"agent": None, **changes})
 
-    def another(self, clock: FastClock | None = None) -> Provisioner:
+    def new_provisioner(self, clock: FastClock | None = None) -> Provisioner:
         return ClusterProvisioner()
 
     def alive(self) -> int:

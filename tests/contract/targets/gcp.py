@@ -46,7 +46,7 @@ class GcpStandin(Standin):
         self.environ |= self.gcp.environ(self.folder / "keys")
         return self
 
-    def another(self, clock: FastClock | None = None) -> Provisioner:
+    def new_provisioner(self, clock: FastClock | None = None) -> Provisioner:
         return GcpProvisioner(clock or FastClock())
 
     def alive(self) -> int:
@@ -73,10 +73,10 @@ class GcpStandin(Standin):
         for metric in ("NVIDIA_T4_GPUS", "PREEMPTIBLE_NVIDIA_T4_GPUS"):
             self.gce.set_quota(self.region, metric, nodes)
 
-    def hide(self) -> None:
+    def delay_listings(self) -> None:
         self.gce.set_times(lag=600.0)
 
-    def show(self) -> None:
+    def show_listings(self) -> None:
         self.gce.set_times(lag=0.0)
 
     def end_slowly(self) -> None:
@@ -90,7 +90,7 @@ class GcpStandin(Standin):
 
     def stranger(self, patch: pytest.MonkeyPatch) -> Provisioner:
         patch.setenv("GOOGLE_CLOUD_PROJECT", "another-project")
-        return self.another()
+        return self.new_provisioner()
 
     def break_credentials(self, patch: pytest.MonkeyPatch) -> None:
         patch.setenv("GOOGLE_APPLICATION_CREDENTIALS", str(self.folder / "nothing.json"))

@@ -53,7 +53,7 @@ class LocalStandin(Standin):
         self.tokens.clear()
         shutil.rmtree(self.root, ignore_errors=True)
 
-    def another(self, clock: FastClock | None = None) -> Provisioner:
+    def new_provisioner(self, clock: FastClock | None = None) -> Provisioner:
         return LocalProvisioner(self.root)
 
     def request(self, *names: str, **changes: Any) -> LaunchRequest:
@@ -94,7 +94,7 @@ class ShedStandin(LocalStandin):
         self.stack.callback(sys.path.remove, str(OUTSIDE))
         return self
 
-    def another(self, clock: FastClock | None = None) -> Provisioner:
+    def new_provisioner(self, clock: FastClock | None = None) -> Provisioner:
         made: Provisioner = importlib.import_module("shed.provisioner").Shed()
         return made
 

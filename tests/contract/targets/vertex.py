@@ -46,7 +46,7 @@ class VertexStandin(Standin):
         self.environ["CLOUDGPU_VERTEX_TRANSPORT"] = self.transport
         return self
 
-    def another(self, clock: FastClock | None = None) -> Provisioner:
+    def new_provisioner(self, clock: FastClock | None = None) -> Provisioner:
         return VertexProvisioner(clock or FastClock())
 
     def alive(self) -> int:
@@ -67,15 +67,15 @@ class VertexStandin(Standin):
     def limit_quota(self, nodes: int) -> None:
         CatalogControl(self.gcp.url).set_cloud_quota(VERTEX, QUOTA, ({}, nodes))
 
-    def hide(self) -> None:
+    def delay_listings(self) -> None:
         self.vertex.set_lag(1_000.0)
 
-    def show(self) -> None:
+    def show_listings(self) -> None:
         self.vertex.set_lag(0.0)
 
     def stranger(self, patch: pytest.MonkeyPatch) -> Provisioner:
         patch.setenv("GOOGLE_CLOUD_PROJECT", "another-project")
-        return self.another()
+        return self.new_provisioner()
 
     def break_credentials(self, patch: pytest.MonkeyPatch) -> None:
         patch.setenv("GOOGLE_APPLICATION_CREDENTIALS", str(self.folder / "nothing.json"))

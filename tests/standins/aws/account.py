@@ -159,7 +159,7 @@ class Account:
             request = spot.request_of(instance)
             if request is None or instance.state in GONE:
                 raise ValueError(f"{instance_id} is no Spot instance that runs")
-            request.tell(spot.MARKED)
+            request.set_status(spot.MARKED)
             machine = self.machines.get(instance_id)
         if machine is not None:
             machine.imds.interrupt(seconds)
@@ -250,7 +250,7 @@ class Account:
         instance.state_reason.code, instance.state_reason.message = code, message
         request = spot.request_of(instance)
         if request is not None and request.state == "active":
-            request.tell(spot_status, "closed")
+            request.set_status(spot_status, "closed")
         if self.stopping_s:
             _set_state(instance, "shutting-down", 32)
             self.later(self.stopping_s, lambda: self._stopped(instance))
@@ -392,8 +392,8 @@ class LaunchFailure:
 # fmt: off
 VERBS = frozenset({
     "fail", "heal", "calls", "forget", "reset", "set_capacity", "set_quota", "set_price", "set_lag", "set_stopping",
-    "doom", "throttle", "enforce", "belong", "revoke", "reserve", "extend_block", "interrupt", "recommend_rebalance",
-    "schedule_event", "reboot", "hurry", "crash", "forget_ended", "instances",
+    "fail_launches", "throttle", "enforce", "assign_key", "revoke", "reserve", "extend_block", "interrupt",
+    "recommend_rebalance", "schedule_event", "reboot", "run_delayed", "crash", "forget_ended", "instances",
 })
 # fmt: on
 

@@ -50,18 +50,20 @@ class AwsControl(Control):
         """Enable throttling by token buckets, in real time."""
         self.do("throttle", on=on)
 
-    def doom(self, code: str, message: str = "", *, zone: str = "", times: int = 1, after_s: float = 0.0) -> None:
+    def fail_launches(
+        self, code: str, message: str = "", *, zone: str = "", times: int = 1, after_s: float = 0.0
+    ) -> None:
         """Make the next instances (in this zone) fail during startup, with this StateReason."""
-        self.do("doom", code=code, message=message, zone=zone, times=times, after_s=after_s)
+        self.do("fail_launches", code=code, message=message, zone=zone, times=times, after_s=after_s)
 
     def enforce(self, on: bool = True) -> None:
         """Verify signatures and enforce IAM policies."""
         self.do("enforce", on=on)
 
-    def belong(self, key: str, account_id: str) -> None:
+    def assign_key(self, key: str, account_id: str) -> None:
         """Assign this access key to a different account, which sees no machines and has that account's access to
         buckets."""
-        self.do("belong", key=key, account_id=account_id)
+        self.do("assign_key", key=key, account_id=account_id)
 
     def revoke(self, key: str) -> None:
         """Expire this access key: every call with it is refused."""
@@ -83,10 +85,10 @@ class AwsControl(Control):
         """Kill all processes of the machine and boot it again with its disk."""
         self.do("reboot", instance_id=instance_id)
 
-    def hurry(self) -> None:
+    def run_delayed(self) -> None:
         """Run all delayed actions now, such as the end after a notice, so that a test can first check the transient
         state without a race."""
-        self.do("hurry")
+        self.do("run_delayed")
 
     def crash(self, instance_id: str) -> None:
         """End the instance without notice."""

@@ -10,7 +10,7 @@ from ..program import started
 from .control import AwsControl
 
 AUDITOR = "AKIACLOUDGPUSLOOKERS"
-"""Access key of Remains, which distinguishes its calls from the submitter's."""
+"""Access key of Leftovers, which distinguishes its calls from the submitter's."""
 
 
 @contextlib.contextmanager

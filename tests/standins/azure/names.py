@@ -11,7 +11,7 @@ STORAGE = "https://storage.azure.com"
 SUBMITTER = "submitter"
 """Application of the submitter in tests; machines use other names."""
 AUDITOR = "looker"
-"""Application of Remains."""
+"""Application of Leftovers."""
 
 
 def identity(*parts: str) -> str:

@@ -105,9 +105,9 @@ class GceControl(GcpControl):
         """Kill all processes of the machine and boot it again with its disk."""
         self.do("compute/reboot", name=name)
 
-    def hurry(self) -> None:
+    def run_delayed(self) -> None:
         """Run all delayed actions now, so that a test can first check the transient state without a race."""
-        self.do("compute/hurry")
+        self.do("compute/run_delayed")
 
     def instances(self, **where: Any) -> list[InstanceState]:
         """Return all instances that ever ran; `where` compares fields: `instances(running=True,

@@ -114,8 +114,8 @@ class Verbs:
     def reboot(self, name: str) -> None:
         instances.reboot(self._world.vm(name))
 
-    def hurry(self) -> None:
-        self._world.hurry()
+    def run_delayed(self) -> None:
+        self._world.run_delayed()
 
     # -- state
 

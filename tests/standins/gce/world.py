@@ -127,7 +127,7 @@ class World:
         self._timers.append(timer)
         timer.start()
 
-    def hurry(self) -> None:
+    def run_delayed(self) -> None:
         """Run all delayed actions now, in the order in which they were scheduled."""
         for timer in list(self._timers):
             timer.cancel()

@@ -41,7 +41,7 @@ class StorageService(Service):
         known["bucketResource"] = f"projects/_/buckets/{bucket}"
         return Call(NAME, "", action, request.caller, {**request.query, **known, **params})
 
-    def admits_anybody(self, call: Call) -> bool:
+    def allows_anonymous(self, call: Call) -> bool:
         """Allow calls without a login to public buckets, and to buckets that do not exist (to report that)."""
         bucket = call.params["bucket"]
         return bucket in self.store.public or (bucket != "" and bucket not in self.store.buckets)

@@ -75,7 +75,7 @@ class VertexJobs(CloudJobs[ContainerState, Remains]):
     def running(self, job: Job) -> JobState | None:
         """Return the job's running custom job, or None."""
         found = self.custom_jobs(job, state="RUNNING")
-        assert len(found) < 2, self.story(job)
+        assert len(found) < 2, self.diagnostics(job)
         return found[0] if found else None
 
     def outcomes(self, job: Job) -> list[str | None]:
@@ -91,7 +91,7 @@ class VertexJobs(CloudJobs[ContainerState, Remains]):
         super().finish(job, state, limit_s)
         assert [one.trouble for one in self.custom_jobs(job) if one.trouble] == []
 
-    def story(self, job: Job) -> str:
+    def diagnostics(self, job: Job) -> str:
         jobs = [f"  {one.name} {one.state} {one.error} {one.trouble} {tags_of(one)}" for one in self.custom_jobs(job)]
         return "\n".join([super().diagnostics(job), *jobs])
 

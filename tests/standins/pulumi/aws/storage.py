@@ -143,7 +143,7 @@ class Versioning(_OfBucket):
     put, get = "put_bucket_versioning", "get_bucket_versioning"
     argument = "VersioningConfiguration"
 
-    def told(self, inputs: Props) -> Any:
+    def put_argument(self, inputs: Props) -> Any:
         return inputs["versioningConfiguration"]
 
     def delete(self, identity: str, state: Props) -> None:
@@ -161,7 +161,7 @@ class Policy(_OfBucket):
     put, get, remove = "put_bucket_policy", "get_bucket_policy", "delete_bucket_policy"
     argument = "Policy"
 
-    def told(self, inputs: Props) -> Any:
+    def put_argument(self, inputs: Props) -> Any:
         json.loads(inputs["policy"])
         return str(inputs["policy"])
 
