@@ -1,4 +1,4 @@
-"""Exit codes: what a script may rely on. docs/cli.md repeats this table; a test compares the two."""
+"""Exit codes: what a script may rely on. docs/reference/cli.md repeats this table; a test compares the two."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where the control side keeps its files (docs/control.md lists them)."""
+"""Where the control side keeps its files (docs/explanation/control.md lists them)."""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
 """Targets as data: where jobs can run, and what the planner, the rules and control know of each of them.
 
 The built-in ones are rows of tables/targets.csv. Another package adds one with an entry point of the group
-`cloudgpu.targets`, whose name is the target's and whose object is a TargetInfo: docs/adding-a-target.md. Entry points
+`cloudgpu.targets`, whose name is the target's and whose object is a TargetInfo:
+docs/guides/adding-a-target.md. Entry points
 are read only where a name is not built in, or where all targets are listed.
 """
 

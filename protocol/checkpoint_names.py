@@ -38,7 +38,7 @@ class Name:
 
     @property
     def age(self) -> tuple[int, int, str]:
-        """Sorts from old to new; docs/checkpoint-format.md tells why the attempt comes first."""
+        """Sorts from old to new; docs/reference/checkpoint-format.md tells why the attempt comes first."""
         return (self.attempt, self.step, self.nonce)
 
 

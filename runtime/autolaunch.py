@@ -1,4 +1,4 @@
-"""`launcher: auto`: which launcher a program gets, and why. Standard library only; see docs/launchers.md.
+"""`launcher: auto`: which launcher a program gets, and why. Standard library only; see docs/reference/launchers.md.
 
 The machines decide, from the code they have unpacked; whoever submits may ask before, from the folder that is shipped.
 """

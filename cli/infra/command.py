@@ -39,7 +39,7 @@ def command() -> None:
 
     A stack is a network in all zones of a region, a role for machines with no more rights than they need, a bucket
     for job dirs, and a function that ends machines nobody needs. Jobs use it by themselves: those that name no job_dir
-    get one in its bucket. docs/infra.md tells what it costs and who may do it.
+    get one in its bucket. docs/guides/infra.md tells what it costs and who may do it.
     """
 
 

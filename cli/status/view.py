@@ -99,7 +99,7 @@ def job_text(job: Job) -> str:
 
 
 def status_json(job: Job) -> dict[str, Any]:
-    """The same for scripts; docs/cli.md describes it."""
+    """The same for scripts; docs/reference/cli.md describes it."""
     seen = view(job)
     return {
         **_json(seen),

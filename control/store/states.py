@@ -1,6 +1,6 @@
 """The states of jobs and attempts, and every transition there is: one table, checked at each write.
 
-docs/control.md shows the same table; tests/unit/test_states.py compares them.
+docs/explanation/control.md shows the same table; tests/unit/test_states.py compares them.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """The components, served to programs in TypeScript, Go, C#, Java and YAML: a Pulumi plugin (PulumiPlugin.yaml).
 
-Pulumi runs this folder as a program; `python -m cloudgpu.infra.azure ADDRESS` does the same. See docs/pulumi.md.
+Pulumi runs this folder as a program; `python -m cloudgpu.infra.azure ADDRESS` does the same.
+See docs/reference/pulumi.md.
 """
 
 import runpy

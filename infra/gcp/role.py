@@ -28,7 +28,7 @@ MACHINES = Right(
     ("compute.instances.delete",),
     f'resource.name.extract("/instances/{{name}}").startsWith("{PREFIX}-")',
 )
-"""To end itself: as in docs/gcp-permissions.md."""
+"""To end itself: as in docs/reference/gcp-permissions.md."""
 GROUPS = Right(
     "groups",
     ("compute.instanceGroupManagers.get", "compute.instanceGroupManagers.update"),

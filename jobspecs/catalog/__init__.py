@@ -3,7 +3,7 @@
 Every table is parsed on its first use and then kept; importing this module reads nothing. Unknown names give None or
 an empty value, never an exception: the caller knows what the user wrote and can say more. Where a figure is not known
 the value is None, never 0. Sources, dates and licences: jobspecs/tables/SOURCES.md; meaning of every column:
-docs/tables.md.
+docs/reference/tables.md.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The planner: every way to run a job, in the user's order of preference, then by price; and why others cannot be.
 
 Pure: no network, no clock, no SDK. What exists comes from the tables (catalog.py), what is allowed from the rules
-(compatibility.py); docs/planning.md tells the user what is decided here.
+(compatibility.py); docs/explanation/planning.md tells the user what is decided here.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""Machines on EC2: see docs/aws.md."""
+"""Machines on EC2: see docs/guides/aws.md."""

@@ -1,4 +1,4 @@
-"""The target `aws`: every node is an EC2 instance. See docs/aws.md.
+"""The target `aws`: every node is an EC2 instance. See docs/guides/aws.md.
 
 What a launch makes, in this order: a security group, a role with its instance profile, a placement group where the
 machines have Elastic Fabric Adapters, the instances with their disks and interfaces; or, of a grouped launch, a launch

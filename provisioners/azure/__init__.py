@@ -1,1 +1,1 @@
-"""Virtual machines of Azure: see docs/azure.md."""
+"""Virtual machines of Azure: see docs/guides/azure.md."""

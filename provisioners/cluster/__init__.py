@@ -1,1 +1,1 @@
-"""Machines that are there already: those of a cluster (`cloudgpu cluster up`). See docs/clusters.md."""
+"""Machines that are there already: those of a cluster (`cloudgpu cluster up`). See docs/guides/clusters.md."""

@@ -1,1 +1,1 @@
-"""Machines on Compute Engine: see docs/gcp.md."""
+"""Machines on Compute Engine: see docs/guides/gcp.md."""

@@ -1,4 +1,4 @@
-"""The target `gcp`: every node is an instance of Compute Engine. See docs/gcp.md.
+"""The target `gcp`: every node is an instance of Compute Engine. See docs/guides/gcp.md.
 
 What a launch makes, in this order: for several nodes a firewall rule, then the instances with their disks. The rule
 goes last. All of it has owner, job, attempt and token as labels (the rule: in its description), and is named by the

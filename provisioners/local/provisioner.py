@@ -1,4 +1,4 @@
-"""The target `local`: every node is an agent process of its own on this machine. See docs/local.md.
+"""The target `local`: every node is an agent process of its own on this machine. See docs/guides/local.md.
 
     <home>/local/<token>/allocation.json      what was launched, for whom
     <home>/local/<token>/<node>/              the machine: lock, started, agent.log, code/, state/

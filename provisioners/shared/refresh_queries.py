@@ -20,7 +20,7 @@ from .refresh import Outcome, Progress, Update, publish
 SOURCE = "refresh"
 """Id in jobspecs/tables/SOURCES.md."""
 
-# Columns of the tables that shipped ones are of too (docs/tables.md).
+# Columns of the tables that shipped ones are of too (docs/reference/tables.md).
 MACHINE_TYPES = (
     *("machine_type", "accelerator", "counts", "vcpus", "memory_gb", "arch", "markets", "status", "ends"),
     *("offering", "provider_accelerator", "note", "source", "date"),

@@ -1,4 +1,5 @@
-"""A group of a job's own (`recover: fleet`): what is the same for the groups of every cloud. See docs/recover.md.
+"""A group of a job's own (`recover: fleet`): what is the same for the groups of every cloud.
+See docs/guides/recover.md.
 
 A launch with LaunchRequest.grouped is one order in a fleet's folder within the job's, and a group of machines that
 boot from it: the same machines as a cluster's, but for one job. provisioners/<cloud>/lifecycle/group_launch.py

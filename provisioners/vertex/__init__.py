@@ -1,1 +1,1 @@
-"""Custom jobs on Vertex AI: see docs/vertex.md."""
+"""Custom jobs on Vertex AI: see docs/guides/vertex.md."""

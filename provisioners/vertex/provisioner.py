@@ -1,4 +1,5 @@
-"""The target `vertex`: every attempt is one custom job of Vertex AI, every node a replica of it. See docs/vertex.md.
+"""The target `vertex`: every attempt is one custom job of Vertex AI, every node a replica of it.
+See docs/guides/vertex.md.
 
 The job is all that a launch makes. It is labelled with owner, job, attempt and token, and found by them. Nothing is
 remembered here but what was seen a moment ago: any process may call any verb at any time.

@@ -1,4 +1,5 @@
-"""A Python environment of a job's own on the submitter's machine, on top of the submitter's packages (docs/local.md).
+"""A Python environment of a job's own on the submitter's machine, on top of the submitter's packages
+(docs/guides/local.md).
 
     <state dir>/local/environments/<key>/<nonce>/    an environment, see create()
     <state dir>/local/environments/<key>/ready       name of the one that is complete; written last, by a rename

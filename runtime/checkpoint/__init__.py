@@ -1,2 +1,3 @@
-"""Saving and restoring training: see docs/checkpointing.md. Import the modules themselves: the agent and the writer
+"""Saving and restoring training:
+see docs/guides/checkpointing.md. Import the modules themselves: the agent and the writer
 must not load what only a training program needs."""

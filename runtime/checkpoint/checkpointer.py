@@ -6,7 +6,7 @@
         train_on(batch)
 
 Asking for the next batch is the step boundary: there, what is due is saved, and a notice is obeyed.
-See docs/checkpointing.md.
+See docs/guides/checkpointing.md.
 """
 
 from __future__ import annotations
@@ -39,7 +39,8 @@ class Checkpointer(Session):
                file's, or "stop"
     replay     find the place in the data by reading up to it: for augmentation drawn at random inside of loader workers
     overlap    copy parameters and optimizer state while the next forward and backward pass runs: True, False, or
-               "auto", where some saves of each kind show that it costs less (docs/checkpointing.md, "What it costs")
+               "auto", where some saves of each kind show that it costs less
+               (docs/guides/checkpointing.md, "What it costs")
     **objects  whatever has state_dict() and load_state_dict(): model, optimizer, scheduler, ema ...
 
     Making one restores the newest checkpoint that verifies, if there is any. With several ranks make it on each, after

@@ -1,6 +1,7 @@
 """Checkpoints in a folder of the job dir: written once, committed last, verified when read, the old ones removed.
 
-docs/checkpoint-format.md describes what lies there, and why a crash at any moment leaves nothing that misleads.
+docs/reference/checkpoint-format.md describes what lies there, and why a crash at any moment leaves nothing that
+misleads.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What runs on every machine of a fleet: one job's node after the other. See docs/clusters.md.
+"""What runs on every machine of a fleet: one job's node after the other. See docs/guides/clusters.md.
 
     python -m cloudgpu.runtime.fleet.member --fleet-dir URL --member NAME --home DIR
 

@@ -4,7 +4,7 @@
 
 Resumes in the middle of an epoch, on the torch, TensorFlow and JAX backends. A callback can tell `fit` in which epoch
 to begin, but not at which batch: so the batches done of that epoch are drawn once more from the data, in the same
-order, and dropped instead of trained on. What that makes exact for which data: docs/integrations.md.
+order, and dropped instead of trained on. What that makes exact for which data: docs/guides/integrations.md.
 """
 
 from __future__ import annotations

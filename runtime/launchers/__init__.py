@@ -1,4 +1,4 @@
-"""From a job and a node to the processes to start: one table of launchers (docs/launchers.md)."""
+"""From a job and a node to the processes to start: one table of launchers (docs/reference/launchers.md)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""What every launcher needs: where a program runs, its command line and its environment (docs/launchers.md)."""
+"""What every launcher needs: where a program runs, its command line and its environment
+(docs/reference/launchers.md)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Why a node is to save or to end, and by when. See docs/notices.md."""
+"""Why a node is to save or to end, and by when. See docs/explanation/notices.md."""
 
 from .clouds import CloudNotices
 from .job_dir import NodeDir, Watcher

@@ -37,7 +37,7 @@ CODES = (
     Code(76, "stale", "again", "it could not save, but an older checkpoint stands; it asks to be run again"),
     Code(77, "nothing-saved", "again", "it could not save, and there is no checkpoint; it asks to be run again"),
 )
-"""docs/runtime.md shows the same table; tests/unit/test_exit_verdict.py compares them."""
+"""docs/explanation/runtime.md shows the same table; tests/unit/test_exit_verdict.py compares them."""
 
 Verdict = Literal["code", "word", "failed", "not done", "done"]
 """What counts for a process: its exit code as in CODES, its reported word as in CODES; any other failure; it ended
@@ -70,7 +70,8 @@ RULES = (
     Rule("0", "none", False, True, "not done", "a process that watched for notices was killed"),
     Rule("0", "none", False, False, "done", "a program that saves nothing, or left its training by itself"),
 )
-"""The first rule that fits decides. docs/runtime.md shows the same table; test_exit_verdict.py compares them."""
+"""The first rule that fits decides.
+docs/explanation/runtime.md shows the same table; test_exit_verdict.py compares them."""
 
 INTERRUPTED_EXIT = "CLOUDGPU_INTERRUPTED_EXIT"
 """The program's variable which says what it ends with instead of 75, for platforms that want, for example, 143."""

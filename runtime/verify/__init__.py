@@ -1,4 +1,4 @@
-"""Check that a program which was killed and resumed ends as one that was not: see docs/verify-resume.md.
+"""Check that a program which was killed and resumed ends as one that was not: see docs/guides/verify-resume.md.
 
 drill    runs a program as `run` does, saves at one step, kills it at another, and keeps a trace of its state
 held     what a program holds besides what is saved: variables, generators, models

@@ -1,4 +1,5 @@
-"""The automatic interval against the best fixed one: `python -m tests.bench.interval` prints docs/goodput.md's tables.
+"""The automatic interval against the best fixed one: `python -m tests.bench.interval`
+prints docs/explanation/goodput.md's tables.
 
 Simulated: see ..standins.interruptions. Deterministic; some minutes of CPU for each prior.
 """

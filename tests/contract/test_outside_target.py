@@ -1,6 +1,6 @@
 """A target that another package adds by an entry point: it validates, plans and runs a job.
 
-The package is tests/contract/outside/shed, as docs/adding-a-target.md leads through it.
+The package is tests/contract/outside/shed, as docs/guides/adding-a-target.md leads through it.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""docs/aws-permissions.md, enforced over the wire: its policies are enough, and no action in them is too much.
+"""docs/reference/aws-permissions.md, enforced over the wire: its policies are enough, and no action in them is too
+much.
 
 The policies are read from the page. Every action belongs to the step that needs it; without it, that step complains,
 names the action and the page, and leaves nothing behind.
@@ -37,8 +38,8 @@ from cloudgpu.tests.standins.aws.sessions import session
 from cloudgpu.tests.standins.aws.stacks import stand
 from cloudgpu.tests.standins.clocks import FastClock
 
-PAGE = Path(cloudgpu.__file__).parent / "docs" / "aws-permissions.md"
-ALL = "docs/aws-permissions.md"
+PAGE = Path(cloudgpu.__file__).parent / "docs" / "reference" / "aws-permissions.md"
+ALL = "docs/reference/aws-permissions.md"
 BUCKET = "my-bucket"
 TOKEN = "0123456789abcdef" * 2
 REGION = "us-east-1"

@@ -1,4 +1,4 @@
-"""docs/azure-permissions.md, enforced over the wire: its roles are enough, and no action in them is too much.
+"""docs/reference/azure-permissions.md, enforced over the wire: its roles are enough, and no action in them is too much.
 
 The roles are read from the page. Every action belongs to the step that needs it; without it, that step complains, and
 names the action. What the stand-in does not enforce is in UNTESTED, and on the page. Of scale sets:
@@ -290,7 +290,7 @@ def test_without_an_action_its_step_names_it(
     assert found, f"{step} works without {action}: it is too much"
     told = [one for one in found if action in one]
     assert told, found
-    assert "docs/azure-permissions.md" in told[0]
+    assert "docs/reference/azure-permissions.md" in told[0]
     permit(azure)
     assert terminate() == []
     assert left(azure) == []

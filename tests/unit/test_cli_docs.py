@@ -1,4 +1,4 @@
-"""docs/cli.md and the code say the same."""
+"""docs/reference/cli.md and the code say the same."""
 
 from __future__ import annotations
 

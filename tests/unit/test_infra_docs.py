@@ -1,4 +1,4 @@
-"""docs/pulumi.md and the examples say what the components are."""
+"""docs/reference/pulumi.md and the examples say what the components are."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from cloudgpu.provisioners.aws.machine.images import parameter_for
 from cloudgpu.tests.standins.pulumi.mocks import exports, only, run_strict
 
 ROOT = Path(cloudgpu.__file__).parent
-PAGE = (ROOT / "docs" / "pulumi.md").read_text()
+PAGE = (ROOT / "docs" / "reference" / "pulumi.md").read_text()
 EXAMPLES = ROOT / "examples" / "pulumi"
 CLOUDS = {"aws": "AWS", "gcp": "Google Cloud", "azure": "Azure"}
 MODULES = {

@@ -44,7 +44,7 @@ def plan_text(plan: Plan, spec: JobSpec, *, show_all: bool = False) -> str:
 
 
 def plan_json(plan: Plan, spec: JobSpec) -> dict[str, Any]:
-    """The plan for scripts; docs/planning.md describes the keys, which are only ever added to."""
+    """The plan for scripts; docs/explanation/planning.md describes the keys, which are only ever added to."""
     return {"name": spec.name, **plan.to_json()}
 
 

@@ -1,4 +1,4 @@
-"""A launch whose machines are an Auto Scaling group of its own (LaunchRequest.grouped). See docs/recover.md.
+"""A launch whose machines are an Auto Scaling group of its own (LaunchRequest.grouped). See docs/guides/recover.md.
 
 Made in this order: the security group, which is the launch's memory as of every launch; a placement group where the
 machines have Elastic Fabric Adapters; the launch template; the Auto Scaling group, which starts the machines and

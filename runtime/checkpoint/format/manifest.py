@@ -1,4 +1,5 @@
-"""What one rank's part of a checkpoint consists of. The format as a whole is described in docs/checkpoint-format.md.
+"""What one rank's part of a checkpoint consists of. The format as a whole is described
+in docs/reference/checkpoint-format.md.
 
     <name>/rank-00000.bin     pieces of tensors, raw, little-endian, each at a multiple of ALIGN bytes
            rank-00000.json    RankManifest: where each piece lies, the hash of each chunk, and all that is no tensor

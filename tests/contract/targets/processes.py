@@ -1,5 +1,5 @@
 """The rows `local` and `shed`: agents that are processes of this computer. `shed` is the package of
-docs/adding-a-target.md."""
+docs/guides/adding-a-target.md."""
 
 from __future__ import annotations
 

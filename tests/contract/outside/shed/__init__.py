@@ -1,4 +1,5 @@
-"""A target from outside: the machines of a shed, each a process on this computer. See docs/adding-a-target.md."""
+"""A target from outside: the machines of a shed, each a process on this computer.
+See docs/guides/adding-a-target.md."""
 
 from cloudgpu.jobspecs.targets import TargetInfo
 
