@@ -15,7 +15,7 @@ from cloudgpu.cli.exit_codes import MEANINGS
 cli_main = importlib.import_module("cloudgpu.cli.main")  # the package's attribute of that name is the function
 COMMANDS = cli_main.COMMANDS
 DOCS = Path(cloudgpu.__file__).parent / "docs"
-PAGE = (DOCS / "cli.md").read_text()
+PAGE = (DOCS / "reference" / "cli.md").read_text()
 
 
 def test_every_command_has_its_section_in_the_order_of_the_help() -> None:
@@ -31,7 +31,7 @@ def test_exit_codes_are_the_codes() -> None:
     ]
 
 
-@pytest.mark.parametrize("page", ["cli.md", "getting-started.md"])
+@pytest.mark.parametrize("page", ["reference/cli.md", "tutorials/getting-started.md"])
 def test_examples_name_commands_and_options_that_exist(page: str) -> None:
     lines = [line for line in (DOCS / page).read_text().splitlines() if line.startswith("    ")]
     examples = [match[1] for line in lines if (match := re.match(r"\s+(?:\$ )?cloudgpu ([a-z].*)", line))]

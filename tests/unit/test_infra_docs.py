@@ -61,7 +61,7 @@ def test_the_page_lists_arguments_and_outputs(component: str, cloud: str) -> Non
 
 def test_the_page_links_to_what_is_there() -> None:
     links = re.findall(r"\]\((?!http)([^)#]+)\)", PAGE)
-    missing = [link for link in links if not (ROOT / "docs" / link).exists()]
+    missing = [link for link in links if not (ROOT / "docs" / "reference" / link).exists()]
     assert links and missing == []
 
 
