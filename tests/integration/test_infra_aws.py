@@ -158,7 +158,7 @@ class Desk:
     def undocumented(self) -> set[str]:
         """What was asked of EC2, Auto Scaling and IAM, and is in no statement of docs/reference/aws-permissions.md."""
         section = (Path(cloudgpu.__file__).parent / "docs" / "reference" / "aws-permissions.md").read_text()
-        told = section.partition("## Whoever brings stacks up")[2].partition("```json")[2].partition("```")[0]
+        told = section.partition("## Stacks")[2].partition("```json")[2].partition("```")[0]
         listed = [one["Action"] for one in json.loads(told)["Statement"]]
         allowed = [action for one in listed for action in (one if isinstance(one, list) else [one])]
         calls = self.aws.control.calls()
