@@ -41,6 +41,6 @@ def on_page_markdown(markdown: str, *, page: Page, config: MkDocsConfig, files: 
         path = ROOT / target
         if not path.exists():
             _log.warning("%s links to %s, which does not exist", page.file.src_uri, target)
-        return f"]({config.repo_url}/{'tree' if path.is_dir() else 'blob'}/main/{target}"
+        return f"]({config.extra['repository']}/{'tree' if path.is_dir() else 'blob'}/main/{target}"
 
     return _LINK.sub(replace, markdown)
