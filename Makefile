@@ -4,9 +4,10 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.ready
 DEMO := $(VENV)/.demo-ready
+DOCS := $(VENV)/.docs-ready
 WORKERS ?= 6
 # mpi4py is of use only where there is an Open MPI, and harms Lightning where there is none.
-EXTRAS := dev,torch$(if $(shell command -v mpirun),$(shell echo ,mpi))
+EXTRAS := dev,docs,torch$(if $(shell command -v mpirun),$(shell echo ,mpi))
 
 # uv installs five times as fast as pip, which is used where uv cannot be had. uv does not read pip's configuration, so
 # an index that pip is configured with is passed on.
@@ -19,7 +20,7 @@ install() { \
 }; install
 endef
 
-.PHONY: env demo dist test engines test-engines image-test lint types bench clean
+.PHONY: env demo docs dist test engines test-engines image-test lint types bench clean
 
 env: $(STAMP)
 
@@ -39,6 +40,15 @@ demo: $(if $(wildcard $(STAMP)),env,$(DEMO))
 $(DEMO): pyproject.toml tests/constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(INSTALL) --constraint tests/constraints.txt --editable '.[torch]' scikit-learn
+	touch $@
+
+# The documentation's site, in build/site; a broken link fails. Its environment is small: the package and MkDocs.
+docs: $(if $(wildcard $(STAMP)),env,$(DOCS))
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
+
+$(DOCS): pyproject.toml tests/constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(INSTALL) --constraint tests/constraints.txt --editable '.[docs]'
 	touch $@
 
 # Several files at once, for most tests wait for something, in the order that tests/conftest.py gives them.

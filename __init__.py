@@ -17,7 +17,7 @@ submit(loaded, plan)       upload the code, store the job, start the supervisor;
 get_job(ref)               return the Job with this id, prefix of an id, or name. Raises NoSuchJobError
 list_jobs(active_only=False, limit=50)
                            return the stored Jobs, newest first
-Checkpointer(...)          save and restore a training loop, in the training program; see docs/checkpointing.md
+Checkpointer(...)          save and restore a training loop, in the training program; see docs/guides/checkpointing.md
 
 Each name is imported from its module on first use, so `import cloudgpu` alone is fast.
 """

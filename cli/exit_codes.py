@@ -1,4 +1,4 @@
-"""Exit codes that scripts may rely on. docs/cli.md repeats this table; a test compares the two."""
+"""Exit codes that scripts may rely on. docs/reference/cli.md repeats this table; a test compares the two."""
 
 from __future__ import annotations
 

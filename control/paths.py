@@ -1,4 +1,4 @@
-"""Paths of the control side's files (docs/control.md lists them)."""
+"""Paths of the control side's files (docs/explanation/control.md lists them)."""
 
 from __future__ import annotations
 

@@ -185,7 +185,7 @@ def _on(cloud: str, where: str | Mapping[CloudName, str] | None) -> str | None:
 
 
 class JobSpec(_Model):
-    """Job file. See docs/job-file.md for every field, and `cloudgpu schema` for the JSON Schema."""
+    """Job file. See docs/reference/job-file.md for every field, and `cloudgpu schema` for the JSON Schema."""
 
     name: fields.Name = Field(
         description="Lower-case letters, digits and hyphens; begins with a letter", examples=["my-job"]

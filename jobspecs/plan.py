@@ -169,7 +169,8 @@ class Plan(NamedTuple):
         return self.offers[0] if self.offers else None
 
     def to_json(self) -> dict[str, Any]:
-        """Return the output of `cloudgpu plan --json`. Keys are only ever added; docs/planning.md describes them."""
+        """Return the output of `cloudgpu plan --json`. Keys are only ever added;
+        docs/explanation/planning.md describes them."""
         return {
             "offers": [offer.to_json() for offer in self.offers],
             "refusals": [refusal.to_json() for refusal in self.refusals],

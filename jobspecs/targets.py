@@ -1,7 +1,8 @@
 """Targets as data: places where jobs can run, with the properties that planner, rules and control use.
 
 The built-in ones are rows of tables/targets.csv. Another package adds one with an entry point of the group
-`cloudgpu.targets`, whose name is the target's and whose object is a TargetInfo: docs/adding-a-target.md. Entry points
+`cloudgpu.targets`, whose name is the target's and whose object is a TargetInfo:
+docs/guides/adding-a-target.md. Entry points
 are read only for a name that is not built in, or to list all targets.
 """
 

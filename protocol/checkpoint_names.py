@@ -38,7 +38,7 @@ class Name:
 
     @property
     def age(self) -> tuple[int, int, str]:
-        """Sort key from old to new; docs/checkpoint-format.md explains why the attempt comes first."""
+        """Sort key from old to new; docs/reference/checkpoint-format.md explains why the attempt comes first."""
         return (self.attempt, self.step, self.nonce)
 
 

@@ -1,4 +1,4 @@
-"""Choose the launcher for `launcher: auto`, with the reason. Standard library only; see docs/launchers.md.
+"""Choose the launcher for `launcher: auto`, with the reason. Standard library only; see docs/reference/launchers.md.
 
 The agent makes the choice, from the code that it has unpacked. `plan` and `submit` predict it from the folder to ship.
 """

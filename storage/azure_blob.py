@@ -31,7 +31,7 @@ ADVICE: Mapping[str, str] = {
     "ResourceNotFound": "there is no such container or account: correct the name",
     "AuthorizationFailure": "the storage account's firewall does not let this address in, or access is denied",
     "AuthorizationPermissionMismatch": "access denied: what these credentials must be allowed to do is in "
-    "docs/azure-permissions.md; a role that was just given takes up to ten minutes",
+    "docs/reference/azure-permissions.md; a role that was just given takes up to ten minutes",
     "InsufficientAccountPermissions": "access denied: this shared access signature or key does not allow it",
     "AuthenticationFailed": "Blob Storage does not accept these credentials: log in again, or correct the key",
     "InvalidAuthenticationInfo": "Blob Storage does not accept these credentials: log in again, or correct the key",

@@ -60,7 +60,8 @@ NO_CREDENTIALS = (
 
 ADVICE: Mapping[str, str] = {
     "NoSuchBucket": "there is no bucket of this name: create it (gcloud storage buckets create), or correct the name",
-    "AccessDenied": "access denied: what these credentials must be allowed to do is in docs/gcp-permissions.md",
+    "AccessDenied": "access denied: what these credentials must be allowed to do is "
+    "in docs/reference/gcp-permissions.md",
     "AuthenticationRequired": "Cloud Storage does not know these credentials: log in again, or get a new key",
     "InvalidToken": "Cloud Storage does not know these credentials: log in again, or get a new key",
     "ExpiredToken": "the Google credentials have expired: log in again (gcloud auth application-default login)",

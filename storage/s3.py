@@ -40,7 +40,8 @@ NO_CREDENTIALS = (
 
 ADVICE: Mapping[str, str] = {
     "NoSuchBucket": "there is no bucket of this name: create it, or correct the name",
-    "AccessDenied": "access denied: what these credentials must be allowed to do is in docs/aws-permissions.md",
+    "AccessDenied": "access denied: what these credentials must be allowed to do is "
+    "in docs/reference/aws-permissions.md",
     "AllAccessDisabled": "access to this bucket is disabled",
     "AccountProblem": "AWS says that there is a problem with the account",
     "ExpiredToken": "the AWS credentials have expired: log in again (aws sso login), or get new ones",

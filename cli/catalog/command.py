@@ -78,7 +78,7 @@ def refresh(*, cloud: str, regions: tuple[str, ...], as_json: bool) -> Exit:
     reasons = "\n".join(f"  {outcome.table}: {outcome.reason}" for outcome in kept)
     raise CommandError(
         f"{len(kept)} of {len(outcomes)} tables were left as they were:\n{reasons}",
-        hint="--region leaves out regions that cannot be asked; docs/catalog.md lists the permissions",
+        hint="--region leaves out regions that cannot be asked; docs/guides/catalog.md lists the permissions",
         exit_code=Exit.UNAVAILABLE,
     )
 

@@ -43,7 +43,7 @@ def command() -> None:
 
     It stands in an infra stack (`cloudgpu infra up`). Its machines bill whether or not a job runs, until `down`, until
     it expires (7d after `up`, if cluster.yaml does not say otherwise), or as long as `idle` and `limits.duration` say;
-    docs/infra.md shows the file.
+    docs/guides/infra.md shows the file.
     """
 
 

@@ -110,7 +110,7 @@ PARTS = (
 )
 _UNCOUNTED = (
     "the program counts no steps, so how much of it was training is unknown: a Checkpointer in its loop counts them "
-    "(`docs/checkpointing.md`)"
+    "(`docs/guides/checkpointing.md`)"
 )
 """Advice in place of the one for "other" if the program counted no steps."""
 DOMINATES = 0.15

@@ -40,7 +40,7 @@ def command() -> None:
 
     A stack is a network in all zones of a region, a role for machines with no more rights than they need, a bucket
     for job dirs, and a function that terminates expired machines. Jobs use it by themselves: those
-    that name no job_dir get one in its bucket. docs/infra.md lists what it costs and which permissions it needs.
+    that name no job_dir get one in its bucket. docs/guides/infra.md lists what it costs and which permissions it needs.
     """
 
 

@@ -99,7 +99,7 @@ def job_text(job: Job) -> str:
 
 
 def status_json(job: Job) -> dict[str, Any]:
-    """Return all details of one job for scripts; docs/cli.md describes them."""
+    """Return all details of one job for scripts; docs/reference/cli.md describes them."""
     seen = view(job)
     return {
         **_json(seen),

@@ -1,6 +1,6 @@
 """States of jobs and attempts, and all permitted transitions, which are checked at each write.
 
-docs/control.md shows the same table; tests/unit/test_states.py compares them.
+docs/explanation/control.md shows the same table; tests/unit/test_states.py compares them.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""Choose the variables of the submitter's shell that a job on this machine gets, by the list in docs/local.md."""
+"""Choose the variables of the submitter's shell that a job on this machine gets,
+by the list in docs/guides/local.md."""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
 """Pulumi plugin (PulumiPlugin.yaml) that serves the components to programs in TypeScript, Go, C#, Java and YAML.
 
-Pulumi runs this folder as a program; `python -m cloudgpu.infra.aws ADDRESS` does the same. See docs/pulumi.md.
+Pulumi runs this folder as a program; `python -m cloudgpu.infra.aws ADDRESS` does the same.
+See docs/reference/pulumi.md.
 """
 
 import runpy

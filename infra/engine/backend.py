@@ -39,7 +39,7 @@ _AZURE_NAMES = {
 
 _OPENING = re.compile(r"blob \(code=|unable to open bucket|DefaultAzureCredential|unable to find gcp credentials")
 _ANOTHER = f"correct it, or name another backend with --backend or {VARIABLE}"
-_LOG_IN = "log in as for the cloud's own tools (docs/infra.md, Backends), then run the command again"
+_LOG_IN = "log in as for the cloud's own tools (docs/guides/infra.md, Backends), then run the command again"
 _FAULTS = (
     (
         re.compile(r"code=NotFound"),

@@ -29,7 +29,7 @@ MACHINES = Right(
     ("compute.instances.delete",),
     f'resource.name.extract("/instances/{{name}}").startsWith("{PREFIX}-")',
 )
-"""Allows a machine to delete itself: see docs/gcp-permissions.md."""
+"""Allows a machine to delete itself: see docs/reference/gcp-permissions.md."""
 GROUPS = Right(
     "groups",
     ("compute.instanceGroupManagers.get", "compute.instanceGroupManagers.update"),

@@ -2,7 +2,7 @@
 
 Tables are parsed on first use and cached; importing this module reads nothing. Unknown names return None or an empty
 value and never raise, as the caller can explain the mistake better. An unknown figure is None, never 0. Sources, dates
-and licences: jobspecs/tables/SOURCES.md; meaning of every column: docs/tables.md.
+and licences: jobspecs/tables/SOURCES.md; meaning of every column: docs/reference/tables.md.
 """
 
 from __future__ import annotations

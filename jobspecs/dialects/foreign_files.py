@@ -22,8 +22,8 @@ class Tool(NamedTuple):
     """True: all other mistakes in the file follow from this one and are not reported."""
 
 
-_LIKE = "write a job file, docs/job-file.md; the hints below name its keys"
-_NEW = "write a job file, docs/job-file.md"
+_LIKE = "write a job file, docs/reference/job-file.md; the hints below name its keys"
+_NEW = "write a job file, docs/reference/job-file.md"
 TOOLS = (
     Tool("a Kubernetes manifest", _NEW, frozenset({"apiVersion", "kind", "metadata", "spec"}), 2, alone=True),
     Tool(

@@ -1,7 +1,7 @@
 """Planner: all ways to run a job in order of preference, then price, and the reasons against other ways.
 
 Pure: no network, no clock, no SDK. Facts come from the tables (jobspecs.catalog), restrictions from the rules
-(jobspecs.rules); docs/planning.md describes the decisions for users.
+(jobspecs.rules); docs/explanation/planning.md describes the decisions for users.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""Target `aws`: machines on EC2. See docs/aws.md."""
+"""Target `aws`: machines on EC2. See docs/guides/aws.md."""

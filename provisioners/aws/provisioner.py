@@ -1,4 +1,4 @@
-"""Provisioner of the target `aws`: every node is an EC2 instance. See docs/aws.md.
+"""Provisioner of the target `aws`: every node is an EC2 instance. See docs/guides/aws.md.
 
 A launch creates, in this order: a security group, a role with an instance profile, a placement group if the machines
 have Elastic Fabric Adapters, and the instances with their disks and interfaces; a grouped launch creates a launch

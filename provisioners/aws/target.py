@@ -11,7 +11,7 @@ TARGET = Target(
     provisioner=".provisioner:shared",
     set_up=".clients:could_be_used",
     setup_hint="aws is not set up here: it needs boto3 (pip install 'cloudgpu[aws]') and credentials (`aws configure`, "
-    "`aws sso login`, or AWS_PROFILE), see docs/aws.md",
+    "`aws sso login`, or AWS_PROFILE), see docs/guides/aws.md",
     architecture=".machine.images:architecture_of",
     collector=".lifecycle.gc",
     tables=".catalog.refresh",

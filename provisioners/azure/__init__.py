@@ -1,1 +1,1 @@
-"""Provisioner for Azure virtual machines: see docs/azure.md."""
+"""Provisioner for Azure virtual machines: see docs/guides/azure.md."""

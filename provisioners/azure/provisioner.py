@@ -1,4 +1,4 @@
-"""The target `azure`: every node is a virtual machine. See docs/azure.md.
+"""The target `azure`: every node is a virtual machine. See docs/guides/azure.md.
 
 Resources of a launch in creation order: a resource group; in it a managed identity with its role assignments, a network
 security group and a virtual network; then an interface, an address and a machine with its disk for each node, or a

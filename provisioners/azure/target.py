@@ -21,7 +21,7 @@ TARGET = Target(
     set_up=".account:could_be_used",
     setup_hint="azure is not set up here: it needs Azure's SDK (pip install 'cloudgpu[azure]'), a subscription and "
     "credentials (`az login`, or AZURE_SUBSCRIPTION_ID with AZURE_TENANT_ID, AZURE_CLIENT_ID and AZURE_CLIENT_SECRET), "
-    "see docs/azure.md",
+    "see docs/guides/azure.md",
     architecture=".catalog.sizes:architecture_of",
     collector=".lifecycle.gc",
     tables=".catalog.refresh",

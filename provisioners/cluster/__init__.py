@@ -1,1 +1,1 @@
-"""Target `cluster`: jobs on machines that already exist (`cloudgpu cluster up`). See docs/clusters.md."""
+"""Target `cluster`: jobs on machines that already exist (`cloudgpu cluster up`). See docs/guides/clusters.md."""

@@ -1,1 +1,1 @@
-"""Provisioner for Compute Engine: see docs/gcp.md."""
+"""Provisioner for Compute Engine: see docs/guides/gcp.md."""

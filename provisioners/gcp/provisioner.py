@@ -1,4 +1,4 @@
-"""The target `gcp`: every node is a Compute Engine instance. See docs/gcp.md.
+"""The target `gcp`: every node is a Compute Engine instance. See docs/guides/gcp.md.
 
 Resources of a launch in creation order: with several nodes a firewall rule, then the instances with their disks. The
 rule is removed last. All have owner, job, attempt and token as labels (the rule: in its description), and the token in

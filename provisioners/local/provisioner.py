@@ -1,4 +1,4 @@
-"""Provisioner of the target `local`: every node is a separate agent process on this machine. See docs/local.md.
+"""Provisioner of the target `local`: every node is a separate agent process on this machine. See docs/guides/local.md.
 
     <home>/local/<token>/allocation.json      the allocation and its owner
     <home>/local/<token>/<node>/              the machine: lock, started, agent.log, code/, state/

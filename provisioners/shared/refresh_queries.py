@@ -20,7 +20,7 @@ from .refresh import Outcome, Progress, Update, publish
 SOURCE = "refresh"
 """Id in jobspecs/tables/SOURCES.md."""
 
-# Columns of refreshed tables that are also shipped (docs/tables.md).
+# Columns of refreshed tables that are also shipped (docs/reference/tables.md).
 MACHINE_TYPES = (
     *("machine_type", "accelerator", "counts", "vcpus", "memory_gb", "arch", "markets", "status", "ends"),
     *("offering", "provider_accelerator", "note", "source", "date"),

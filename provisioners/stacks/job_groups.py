@@ -1,4 +1,4 @@
-"""Dedicated machine groups of jobs (`recover: fleet`): the cloud-independent part. See docs/recover.md.
+"""Dedicated machine groups of jobs (`recover: fleet`): the cloud-independent part. See docs/guides/recover.md.
 
 A launch with LaunchRequest.grouped consists of one order in a fleet folder inside the job dir, and a group of machines
 that boot from that folder, like a cluster's machines but for one job. provisioners/<cloud>/lifecycle/group_launch.py

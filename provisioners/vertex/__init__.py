@@ -1,1 +1,1 @@
-"""Target `vertex`: custom jobs on Vertex AI. See docs/vertex.md."""
+"""Target `vertex`: custom jobs on Vertex AI. See docs/guides/vertex.md."""

@@ -1,4 +1,4 @@
-"""Provisioner of the target `vertex`: an attempt is one custom job, a node a replica of it. See docs/vertex.md.
+"""Provisioner of the target `vertex`: an attempt is one custom job, a node a replica of it. See docs/guides/vertex.md.
 
 A launch creates the custom job and nothing else. It is labelled with owner, job, attempt and token, and found by them.
 The process keeps only caches: any process may call any method at any time.

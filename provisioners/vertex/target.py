@@ -8,7 +8,7 @@ from ..target import Boot, Target, Variables
 TARGET = Target(
     provisioner=".provisioner:shared",
     set_up="..gcp.clients:could_be_used",
-    setup_hint=f"vertex is not set up here: {NEEDS}, see docs/vertex.md",
+    setup_hint=f"vertex is not set up here: {NEEDS}, see docs/guides/vertex.md",
     architecture="..gcp.machine.machine_types:architecture_of",
     collector=".gc",
     boot=Boot(bucket="bucket_gs", host="host_container", sent_as="container"),

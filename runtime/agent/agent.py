@@ -1,4 +1,4 @@
-"""The agent, the process on each machine that runs the user's program there. See docs/runtime.md.
+"""The agent, the process on each machine that runs the user's program there. See docs/explanation/runtime.md.
 
     python -m cloudgpu.runtime.agent --job-dir URL --attempt N --node worker-0.1 --job-sha256 HEX --home DIR
 

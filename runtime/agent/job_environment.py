@@ -1,4 +1,4 @@
-"""A job's virtual environment on the submitter's machine, on top of the submitter's packages (docs/local.md).
+"""A job's virtual environment on the submitter's machine, on top of the submitter's packages (docs/guides/local.md).
 
     <state dir>/local/environments/<key>/<nonce>/    an environment, see create()
     <state dir>/local/environments/<key>/ready       name of the complete environment; written last, atomically

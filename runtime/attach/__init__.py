@@ -1,4 +1,5 @@
-"""`python -m cloudgpu.runtime run -- train.py`: make an unmodified PyTorch program resumable. See docs/attach.md."""
+"""`python -m cloudgpu.runtime run -- train.py`: make an unmodified PyTorch program resumable.
+See docs/guides/attach.md."""
 
 from __future__ import annotations
 
@@ -38,7 +39,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m cloudgpu.runtime run",
         description="Run a PyTorch training program, unmodified, so that it goes on after an interruption.",
-        epilog="A program that uses cloudgpu's Checkpointer is run as it is. See docs/attach.md.",
+        epilog="A program that uses cloudgpu's Checkpointer is run as it is. See docs/guides/attach.md.",
         allow_abbrev=False,
     )
     parser.add_argument("--folder", help="path or URL of the checkpoints (default: the job's, or ./checkpoints)")

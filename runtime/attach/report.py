@@ -22,7 +22,7 @@ def refusal(reason: str, place: str | None) -> str:
     where = f" (at `{place}`)" if place else ""
     return (
         f"run: this program cannot be resumed exactly, so it is not trained{where}: {reason}.\n"
-        f"These three lines make it resumable (docs/checkpointing.md):\n{_LINES}\n"
+        f"These three lines make it resumable (docs/guides/checkpointing.md):\n{_LINES}\n"
         "With `run --unsaved` it is trained without checkpoints."
     )
 

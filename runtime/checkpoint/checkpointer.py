@@ -8,7 +8,7 @@
 
 Each request for the next batch is a step boundary: a save that is due is made there, and a preemption notice is
 handled. After an interruption the program is started again and resumes from the newest checkpoint.
-See docs/checkpointing.md.
+See docs/guides/checkpointing.md.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Checkpointer(Session):
     replay     restore the position in the data by reading and dropping the batches before it, which also repeats random
                augmentation inside of loader workers
     overlap    copy parameters and optimizer state while the next forward and backward pass runs: True, False, or
-               "auto", which measures some saves of each kind (docs/checkpointing.md, "What it costs")
+               "auto", which measures some saves of each kind (docs/guides/checkpointing.md, "What it costs")
     **objects  objects with state_dict() and load_state_dict(): model, optimizer, scheduler, ema ...
 
     The constructor restores the newest checkpoint that verifies, if any. With several ranks, construct it on each,

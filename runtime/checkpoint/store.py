@@ -1,6 +1,6 @@
 """Store of checkpoints in a folder of the job dir: write, commit, verify and remove them.
 
-docs/checkpoint-format.md describes the files, and why a crash at any moment leaves the store consistent.
+docs/reference/checkpoint-format.md describes the files, and why a crash at any moment leaves the store consistent.
 """
 
 from __future__ import annotations

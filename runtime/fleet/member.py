@@ -1,4 +1,5 @@
-"""The member, the process on each machine of a fleet that runs nodes of jobs one after the other. See docs/clusters.md.
+"""The member, the process on each machine of a fleet that runs nodes of jobs one after the other.
+See docs/guides/clusters.md.
 
     python -m cloudgpu.runtime.fleet.member --fleet-dir URL --member NAME --home DIR
 

@@ -1,1 +1,1 @@
-"""The image in which jobs run: its Containerfile, built by `cloudgpu image build`. See docs/image.md."""
+"""The image in which jobs run: its Containerfile, built by `cloudgpu image build`. See docs/guides/image.md."""

@@ -4,7 +4,7 @@
 
 Resumes in mid-epoch, on the torch, TensorFlow and JAX backends. A callback can set the epoch with which `fit` begins,
 but not the batch. So the batches of that epoch that are done are read again, in the same order, and dropped. For which
-data this is exact: docs/integrations.md.
+data this is exact: docs/guides/integrations.md.
 """
 
 from __future__ import annotations

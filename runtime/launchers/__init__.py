@@ -1,4 +1,4 @@
-"""Launchers: they turn a job and a node into the processes to start (docs/launchers.md)."""
+"""Launchers: they turn a job and a node into the processes to start (docs/reference/launchers.md)."""
 
 from __future__ import annotations
 

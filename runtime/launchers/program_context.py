@@ -1,4 +1,5 @@
-"""Context of a program, shared by all launchers: its place, command line and environment (docs/launchers.md)."""
+"""Context of a program, shared by all launchers: its place, command line and environment
+(docs/reference/launchers.md)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Orders for a node to save or end, from providers' notices, signals and the job dir. See docs/notices.md."""
+"""Orders for a node to save or end, from providers' notices, signals and the job dir.
+See docs/explanation/notices.md."""
 
 from .clouds import CloudNotices
 from .job_dir import NodeDir, Watcher

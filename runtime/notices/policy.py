@@ -62,7 +62,7 @@ def rows(cloud: str, table: Sequence[tuple[Any, ...]]) -> dict[str, Policy]:
 
 # A stop before a planned event comes 2 min ahead: time for a long step, a save and its upload.
 _SLURM = "slurm.schedmd.com/sbatch.html#OPT_signal"
-_OURS = "docs/job-dir.md"
+_OURS = "docs/reference/job-dir.md"
 # fmt: off
 _OWN = {
     "signal": rows("signal", (

@@ -37,7 +37,8 @@ CODES = (
     Code(76, "stale", "again", "it could not save, but an older checkpoint exists; it asks to be run again"),
     Code(77, "nothing-saved", "again", "it could not save, and there is no checkpoint; it asks to be run again"),
 )
-"""Exit codes with a meaning. docs/runtime.md shows the same table; tests/unit/test_exit_verdict.py compares them."""
+"""Exit codes with a meaning.
+docs/explanation/runtime.md shows the same table; tests/unit/test_exit_verdict.py compares them."""
 
 Verdict = Literal["code", "word", "failed", "not done", "done"]
 """Verdict on a process: the meaning of its exit code in CODES; that of its reported word in CODES; another failure; an
@@ -70,7 +71,8 @@ RULES = (
     Rule("0", "none", False, True, "not done", "a process that watched for notices was killed"),
     Rule("0", "none", False, False, "done", "a program that saves nothing, or left its training by itself"),
 )
-"""Decision table; the first matching rule decides. docs/runtime.md shows it too; test_exit_verdict.py compares them."""
+"""Decision table; the first matching rule decides.
+docs/explanation/runtime.md shows it too; test_exit_verdict.py compares them."""
 
 INTERRUPTED_EXIT = "CLOUDGPU_INTERRUPTED_EXIT"
 """Environment variable with the exit code that the program uses in place of 75, for platforms that expect e.g. 143."""

@@ -1,4 +1,4 @@
-"""Verify that a program which was killed and resumed ends like an uninterrupted run: see docs/verify-resume.md.
+"""Verify that a program which was killed and resumed ends like an uninterrupted run: see docs/guides/verify-resume.md.
 
 drill          runs a program as `run` does, saves at one step, kills it at another, and records a trace of its state
 trace          writes and reads that trace

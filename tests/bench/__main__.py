@@ -1,4 +1,4 @@
-"""`make bench`: run benchmarks and print a table; with --write, update docs/benchmarks.md.
+"""`make bench`: run benchmarks and print a table; with --write, update docs/explanation/benchmarks.md.
 
 python -m tests.bench [NAME ...] [--write]
 
@@ -20,7 +20,7 @@ from .measure import Row
 BENCHES = ("startup", "specs", "latency", "queue", "install", "saving", "restoring", "infra", "requests")
 ON_REQUEST = ("jobs",)
 """Slow benchmarks, which run only when named."""
-PAGE = Path(__file__).parents[2] / "docs" / "benchmarks.md"
+PAGE = Path(__file__).parents[2] / "docs" / "explanation" / "benchmarks.md"
 START, END = "<!-- figures: begin -->", "<!-- figures: end -->"
 
 
@@ -44,7 +44,7 @@ def write(text: str) -> None:
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.bench")
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(BENCHES)}; none: all of them")
-    parser.add_argument("--write", action="store_true", help="put the table into docs/benchmarks.md")
+    parser.add_argument("--write", action="store_true", help="put the table into docs/explanation/benchmarks.md")
     options = parser.parse_args()
     rows: list[Row] = []
     for name in options.names or BENCHES:

@@ -1,4 +1,5 @@
-"""Comparison of the automatic checkpoint interval with the best fixed one, for the tables of docs/goodput.md.
+"""Comparison of the automatic checkpoint interval with the best fixed one, for the tables of
+docs/explanation/goodput.md.
 
 Run `python -m tests.bench.interval`. A deterministic simulation (..standins.interruptions), which takes some minutes of
 CPU time for each prior.

@@ -1,6 +1,6 @@
 """Tests of a target that another package adds by an entry point: it validates, plans and runs a job.
 
-The package is tests/contract/outside/shed, the example of docs/adding-a-target.md.
+The package is tests/contract/outside/shed, the example of docs/guides/adding-a-target.md.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""Tests of the policies in docs/aws-permissions.md: they are sufficient, and each action in them is necessary.
+"""Tests of the policies
+in docs/reference/aws-permissions.md: they are sufficient, and each action in them is necessary.
 
 The policies are read from the page and enforced by the stand-in. Every action belongs to the step that needs it:
 without the action, that step's error names the action and the page, and the step leaves nothing behind.
@@ -37,8 +38,8 @@ from cloudgpu.tests.standins.aws.sessions import session
 from cloudgpu.tests.standins.aws.stacks import create_stack
 from cloudgpu.tests.standins.clocks import FastClock
 
-PAGE = Path(cloudgpu.__file__).parent / "docs" / "aws-permissions.md"
-ALL = "docs/aws-permissions.md"
+PAGE = Path(cloudgpu.__file__).parent / "docs" / "reference" / "aws-permissions.md"
+ALL = "docs/reference/aws-permissions.md"
 BUCKET = "my-bucket"
 TOKEN = "0123456789abcdef" * 2
 REGION = "us-east-1"

@@ -56,7 +56,7 @@ class TestJobDir:
     @pytest.mark.parametrize(
         ("code", "status", "says"),
         [
-            ("AuthorizationPermissionMismatch", 403, r"docs/azure-permissions.md.*…/containers/blobs/read"),
+            ("AuthorizationPermissionMismatch", 403, r"docs/reference/azure-permissions.md.*…/containers/blobs/read"),
             ("AuthorizationFailure", 403, "the storage account's firewall does not let this address in"),
             ("KeyBasedAuthenticationNotPermitted", 403, "the storage account allows no keys"),
             ("AccountIsDisabled", 403, "the storage account is disabled"),
@@ -119,7 +119,7 @@ class TestCheckpoints:
     def test_a_refusal_fails_the_save_with_its_reason(self, front: Front) -> None:
         one = Training(URL, size=9 * MB)
         front.fail("block.put|blob.put", error("AuthorizationPermissionMismatch", 403), times=None)
-        assert "docs/azure-permissions.md" in (one.save(1).error or "")
+        assert "docs/reference/azure-permissions.md" in (one.save(1).error or "")
         front.heal()
         assert one.save(2).committed
         assert verified_steps(one.store) == [2]

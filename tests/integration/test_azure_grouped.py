@@ -413,7 +413,7 @@ def test_without_an_action_a_step_names_it(enforced: Desk, action: str, caplog: 
         is_cleanup = action.endswith("virtualMachineScaleSets/delete")  # whose failure is only logged
         said = caplog.text if is_cleanup else str(error)
         assert error.error_class == ("capacity" if is_cleanup else "auth")
-        assert action in said and "docs/azure-permissions.md" in said
+        assert action in said and "docs/reference/azure-permissions.md" in said
     else:
         pytest.fail(f"a scale set works without {action}: it is too much")
     permitted(enforced)

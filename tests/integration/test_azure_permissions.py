@@ -1,4 +1,4 @@
-"""Tests of the roles in docs/azure-permissions.md: they are sufficient, and each action in them is necessary.
+"""Tests of the roles in docs/reference/azure-permissions.md: they are sufficient, and each action in them is necessary.
 
 The roles are read from the page and enforced by the stand-in. Every action belongs to the step that needs it: without
 the action, that step's error names it. UNTESTED lists what the stand-in does not enforce; the page lists it, too.
@@ -290,7 +290,7 @@ def test_without_an_action_its_step_names_it(
     assert found, f"{step} works without {action}: it is too much"
     matching = [one for one in found if action in one]
     assert matching, found
-    assert "docs/azure-permissions.md" in matching[0]
+    assert "docs/reference/azure-permissions.md" in matching[0]
     permit(azure)
     assert terminate() == []
     assert left(azure) == []

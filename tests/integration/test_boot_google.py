@@ -552,9 +552,9 @@ class TestContainer:
         record = world.record(node="", cloud="vertex")
         command, args = container_command(record, POOLS)
         assert (command, args) == container_command(record, POOLS)
-        record = zlib.decompress(base64.b64decode(args[1])).decode()
-        assert "a-secret" not in record
-        assert "worker-1.1" in record
+        sent = zlib.decompress(base64.b64decode(args[1])).decode()
+        assert "a-secret" not in sent
+        assert "worker-1.1" in sent
 
     def test_a_record_of_one_node_is_refused(self, world: World) -> None:
         with pytest.raises(ValueError, match=r"told to be worker-0\.1"):

@@ -55,7 +55,7 @@ def test_failures_in_words(world: World, run: str | list[str], says: str, eviden
 
 
 def test_the_docs_show_the_table() -> None:
-    page = (Path(failure_causes.__file__).parents[2] / "docs/runtime.md").read_text()
+    page = (Path(failure_causes.__file__).parents[2] / "docs/explanation/runtime.md").read_text()
     rows = [line for line in page.splitlines() if line.startswith("|")]
     for row in failure_causes.MESSAGES:
         code = "any" if row.codes is None else str(*row.codes)

@@ -1,4 +1,4 @@
-"""docs/gcp-permissions.md, enforced over the wire: its roles suffice, and every permission in them is needed.
+"""docs/reference/gcp-permissions.md, enforced over the wire: its roles suffice, and every permission in them is needed.
 
 The roles are parsed from the page. Every permission belongs to the step that needs it: without the permission, that
 step fails and names it.
@@ -36,7 +36,7 @@ from cloudgpu.tests.standins.gcp import MACHINE, PROJECT, SUBMITTER, Gcp
 from cloudgpu.tests.standins.gcp.stacks import create_stack
 from cloudgpu.tests.standins.gcs.control import GcsControl
 
-PAGE = Path(cloudgpu.__file__).parent / "docs" / "gcp-permissions.md"
+PAGE = Path(cloudgpu.__file__).parent / "docs" / "reference" / "gcp-permissions.md"
 BUCKET = "my-bucket"
 TOKEN = "0123456789abcdef" * 2
 REGION, ZONE = "us-central1", "us-central1-a"
@@ -373,7 +373,7 @@ def test_without_a_permission_its_step_names_it(
     assert found, f"{step} works without {permission}: it is too much"
     naming = [one for one in found if permission in one]
     assert naming, found
-    assert "docs/gcp-permissions.md" in naming[0]
+    assert "docs/reference/gcp-permissions.md" in naming[0]
     if step in {"launch", "launch a group"}:
         world.permit()
         assert terminate(world) == []
@@ -383,7 +383,7 @@ def test_without_a_permission_its_step_names_it(
 @pytest.mark.parametrize("step", ["launch", "launch a group", "vertex"])
 def test_a_launch_needs_permission_to_use_the_machines_account(world: World, step: str) -> None:
     [complaint] = run(world, step, ACT_AS)
-    assert ACT_AS in complaint and "docs/gcp-permissions.md" in complaint
+    assert ACT_AS in complaint and "docs/reference/gcp-permissions.md" in complaint
 
 
 def test_a_submitter_cannot_use_another_account_for_machines(world: World, monkeypatch: pytest.MonkeyPatch) -> None:

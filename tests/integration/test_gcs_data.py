@@ -95,7 +95,7 @@ class TestCheckpoints:
     def test_a_refusal_fails_the_save_with_its_reason(self, gcp: Gcp) -> None:
         one = Training(URL, size=9 * MB)
         gcp.control.fail("multipartUploads.*", error("AccessDenied", 403), times=None)
-        assert "docs/gcp-permissions.md (AccessDenied" in (one.save(1).error or "")
+        assert "docs/reference/gcp-permissions.md (AccessDenied" in (one.save(1).error or "")
         gcp.control.heal()
         assert one.save(2).committed
         assert verified_steps(one.store) == [2]

@@ -1,4 +1,4 @@
-"""docs/aws.md agrees with the code: messages, quota codes, tags."""
+"""docs/guides/aws.md agrees with the code: messages, quota codes, tags."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from cloudgpu.provisioners.aws.catalog import quotas
 from cloudgpu.provisioners.shared import errors, tags
 
 ROOT = Path(cloudgpu.__file__).parent
-PAGE = (ROOT / "docs" / "aws.md").read_text()
+PAGE = (ROOT / "docs" / "guides" / "aws.md").read_text()
 SOURCES = [*(ROOT / "provisioners").rglob("*.py"), *(ROOT / "control").rglob("*.py"), ROOT / "storage" / "s3.py"]
 
 

@@ -1,4 +1,4 @@
-"""docs/azure.md agrees with the code: messages, quotas, tags, settings; and the tables of quotas and images."""
+"""docs/guides/azure.md agrees with the code: messages, quotas, tags, settings; and the tables of quotas and images."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from cloudgpu.provisioners.azure.resources import identity, network
 from cloudgpu.provisioners.shared import errors, tags
 
 ROOT = Path(cloudgpu.__file__).parent
-PAGE = (ROOT / "docs" / "azure.md").read_text()
+PAGE = (ROOT / "docs" / "guides" / "azure.md").read_text()
 SOURCES = [
     *(ROOT / "provisioners").rglob("*.py"),
     *(ROOT / "control").rglob("*.py"),

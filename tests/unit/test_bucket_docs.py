@@ -23,14 +23,14 @@ def commands(page: str, beginning: str) -> list[list[str]]:
     return found
 
 
-@pytest.mark.parametrize("page", ["gcp.md", "vertex.md"])
+@pytest.mark.parametrize("page", ["guides/gcp.md", "guides/vertex.md"])
 def test_buckets_of_cloud_storage_are_made_without_soft_delete(page: str) -> None:
     assert all("--soft-delete-duration=0" in words for words in commands(page, "gcloud storage buckets create"))
 
 
 def test_buckets_of_s3_remove_unfinished_uploads() -> None:
-    [bucket] = commands("aws.md", "aws s3 mb")
-    [words] = commands("aws.md", "aws s3api put-bucket-lifecycle-configuration")
+    [bucket] = commands("guides/aws.md", "aws s3 mb")
+    [words] = commands("guides/aws.md", "aws s3api put-bucket-lifecycle-configuration")
     assert words[words.index("--bucket") + 1] == bucket[3].removeprefix("s3://")
     [rule] = json.loads(words[words.index("--lifecycle-configuration") + 1])["Rules"]
     assert (rule["Status"], rule["Filter"]) == ("Enabled", {"Prefix": ""})
@@ -38,5 +38,5 @@ def test_buckets_of_s3_remove_unfinished_uploads() -> None:
 
 
 def test_accounts_of_blob_storage_are_without_soft_delete() -> None:
-    [words] = commands("azure.md", "az storage account blob-service-properties update")
+    [words] = commands("guides/azure.md", "az storage account blob-service-properties update")
     assert words[words.index("--enable-delete-retention") + 1] == "false"

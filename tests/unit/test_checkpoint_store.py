@@ -169,7 +169,7 @@ def test_the_documented_reader_reads(tmp_path: Path) -> None:
     tree = {"step": 5}
     store.write_rank(RankManifest(str(name), 0, 1, 5, len(data), pieces, tree), memoryview(data))
     store.commit(name, store.digests(name, 1), finished=False, time=0.0)
-    page = (Path(__file__).parents[2] / "docs" / "checkpoint-format.md").read_text()
+    page = (Path(__file__).parents[2] / "docs" / "reference" / "checkpoint-format.md").read_text()
     code = textwrap.dedent(page[page.index("    import hashlib, json") :])
     found: dict[str, Any] = {}
     exec(code, found)

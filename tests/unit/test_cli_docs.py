@@ -1,4 +1,4 @@
-"""docs/cli.md and the code say the same."""
+"""docs/reference/cli.md and the code say the same."""
 
 from __future__ import annotations
 
@@ -15,7 +15,10 @@ from cloudgpu.cli.exit_codes import MEANINGS
 cli_main = importlib.import_module("cloudgpu.cli.main")  # the package's attribute of that name is the function
 COMMANDS = cli_main.COMMANDS
 DOCS = Path(cloudgpu.__file__).parent / "docs"
-PAGE = (DOCS / "cli.md").read_text()
+PAGE = (DOCS / "reference" / "cli.md").read_text()
+WITH_EXAMPLES = [
+    page for page in [DOCS.parent / "README.md", *sorted(DOCS.rglob("*.md"))] if "cloudgpu " in page.read_text()
+]
 
 
 def test_every_command_has_its_section_in_the_order_of_the_help() -> None:
@@ -31,20 +34,25 @@ def test_exit_codes_are_the_codes() -> None:
     ]
 
 
-@pytest.mark.parametrize("page", ["cli.md", "getting-started.md"])
-def test_examples_name_commands_and_options_that_exist(page: str) -> None:
-    lines = [line for line in (DOCS / page).read_text().splitlines() if line.startswith("    ")]
-    examples = [match[1] for line in lines if (match := re.match(r"\s+(?:\$ )?cloudgpu ([a-z].*)", line))]
-    assert examples
-    for example in examples:
-        name, *words = re.split(r" -- | \| | > | # | && ", example)[0].split()
+def examples(page: Path) -> list[str]:
+    """The commands in a page's blocks of code, without `cloudgpu`."""
+    text = re.sub(r"^```(?:yaml|python|json).*?^```$", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
+    fenced = "\n".join(re.findall(r"^```\w*\n(.*?)^```$", text, re.MULTILINE | re.DOTALL))
+    indented = "\n".join(re.findall(r"^ {4}(.*)$", text, re.MULTILINE))
+    return re.findall(r"^(?:\$ )?cloudgpu ([a-z].*)$", f"{fenced}\n{indented}", re.MULTILINE)
+
+
+@pytest.mark.parametrize("page", WITH_EXAMPLES, ids=lambda page: page.relative_to(DOCS.parent).as_posix())
+def test_examples_name_commands_and_options_that_exist(page: Path) -> None:
+    for example in examples(page):
+        name, *words = re.split(r" -- | \| | > | +# | && |;", example)[0].split()
         command = cli_main.load_command(name)
         if isinstance(command, click.Group):
             command = command.commands[words.pop(0)]
         known = {option for parameter in command.params for option in [*parameter.opts, *parameter.secondary_opts]}
         used = {word.partition("=")[0] for word in words if word.startswith("-") and word != "-"}
         assert isinstance(command, click.Command)
-        assert used <= known, example
+        assert used <= {*known, "--help"}, example
 
 
 def test_environment_variables_are_read_somewhere() -> None:

@@ -153,7 +153,7 @@ def test_rules_are_documented() -> None:
     assert len(set(names)) == len(names)
     assert all(name == name.lower() and " " not in name for name in names)
     assert all(rule.check.__doc__ for rule in (*RULES, *TARGET_RULES))
-    page = (Path(__file__).parents[2] / "docs" / "planning.md").read_text()
+    page = (Path(__file__).parents[2] / "docs" / "explanation" / "planning.md").read_text()
     assert [name for name in names if f"`{name}`" not in page] == []
 
 

@@ -1,4 +1,4 @@
-"""docs/dialects.md names every field and flag that the dialects know."""
+"""docs/reference/dialects.md names every field and flag that the dialects know."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from cloudgpu.jobspecs.dialects import ai_platform, vertex
 from cloudgpu.jobspecs.dialects.gcloud_flags import BY_NAME
 from cloudgpu.jobspecs.dialects.successors import SUCCESSORS
 
-DOCS = (Path(__file__).parents[2] / "docs" / "dialects.md").read_text(encoding="utf-8")
+DOCS = (Path(__file__).parents[2] / "docs" / "reference" / "dialects.md").read_text(encoding="utf-8")
 TABLES = {
     "ai_platform": (ai_platform.JOB, ai_platform.TRAINING_INPUT, ai_platform.SCHEDULING, ai_platform.REPLICA_CONFIG),
     "vertex": (

@@ -1,4 +1,4 @@
-"""From exits, orders and outcome files to how a node ended; the tables are those of docs/runtime.md."""
+"""From exits, orders and outcome files to how a node ended; the tables are those of docs/explanation/runtime.md."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from cloudgpu.runtime.processes import exit_verdict as module
 from cloudgpu.runtime.processes.exit_verdict import CODES, RULES, Ending, ReportedOutcome, Rule, judge, read_outcome
 from cloudgpu.runtime.processes.program import Exit
 
-PAGE = Path(module.__file__).parents[2] / "docs" / "runtime.md"
+PAGE = Path(module.__file__).parents[2] / "docs" / "explanation" / "runtime.md"
 STOP = Order("stopped", "cancel", "cancelled", 0.0)
 NOTICE = Order("preempted", "preempt", "notice", 0.0)
 

@@ -142,7 +142,7 @@ def test_zones_that_no_attempt_has_tried_keep_their_offer_open() -> None:
 
 
 def test_every_class_is_documented() -> None:
-    page = (Path(__file__).parents[2] / "docs" / "failover.md").read_text()
+    page = (Path(__file__).parents[2] / "docs" / "explanation" / "failover.md").read_text()
     assert [kind for kind in CLASSES if f"`{kind}`" not in page] == []
 
 

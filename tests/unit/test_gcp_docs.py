@@ -1,4 +1,5 @@
-"""docs/gcp.md says what the program says: messages, quotas, labels, settings; and the tables of quotas and prices."""
+"""docs/guides/gcp.md says what the program says: messages, quotas, labels, settings; and the tables of quotas and
+prices."""
 
 from __future__ import annotations
 
@@ -16,7 +17,7 @@ from cloudgpu.provisioners.gcp.resources import network
 from cloudgpu.provisioners.shared import errors, tags
 
 ROOT = Path(cloudgpu.__file__).parent
-PAGE = (ROOT / "docs" / "gcp.md").read_text()
+PAGE = (ROOT / "docs" / "guides" / "gcp.md").read_text()
 SOURCES = [*(ROOT / "provisioners").rglob("*.py"), *(ROOT / "control").rglob("*.py"), ROOT / "storage" / "gcs.py"]
 
 

@@ -291,7 +291,8 @@ class TestRefusals:
 
     def test_a_permission_that_lacks_is_named(self, key: Gcp) -> None:
         key.control.enforce({})
-        with pytest.raises(JobDirError, match=r"docs/gcp-permissions\.md \(AccessDenied: storage\.objects\.get"):
+        denied = r"docs/reference/gcp-permissions\.md \(AccessDenied: storage\.objects\.get"
+        with pytest.raises(JobDirError, match=denied):
             JobDir(URL).get("a")
 
     @pytest.mark.parametrize("key_of", ["get", "put"])

@@ -1,4 +1,5 @@
-"""docs/goodput.md shows what the Checkpointer does: its tables and log lines are computed from the product's code."""
+"""docs/explanation/goodput.md shows what the Checkpointer does: its tables and log lines are computed from the
+product's code."""
 
 from __future__ import annotations
 
@@ -15,7 +16,7 @@ from cloudgpu.tests.bench import interval as bench
 from cloudgpu.tests.standins.interruptions import COLD_GOAL, GRID, LEARNT_GOAL, with_lag
 from cloudgpu.tests.standins.long_mode import LONG
 
-PAGE = (Path(__file__).parents[2] / "docs" / "goodput.md").read_text()
+PAGE = (Path(__file__).parents[2] / "docs" / "explanation" / "goodput.md").read_text()
 UNITS = {"s": 1.0, "min": 60.0, "h": 3600.0}
 SIMULATED = {
     "`spot`": (GRID, "spot", True),

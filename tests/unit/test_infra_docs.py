@@ -1,4 +1,4 @@
-"""docs/pulumi.md and the examples agree with the components."""
+"""docs/reference/pulumi.md and the examples agree with the components."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from cloudgpu.provisioners.aws.machine.images import parameter_for
 from cloudgpu.tests.standins.pulumi.mocks import exports, only, run_strict
 
 ROOT = Path(cloudgpu.__file__).parent
-PAGE = (ROOT / "docs" / "pulumi.md").read_text()
+PAGE = (ROOT / "docs" / "reference" / "pulumi.md").read_text()
 EXAMPLES = ROOT / "examples" / "pulumi"
 CLOUDS = {"aws": "AWS", "gcp": "Google Cloud", "azure": "Azure"}
 MODULES = {
@@ -61,7 +61,7 @@ def test_the_page_lists_arguments_and_outputs(component: str, cloud: str) -> Non
 
 def test_the_page_links_to_what_is_there() -> None:
     links = re.findall(r"\]\((?!http)([^)#]+)\)", PAGE)
-    missing = [link for link in links if not (ROOT / "docs" / link).exists()]
+    missing = [link for link in links if not (ROOT / "docs" / "reference" / link).exists()]
     assert links and missing == []
 
 

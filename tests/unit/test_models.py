@@ -187,9 +187,9 @@ def test_the_schema_refuses_what_the_loader_refuses(fields: dict[str, Any]) -> N
         load_text(yaml.safe_dump(document))
 
 
-# --- docs/job-file.md -------------------------------------------------------------------------------------------------
+# --- docs/reference/job-file.md ---------------------------------------------------------------------------------------
 
-PAGE = (Path(cloudgpu.__file__).parent / "docs" / "job-file.md").read_text()
+PAGE = (Path(cloudgpu.__file__).parent / "docs" / "reference" / "job-file.md").read_text()
 
 
 @pytest.mark.parametrize("model", [JobSpec, Resources, Role, CheckpointPolicy, Retry, Limits])

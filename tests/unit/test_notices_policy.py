@@ -84,7 +84,7 @@ def test_rows_make_sense(policy: Any) -> None:
 
 
 def test_the_docs_have_the_same_table() -> None:
-    page = (Path(__file__).parents[2] / "docs" / "notices.md").read_text().splitlines()
+    page = (Path(__file__).parents[2] / "docs" / "explanation" / "notices.md").read_text().splitlines()
     documented = {tuple(cell.strip() for cell in line.strip("|").split("|")) for line in page if line.startswith("|")}
     for policy in POLICIES:
         figures = (policy.lead_s, policy.near_s, policy.stop_s, policy.margin_s)

@@ -1,4 +1,4 @@
-"""State table: consistent, checked at each write, and the same as in docs/control.md."""
+"""State table: consistent, checked at each write, and the same as in docs/explanation/control.md."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from cloudgpu.control.reconcile.decisions import _AFTER
 from cloudgpu.control.store import states
 from cloudgpu.control.store.states import ATTEMPT_STATES, ATTEMPT_TRANSITIONS, JOB_STATES, JOB_TRANSITIONS, OUTCOMES
 
-PAGE = Path(states.__file__).parents[2] / "docs" / "control.md"
+PAGE = Path(states.__file__).parents[2] / "docs" / "explanation" / "control.md"
 MACHINES = {
     "job": (JOB_STATES, JOB_TRANSITIONS, states.JOB_END, states.check_job, "queued"),
     "attempt": (ATTEMPT_STATES, ATTEMPT_TRANSITIONS, states.ATTEMPT_END, states.check_attempt, "launching"),

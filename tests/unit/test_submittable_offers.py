@@ -103,7 +103,7 @@ def test_google_reaches_cloud_storage_only(cloud: str, job_dir: str | None) -> N
     ],
 )
 def test_a_named_cloud_that_is_not_set_up_is_refused_with_advice(cloud: str, job_dir: str, advice: str) -> None:
-    with pytest.raises(SubmitError, match=rf"{cloud} is not set up here: .*{advice}.*docs/{cloud}\.md"):
+    with pytest.raises(SubmitError, match=rf"{cloud} is not set up here: .*{advice}.*docs/guides/{cloud}\.md"):
         usable_offers(spec(job_dir, cloud=cloud), Plan((make_offer()._replace(cloud=cloud),)))
 
 
@@ -154,7 +154,7 @@ def test_every_target_that_needs_it_has_advice() -> None:
         assert target is not None
         assert bool(target.set_up) == bool(target.setup_hint)
         if target.set_up:
-            [page] = re.findall(r"docs/[a-z]+\.md", target.setup_hint)
+            [page] = re.findall(r"docs/[a-z/]+\.md", target.setup_hint)
             assert target.setup_hint.startswith(f"{name} is not set up here") and (ROOT / page).is_file()
 
 

@@ -34,8 +34,8 @@ def test_secrets_are_left_out_and_named() -> None:
 
 
 def test_the_docs_show_the_list() -> None:
-    page = (Path(submitter_environment.__file__).parents[2] / "docs/local.md").read_text()
-    table = page.partition("## The environment")[2].partition("Nothing secret")[0]
+    page = (Path(submitter_environment.__file__).parents[2] / "docs/guides/local.md").read_text()
+    table = page.partition("## The environment")[2].partition("Secrets are not stored")[0]
     shown = set(re.findall(r"`([A-Za-z_]+…?)`", table.partition("|---|")[2]))
     expected = NAMES | {f"{prefix}…" for prefix in PREFIXES} | SET_BY_THE_MACHINE | {"PATH"}
     assert shown == expected

@@ -58,12 +58,12 @@ def cells(column: str) -> Iterator[tuple[str, Row, str]]:
 
 def test_every_table_is_known_and_documented() -> None:
     assert {path.stem for path in TABLES.glob("*.csv")} == set(KEYS)
-    page = (Path(catalog.__file__).parents[2] / "docs" / "tables.md").read_text()
+    page = (Path(catalog.__file__).parents[2] / "docs" / "reference" / "tables.md").read_text()
     for name in KEYS:
         family = re.sub(r"_(aws|gcp|vertex|azure)$", "_<cloud>", name)
         assert f"`{name}.csv`" in page or f"`{family}.csv`" in page, name
         for column in table(name)[0]:
-            assert f"`{column}`" in page, f"docs/tables.md explains no column {column} of {name}"
+            assert f"`{column}`" in page, f"docs/reference/tables.md explains no column {column} of {name}"
 
 
 @pytest.mark.parametrize("name", KEYS)

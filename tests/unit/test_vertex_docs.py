@@ -1,4 +1,4 @@
-"""docs/vertex.md agrees with the program: messages, images, settings, labels, timeouts."""
+"""docs/guides/vertex.md agrees with the program: messages, images, settings, labels, timeouts."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from cloudgpu.provisioners.shared import errors, tags
 from cloudgpu.provisioners.vertex import clients, launching, provisioner, request, worker_pools
 
 ROOT = Path(cloudgpu.__file__).parent
-PAGE = (ROOT / "docs" / "vertex.md").read_text()
+PAGE = (ROOT / "docs" / "guides" / "vertex.md").read_text()
 SOURCES = [*(ROOT / "provisioners").rglob("*.py"), *(ROOT / "control").rglob("*.py")]
 
 

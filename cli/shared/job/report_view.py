@@ -51,7 +51,7 @@ def report_lines(report: Report) -> list[str]:
 
 
 def report_json(report: Report) -> dict[str, Any]:
-    """Return the report for scripts; docs/cli.md describes it."""
+    """Return the report for scripts; docs/reference/cli.md describes it."""
     lost = _lost_through_interruptions(report)
     each = lost / report.interruptions if report.interruptions else None
     return {**report.to_json(), "lost_seconds_per_interruption": each}

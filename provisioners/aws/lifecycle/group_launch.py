@@ -1,4 +1,4 @@
-"""Launch of a dedicated Auto Scaling group (LaunchRequest.grouped). See docs/recover.md.
+"""Launch of a dedicated Auto Scaling group (LaunchRequest.grouped). See docs/guides/recover.md.
 
 Resources are created in this order: the security group, by whose tags launches are found; a placement group if the
 machines have Elastic Fabric Adapters; the launch template; the Auto Scaling group, which starts the machines and

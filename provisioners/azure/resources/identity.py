@@ -187,7 +187,7 @@ def _group_of(clients: Clients, account: str) -> str:
             return part_of(str(one["id"]), "resourceGroups")
     message = (
         f"subscription {clients.subscription} has no storage account {account} that you may see: correct `job_dir`, or "
-        f"name an identity that may use it in {IDENTITY_SETTING}, see docs/azure-permissions.md"
+        f"name an identity that may use it in {IDENTITY_SETTING}, see docs/reference/azure-permissions.md"
     )
     raise ProvisionError("invalid", message, scope="cloud", code="NoStorageAccount")
 

@@ -1,4 +1,4 @@
-"""Manifest of one rank's part of a checkpoint; docs/checkpoint-format.md describes the whole format.
+"""Manifest of one rank's part of a checkpoint; docs/reference/checkpoint-format.md describes the whole format.
 
     <name>/rank-00000.bin     pieces of tensors, raw, little-endian, each at a multiple of ALIGN bytes
            rank-00000.json    RankManifest: offset of each piece, hash of each chunk, and the state without its tensors

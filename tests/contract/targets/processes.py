@@ -1,4 +1,5 @@
-"""Stand-ins for the targets `local` and `shed` (docs/adding-a-target.md): agents as processes on this computer."""
+"""Stand-ins for the targets `local` and `shed`
+(docs/guides/adding-a-target.md): agents as processes on this computer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The roles that docs/azure-permissions.md documents."""
+"""The roles that docs/reference/azure-permissions.md documents."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 import cloudgpu
 
-PAGE = (Path(cloudgpu.__file__).parent / "docs" / "azure-permissions.md").read_text()
+PAGE = (Path(cloudgpu.__file__).parent / "docs" / "reference" / "azure-permissions.md").read_text()
 
 
 def roles() -> dict[str, list[str]]:

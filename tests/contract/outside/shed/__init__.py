@@ -1,4 +1,5 @@
-"""Example of a target in another package: machines that are processes on this computer. See docs/adding-a-target.md."""
+"""Example of a target in another package: machines that are processes on this computer.
+See docs/guides/adding-a-target.md."""
 
 from cloudgpu.jobspecs.targets import TargetInfo
 
