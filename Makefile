@@ -6,7 +6,7 @@ STAMP := $(VENV)/.ready
 DEMO := $(VENV)/.demo-ready
 DOCS := $(VENV)/.docs-ready
 WORKERS ?= 6
-# mpi4py is of use only where there is an Open MPI, and harms Lightning where there is none.
+# mpi4py is useful only where there is an Open MPI, and harms Lightning where there is none.
 EXTRAS := dev,docs,torch$(if $(shell command -v mpirun),$(shell echo ,mpi))
 
 # uv installs five times as fast as pip, which is used where uv cannot be had. uv does not read pip's configuration, so
@@ -78,6 +78,7 @@ dist: env
 lint: env
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/python -m tools.prose
 
 types: env
 	cd $(VENV)/src && ../bin/mypy --config-file cloudgpu/pyproject.toml -p cloudgpu

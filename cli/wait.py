@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 @click.option("--timeout", type=DURATION, help="Give up after so long, e.g. 30m; the job goes on.")
 @json_option
 def command(job: str, timeout: float | None, as_json: bool) -> Exit:
-    """Wait until JOB has ended. The exit code tells how: 0 succeeded, 1 failed, 5 cancelled, stopped or timed out.
+    """Wait until JOB has ended. Exit codes: 0 succeeded, 1 failed, 5 cancelled, stopped or timed out.
 
     \b
     cloudgpu wait digits && cloudgpu submit evaluate.yaml

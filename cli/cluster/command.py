@@ -104,7 +104,7 @@ def up(
 @yes_option
 @json_option
 def scale(*, name: str, machines: int, backend: str | None, install_pulumi: bool, yes: bool, as_json: bool) -> None:
-    """Give the cluster NAME so many MACHINES; 0 keeps everything but machines, and costs nothing an hour.
+    """Set the number of MACHINES of the cluster NAME; 0 keeps everything but machines, and costs nothing an hour.
 
     \b
     cloudgpu cluster scale big 8
@@ -215,7 +215,7 @@ def status(*, name: str | None, backend: str | None, install_pulumi: bool, as_js
     cloudgpu cluster status
     cloudgpu cluster status big --backend s3://team-stacks/cloudgpu
 
-    How many machines answer, of how many the cluster is to have, is told by the cluster's folder in the bucket.
+    How many machines answer, of how many the cluster is to have, is read from the cluster's folder in the bucket.
     """
     from ...infra.programs import cluster_stack
 

@@ -63,7 +63,7 @@ class JobRow:
     state: str
     """See states.py."""
     goal: str
-    """What the user wants: "run" or "cancel"."""
+    """Goal that the user has set: "run" or "cancel"."""
     cause: str
     """Cause of the state: a word for programs."""
     reason: str

@@ -31,7 +31,7 @@ def _run(*words: str) -> str:
 
 
 def wait_for_step(job: str, step: int) -> None:
-    """Until the program has done so many steps, as its machine reports them."""
+    """Wait until the program has done this number of steps, as its machine reports them."""
     while True:
         status = json.loads(_run("status", job, "--json"))
         done = status["step"] or 0

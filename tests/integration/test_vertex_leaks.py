@@ -74,7 +74,7 @@ class VertexAgents(Agents):
 class VertexLeaks(Leaks[VertexJobs]):
     agents: VertexAgents
     twins = False
-    """Whether a second custom job may have been created, and ended."""
+    """Return True if a second custom job may have been created and ended."""
 
     def check_machines(self, job: Job) -> None:
         found = self.jobs.custom_jobs(job)

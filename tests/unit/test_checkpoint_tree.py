@@ -169,7 +169,7 @@ class Evil:
 
 
 class Wrapped(torch.Tensor):  # type: ignore[name-defined]
-    """As quantisation libraries build them: the numbers are elsewhere."""
+    """Build a tensor as quantisation libraries do: the numbers are in another object."""
 
     @staticmethod
     def __new__(cls, inner: Any) -> Any:
@@ -264,7 +264,7 @@ def test_without_torch() -> None:
 
 
 def test_one_list_under_two_keys() -> None:
-    """As with torch.save: containers, arrays and tensors that were one object are one again."""
+    """Containers, arrays and tensors that were one object are one again, as with torch.save."""
     objects: list[Any] = [[1], {"a": 1}, {1: 2}, {3}, bytearray(b"x"), OrderedDict(a=1), Counter("a")]
     objects += [defaultdict(list, {"a": [1]}), np.arange(3.0), np.array(1.0), torch.arange(3.0)]
     value = there_and_back({"first": objects, "between": [[], {}, ([0],)], "second": [(one, [1]) for one in objects]})
@@ -360,7 +360,7 @@ def test_integers_of_any_length() -> None:
     ids=["list", "tuple", "dict", "dict by number", "OrderedDict", "defaultdict"],
 )
 def test_depth(wrap: Any) -> None:
-    """What is deeper than can be read back is refused with its path, and what is not is saved."""
+    """State nested deeper than can be read back is refused with its path; shallower state is saved."""
     value: Any = 1
     for _ in range(198):
         value = wrap(value)

@@ -35,7 +35,7 @@ CONFIG = "trainingInput:\n  scaleTier: BASIC\n  region: us-central1\n  pythonMod
 
 
 def load(folder: Path, text: str, *words: str) -> LoadedSpec:
-    """As `submit` loads a file with these words behind it."""
+    """Load a file as `submit` does with these arguments."""
     file = folder / "job.yaml"
     file.write_text(text)
     return load_words(str(file), *words)

@@ -206,7 +206,7 @@ def test_a_defect_is_told_even_where_the_state_dir_cannot_be_written(
 def test_odd_input_is_no_defect(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: list[str], variables: dict[str, str], code: Exit
 ) -> None:
-    """What a shell passes on of a byte that is no text is a lone surrogate here."""
+    """A byte that is not text arrives from the shell as a lone surrogate."""
     monkeypatch.chdir(tmp_path)
     for name, value in ({"CLOUDGPU_HOME": "home"} | variables).items():
         monkeypatch.setenv(name, value)

@@ -267,7 +267,7 @@ def test_a_missing_file(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_planning_loads_nothing_heavy() -> None:
-    """What makes a command slow to start, and what could reach the network."""
+    """Modules that make a command slow to start or could reach the network."""
     script = (
         "import sys; begun = set(sys.modules);"
         "from cloudgpu.cli.main import main; main(['plan', 'job.yaml', '--json']);"

@@ -1,4 +1,4 @@
-"""What a person sees of a job: log lines, machines, the report. The jobs are real rows; nothing runs."""
+"""Views of a job for people: log lines, machines, the report. The jobs are real rows; nothing runs."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ TODAY = datetime.date(2026, 6, 1)
 
 @pytest.fixture
 def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Job:
-    """Submitted, with nobody to run it."""
+    """Submit a job without a supervisor that would run it."""
     monkeypatch.setenv("CLOUDGPU_HOME", str(tmp_path / "home"))
     monkeypatch.setenv("COLUMNS", "100")
     return submit("nodes: 2")

@@ -64,7 +64,7 @@ def test_the_time_of_a_job_does_not_go_back_when_another_process_takes_over(worl
 
 
 def seen_order(folder: Path, key: str, data: bytes) -> Order:
-    """What the agent makes of a stop or a notice."""
+    """Orders that the agent derives from a stop or a notice."""
     job_dir, orders = JobDir(local_url(folder)), Orders(lambda: None)
     job_dir.put(key, data)
     watcher = Watcher(job_dir, 1, "worker-0.1", orders, lambda _text: None)

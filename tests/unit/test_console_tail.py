@@ -1,4 +1,4 @@
-"""What is told of a machine that has fallen silent: the end of its console, if that can be had in time."""
+"""Console output of a machine that has fallen silent, if it can be read in time."""
 
 from __future__ import annotations
 

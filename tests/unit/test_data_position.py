@@ -55,7 +55,7 @@ class Run:
         """By epoch, the batches."""
 
     def go(self, *, epochs: int = 3, stop: int | None = None) -> Run:
-        """Stop after so many batches in all."""
+        """Stop after this total number of batches."""
         done = 0
         while self.position.epoch < epochs:
             source = self.position.open_epoch(self.loader)
@@ -74,7 +74,7 @@ class Run:
         return self
 
     def resumed_by(self, loader: Any, *, replay: bool = False) -> Run:
-        """As another process would: nothing but what was saved is known, and the generators are elsewhere."""
+        """Restore as another process does: only the saved state is known, and the generators are other objects."""
         saved = self.position.state_dict()
         random_states = random_state.capture(random_state.generators_of(self.loader))
         torch.manual_seed(77)
@@ -422,7 +422,7 @@ def test_seeding_needs_an_index() -> None:
 
 
 class Stateful:
-    """As torchdata's StatefulDataLoader: reads ahead, and its state at the end of an epoch is of no use."""
+    """Loader like torchdata's StatefulDataLoader: reads ahead; its state at the end of an epoch cannot be resumed."""
 
     def __init__(self, broken: bool = False) -> None:
         self.at, self.start, self.broken, self.loads = 0, 0, broken, 0

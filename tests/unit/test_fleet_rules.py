@@ -1,4 +1,4 @@
-"""What is read off a fleet's folder: who lives, whose turn it is, what is over, what may go."""
+"""Rules read off a fleet's folder: live machines, the order of jobs, ended orders, objects to delete."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_silence_is_measured_by_the_stores_clock(folder: FleetFolder) -> None:
 
 
 def test_several_may_tell_the_time(folder: FleetFolder) -> None:
-    """What another watcher writes later says nothing about the time since one's own mark."""
+    """A later write of another watcher says nothing about the time since this watcher's mark."""
     number = folder.order("1", "worker-0.1")
     folder.claim(number, "worker-0.1", "a")
     folder.fleet.mark(WATCH_KEY, Beat(0.0))
@@ -118,7 +118,7 @@ def test_orders_that_wait_for_each_other_do_not_for_ever(folder: FleetFolder) ->
 
 
 def test_nobody_gives_way_in_vain(folder: FleetFolder) -> None:
-    """What the younger one has is not enough, or more than is lacking."""
+    """The younger job holds too few machines, or more than are missing."""
     for name in "bcd":
         folder.machine(name)
     folder.order("1", "worker-0.1", "worker-1.1", "worker-2.1")

@@ -81,7 +81,7 @@ from cloudgpu.tests.standins.long_mode import LONG
 from cloudgpu.tests.standins.mutations import ODD_NAMES, mutate, put
 
 MUTATIONS = 10_000 if LONG else 2_500
-"""Of records of a job dir and of a fleet's folder together."""
+"""Records of a job dir and of a fleet's folder together."""
 BATCH = 25
 JOBS = 10_000 if LONG else 25
 """That a supervisor ends, each with one mutation in its job dir."""
@@ -268,7 +268,7 @@ class Folder:
 
 
 class _Followed:
-    """What the format of log lines wants to know of a job."""
+    """Fields of a job that the format of log lines needs."""
 
     offer = make_offer(nodes=2, gpus=1)
 

@@ -1,4 +1,4 @@
-"""What `cloudgpu gc` may remove: a table of owners, attempts and expiries."""
+"""Resources that `cloudgpu gc` may remove: a table of owners, attempts and expiries."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Google's SDK is optional; whose account it is; what its exceptions, and the wire's, mean is told in one line."""
+"""Google's SDK is optional; whose account it is; its exceptions, and those of the transport, become one line."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def answer(status: int, body: object, **headers: str) -> GoogleAPICallError:
 
 
 def legacy(reason: str, status: int, message: str) -> GoogleAPICallError:
-    """As Compute Engine says it."""
+    """An error in Compute Engine's form."""
     told_so = {"reason": reason, "message": message, "domain": "global"}
     return answer(status, {"error": {"code": status, "message": message, "errors": [told_so]}})
 

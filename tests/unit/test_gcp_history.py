@@ -1,4 +1,4 @@
-"""What Compute Engine remembers: which call starts a node's machine next, and why a machine is gone."""
+"""Operations that Compute Engine remembers: which call starts a node's machine next, and why a machine is gone."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ FULL = ProvisionError("capacity", "full", code="ZONE_RESOURCE_POOL_EXHAUSTED")
 
 
 class History:
-    """Of one machine's name in one zone."""
+    """Operations on one machine name in one zone."""
 
     def __init__(self) -> None:
         self.done: list[Operation] = []

@@ -58,7 +58,7 @@ def request(*nodes: NodeRequest, **changes: Any) -> LaunchRequest:
 def body(
     asked: LaunchRequest, at: Attachment = PRIVATE, image: Image = IMAGE, reservation: Reservation | None = None
 ) -> Any:
-    """As it goes over the wire; checked against Google's discovery document."""
+    """Return the request body as sent, checked against Google's discovery document."""
     place = Place(
         "us-central1-a",
         at,

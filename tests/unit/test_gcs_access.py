@@ -138,7 +138,7 @@ class TestCredentials:
         assert callers(gcp) == {SUBMITTER}
 
     def test_of_what_only_google_auth_understands(self, gcp: Gcp, exchange: Exchange) -> None:
-        """A federated identity; a user's login and impersonation are told apart by the same library."""
+        """A federated identity; the same library distinguishes a user's login and impersonation."""
         for number in range(3):
             JobDir(f"{URL}-{number}").put("a", b"1")
         assert callers(gcp) == {STRANGER}
@@ -149,7 +149,7 @@ class TestCredentials:
     def test_each_kind_is_understood_without_asking_anybody(
         self, gcp: Gcp, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
     ) -> None:
-        """Whether Google would give a token for it is not."""
+        """Not checked: whether Google would give a token for it."""
         login = {"type": "authorized_user", "client_id": "c", "client_secret": "s", "refresh_token": "r"}
         federated: dict[str, object] = {
             "type": "external_account",
@@ -238,7 +238,7 @@ class TestCredentials:
             JobDir(URL)
 
     def test_an_emulator_without_credentials_is_asked_without(self, gcp: Gcp) -> None:
-        """As Google's own clients do; this one wants to know who asks."""
+        """The token request names the caller, as Google's own clients do."""
         with pytest.raises(JobDirError, match="does not know these credentials"):
             JobDir(URL).get("a")
         assert callers(gcp) == {""}

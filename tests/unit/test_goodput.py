@@ -260,7 +260,7 @@ def _random_attempt(rng: random.Random, number: int) -> Attempt:
 
 
 class Named:
-    """As much of a job as its goodput is shown with."""
+    """Fields of a job that the view of its goodput uses."""
 
     id, state = "digits-1a2b", "succeeded"
 

@@ -1,4 +1,4 @@
-"""Whether GPUs are idle: what nvidia-smi may answer, and the count on a clock that tests move."""
+"""Detection of idle GPUs: what nvidia-smi may answer, and the count on a clock that tests move."""
 
 from __future__ import annotations
 

@@ -8,7 +8,7 @@ README = (pictures.ROOT / "README.md").read_text()
 
 
 def test_the_plan_is_what_plan_prints() -> None:
-    """Of the job file beside it. Draw it anew with `python -m tools.docs.pictures`."""
+    """The picture shows the plan of the job file beside it. Redraw: `python -m tools.docs.pictures`."""
     assert pictures.JOB in README and "docs/images/plan.svg" in README
     assert pictures.plan() == (pictures.IMAGES / "plan.svg").read_text()
 

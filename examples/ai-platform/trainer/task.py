@@ -16,7 +16,7 @@ ROUND = 25
 
 
 def serve(cluster: tf.distribute.cluster_resolver.ClusterResolver) -> None:
-    """What workers and parameter servers do: wait for the chief's orders, until they are ended."""
+    """Run a worker or parameter server: wait for the chief's orders until the process is ended."""
     spec = cluster.cluster_spec()
     server = tf.distribute.Server(spec, job_name=cluster.task_type, task_index=cluster.task_id, protocol="grpc")
     print(f"{cluster.task_type} {cluster.task_id} serves", flush=True)
@@ -24,7 +24,7 @@ def serve(cluster: tf.distribute.cluster_resolver.ClusterResolver) -> None:
 
 
 def train(cluster: tf.distribute.cluster_resolver.ClusterResolver, steps: int, job_dir: str) -> None:
-    """What the chief does."""
+    """Train as the chief, which coordinates the others."""
     strategy = tf.distribute.ParameterServerStrategy(cluster)
     coordinator = tf.distribute.coordinator.ClusterCoordinator(strategy)
     with strategy.scope():

@@ -73,7 +73,7 @@ def missing() -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """What Slurm says of a job."""
+    """State of a job as Slurm reports it."""
 
     state: str
     exit_code: str

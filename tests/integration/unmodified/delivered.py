@@ -11,7 +11,7 @@ _LINES = 1
 
 
 def differences(ours: Path, theirs: Path) -> list[str]:
-    """What differs, by file; torch's files by their tensors, others by their bytes."""
+    """Return the differences by file: torch's files by their tensors, others by their bytes."""
     a, b = _files(ours), _files(theirs)
     found = [f"{name} is missing" for name in sorted(a.keys() - b.keys())]
     found += [f"{name} should not be there" for name in sorted(b.keys() - a.keys())]

@@ -40,7 +40,7 @@ IMPORTED = (
     "safetensors.torch",
     "tqdm",
 )
-"""What takes long to import: torch._dynamo comes with the first optimizer."""
+"""Modules that take long to import: torch._dynamo comes with the first optimizer."""
 HUNG_AFTER_S = 120.0
 _POLL_S = 0.004
 _REFUSED = 70
@@ -51,7 +51,7 @@ Outcome = Literal["identical", "refused", "differs", "failed at resume", "failed
 
 
 class Process(Protocol):
-    """What subprocess.Popen and Forked have in common."""
+    """Interface that subprocess.Popen and Forked share."""
 
     pid: int
 
@@ -65,9 +65,9 @@ class Verdict:
     outcome: Outcome
     kills: int
     detail: str
-    """What differs, or why it was refused."""
+    """Differences, or the reason for which it was refused."""
     warned: str
-    """What `run` has said that it does not save."""
+    """Objects that `run` has reported as not saved."""
 
     def __str__(self) -> str:
         warned = f" | said: {self.warned}" if self.warned else ""
@@ -195,7 +195,7 @@ class _Interrupted:
         return self._work.with_suffix(".err").read_text(errors="replace")
 
     def _reason(self) -> str:
-        """The newest line of cloudgpu's that tells why, else the last line."""
+        """Return the newest line of cloudgpu that names the cause, else the last line."""
         lines = [line for line in self._errors().splitlines() if line.strip()]
         reasons = [line for line in lines if "cloudgpu" in line and ("saved" in line or "cloudgpu:" in line)]
         return (reasons or lines or [""])[-1][:400]

@@ -1,4 +1,4 @@
-"""What `run` makes of each program: see docs/guides/attach.md."""
+"""Expected verdict of `run` on each program: see docs/guides/attach.md."""
 
 from __future__ import annotations
 
