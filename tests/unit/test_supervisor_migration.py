@@ -177,7 +177,7 @@ def test_a_program_whose_checkpoints_are_all_damaged_begins_anew_only_if_its_job
     if on_damage == "restart":
         assert job.state == "succeeded" and restored(world) == [0, 0]
         (message,) = messages_of(world, job_id, "moved")
-        assert message.startswith(f"every checkpoint is damaged: the program starts over in {here.url}; passed over")
+        assert message.startswith(f"every checkpoint is damaged: the program starts over in {here.url}; skipped")
         assert all(name in message for name in names) and message in caplog.text
         return
     assert (job.state, len(world.cloud.launches)) == ("failed", 1)
