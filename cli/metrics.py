@@ -110,7 +110,7 @@ def _print_csv(rows: Sequence[Row]) -> None:
 
 
 def _show(rows: Sequence[Row]) -> None:
-    """Print a table with one line and one curve per metric."""
+    """Print a table with one row per metric, which shows its values as a small curve."""
     lines = []
     for name in _names(rows):
         values = [float(row.values[name]) for row in rows if name in row.values]

@@ -66,7 +66,8 @@ class Target:
     provisioner: str
     """Function: () -> Provisioner."""
     set_up: str = ""
-    """Function: () -> bool, whether SDK and credentials are available, without a network call; "": needs no set-up."""
+    """Reference to a function () -> bool: True if the SDK and credentials are available. It uses no network. "": the
+    target needs no set-up."""
     setup_hint: str = ""
     """Advice to the user if the target is not set up."""
     architecture: str = ""

@@ -1,4 +1,4 @@
-"""Cloud Storage bucket for job dirs, accessible only to accounts with a role."""
+"""Cloud Storage bucket for job dirs: private, with access by IAM roles only (no ACLs)."""
 
 from typing import NotRequired, TypedDict
 

@@ -25,8 +25,8 @@ class Settings(Record):
     look_s: float | None = None
     """Seconds between two heartbeats and polls of a machine; None: 10 s, which cost 0.09 USD a day in S3."""
     silent_s: float = 120.0
-    """Seconds without a heartbeat after which a machine has lost its node. Its agent has ended by then: it is killed
-    when the fleet dir could not be written for two thirds of this time."""
+    """Seconds without a heartbeat after which the node that runs on a machine is given to another machine. The silent
+    machine has killed its agent by then, namely after two thirds of this time without a write to the fleet dir."""
     expires: float | None = None
     """Epoch seconds. Programs save a minute before, and every machine leaves its group; None: never."""
 

@@ -30,7 +30,7 @@ def image(fleet: FleetSpec) -> str:
 
 
 def quota(fleet: FleetSpec, more: int) -> None:
-    """Raise ProvisionError(quota) if these machines do not fit."""
+    """Raise ProvisionError(quota) if the project's quota does not allow `more` machines of the fleet."""
     quotas.check(
         Clients().rest,
         region=fleet.region,

@@ -459,7 +459,7 @@ def test_a_machine_that_ec2_does_not_know_yet_does_not_replace_the_refusal(
     zone = "us-east-1a"
     account.aws.control.set_capacity("g4dn.xlarge", zone, "spot", 1)
     account.permit(monkeypatch)
-    account.aws.control.set_lag(3.0)
+    account.aws.control.set_lag(1.0)
     with pytest.raises(ProvisionError) as caught:
         account.provisioner().launch(request(nodes=PAIR, zone=zone))
     assert (caught.value.error_class, caught.value.code) == ("capacity", "InsufficientInstanceCapacity")

@@ -29,7 +29,8 @@ PATIENCE_S = 90.0
 _NO_PROFILE = "Invalid IAM Instance Profile"
 """Part of EC2's message about an unknown instance profile, see errors.csv."""
 _IN_USE = frozenset({"VcpuLimitExceeded", "MaxSpotInstanceCountExceeded"})
-"""Error codes for an exhausted quota; if the limit would allow the launch alone, running machines use it."""
+"""Error codes for an exhausted quota. If the limit is large enough for this launch, other machines use it up, and the
+launch is retried."""
 _SAYS_NOTHING_OF_PLACES = frozenset({"capacity", "throttled"})
 _UNSEEN_S = 60.0
 """Timeout in seconds until a machine that must exist is listed."""

@@ -55,7 +55,7 @@ def find_reservation(
 
 
 def look_again(ec2: EC2Client, machine_type: str, reservation: str) -> Reservation | None:
-    """Return the current state of a known reservation; a block may have been extended. None: it is over."""
+    """Query a known reservation again, as a Capacity Block may have been extended since; return None if it is over."""
     there = (one for one in _all(ec2, machine_type) if one["CapacityReservationId"] == reservation)
     return next((_read(one) for one in there if one["State"] == "active"), None)
 

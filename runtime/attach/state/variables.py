@@ -111,7 +111,8 @@ class Variables:
     def load_state_dict(self, state: Mapping[str, Any], since: Digests | None = None) -> None:
         """Restore everything. Raises CheckpointError if the program lacks an object of the checkpoint.
 
-        since: digests before the program's code ran again; unchanged attributes that differ from it are restored too.
+        `since`: digests taken before this process ran the program's code. Attributes that are not in the checkpoint
+        and whose digests differ from these get their old values back as well.
         """
         graph = self.graph()
         now = digests(graph)

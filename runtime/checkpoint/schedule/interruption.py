@@ -90,7 +90,8 @@ class Interruption:
     def restore_signals(self) -> None:
         """Restore the handlers, except where the program has installed others since handle_signals().
 
-        A loop that was left by an exception is ended by the garbage collector, in any thread and in any order.
+        Does nothing outside the main thread. If the program leaves its loop by an exception, the garbage collector
+        calls this, possibly in another thread and after a newer object has installed handlers.
         """
         for number, ours in self._handlers.items():
             if threading.current_thread() is threading.main_thread() and signal.getsignal(number) is ours:

@@ -51,8 +51,8 @@ PRIORS = {
         # V100s differs by zone (traces of Wu et al., "Can't Be Late", NSDI 2024:
         # https://github.com/skypilot-org/spot-traces). One interruption is expected in any case.
         Prior("spot", 1.0),
-        # An assumption. Of 2,048 machines with 8 GPUs, each caused an interruption every eight months (466 in 54 days:
-        # Llama Team, "The Llama 3 Herd of Models", 2024), but programs fail, too.
+        # These weights are assumptions. Hardware alone interrupts a machine with 8 GPUs every eight months (466 times
+        # in 54 days on 2,048 machines: Llama Team, "The Llama 3 Herd of Models", 2024); failing programs come on top.
         Prior("on-demand", 0.2),
         Prior("flex-start", 0.2),
         Prior("reservation", 0.2),
