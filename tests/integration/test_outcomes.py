@@ -18,7 +18,7 @@ __all__ = ["world"]
         (73, "error", True, "a newer attempt has taken over"),
         (74, "failed", False, "its last checkpoint could not be written"),
         (75, "again", False, "it saved and asks to be run again"),
-        (76, "again", False, "an older checkpoint stands"),
+        (76, "again", False, "an older checkpoint exists"),
         (77, "again", False, "there is no checkpoint"),
     ],
 )
