@@ -46,7 +46,7 @@ class Saves:
 
 
 def bytes_of(leaf: Any) -> bytes:
-    """In the order of memory."""
+    """Return the leaf's bytes in memory order."""
     if isinstance(leaf, np.ndarray):
         return bytes(leaf.tobytes())
     leaf = leaf.detach().resolve_conj()
@@ -176,11 +176,12 @@ DICTS += [OrderedDict(value) for value in DICTS]
 
 @pytest.mark.parametrize("seed", range(10))
 def test_one_dict_after_another(seed: int) -> None:
-    """In any order, in two places of the state: what is shared with the other one is known by none of them."""
+    """The dicts follow in random order at two keys of the state, and must not be confused although some values are
+    shared."""
     draw, saves = random.Random(seed), Saves()
     place = {"x": draw.choice(DICTS), "y": draw.choice(DICTS)}
     for _ in range(150):
-        if draw.random() < 0.7:  # else the same once more
+        if draw.random() < 0.7:  # otherwise the same state is saved again
             place = {**place, draw.choice("xy"): draw.choice(DICTS)}
         again = saves.save(place)
         assert {name: type(value) for name, value in again.items()} == {name: type(v) for name, v in place.items()}
@@ -196,7 +197,7 @@ def test_what_cannot_be_saved_is_refused_in_a_known_place() -> None:
 
 
 def test_a_restored_training_after_all_changes(tmp_path: Path) -> None:
-    """Through slots, writer and files: each save is of the state there is at that step."""
+    """With real slots, writer and files: each save contains the state of its step."""
 
     class Anything:
         def __init__(self) -> None:

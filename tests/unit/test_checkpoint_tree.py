@@ -1,4 +1,5 @@
-"""State as a tree: everything a state_dict may hold comes back the same; what would execute code is refused by name."""
+"""The state as a tree: every supported value survives a round trip, and values that would execute code are refused by
+name."""
 
 from __future__ import annotations
 
@@ -43,7 +44,7 @@ PLAIN = [
 @pytest.mark.parametrize("value", PLAIN, ids=lambda value: repr(value)[:30])
 def test_plain_values(value: Any) -> None:
     result = there_and_back({"value": value})["value"]
-    assert repr(result) == repr(value)  # as they compare, but for NaN, and in the same order
+    assert repr(result) == repr(value)  # compared by repr because of NaN; the order must be kept, too
     assert type(result) is type(value)
 
 
@@ -100,7 +101,7 @@ def test_numpy() -> None:
             assert result[key].dtype == expected.dtype
             assert result[key].shape == expected.shape
         assert np.array_equal(result[key], expected), key
-    # A reader with torch may hand out tensors.
+    # A reader that has torch may return tensors.
     tree, leaves = flatten({"b": value["b"], "e": value["e"]}, "it")
     result = rebuild(tree, lambda key: torch.from_numpy(np.ascontiguousarray(leaves[key]).reshape(leaves[key].shape)))
     assert np.array_equal(result["b"], value["b"])
@@ -151,7 +152,7 @@ def test_tied_weights_are_one_leaf() -> None:
     result = rebuild(tree, leaf)
     assert result["head.weight"] is result["embedding.weight"]
     assert asked == ["m/embedding.weight"]
-    # What begins at the same place but is not the same numbers.
+    # Tensors that share a start address but are different values.
     whole = torch.arange(6.0).reshape(2, 3)
     assert len(flatten([whole, whole.view(torch.int32)], "v")[1]) == 2
     pair = torch.zeros(2, dtype=torch.complex64)
@@ -227,7 +228,7 @@ def test_random_state_of_every_generator() -> None:
     own = torch.Generator().manual_seed(5)
 
     def draw() -> tuple[Any, ...]:
-        # gauss() keeps half of a pair for the next call: that half is state too.
+        # gauss() caches the second value of each pair: the cached value is part of the state.
         drawn = random.random(), random.gauss(0, 1), np.random.normal(), np.random.randint(9)
         return *drawn, torch.randn(3).tolist(), torch.rand(1, generator=own).item()
 
@@ -260,7 +261,7 @@ def test_without_torch() -> None:
     assert result.stdout.startswith("m is a builtins.object, which cannot be saved")
 
 
-# What is in the state twice
+# Shared objects
 
 
 def test_one_list_under_two_keys() -> None:
@@ -336,7 +337,7 @@ def test_arrays_keep_their_order() -> None:
         assert array.flags.f_contiguous == again[name].flags.f_contiguous
 
 
-# At the limits
+# Limits
 
 
 def test_integers_of_any_length() -> None:

@@ -12,7 +12,7 @@ import pytest
 import cloudgpu
 from cloudgpu.cli.exit_codes import MEANINGS
 
-cli_main = importlib.import_module("cloudgpu.cli.main")  # the package's attribute of that name is the function
+cli_main = importlib.import_module("cloudgpu.cli.main")  # cloudgpu.cli's attribute `main` is the function
 COMMANDS = cli_main.COMMANDS
 DOCS = Path(cloudgpu.__file__).parent / "docs"
 PAGE = (DOCS / "reference" / "cli.md").read_text()

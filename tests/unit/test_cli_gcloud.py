@@ -1,4 +1,4 @@
-"""`validate` and `plan` read what `gcloud ai-platform jobs submit training` reads: its files and its flags."""
+"""`validate` and `plan` accept the files and flags of `gcloud ai-platform jobs submit training`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 
 from cloudgpu.cli.main import main
 
-# The two config.yaml files of AI Platform Training's own documentation: the program is on the command line.
+# The two config.yaml files in AI Platform Training's documentation; the program is given on the command line.
 CUSTOM = """\
 trainingInput:
   scaleTier: CUSTOM

@@ -1,4 +1,4 @@
-"""`cloudgpu gpus`: the tables as a person and as a script see them."""
+"""`cloudgpu gpus`: its tables for people and its output for scripts."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def test_a_cloud_and_a_region_narrow_it(capsys: pytest.CaptureFixture[str]) -> N
 
 @pytest.mark.parametrize("cloud", ["gcp", "azure", "aws"])
 def test_a_price_stands_beside_the_region_it_is_of(cloud: str) -> None:
-    """The region of the cheapest Spot machine is seldom that of the cheapest on demand."""
+    """The cheapest region for spot is rarely the cheapest region on demand."""
     here, apart = scope(cloud), 0
     for name, accelerator in catalog.accelerators().items():
         found = here.offers(name)

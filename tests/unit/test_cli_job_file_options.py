@@ -1,4 +1,4 @@
-"""Flags that change a job file, gcloud's command line, and the question about money."""
+"""Flags that override a job file, gcloud's command line, and the confirmation of the cost."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ def test_gcloud_flags_change_the_config_file(tmp_path: Path) -> None:
     assert loaded.spec.resources.region == ("us-east1",)
     assert loaded.spec.job_dir == "gs://bucket/out"
     assert loaded.spec.args[:2] == ("--epochs", "3")
-    assert "gs://bucket/out" in loaded.spec.args  # gcloud hands it to the program too
+    assert "gs://bucket/out" in loaded.spec.args  # gcloud also passes it to the program
     assert loaded.base == tmp_path
 
 
@@ -147,7 +147,7 @@ def test_plan_and_validate_read_a_config_file_as_submit_does(
     file.write_text(CONFIG.replace("BASIC", "BASIC_GPU"))
     assert main(["plan", str(file), "--region", "us-east1", "--job-dir", "gs://b/out", "--", "-e", "3"]) == 0
     assert "us-east1" in capsys.readouterr().out
-    # The region acts before the file is converted, as the flag of gcloud that it is.
+    # The region is applied before the conversion, because it is a gcloud flag.
     for words in (
         ["plan", str(file), "--region", "us-nowhere1"],
         ["validate", str(file), "--set", "resources.region=x"],

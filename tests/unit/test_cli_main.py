@@ -1,4 +1,4 @@
-"""The frame of the command line: lazy commands, one way out for every error, exit codes."""
+"""The entry point of the command line: lazy commands, one handler for every error, exit codes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import cloudgpu
 from cloudgpu.cli.exit_codes import MEANINGS, Exit
 from cloudgpu.cli.shared import errors
 
-cli_main = importlib.import_module("cloudgpu.cli.main")  # the package's attribute of that name is the function
+cli_main = importlib.import_module("cloudgpu.cli.main")  # cloudgpu.cli's attribute `main` is the function
 ROOT = Path(cloudgpu.__file__).parent
 
 

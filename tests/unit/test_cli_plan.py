@@ -1,4 +1,4 @@
-"""`cloudgpu plan` and the text of a plan."""
+"""`cloudgpu plan` and its text output."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`cloudgpu validate` and `cloudgpu schema`: what they print, and how they end."""
+"""`cloudgpu validate` and `cloudgpu schema`: their output and exit codes."""
 
 from __future__ import annotations
 

@@ -135,7 +135,7 @@ def test_a_machine_is_read_from_the_job_dir(job: Job) -> None:
 
 @pytest.fixture
 def running(world: World) -> Job:
-    """With a supervisor of the test's and machines that are none."""
+    """Start a job with the test's supervisor and fake machines."""
     world.cloud.script = lives(Life(run_s=1e6))
     job_id = world.submit()
     world.drive(world.supervisor(), until=lambda: world.job(job_id).state == "running")
@@ -169,7 +169,8 @@ def test_the_job_dir_of_a_job_that_has_ended_is_not_read(
 
 
 class Unreadable(Job):
-    """Its job dir cannot be read at some of the looks at it, counted from 1; at the fourth it has ended."""
+    """A job that has ended at the fourth refresh, and whose job dir cannot be read at the refreshes in `unread` (from
+    1)."""
 
     looks = 0
     unread: Collection[int] = ()
@@ -204,7 +205,7 @@ def test_following_goes_on_where_the_job_dir_cannot_be_read_for_now(
 
 
 def test_the_log_of_a_job_that_has_ended_cannot_be_read(running: Job, capsys: pytest.CaptureFixture[str]) -> None:
-    """`logs` has failed then; `submit` ends as the job did."""
+    """`logs` fails then; `submit` exits with the job's result."""
     job = Unreadable(running._store, running.row)
     job.unread = (4, 5)
     with Interrupts() as interrupts, pytest.raises(JobDirError):

@@ -1,4 +1,4 @@
-"""The computer's clock may be set back or forward at any moment: limits, cost and deadlines stay what they are."""
+"""Jumps of the wall clock, backward or forward: limits, costs and deadlines must not change."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from cloudgpu.tests.standins.control import World, make_policy
 
 def set_clock(world: World, seconds: float) -> None:
     world.clock.time += seconds
-    for machine in world.cloud.machines:  # their lives go on as they were
+    for machine in world.cloud.machines:  # a jump of the clock does not affect running machines
         machine.launched += seconds
 
 

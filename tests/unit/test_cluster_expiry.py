@@ -1,4 +1,4 @@
-"""When a cluster expires, and how that is said."""
+"""The expiry of a cluster: its time, and the messages about it."""
 
 from __future__ import annotations
 

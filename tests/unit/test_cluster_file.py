@@ -1,4 +1,4 @@
-"""cluster.yaml: every mistake at once, each at its line and column."""
+"""cluster.yaml: all mistakes are reported together, each with its line and column."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Test the price that `cluster up` uses for machines whose Spot price is unknown."""
+"""The price that `cluster up` uses for machines whose spot price is unknown."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The target `cluster`: what fits its machines, and how an order becomes nodes that the supervisor understands."""
+"""The target `cluster`: which requests fit its machines, and how an order's state becomes node states."""
 
 from __future__ import annotations
 
@@ -177,7 +177,7 @@ class TestOrders:
         assert "cloudgpu cluster extend" in told()
 
     def test_a_turn_is_not_lost_with_a_machine(self, cluster: Cluster, folder: FleetFolder) -> None:
-        """It has waited for long, and a machine that was there just now is being replaced."""
+        """An order that has waited for a long time keeps its turn while a machine is being replaced."""
         target = ClusterProvisioner()
         allocation = target.launch(request("worker-0.1", "worker-1.1"))
         folder.age(order_key(1), 10 * BOOT_S)

@@ -1,4 +1,4 @@
-"""For how long the parts of other ranks are waited for."""
+"""The committer's timeout for the parts of other ranks."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from cloudgpu.runtime.checkpoint.writer.committer import Committer, Staged
 
 
 class Saves:
-    """Rank 0 of two; its own part is written."""
+    """The saves of rank 0 of two ranks; its own part is written."""
 
     def __init__(self, folder: Path) -> None:
         self.store = CheckpointStore(JobDir(local_url(folder)), "checkpoints")
@@ -34,7 +34,7 @@ class Saves:
 
 
 def test_a_slow_rank_is_waited_for_while_there_is_a_trainer(tmp_path: Path) -> None:
-    """Its link may be ten times slower than ours: who trains would never have a checkpoint."""
+    """The rank's network may be ten times slower; with a timeout, a running training would never get a checkpoint."""
     saves = Saves(tmp_path)
     saves.add(1, patience_s=0.0)
     for _ in range(3):

@@ -1,4 +1,4 @@
-"""Rules one by one: what they allow, what they forbid, and that they say what would be allowed."""
+"""The compatibility rules one by one: what they allow and refuse, and the alternatives that they suggest."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ TODAY = "2026-11-20"
 def ask(
     cloud: str, accelerator: str | None = None, machine_type: str | None = None, today: str = TODAY, **place: str
 ) -> Request:
-    """`ask("gcp", "L4:1", region="us-east4")`."""
+    """Return the query for a request, such as `ask("gcp", "L4:1", region="us-east4")`."""
     name, _, gpus = (accelerator or "").partition(":")
     return Request(cloud, today, name or None, CountRange.parse(gpus) if gpus else None, machine_type, **place)
 
@@ -45,7 +45,7 @@ ALLOWED = [
     ask("gcp", "L4:1"),
     ask("gcp", "L4:2..8"),
     ask("gcp", "L4:1", "g2-standard-4", region="us-central1", zone="us-central1-a", market="spot"),
-    ask("gcp", "T4:1", "n1-standard-32"),  # Compute Engine: 48 vCPU; Vertex AI: not
+    ask("gcp", "T4:1", "n1-standard-32"),  # 48 vCPUs on Compute Engine; Vertex AI allows fewer
     ask("vertex", "T4:2", "n1-standard-32"),
     ask("gcp", "V100-16GB:1", "n1-highmem-8"),
     ask("gcp", "H100-80GB:1", market="spot"),
@@ -165,7 +165,7 @@ def test_a_rule_waits_for_its_fields() -> None:
 
 
 def test_n1_limits_of_a_zone() -> None:
-    """Four P100 are the only count with exceptions: 96 vCPU are within their limits, but not in three zones."""
+    """Four P100 are the only count with exceptions: 96 vCPUs are within the limits, except in three zones."""
     machine = catalog.find_machine_type("gcp", "n1-standard-96", "P100")
     assert machine is not None
     assert within_limits(machine, Fraction(4), None)
@@ -175,7 +175,7 @@ def test_n1_limits_of_a_zone() -> None:
 
 @pytest.mark.parametrize("cloud", ["gcp", "vertex"])
 def test_n1_counts_keep_the_limits(cloud: str) -> None:
-    """Each count of the table is within the limits of vCPUs and memory, and each one left out of it is beyond them."""
+    """Every listed count of GPUs is within the limits of vCPUs and memory."""
     for group in catalog.machine_types(cloud).values():
         for machine in group:
             if machine.accelerator is None or not is_attached(cloud, machine.name) or machine.status == "retired":
@@ -188,7 +188,7 @@ def test_n1_counts_keep_the_limits(cloud: str) -> None:
 
 
 def test_every_machine_type_without_a_request_has_one_meaning() -> None:
-    """Named without an accelerator, a machine type has its built-in GPUs, or none where they are attached."""
+    """Without an accelerator, a machine type means its built-in GPUs, or no GPUs if they are attached separately."""
     for cloud in catalog.CLOUDS:
         for name, group in catalog.machine_types(cloud).items():
             assert (built_in(cloud, name) is None) == is_attached(cloud, name), (name, group)
@@ -279,7 +279,7 @@ def test_what_every_target_of_today_can(rule: str, lacking: dict[str, Any], fiel
     "fields",
     [
         {"resources": {"accelerator": {"memory": "24GB.."}}},
-        {"resources": {"machine_type": "g2-standard-4"}},  # with an L4 built in
+        {"resources": {"machine_type": "g2-standard-4"}},  # has a built-in L4
         {"roles": {"chief": {}, "worker": {"accelerator": "L4"}}},
     ],
 )
@@ -323,7 +323,7 @@ def test_names_that_exist_nowhere_are_mistakes(fields: dict[str, Any], loc: Loc,
 
 
 def test_a_zone_is_no_mistake_where_no_target_lets_a_job_choose_it() -> None:
-    """It is refused for that, whatever its name."""
+    """The zone is refused because the target does not support the choice, whatever its name."""
     assert check_names(job(resources={"cloud": "azure", "region": "eastus", "zone": "2"})) == []
     (problem,) = check_names(job(resources={"cloud": ["azure", "gcp"], "zone": "2"}))
     assert problem.code == "unknown-zone" and problem.message.startswith("gcp:")
@@ -343,10 +343,10 @@ def test_names_of_roles() -> None:
         {},
         {"accelerator": "none"},
         {"accelerator": ["nvidia-tesla-t4:1", "NVIDIA_L4", "a100-80gb", {"memory": "24GB.."}]},
-        {"region": "us-central1", "cloud": ["aws", "gcp"]},  # gcp has it; aws is refused by the planner
+        {"region": "us-central1", "cloud": ["aws", "gcp"]},  # gcp has the region; the planner refuses aws
         {"region": "us-east-1", "zone": "use1-az1"},
         {"machine_type": "g6.xlarge", "cloud": ["gcp", "aws"]},
-        {"accelerator": "L4:3"},  # a combination that cannot be: no mistake in the names
+        {"accelerator": "L4:3"},  # an impossible combination, but no mistake in the names
         {"cloud": "local", "region": "nowhere"},  # refused by the target's rules
     ],
 )

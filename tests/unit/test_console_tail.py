@@ -15,7 +15,7 @@ THERE = Allocation("azure", "digits", 1, "0" * 32, {"worker-0.1": "a", "worker-1
 
 
 class Talking:
-    """A target of which only the console is asked for."""
+    """A fake target that supports only reading the console."""
 
     def __init__(self, text: str | Exception, takes: threading.Event | None = None) -> None:
         self.text, self.takes = text, takes

@@ -1,4 +1,4 @@
-"""When a container of a Vertex AI job ends: not before others would be ended with it in the middle of their work."""
+"""The exit of a container of a Vertex AI job: it is delayed, because it would stop containers that still work."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ SERVERS = {
 }
 PATIENT_S = 180.0
 QUIET_S = 1.5
-# `results` is the folder in which a node's result is a file of its name.
+# Each node writes its result to a file in `results` that has the node's name.
 PROGRAM = """
 import json, pathlib, sys, host_container as host
 host.PAUSE_S, host.OTHERS_S = 0.1, float(sys.argv[3])
@@ -37,7 +37,7 @@ host.Host(record).end(False, lambda: int(sys.argv[2]), lambda node: (results / n
 
 
 class Node:
-    """The end of one container, in a process of its own, as the files of the bootstrap have it."""
+    """The end of one container, run in a separate process with the files of the bootstrap."""
 
     def __init__(self, folder: Path, pools: Mapping[str, Sequence[str]], pool: str, code: int, others_s: float) -> None:
         home, self.results = folder / "home", folder / "results"
@@ -56,7 +56,7 @@ class Node:
         assert self.process.stdout.readline() == b"ready\n"
 
     def waits(self) -> bool:
-        """It is there for a good while longer."""
+        """Return True if the process still runs after QUIET_S seconds."""
         time.sleep(QUIET_S)
         return self.process.poll() is None
 

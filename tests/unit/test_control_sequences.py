@@ -1,4 +1,5 @@
-"""Control sequences in the output of programs: colours stay on a terminal, everything else goes, however it is cut."""
+"""Control sequences in a program's output: colours are kept for a terminal, everything else is removed, wherever the
+output is split."""
 
 from __future__ import annotations
 
@@ -87,7 +88,7 @@ def test_a_sequence_within_a_string_ends_it() -> None:
 
 
 def test_nothing_that_a_terminal_obeys_gets_through() -> None:
-    """Each sequence after each other one, cut off after each character."""
+    """Each sequence follows every other one, truncated after each character."""
     beginnings = [text[:end] for text in (*REMOVED.values(), *COLOURS) for end in range(1, len(text) + 1)]
     for first in beginnings:
         for second in REMOVED.values():

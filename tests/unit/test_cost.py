@@ -1,4 +1,4 @@
-"""Money: exact, never negative, never a guess; and the report that is made of it."""
+"""Costs: exact, never negative, unknown rather than guessed; and the cost report."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def attempt(**changes: Any) -> Attempt:
     [
         ({}, 999.0, Decimal("0.1")),
         ({"ended": None}, 150.0, Decimal("0.05")),
-        ({"ended": None}, 50.0, Decimal(0)),  # the clock went back
+        ({"ended": None}, 50.0, Decimal(0)),  # the clock was set back
         ({"launched": None, "ended": None}, 999.0, Decimal(0)),
         ({"price": None}, 999.0, None),
         ({"price": None, "launched": None}, 999.0, Decimal(0)),
@@ -60,7 +60,7 @@ def test_attempt_cost(changes: dict[str, Any], now: float, expected: Decimal | N
 
 
 def test_paid_time_is_that_which_was_paid_for() -> None:
-    """Although it was seen to have ended much later."""
+    """The paid time is correct although the end was observed much later."""
     assert make_report([attempt(cost=Decimal("0.05"))], now=0).paid_seconds == 50
 
 

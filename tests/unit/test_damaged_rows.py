@@ -1,4 +1,4 @@
-"""Rows of the store that were changed by hand: one that is damaged says so, and hides no other."""
+"""Rows of the store that were changed by hand: a damaged row is reported and hides no other row."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""The place in the data: the same samples in the same order, whatever the workers, batches and ranks are by then."""
+"""The position in the data: a resumed run reads the same samples in the same order, even if workers, batch size or
+ranks change."""
 
 from __future__ import annotations
 
@@ -33,7 +34,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
 
 
 class Numbers(Dataset):
-    """Its samples are their indices."""
+    """A dataset whose samples are their indices."""
 
     def __init__(self, size: int = SIZE) -> None:
         self.size, self.read = size, 0
@@ -47,12 +48,12 @@ class Numbers(Dataset):
 
 
 class Run:
-    """A training loop that only writes down what it gets."""
+    """A training loop that only records the batches."""
 
     def __init__(self, loader: Any, *, replay: bool = False) -> None:
         self.loader, self.position = loader, DataPosition(replay=replay)
         self.seen: list[list[list[Any]]] = []
-        """By epoch, the batches."""
+        """Batches of each epoch."""
 
     def go(self, *, epochs: int = 3, stop: int | None = None) -> Run:
         """Stop after this total number of batches."""
@@ -66,7 +67,7 @@ class Run:
                 batch = next(source, None)
                 if batch is None:
                     break
-                torch.rand(1)  # as dropout would
+                torch.rand(1)  # dropout would draw from it, too
                 self.seen[-1].append(batch.tolist() if hasattr(batch, "tolist") else batch)
                 self.position.batch += 1
                 done += 1
@@ -102,7 +103,7 @@ def broken_off(loader: Any, stop: int, **options: Any) -> Run:
     return Run(loader, **options).go(stop=stop)
 
 
-# Workers, batches
+# Workers and batches
 
 
 @pytest.mark.parametrize("before", [0, 2])
@@ -119,7 +120,7 @@ def test_any_number_of_workers(before: int, after: int) -> None:
 @pytest.mark.parametrize("after", [0, 2])
 @pytest.mark.parametrize("before", [0, 2])
 def test_workers_that_persist(before: int, after: int) -> None:
-    """They draw no seed at the next epochs, so their shuffles differ from the others', and must be known as such."""
+    """Persistent workers draw no seed in later epochs, so their shuffles differ: the saved state must record this."""
     expected = undisturbed(shuffled(before, persistent_workers=bool(before)))
     first = broken_off(shuffled(before, persistent_workers=bool(before)), stop=17)
     rest = first.resumed_by(shuffled(after, persistent_workers=bool(after))).go()
@@ -130,7 +131,7 @@ def test_workers_that_persist(before: int, after: int) -> None:
 
 @pytest.mark.parametrize("stop", [1, 12, 13, 14, 25, 26])
 def test_batches_of_another_size_go_on_at_the_same_sample(stop: int) -> None:
-    """13 batches of 4, the last of 2: also right before and right after the end of an epoch."""
+    """An epoch has 13 batches of 4, the last of 2: also stop right before and after its end."""
     expected = [samples(epoch) for epoch in undisturbed(shuffled())]
     first = broken_off(shuffled(), stop=stop)
     rest = first.resumed_by(shuffled(batch=7)).go()
@@ -149,13 +150,13 @@ def test_skipping_reads_nothing(workers: int) -> None:
     before = Reported.read.item()
     rest = first.resumed_by(loader)
     source = rest.position.open_epoch(loader)
-    assert Reported.read.item() - before <= workers * 2 * 4  # what workers read ahead
+    assert Reported.read.item() - before <= workers * 2 * 4  # the read-ahead of the workers
     assert len(list(source)) == 5
     assert Reported.read.item() - before == SIZE - 8 * 4
 
 
 class Reported(Numbers):
-    """Counts what is read in workers too."""
+    """A dataset that also counts the samples read in workers."""
 
     read: Any = torch.zeros((), dtype=torch.int64).share_memory_()
 
@@ -183,7 +184,7 @@ LOADERS: dict[str, Callable[[], Any]] = {
 
 
 class Buckets:
-    """Batches of various sizes, in an order drawn from the global generator."""
+    """A batch sampler with batches of various sizes, in an order drawn from the global generator."""
 
     def __len__(self) -> int:
         return 10
@@ -199,7 +200,7 @@ class Stream(IterableDataset):
 
 
 class Doubled(DataLoader):
-    """A loader that does something of its own."""
+    """A subclass of DataLoader with behaviour that cloudgpu does not know."""
 
     def __iter__(self) -> Any:
         return (2 * batch for batch in super().__iter__())
@@ -216,7 +217,7 @@ def test_any_loader_goes_on_where_it_was(kind: str) -> None:
 
 
 def test_saved_again_before_anything_is_read() -> None:
-    """A run that is interrupted while it starts saves what it restored."""
+    """A run that is interrupted during its start saves what it restored."""
     first = broken_off(shuffled(), stop=8)
     again = first.resumed_by(shuffled())
     assert again.position.state_dict() == first.position.state_dict()
@@ -234,7 +235,7 @@ def test_saved_again_and_again() -> None:
 
 
 def test_batches_left_are_known() -> None:
-    """The Checkpointer's end_of_epoch relies on it."""
+    """The Checkpointer's end_of_epoch depends on it."""
     rest = broken_off(shuffled(), stop=8).resumed_by(loader := shuffled(batch=5))
     count = len(list(rest.position.open_epoch(loader)))
     assert count == 4  # 18 samples
@@ -252,7 +253,7 @@ def ranks(world: int, batch: int, **options: Any) -> list[DataLoader[Any]]:
 
 
 def test_four_ranks_then_two_then_eight() -> None:
-    """Global batches of 8 samples are the same sets all the time."""
+    """The global batches of 8 samples are the same sets for every number of ranks."""
 
     def together(runs: list[list[list[Any]]]) -> list[list[Any]]:
         return [sorted(samples(list(step))) for step in zip(*runs, strict=True)]
@@ -269,7 +270,7 @@ def test_four_ranks_then_two_then_eight() -> None:
 
 
 def test_what_cannot_be_divided_comes_again_and_is_told(caplog: pytest.LogCaptureFixture) -> None:
-    first = [broken_off(loader, stop=3) for loader in ranks(4, 1)]  # 12 samples; 8 ranks have 8 or 16
+    first = [broken_off(loader, stop=3) for loader in ranks(4, 1)]  # 12 samples; 8 ranks can only have read 8 or 16
     with caplog.at_level(logging.WARNING):
         rest = [first[0].resumed_by(loader).go(epochs=1) for loader in ranks(8, 1)]
     assert "4 ranks had done 12 samples of this epoch, which 8 ranks cannot divide evenly: the last 4" in caplog.text
@@ -278,7 +279,7 @@ def test_what_cannot_be_divided_comes_again_and_is_told(caplog: pytest.LogCaptur
 
 
 def test_an_epoch_that_is_done_is_done_for_any_number_of_ranks() -> None:
-    """13 batches for each of 4 ranks, padded; 8 ranks would have 7."""
+    """13 batches for each of 4 ranks, with padding; 8 ranks would have 7."""
     first = [broken_off(loader, stop=13) for loader in ranks(4, 1)]
     rest = [first[0].resumed_by(loader).go(epochs=2) for loader in ranks(8, 1)]
     assert all(run.seen[0] == [] for run in rest)
@@ -286,11 +287,12 @@ def test_an_epoch_that_is_done_is_done_for_any_number_of_ranks() -> None:
 
 
 def test_losses_are_the_same_on_any_number_of_ranks() -> None:
-    """Tolerance: the mean over ranks adds in another order than the mean over a batch. Workers change nothing."""
+    """Only rounding may differ: the mean over ranks adds in another order than the mean over a batch. Workers change
+    nothing."""
     data = TensorDataset(torch.randn(64, 3, generator=torch.Generator().manual_seed(1)))
 
     def train(weight: Any, losses: list[float], loaders: list[Any], steps: int, before: Run | None = None) -> Run:
-        """All ranks in one process: each with its own loader, the mean of their gradients."""
+        """Train all ranks in one process: each with its own loader, with the mean of their gradients."""
         runs = [before.resumed_by(loader) if before else Run(loader) for loader in loaders]
         sources = [run.position.open_epoch(run.loader) for run in runs]
         for _ in range(steps):
@@ -317,14 +319,14 @@ def test_losses_are_the_same_on_any_number_of_ranks() -> None:
 
 
 def test_ranks_that_all_go_through_everything_keep_their_place() -> None:
-    """Without a sampler that shares the data, each rank has an epoch of its own: nothing is divided."""
+    """Without a sampler that divides the data, every rank reads the whole epoch."""
     expected = undisturbed(shuffled(), epochs=1)[0]
     first = broken_off(shuffled(), stop=5)
     for _rank in range(3):
         assert first.seen[0] + first.resumed_by(shuffled()).go(epochs=1).seen[0] == expected
 
 
-# What changed
+# Changed data or settings
 
 
 @pytest.mark.parametrize(
@@ -365,7 +367,7 @@ def test_another_number_of_workers_of_an_iterable_is_told(caplog: pytest.LogCapt
 
 
 class Augmented(Numbers):
-    """Draws from all three global generators."""
+    """A dataset that draws from all three global generators."""
 
     def __getitem__(self, index: int) -> Any:
         return torch.tensor([float(index), random.random(), np.random.rand(), torch.rand(1).item()])
@@ -418,7 +420,7 @@ def test_seeding_needs_an_index() -> None:
         SeededDataset(Stream())
 
 
-# Loaders with a state of their own
+# Loaders with a state_dict
 
 
 class Stateful:

@@ -1,4 +1,4 @@
-"""Jobs that name no job_dir, where an infra stack is known."""
+"""The default job_dir of a job, taken from a known infra stack."""
 
 from __future__ import annotations
 

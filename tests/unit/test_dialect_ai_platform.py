@@ -1,4 +1,4 @@
-"""trainingInput: fields, rules, roles, program. The machine tables have a test module of their own."""
+"""trainingInput: fields, rules, roles, program. The machine tables are tested in a separate module."""
 
 from __future__ import annotations
 
@@ -208,7 +208,7 @@ def test_snake_case_is_read_as_well() -> None:
 
 
 def test_values_of_other_types_than_text() -> None:
-    """Not every document comes from our YAML reader."""
+    """Documents may come from other parsers than cloudgpu's YAML reader."""
     config = {"acceleratorConfig": {"type": "NVIDIA_TESLA_T4", "count": 2}}
     conversion = convert(
         training(masterConfig=config, workerCount=1, workerType="n1-standard-4", useChiefInTfConfig=True)
@@ -271,7 +271,7 @@ def test_the_successors_figures_are_known() -> None:
         ({"masterType": "n1-standard-2"}, "AI Platform Training had no n1-standard-2"),
         ({"masterType": "a2-highgpu-1g", "region": "us-west3"}, "is not known to have had GPUs in us-west3"),
         (
-            # The service's own example of what it refused: no zone of us-central1 had all three.
+            # The example that the service itself gives for a refusal: no zone of us-central1 had all three.
             {
                 "masterType": "n1-standard-8",
                 "masterConfig": {"acceleratorConfig": {"count": "1", "type": "NVIDIA_TESLA_T4"}},

@@ -1,4 +1,4 @@
-"""Whatever a document holds, a dialect answers with a Conversion."""
+"""A dialect returns a Conversion for every document, and never raises."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def check(conversion: Conversion) -> None:
         assert problem.code
     assert all(isinstance(note, str) and note for note in conversion.notes)
     if not conversion.refused:
-        with suppress(ValidationError):  # a value that no job file takes: the loader reports it at its origin
+        with suppress(ValidationError):  # a value that is invalid in a job file: the loader reports it at its origin
             JobSpec.model_validate(conversion.job)
 
 

@@ -19,7 +19,7 @@ from cloudgpu.jobspecs.models import JobSpec
 
 CUSTOM = {"--scale-tier": "custom", "--master-machine-type": "n1-standard-8", "--region": "us-central1"}
 PROGRAM = {"--module-name": "trainer.task", "--package-path": "./trainer/"}
-# As documented by gcloud, beta flags included; --config is FILE here.
+# The flags that gcloud documents, beta flags included; --config is FILE here.
 DOCUMENTED = """
 --async --enable-web-access --job-dir --kms-key --kms-keyring --kms-location --kms-project --labels
 --master-accelerator --master-image-uri --master-machine-type --module-name --network --package-path --packages
@@ -28,7 +28,7 @@ DOCUMENTED = """
 --tpu-tf-version --use-chief-in-tf-config --worker-accelerator --worker-count --worker-image-uri
 --worker-machine-type
 """
-# Those of every gcloud command ("GCLOUD WIDE FLAGS" of its reference), but --help.
+# The flags of every gcloud command ("GCLOUD WIDE FLAGS" in its reference), except --help.
 GCLOUD_WIDE = """
 --access-token-file --account --billing-project --configuration --flags-file --flatten --format
 --impersonate-service-account --log-http --project --quiet --trace-token --user-output-enabled --verbosity

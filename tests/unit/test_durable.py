@@ -1,4 +1,4 @@
-"""Files that are written at once: what readers see, and what a failure leaves."""
+"""Atomic writes of files: what readers see, and what remains after a failure."""
 
 from __future__ import annotations
 

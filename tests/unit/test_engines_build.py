@@ -1,4 +1,4 @@
-"""tests/engines/build.sh, with an engine whose build takes no time."""
+"""tests/engines/build.sh, run with an engine whose build takes no time."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def test_a_build_that_fails_fails(engines: Engines) -> None:
 
 
 def test_pulumi_without_go_is_not_there(tmp_path: Path) -> None:
-    """The recipe itself, where there is no Go."""
+    """Run the real recipe on a machine without Go."""
     for name in ("bash", "dirname"):
         (tmp_path / name).symlink_to(shutil.which(name) or "")
     done = subprocess.run(

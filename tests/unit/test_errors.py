@@ -1,4 +1,4 @@
-"""errors.csv: what each provider's errors mean. Every row decides on a real answer, and no row hides another."""
+"""errors.csv, the meanings of the providers' errors. Every row decides a real response, and no row hides another."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ P4D = (
 
 
 class Case(NamedTuple):
-    """A row of error_answers.csv: what a provider answers, and what it means.
+    """A row of error_answers.csv: a provider's response and its expected meaning.
 
-    `status`: as in errors.csv; `row`: the first code, or else status or pattern, of the row of errors.csv that decides;
-    `seen`: where the wording comes from (`document`, `trace` of a public program, `recalled` without a source to check,
-    `invented` for what is unknown); `source`: URL.
+    `status`: as in errors.csv; `row`: the first code (otherwise the status or pattern) of the row of errors.csv that
+    decides; `seen`: the origin of the wording (`document`, `trace` of a public program, `recalled` without a source,
+    `invented` for unknown wordings); `source`: URL.
     """
 
     cloud: str
@@ -41,7 +41,7 @@ class Case(NamedTuple):
     source: str
 
     def answer(self) -> Answer:
-        """Return it as classify() is given it."""
+        """Return the response as the Answer that classify() takes."""
         number = self.status.removeprefix("operation").strip()
         is_operation = self.status.startswith("operation")
         return Answer(self.cloud, self.code, self.message, int(number) if number else None, is_operation)
@@ -124,7 +124,7 @@ def test_the_table_is_in_order() -> None:
 
 
 def test_no_row_is_hidden_by_one_before_it() -> None:
-    """A code that an earlier row with fewer conditions answers for would never be read."""
+    """A code that an earlier row with fewer conditions matches would never be reached."""
     for number, late in enumerate(rules()):
         for early in rules()[:number]:
             covers = (

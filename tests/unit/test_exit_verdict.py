@@ -49,7 +49,7 @@ def test_the_page_shows_the_rules(rule: Rule) -> None:
 @pytest.mark.parametrize("number", [0, 70, 73, 74, 75, 76, 77, 1, 143, -9, -15])
 @pytest.mark.parametrize("word", [None, "no such word", *SEVERITY])
 def test_every_exit_with_every_report(number: int, word: str | None) -> None:
-    """No combination but the ones listed here is a success, and each of the others has its outcome."""
+    """Only the combinations listed here succeed; every other one has its own outcome."""
     silent = word in (None, "no such word", UNFINISHED)
     reported: dict[int | None, ReportedOutcome] = {} if word is None else {0: ReportedOutcome(word)}
     for asked, listening, order in product((False, True), (False, True), (None, NOTICE, STOP)):
@@ -120,7 +120,7 @@ def test_each_rank_is_heard_for_itself() -> None:
 
 
 def test_a_signal_after_the_word_counts_as_the_word() -> None:
-    """Its launcher's other workers, or the interpreter's end, may kill it when it has said all."""
+    """The launcher's other workers, or the interpreter's shutdown, may kill the process after it has reported."""
     assert end(Exit(0, -9), reported={0: ReportedOutcome("interrupted")}).outcome == "again"
 
 

@@ -1,4 +1,5 @@
-"""Where machines are asked for next: every class of error and scope, hints, memory, patience. Pure."""
+"""Failover: which offer is tried next, for every class and scope of error; hints, history, limits. Pure functions
+only."""
 
 from __future__ import annotations
 
@@ -33,7 +34,7 @@ def offer(
     count: int = 1,
     vcpus: int | None = 4,
 ) -> Offer:
-    """`aws/us-1/az1`, `aws/us-1` (the provider chooses the zone)."""
+    """Return the offer of a place: `aws/us-1/az1`, or `aws/us-1` if the provider chooses the zone."""
     cloud, region, zone = [*place.split("/"), ""][:3]
     role = RoleOffer("worker", nodes, machine, gpu, Fraction(count), vcpus, 16.0, Decimal(1))
     return Offer(cloud, region, zone or None, market, (role,), 100.0, Decimal(0), Decimal(1), "2026-01-01")
@@ -81,7 +82,7 @@ OTHERS = {
     "next cloud": offer("gcp/us-1/az1"),
 }
 
-# What a refusal in HERE closes besides HERE itself, and for how long.
+# Other offers that a refusal in HERE closes, and the time in seconds.
 CLOSES: dict[tuple[str, str], tuple[float, set[str]]] = {
     ("capacity", "zone"): (NO_CAPACITY_S, set()),
     ("capacity", "region"): (NO_CAPACITY_S, {"next zone"}),
@@ -126,7 +127,7 @@ def test_a_refusal_of_a_market_closes_that_market_in_the_whole_cloud() -> None:
 
 
 def test_zones_that_no_attempt_has_tried_keep_their_offer_open() -> None:
-    """Attempts that broke off in one zone of a region, each in another one: the region is closed after the last."""
+    """Each attempt fails in another zone of a region: only the last failure closes the region."""
     region = HERE._replace(zone=None)
     tried = [
         Refused(region, "capacity", "attempt", "no room for two", NOW + at, hints=left)
@@ -300,7 +301,7 @@ def test_waiting_jobs_come_back_apart() -> None:
         (7200, NOW + 10, Later),
         (7200, NOW + NO_CAPACITY_S, Start),
         (7200, NOW + 7200, End),
-        (300, NOW + 10, End),  # nothing opens before it is over
+        (300, NOW + 10, End),  # no offer opens before the time limit
     ],
 )
 def test_retry_capacity_ends_the_search(capacity_s: int | None, now: float, expected: type) -> None:
@@ -339,7 +340,7 @@ def test_bad_credentials_of_one_cloud_do_not_stop_another() -> None:
 
 
 def test_an_interruption_is_fruitless_whatever_was_refused_in_between() -> None:
-    """Else a job that is lost, refused once, got, lost … would go on for ever."""
+    """Otherwise a job that alternates between lost machines and refusals would never end."""
     tried: list[Attempt] = []
     for _ in range(6):
         tried.append(attempt(len(tried) + 1, HERE, "lost"))

@@ -1,4 +1,4 @@
-"""Wrong objects in a fleet's folder: they are passed over, and machines and supervisors go on."""
+"""Invalid objects in a fleet's folder: they are skipped, and machines and supervisors continue."""
 
 from __future__ import annotations
 
@@ -92,12 +92,12 @@ def test_settings_that_are_none_change_nothing(folder: FleetFolder, data: bytes)
     assert folder.fleet.view().settings.silent_s == 100.0
     write(folder, FLEET_KEY, data)
     folder.age(FLEET_KEY, -5.0)
-    # {} is a fleet.json with the defaults; what else is here is none.
+    # {} is a fleet.json with defaults only; the other contents are invalid.
     assert folder.fleet.view().settings.silent_s == (120.0 if data == b"{}" else 100.0)
 
 
 class Broken(Fleet):
-    """A folder that fails in a way that nothing expects."""
+    """A folder that raises unexpected errors."""
 
     failing = True
 
@@ -137,7 +137,7 @@ def test_a_machine_goes_on_looking_whatever_is_in_the_folder(folder: FleetFolder
 def test_a_job_whose_order_was_overwritten_is_ended_all_the_same(
     folder: FleetFolder, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """Machines that had read it run it on; a supervisor that begins now cannot read it, and ends it by its number."""
+    """Machines that had read the order still run it; a new supervisor cannot read it, and ends it by its number."""
     monkeypatch.setenv("CLOUDGPU_HOME", str(tmp_path / "home"))
     known.save(cluster_at(folder.fleet.url, 2))
     machines = {"worker-0.1": "big/00000001/worker-0", "worker-1.1": "big/00000001/worker-1"}

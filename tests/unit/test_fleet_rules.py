@@ -19,7 +19,7 @@ def folder(tmp_path: Path) -> FleetFolder:
 
 
 def test_orders_are_served_in_their_turn(folder: FleetFolder) -> None:
-    """The second begins when the first has all it needs, not when it has half."""
+    """The second order starts when the first has all its machines, not half of them."""
     assert [folder.order("1", "worker-0.1", "worker-1.1"), folder.order("2", "worker-0.1")] == [1, 2]
     assert folder.order("1", "worker-0.1", "worker-1.1") == 1
     assert folder.wanted() == (1, {"worker-0.1", "worker-1.1"})
@@ -46,7 +46,7 @@ def test_a_node_is_held_as_long_as_its_machine_lives(folder: FleetFolder) -> Non
 
 
 def test_silence_is_measured_by_the_stores_clock(folder: FleetFolder) -> None:
-    """Were all of them a year ago: only the difference counts."""
+    """All objects are a year old: only the difference between their times counts."""
     number = folder.order("1", "worker-0.1")
     folder.claim(number, "worker-0.1", "a")
     for path in folder.path.rglob("*"):
@@ -78,7 +78,7 @@ def test_several_may_tell_the_time(folder: FleetFolder) -> None:
     ],
 )
 def test_when_an_order_is_over(folder: FleetFolder, outcomes: list[str | None], is_over: bool) -> None:
-    """After a failure nothing is begun any more, but what still runs may end by itself."""
+    """After a failure no node is started, but running nodes may end by themselves."""
     number = folder.order("1", "worker-0.1", "worker-1.1")
     for rank, outcome in enumerate(outcomes):
         folder.claim(number, f"worker-{rank}.1", "a")
@@ -99,7 +99,7 @@ def test_a_claim_is_one_machines(folder: FleetFolder) -> None:
 
 
 def test_orders_that_wait_for_each_other_do_not_for_ever(folder: FleetFolder) -> None:
-    """Both had all of theirs, and have lost one: the older goes on with what the younger has left."""
+    """Each order had all its machines and lost one: the older gets the remaining machine of the younger."""
     for name in "bcd":
         folder.machine(name)
     for token, machines in (("1", "ab"), ("2", "cd")):
@@ -178,7 +178,7 @@ def test_settings_are_read_again(folder: FleetFolder) -> None:
 
 def test_a_machine_on_which_two_jobs_failed_soon_is_suspect(folder: FleetFolder) -> None:
     folder.machine("b")
-    folder.ran("first", 60.0, a="failed", b="failed")  # b's failed because of a's
+    folder.ran("first", 60.0, a="failed", b="failed")  # b's node failed because a's did
     folder.ran("first", 60.0, a="error")
     assert folder.fleet.view().suspects == set(), "the same job again may fail for itself"
     folder.ran("second", 60.0, b="succeeded")

@@ -1,6 +1,6 @@
-"""Whatever lies in a job dir or a fleet's folder: no reader fails with what it does not expect, and cancel works.
+"""Fuzz test of the objects in a job dir and a fleet's folder: readers raise only expected errors, and cancel works.
 
-CLOUDGPU_LONG=1 makes 10,000 mutations, and lets the supervisor end as many jobs, instead of some.
+CLOUDGPU_LONG=1 runs 10,000 mutations, and a supervisor ends as many jobs; by default both are fewer.
 """
 
 from __future__ import annotations
@@ -84,17 +84,17 @@ MUTATIONS = 10_000 if LONG else 2_500
 """Records of a job dir and of a fleet's folder together."""
 BATCH = 25
 JOBS = 10_000 if LONG else 25
-"""That a supervisor ends, each with one mutation in its job dir."""
+"""Number of jobs that a supervisor ends, each with one mutation in its job dir."""
 TIME = 1_700_000_000.0
 NODES = ("worker-0.1", "worker-1.1")
 CHECKPOINT = "00000020-0001-000000000000"
 IN_FLEETS = {Settings, Order, Holding, Freed, End, Beat, Failure}
 IN_OTHERS = {NodeRecord, Progress, Span, Timeline}
-"""Records that are written as a part of another one."""
+"""Records that are stored only inside another record."""
 
 
 class Folder:
-    """A job dir with one of each record, and everything that reads them."""
+    """A job dir with one record of each kind, and all its readers."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -142,7 +142,7 @@ class Folder:
             self.dir.put(key, data)
 
     def mutate(self, rng: random.Random) -> str:
-        """Change one of the objects; its key."""
+        """Change one of the objects; return its key."""
         key = rng.choice(list(self.objects))
         path = self.path / key
         path.unlink()
@@ -161,7 +161,7 @@ class Folder:
         path.write_bytes(self.objects[key])
 
     def read(self, key: str) -> None:
-        """Let all read that read an object; JobDirError and CommandError are what they may raise."""
+        """Run all readers of an object; they may raise JobDirError and CommandError only."""
         readers = next(found for end, found in self._readers.items() if key.endswith(end))
         for reader in readers:
             try:
@@ -171,7 +171,7 @@ class Folder:
 
     @property
     def _readers(self) -> dict[str, tuple[Callable[[], None], ...]]:
-        """End of a key -> who reads it."""
+        """Return the readers for each end of a key."""
         return {
             "log/00000001.gz": (self._print_log,),
             "metrics.jsonl": (self._print_metrics,),
@@ -226,7 +226,7 @@ class Folder:
             self._checkpoints.read_commit(self._checkpoints.names()[0])
 
     def _read_manifest(self) -> None:
-        with contextlib.suppress(ValueError):  # of another version, as far as the loader knows
+        with contextlib.suppress(ValueError):  # of another version, according to the loader
             RankManifest.from_bytes(self.dir.get(f"checkpoints/{CHECKPOINT}/{manifest_file(0)}"))
 
     def _check_sizes(self) -> None:
@@ -275,7 +275,7 @@ class _Followed:
 
 @pytest.fixture(autouse=True)
 def quiet() -> Iterator[None]:
-    """Thousands of warnings are not what these tests are about."""
+    """Suppress the thousands of expected warnings."""
     logging.disable(logging.CRITICAL)
     yield
     logging.disable(logging.NOTSET)
@@ -296,7 +296,7 @@ def test_no_reader_of_a_job_dir_fails_with_what_it_does_not_expect(tmp_path: Pat
 
 def test_every_kind_of_record_is_among_those(tmp_path: Path) -> None:
     mutated = {type(record) for record in Folder(tmp_path).records.values()} | IN_FLEETS | IN_OTHERS
-    kinds = {kind.__name__ for kind in Record.__subclasses__()} - {Task.__name__}  # a member's own, on its disk
+    kinds = {kind.__name__ for kind in Record.__subclasses__()} - {Task.__name__}  # stored only on the member's disk
     assert kinds == {kind.__name__ for kind in mutated}
 
 
@@ -340,7 +340,7 @@ _ODD_PLACES += ["orders/00000001/freed", "orders/9", "orders/99999999", "members
 
 
 def _use(fleet: Fleet) -> None:
-    """Ask all that members, supervisors and commands ask of a fleet."""
+    """Run every query that members, supervisors and commands make to a fleet."""
     for _ in range(2):
         view = fleet.view()
         for machine in ("a", "x"):
@@ -364,7 +364,7 @@ def test_a_job_ends_when_it_is_cancelled_whatever_is_in_its_job_dir(tmp_path: Pa
 
 
 def _cancel_all(world: World, rng: random.Random) -> None:
-    """Run jobs, put something wrong into the job dir of each, and cancel them."""
+    """Run jobs, damage the job dir of each, and cancel them."""
     policy = make_policy(preemptions=0, failures=0)
     jobs = [world.submit(make_offer(nodes=rng.choice((1, 2))), policy=policy) for _ in range(BATCH)]
     supervisor = world.supervisor()
@@ -380,7 +380,7 @@ def _cancel_all(world: World, rng: random.Random) -> None:
 
 
 def _spoil(rng: random.Random, folder: Path) -> None:
-    """Put something wrong under one of the keys that a supervisor reads."""
+    """Write an invalid object under one of the keys that a supervisor reads."""
     progress = dataclasses.asdict(Progress(step=9))
     objects = {
         "heartbeat.json": Heartbeat(10**6, TIME, "running", progress, None, {"claimed": TIME}).to_bytes(),

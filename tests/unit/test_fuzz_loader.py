@@ -1,4 +1,5 @@
-"""Whatever the text: a spec or a SpecError with places in the file, soon; never another exception."""
+"""Fuzz test of the loader: any text gives, quickly, a spec or a SpecError with places in the file, and no other
+exception."""
 
 from __future__ import annotations
 
@@ -63,7 +64,7 @@ fuzz = settings(max_examples=EXAMPLES, deadline=None, suppress_health_check=[Hea
 
 
 def check(text: str | bytes, overrides: tuple[str, ...] = ()) -> LoadedSpec | None:
-    """Load soon; what is reported can be printed in every form and lies in the file."""
+    """Load within the time limit; check that each error can be printed in every form and lies in the file."""
     loaded: LoadedSpec | None = None
     found: list[Diagnostic] = []
     with fast():
@@ -85,7 +86,7 @@ def check(text: str | bytes, overrides: tuple[str, ...] = ()) -> LoadedSpec | No
 
 
 for _file in FILES:
-    check(_file)  # the tables are read once, before anything is timed
+    check(_file)  # reads the tables, which are cached, before loading is timed
 
 
 @fuzz

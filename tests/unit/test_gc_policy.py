@@ -52,7 +52,7 @@ def leftover(owner: str = MINE, expires: float | None = None, token: str = "t", 
         (leftover(), "ended", "orphaned"),
         (leftover(token="another"), "running", "orphaned"),
         (leftover(attempt=1), "running", "orphaned"),
-        (leftover(THEIRS), "running", "in use"),  # this store's job, from before its computer had another name
+        (leftover(THEIRS), "running", "in use"),  # a job of this store, from before the computer was renamed
         (leftover(THEIRS), "ended", "orphaned"),
         (leftover(THEIRS), "", "another's"),
         (leftover(THEIRS, NOW + 1), "", "another's"),
@@ -60,7 +60,7 @@ def leftover(owner: str = MINE, expires: float | None = None, token: str = "t", 
     ],
 )
 def test_whose_it_is_and_who_needs_it(left: Leftover, state: str, verdict: str) -> None:
-    """Without a state the store does not know the job."""
+    """An empty state means that the store does not contain the job."""
     attempts = [dataclasses.replace(ATTEMPT, state=state)] if state else []
     assert judge(left, attempts, MINE, NOW, lambda: False).verdict == verdict
     alive = judge(left, attempts, MINE, NOW, lambda: True)
@@ -89,7 +89,7 @@ def test_what_goes_by_which_flag(left: Leftover, plain: bool, expired_only: bool
 
 @pytest.mark.parametrize(("ended", "verdict"), [(NOW - 1, "orphaned"), (NOW + 1, "in use")])
 def test_what_was_needed_when_looking_began_is_not_left_over(ended: float, verdict: str) -> None:
-    """Its machine was listed, then its job ended and removed it, then the store was read."""
+    """The job ended, and removed its machine, after the machine was listed and before the store was read."""
     assert (
         judge(leftover(), [dataclasses.replace(ATTEMPT, state="ended", ended=ended)], MINE, NOW, lambda: False).verdict
         == verdict
@@ -125,7 +125,7 @@ def test_what_a_stack_has_made_is_no_launch_s() -> None:
 
 
 def test_what_bills_of_a_stack_is_told(caplog: pytest.LogCaptureFixture) -> None:
-    """It is not removed, and may have been forgotten."""
+    """The machines of a stack are not removed, but reported, because the user may have forgotten them."""
     of_stack = tags.stack_tags(MINE, "cluster-big", fleet="big")
     machine = Thing("instance", "i-1", "us-east-1", price=Decimal("0.5"))
     unknown = Thing("instance", "i-2", "us-east-1", price=None)

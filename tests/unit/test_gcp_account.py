@@ -18,7 +18,7 @@ from cloudgpu.provisioners.gcp.account import Account, could_be_used, error_tran
 from cloudgpu.provisioners.gcp.clients import Clients, translate_error, translate_errors
 from cloudgpu.tests.standins.clocks import FastClock
 
-# Without types.
+# The package has no types.
 api: Any = importlib.import_module("google.api_core.exceptions")
 auth: Any = importlib.import_module("google.auth.exceptions")
 
@@ -27,7 +27,7 @@ _SETTINGS = ("GOOGLE_APPLICATION_CREDENTIALS", "GOOGLE_CLOUD_PROJECT", "GCE_META
 
 @pytest.fixture(autouse=True)
 def nobody(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """No settings of the tester's."""
+    """Remove all of the user's Google Cloud settings."""
     for name in _SETTINGS:
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("CLOUDSDK_CONFIG", str(tmp_path / "gcloud"))
@@ -40,7 +40,7 @@ def run(code: str) -> str:
 
 
 def answer(status: int, body: object, **headers: str) -> GoogleAPICallError:
-    """An answer of Google's, as the SDK raises it."""
+    """Return a response of Google as the exception that the SDK raises."""
     response = requests.Response()
     response.status_code = status
     response.headers.update(headers)
@@ -81,7 +81,7 @@ except ProvisionError as error:
     assert run(code) == "invalid the target gcp needs Google's SDK: pip install 'cloudgpu[gcp]'"
 
 
-# --- whose account ----------------------------------------------------------------------------------------------------
+# --- account and credentials ------------------------------------------------------------------------------------------
 
 
 def test_without_credentials_it_is_said_how_to_log_in() -> None:
@@ -117,7 +117,7 @@ def test_the_machines_service_account_is_a_setting(monkeypatch: pytest.MonkeyPat
     assert Clients(FastClock()).service_account == "runner@p.iam.gserviceaccount.com"
 
 
-# --- what errors mean -------------------------------------------------------------------------------------------------
+# --- error translation ------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

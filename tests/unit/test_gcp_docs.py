@@ -66,11 +66,11 @@ def test_every_label_and_setting_is_named() -> None:
     assert f"`{network.closed_name('<network>')}`" in PAGE
 
 
-# --- the tables behind it ---------------------------------------------------------------------------------------------
+# --- the tables of quotas and prices ----------------------------------------------------------------------------------
 
 
 def test_every_gpu_that_is_sold_has_a_quota_in_every_market_it_is_sold_in() -> None:
-    """But for those of which the source says that none is known."""
+    """Except those for which the source states that the quota is unknown."""
     missing = {
         (target, machine.accelerator)
         for target in ("gcp", "vertex")

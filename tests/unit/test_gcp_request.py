@@ -1,4 +1,5 @@
-"""From a launch request to the instance that Compute Engine is asked for; which image, which disk, which schedule."""
+"""Conversion of a launch request to Compute Engine's instance body; selection of the image, the disk and the
+scheduling."""
 
 from __future__ import annotations
 
@@ -161,7 +162,7 @@ def test_an_external_address_only_where_google_is_not_reached_without() -> None:
     assert outside["subnetwork"] == SUBNETWORK
 
 
-# --- how it lives -----------------------------------------------------------------------------------------------------
+# --- lifecycle --------------------------------------------------------------------------------------------------------
 
 
 def test_on_demand_is_started_again_after_maintenance_and_deleted_should_it_outlive_its_job() -> None:

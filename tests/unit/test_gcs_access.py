@@ -1,4 +1,4 @@
-"""A job dir in Cloud Storage: whose credentials it is asked with, how it is reached, what refusals say to people."""
+"""A job dir in Cloud Storage: which credentials are used, which endpoint, and the messages for refused requests."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def server() -> Iterator[Gcp]:
 
 @pytest.fixture
 def gcp(server: Gcp, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Gcp:
-    """A Cloud Storage, and an environment that knows where it is and nothing else."""
+    """Start a fake Cloud Storage in an environment in which only its endpoint is configured."""
     for name in [name for name in os.environ if name.startswith(("GOOGLE_", "GCE_", "CLOUDSDK_"))]:
         monkeypatch.delenv(name)
     monkeypatch.setenv("CLOUDSDK_CONFIG", str(tmp_path / "gcloud"))
@@ -48,7 +48,7 @@ def gcp(server: Gcp, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Gcp:
 
 @pytest.fixture
 def key(gcp: Gcp, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Gcp:
-    """With the key of a service account."""
+    """Provide the key of a service account."""
     path = gcp.control.key_file(SUBMITTER, tmp_path / "key.json")
     monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", str(path))
     return gcp
@@ -63,7 +63,8 @@ def callers(gcp: Gcp) -> set[str]:
 
 
 class Exchange:
-    """Google's Security Token Service, as far as a federated login needs it: a subject's token for an access token."""
+    """Fake of Google's Security Token Service for federated logins: it exchanges a subject token for an access
+    token."""
 
     def __init__(self, gcp: Gcp, folder: Path) -> None:
         self.asked: list[str] = []
@@ -80,7 +81,7 @@ class Exchange:
                 self.wfile.write(body)
 
             def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - the base class's name
-                """Silence."""
+                """Suppress the request log."""
 
         self.status = 200
         self.given = {"access_token": gcp_token(gcp, folder), "expires_in": 3_600, "token_type": "Bearer"}
@@ -90,7 +91,7 @@ class Exchange:
         threading.Thread(target=self.server.serve_forever, args=(0.05,), daemon=True).start()
 
     def credentials(self, folder: Path) -> Path:
-        """A file as `gcloud iam workload-identity-pools create-cred-config` writes it."""
+        """Write a file as `gcloud iam workload-identity-pools create-cred-config` does."""
         (folder / "subject").write_text("a-subject's-token")
         told = {
             "type": "external_account",
@@ -105,7 +106,7 @@ class Exchange:
 
 
 def gcp_token(gcp: Gcp, folder: Path) -> str:
-    """An access token of the stand-in's own, by the grant that a service account's key is good for."""
+    """Return an access token of the fake, obtained with a service account's key."""
     import google.auth.transport.requests
     from google.oauth2 import service_account
 
@@ -142,7 +143,7 @@ class TestCredentials:
         for number in range(3):
             JobDir(f"{URL}-{number}").put("a", b"1")
         assert callers(gcp) == {STRANGER}
-        assert len(exchange.asked) == 1  # a token is used for as long as it lasts
+        assert len(exchange.asked) == 1  # the token is cached until it expires
         assert "a-subject" in exchange.asked[0]
 
     @pytest.mark.parametrize("kind", ["authorized_user", "impersonated", "aws", "executable"])
@@ -194,7 +195,7 @@ class TestCredentials:
 
     def test_of_a_machines_service_account(self, gcp: Gcp, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv("NO_GCE_CHECK")
-        tokens = gcp._app._project.tokens  # what a launch in the stand-in would hand over
+        tokens = gcp._app._project.tokens  # as the fake passes it to a launched machine
         account = (MACHINE, ("https://www.googleapis.com/auth/devstorage.read_write",))
         described = {"instance": {"name": "a"}, "project": {"project-id": "p"}}
         issue = lambda: (tokens.issue(MACHINE, frozenset(account[1])), 3_600.0)  # noqa: E731
@@ -256,7 +257,7 @@ class TestAddress:
         assert not JobDir(URL).exists("a")
 
     def test_one_that_nothing_answers_for(self, key: Gcp, monkeypatch: pytest.MonkeyPatch) -> None:
-        with socket.socket() as nobody:  # bound, and not listening
+        with socket.socket() as nobody:  # bound, but not listening
             nobody.bind(("127.0.0.1", 0))
             url = f"http://127.0.0.1:{nobody.getsockname()[1]}"
             monkeypatch.setenv("STORAGE_EMULATOR_HOST", url)
@@ -309,7 +310,7 @@ class TestRefusals:
 
 
 class TestMachinesThatMayNotList:
-    """Cloud Storage then answers 403 for what is not there."""
+    """Without the right to list, Cloud Storage answers 403 for a missing object."""
 
     @pytest.fixture
     def narrow(self, key: Gcp) -> Gcp:
@@ -334,7 +335,7 @@ class TestWriting:
         assert key.control.calls("objects.insert")[0].fault == "lose"
 
     def test_an_object_is_not_replaced_faster_than_the_service_allows(self, key: Gcp) -> None:
-        """One change a second: what comes earlier is refused (429), and made again a little later."""
+        """The limit is one change per second: earlier requests get 429 and are retried after a pause."""
         store(key).limit_updates(1.0)
         job_dir, begun = JobDir(URL), time.monotonic()
         for number in range(3):

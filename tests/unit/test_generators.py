@@ -1,4 +1,4 @@
-"""Loaders whose order or augmentation comes from generators of their own go on exactly, or are refused."""
+"""Loaders whose order or augmentation uses separate random generators: they resume exactly, or are refused."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def _one_writer(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 
 class Shuffled:
-    """A sampler with a generator of its own, whatever its kind."""
+    """A sampler with its own generator of any kind."""
 
     def __init__(self, generator: Any) -> None:
         self.rng = generator
@@ -61,14 +61,14 @@ def _permutation(generator: Any) -> list[int]:
 
 
 class OneByOne(Shuffled):
-    """Draws with replacement, each index when it is asked for."""
+    """A sampler that draws with replacement, each index on demand."""
 
     def __iter__(self) -> Iterator[int]:
         return (int(self.rng.integers(SIZE)) for _ in range(SIZE))
 
 
 class Wrapped(Shuffled):
-    """Holds another sampler in a list."""
+    """A sampler that holds another sampler in a list."""
 
     def __init__(self, *inner: Any) -> None:
         self.inner = list(inner)
@@ -93,7 +93,7 @@ class Buckets:
 
 
 class Lazy(Shuffled):
-    """Makes its generator when it is first used."""
+    """A sampler that creates its generator at the first use."""
 
     def __init__(self) -> None:
         super().__init__(None)
@@ -104,7 +104,7 @@ class Lazy(Shuffled):
 
 
 class EachEpoch(Shuffled):
-    """Makes its generator anew in each epoch, as many samplers do."""
+    """A sampler that creates its generator in each epoch, as many samplers do."""
 
     def __init__(self) -> None:
         self.epoch = 0
@@ -121,7 +121,7 @@ OF_THE_MODULE = np.random.default_rng(8)
 
 
 class Global(Shuffled):
-    """Draws from a global variable."""
+    """A sampler that draws from a generator in a global variable."""
 
     def __init__(self) -> None:
         pass
@@ -131,7 +131,7 @@ class Global(Shuffled):
 
 
 class Noisy(Dataset):
-    """Augments at random, by a generator of its own."""
+    """A dataset that augments at random with its own generator."""
 
     def __init__(self, transform: Callable[[], float]) -> None:
         self.transform = transform
@@ -161,7 +161,7 @@ def with_closure() -> DataLoader[Any]:
 
 
 def fresh_global() -> DataLoader[Any]:
-    OF_THE_MODULE.bit_generator.state = np.random.default_rng(8).bit_generator.state  # as in another process
+    OF_THE_MODULE.bit_generator.state = np.random.default_rng(8).bit_generator.state  # simulates another process
     return by(Global())
 
 
@@ -198,7 +198,7 @@ LOADERS: dict[str, Callable[[], Any]] = {
 
 
 def train(folder: Path, loader: Any, stop: int | None = None, **objects: Any) -> list[Any]:
-    """The batches of a run as of a fresh process; saved and broken off after `stop` steps."""
+    """Train as a fresh process would, interrupted after `stop` steps and a save; return the batches."""
     torch.manual_seed(1)
     ckpt = restarted(loader=loader, folder=folder, every=1000, **objects)
     seen = ckpt.state.setdefault("seen", [])
@@ -216,14 +216,14 @@ def train(folder: Path, loader: Any, stop: int | None = None, **objects: Any) ->
 def test_own_generators_resume_exactly(kind: str, tmp_path: Path) -> None:
     expected = train(tmp_path / "undisturbed", LOADERS[kind]())
     assert expected[:BATCHES] != expected[BATCHES : 2 * BATCHES]
-    # A generator that is made in the first epoch, and kept, is refused in it: see below.
+    # Stops within the first epoch are refused for a generator created in it: tested below.
     for stop in (BATCHES, BATCHES + 2) if kind == "lazy" else (2, BATCHES, BATCHES + 2):
         train(tmp_path / f"{stop}", LOADERS[kind](), stop)
         assert train(tmp_path / f"{stop}", LOADERS[kind]()) == expected, f"broken off after {stop} steps"
 
 
 class Stateful(Shuffled):
-    """A sampler that knows its epochs itself, and says so in its state."""
+    """A sampler that saves its epoch in its state_dict."""
 
     def __init__(self) -> None:
         super().__init__(rng())
@@ -253,7 +253,7 @@ def test_a_sampler_that_is_an_object_of_the_checkpointer_too(stop: int, tmp_path
 
 
 class Unseeded(Shuffled):
-    """Its order is another one each time."""
+    """A sampler whose order differs each time."""
 
     def __init__(self) -> None:
         pass
@@ -263,14 +263,14 @@ class Unseeded(Shuffled):
 
 
 class Labelled(Unseeded):
-    """Its indices are no numbers."""
+    """A sampler whose indices are not numbers."""
 
     def __iter__(self) -> Iterator[Any]:
         return ((f"part {index % 3}", index) for index in super().__iter__())
 
 
 class Seeded(Shuffled):
-    """Its indices are of several types."""
+    """A sampler whose indices are of several types."""
 
     def __iter__(self) -> Iterator[Any]:
         return ((f"part {index % 3}", index) if index % 2 else [0.5, index] for index in super().__iter__())
@@ -306,7 +306,7 @@ def test_a_generator_that_is_gone_is_refused(tmp_path: Path) -> None:
 
 
 def test_states_of_the_version_before(caplog: pytest.LogCaptureFixture) -> None:
-    """It saved the generators of torch alone, as a list."""
+    """The previous version saved only torch's generators, as a list."""
     loader = by(Shuffled(rng()), generator=torch.Generator().manual_seed(1))
     state = random_state.capture(Generators(loader))
     state["generators"] = [loader.generator.get_state()]
@@ -319,7 +319,7 @@ def test_states_of_the_version_before(caplog: pytest.LogCaptureFixture) -> None:
 
 
 def test_the_search_ends() -> None:
-    """It goes round circles, past what is large, and calls nothing."""
+    """The search handles cycles, skips large objects and calls none."""
 
     class Odd:
         def __init__(self) -> None:

@@ -1,4 +1,4 @@
-"""Where paid time went: the parts are right for known courses of events, and add up to the paid time for any."""
+"""Goodput: the parts of the paid time are right for known sequences of events, and always add up to the paid time."""
 
 from __future__ import annotations
 
@@ -63,7 +63,8 @@ def timeline(*spans: dict[str, Any], claimed: float, setup: float, ready: float 
 
 
 def two_attempts() -> Report:
-    """The first is preempted at step 120, saved at 100; the second goes on from there and ends."""
+    """Return the report of two attempts: the first is preempted at step 120, saved at 100; the second resumes and
+    finishes."""
     told: dict[str, Any] = {
         "step": 120,
         "saved_step": 100,
@@ -94,7 +95,7 @@ def two_attempts() -> Report:
 
 def test_each_part_of_two_attempts() -> None:
     first, second = (line.times for line in two_attempts().attempts)
-    # It started at 40 s and was seen to have done its first step of 0.5 s at 48.5 s: 8 s of imports.
+    # The first step, of 0.5 s, was reported at 48.5 s after a start at 40 s: 8 s of imports.
     assert dataclasses.asdict(first) == pytest.approx(
         dataclasses.asdict(
             Times(productive=49, redone=11, blocked=2, boot=20, setup=20, start=8, ending=9.5, other=0.5)
@@ -256,7 +257,7 @@ def _random_attempt(rng: random.Random, number: int) -> Attempt:
     )
 
 
-# What a person sees of it
+# Output for people
 
 
 class Named:

@@ -24,11 +24,11 @@ SIMULATED = {
     "`on-demand`": (GRID, "on-demand", True),
     "outside of a job": (GRID, UNKNOWN_PRIOR.name, False),
 }
-"""By caption: conditions, prior, and whether a job counts what was met."""
+"""Conditions, prior, and whether a job counts past interruptions; by caption."""
 
 
 def rows(heading: str) -> Iterator[list[str]]:
-    """Return the cells of each row of the table under this first line."""
+    """Return the cells of each row of the table that starts with this line."""
     _, found, rest = PAGE.partition(f"{heading}\n")
     assert found, heading
     for line in rest.splitlines()[1:]:
@@ -82,7 +82,7 @@ def test_the_interval_after_a_day_without_interruption() -> None:
 
 @pytest.mark.parametrize("caption", SIMULATED)
 def test_the_simulated_figures(caption: str) -> None:
-    """Those of the fitting prior reach the goals; with CLOUDGPU_LONG=1 every figure is computed again."""
+    """With the matching prior the goals are reached; CLOUDGPU_LONG=1 computes every figure again."""
     table = [" | ".join(row) for row in rows(f"| M ({caption}) | R | save 0.1 s | 10 s | 60 s |")]
     assert len(table) == 6
     if "spot" in caption:

@@ -53,7 +53,7 @@ def test_a_machine_without_nvidia_smi(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Node:
-    """An IdleWatch whose GPUs and clock the test plays."""
+    """An IdleWatch with fake GPUs and a fake clock."""
 
     def __init__(self) -> None:
         self.time = 1_000.0
