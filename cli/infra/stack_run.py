@@ -128,7 +128,7 @@ def require_consent(
     report: Report, result: Mapping[str, object], *, as_json: bool, yes: bool, question: str, default: bool = True
 ) -> None:
     """Return if no check refuses and the user confirms, by --yes or at the terminal (`default`: the answer of Enter).
-    Raises RefusedError for a refused report; with `as_json` it is printed together with `told` first."""
+    Raises RefusedError for a refused report; with `as_json` it is printed together with `result` first."""
     from ...infra.errors import RefusedError
 
     if report.refusals:

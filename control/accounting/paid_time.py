@@ -171,7 +171,10 @@ def _starting(paid: float, attempt: Attempt, timeline: Timeline | None, runs: Se
 
 
 def _start(run: Run) -> float:
-    """Return the seconds from the program's start to its first step; infinite without one (spend() limits them)."""
+    """Return the seconds from the program's start to its first step; infinite without one.
+
+    split_paid_seconds() limits them.
+    """
     if run.progress is None:
         return 0.0
     if run.span.first_step is None:

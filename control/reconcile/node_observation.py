@@ -223,7 +223,7 @@ def is_closed(job_dir: JobDir, attempt: Attempt) -> bool:
     return record is not None and record.kind == "closed"
 
 
-def _look_at(  # noqa: PLR0917 - see look()
+def _look_at(  # noqa: PLR0917 - see observe_nodes()
     job_dir: JobDir,
     watches: AttemptCache,
     request: NodeRequest,

@@ -98,7 +98,7 @@ class OrphanReaper(pulumi.ComponentResource):
             f"{name}-function",
             runtime=_RUNTIME,
             handler="reaper_handler.handler",
-            # As text: a file asset would put a local path into the stack's state.
+            # Inline text, because a file asset would put a local path into the stack's state.
             code=pulumi.AssetArchive({"reaper_handler.py": pulumi.StringAsset(_HANDLER.read_text(encoding="utf-8"))}),
             role=role.arn,
             timeout=_LIMIT_S,

@@ -116,8 +116,8 @@ class GpuCluster(pulumi.ComponentResource):
         given = args.get("container")
         if given is not None:
             return pulumi.Output.from_input(given)
-        told = {key: value for key, value in args.items() if key in JobBucketArgs.__annotations__}
-        made = JobBucket(f"{name}-data", told, pulumi.ResourceOptions(parent=self))  # type: ignore[arg-type] # same names
+        arguments = {key: value for key, value in args.items() if key in JobBucketArgs.__annotations__}
+        made = JobBucket(f"{name}-data", arguments, pulumi.ResourceOptions(parent=self))  # type: ignore[arg-type]
         return made.container_id
 
 

@@ -68,7 +68,7 @@ class Step:
 
 @dataclass(slots=True)
 class EventCollector:
-    """Collector of one run's events, thread-safe. `tell` is called with every step that changes a resource."""
+    """Collector of one run's events, thread-safe. `on_step` is called with every step that changes a resource."""
 
     on_step: Callable[[Step], object] = lambda _step: None
     changes: list[Change] = field(default_factory=list)

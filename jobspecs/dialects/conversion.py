@@ -28,7 +28,7 @@ class NoCounterpart(NamedTuple):
 
 
 Fields = Mapping[str, NoCounterpart | None]
-"""Field in camelCase -> None if it is converted, else Lost."""
+"""Field in camelCase -> None if it is converted, else NoCounterpart."""
 
 
 @dataclass

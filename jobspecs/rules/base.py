@@ -1,4 +1,4 @@
-"""Building blocks of compatibility rules: Ask (one role's request of one cloud), Rule and Verdict."""
+"""Building blocks of compatibility rules: Request (of one role on one cloud), Rule and Verdict."""
 
 from __future__ import annotations
 

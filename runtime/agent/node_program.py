@@ -318,7 +318,7 @@ class NodeProgram:
         found = node.runner.poll(look, limit_s, ledger.every_s)
         if isinstance(found, Address) or (isinstance(found, Generation) and found.kind != "closed"):
             return found
-        never = f"{other} has not told its address in {limit_s:.0f} s"
+        never = f"no address from {other} within {limit_s:.0f} s"
         raise LeftOutError(never if found is None else "the program has ended on another node")
 
     def _idle_watch(self, place: ProgramContext) -> contextlib.AbstractContextManager[object]:

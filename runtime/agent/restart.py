@@ -85,7 +85,7 @@ def charge_budget(wanted: RestartRequest, budget: Budget, last: Generation | Non
 def generations_without_checkpoint(progresses: Sequence[dict[str, Any] | None]) -> int:
     """Return the number of generations in a row, up to the newest, that saved no new checkpoint.
 
-    `told`: last Progress of each generation, oldest first.
+    `progresses`: last Progress of each generation, oldest first.
     """
     count, best = 0, 0
     for progress in progresses:

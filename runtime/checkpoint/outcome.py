@@ -58,7 +58,7 @@ class Outcome:
     """The outcome of one training on one rank."""
 
     code: int
-    """A key of WORDS; independent of the exit code of the process."""
+    """A key of OUTCOMES; independent of the exit code of the process."""
     step: int
     """Number of completed steps."""
     saved_step: int | None

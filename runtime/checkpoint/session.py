@@ -377,7 +377,7 @@ class Session:
         return Outcome(code, self.step, self.saved_step, str(last) if last else None, reason)
 
     def report(self, code: int, reason: str) -> None:
-        """Write the outcome of this training for the launcher; `code` is a key of outcome.WORDS."""
+        """Write the outcome of this training for the launcher; `code` is a key of outcome.OUTCOMES."""
         self._record.write(self._outcome(code, reason))
 
     def leave(self, code: int, reason: str) -> NoReturn:

@@ -160,7 +160,7 @@ class Desk:
         """Return the EC2, Auto Scaling and IAM actions that were called but are not allowed in
         docs/reference/aws-permissions.md."""
         section = (Path(cloudgpu.__file__).parent / "docs" / "reference" / "aws-permissions.md").read_text()
-        policy = section.partition("## Whoever brings stacks up")[2].partition("```json")[2].partition("```")[0]
+        policy = section.partition("## Stacks")[2].partition("```json")[2].partition("```")[0]
         listed = [one["Action"] for one in json.loads(policy)["Statement"]]
         allowed = [action for one in listed for action in (one if isinstance(one, list) else [one])]
         calls = self.aws.control.calls()

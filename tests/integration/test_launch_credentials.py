@@ -62,7 +62,7 @@ class Cloud:
     request: Callable[[int], LaunchRequest]
     """Return the launch request for a number of nodes."""
     left: Callable[[], object]
-    """Return what is left of the launch; false if nothing is."""
+    """Return the resources that the launch left; empty if there are none."""
     refusals: Mapping[str, Fault]
     """Service -> how it rejects credentials that were valid before."""
     looks: tuple[str, ...]

@@ -14,7 +14,7 @@ FAST_LIMIT_S = 30.0
 
 @contextlib.contextmanager
 def fast() -> Iterator[None]:
-    """Assert that the block's run time does not grow with its input: it may take at most MINUTES seconds.
+    """Assert that the block's run time does not grow with its input: it may take at most FAST_LIMIT_S seconds.
 
     Thread time is measured because the computer may be busy. The limit is generous because in a process that has run
     many tests the garbage collector traverses millions of objects.
@@ -31,7 +31,7 @@ def today() -> str:
 
 
 class FastClock:
-    """Clock with real epoch time, for timestamps of machines and files; a pause takes 1/HASTE of the time that it
+    """Clock with real epoch time, for timestamps of machines and files; a pause takes 1/SPEEDUP of the time that it
     counts."""
 
     def __init__(self) -> None:

@@ -38,7 +38,7 @@ class Ledger(Orders):
 
 
 class Desk:
-    """Docket that records its orders, log lines and stops."""
+    """NoticeSchedule that records its orders, log lines and stops."""
 
     def __init__(self) -> None:
         self.lines: list[str] = []

@@ -126,7 +126,7 @@ def check(
     either = market == "on-demand" and run_s is not None and run_s <= _SHORT_S
     for quota, amount in needed.items():
         _check_one(state, quota, amount, either=either)
-    # Whether preemptible usage counts against the quotas of all regions is not documented: Google decides there.
+    # Not documented: whether preemptible usage counts against the quotas of all regions. Google checks that itself.
     if target == "gcp" and _MARKETS[market] == "on-demand":
         for unit in dict.fromkeys(quota.unit for quota in needed if not (either and quota.unit == "GPUs")):
             total = sum(amount for quota, amount in needed.items() if quota.unit == unit)

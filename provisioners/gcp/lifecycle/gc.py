@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 _OURS = f"labels.{tags.OWNER}:*"
 _MARKETS = {"SPOT": "spot", "FLEX_START": "flex-start", "RESERVATION_BOUND": "reservation"}
 _PARTS = {"group": "instance group", "template": "instance template", "placement policy": "placement policy"}
-"""Kind in instance_groups.py -> name for users. Ending removes these; all of them have a token."""
+"""Kind in instance_groups.py -> name for users. Teardown removes these; all of them have a token."""
 _STOPPED = frozenset({"TERMINATED", "STOPPED", "SUSPENDED"})
 """States in which only the instance's disk is billed."""
 _DELETING_S = 180.0

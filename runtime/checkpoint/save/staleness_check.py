@@ -24,7 +24,7 @@ UNCHANGED_STEPS = 100
 COMPARED = 4
 """Number of live tensors of each object to compare with the staged ones at a check, in rotation."""
 FIRST_CHECKS, CHECK_EVERY = 3, 8
-"""State is compared at each of the first OFTEN saves, then at every SELDOM-th: a stale copy is stale from save 1."""
+"""Compared at the first FIRST_CHECKS saves, then at every CHECK_EVERY-th: stale copies are stale from save 1."""
 
 
 class StaleSaves:
@@ -82,7 +82,7 @@ class StaleSaves:
             self._trained = step
 
     def _report_unchanged(self, step: int) -> None:
-        """Report objects that did not change although an optimizer did, or for STILL steps."""
+        """Report objects that did not change although an optimizer did, or for UNCHANGED_STEPS steps."""
         for name, (since, _) in list(self._suspects.items()):
             if (
                 name not in self._reported

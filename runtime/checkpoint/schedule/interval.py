@@ -63,7 +63,7 @@ UNKNOWN_PRIOR = Prior("unknown", 0.5)
 
 
 def prior_of(market: str) -> Prior:
-    """Return the prior of a market, UNKNOWN for an unknown one."""
+    """Return the prior of a market, UNKNOWN_PRIOR for an unknown one."""
     return PRIORS.get(market, UNKNOWN_PRIOR)
 
 

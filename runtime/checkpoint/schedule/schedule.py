@@ -30,7 +30,7 @@ _DURATION = re.compile(r"(?:(\d+(?:\.\d+)?)h)?(?:(\d+(?:\.\d+)?)m)?(?:(\d+(?:\.\
 class Schedule:
     """Schedule that counts from the last save, including failed ones, so that a full disk is not retried at every step.
 
-    market   name of a prior in interval.PRIORS; any other name selects UNKNOWN
+    market   name of a prior in interval.PRIORS; any other name selects UNKNOWN_PRIOR
     nodes    number of machines, any of which interrupts the training
     known    observations of earlier starts that are not in a checkpoint
 

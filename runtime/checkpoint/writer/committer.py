@@ -94,7 +94,7 @@ class Committer:
         return {waiting.staged.name for waiting in self._waiting}
 
     def pause(self) -> float | None:
-        """Return the seconds until the next turn() is due; None: wait for the next event."""
+        """Return the seconds until the next commit_ready() is due; None: wait for the next event."""
         return self._pause if self._waiting else None
 
     def fail(self, name: Name, reason: str) -> None:

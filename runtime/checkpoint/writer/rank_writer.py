@@ -45,7 +45,7 @@ class Outbox:
 
 @dataclass(slots=True, eq=False)
 class RankWriter:
-    """Writer of one rank: `start()` it and `stage()` saves; after `leave()` it ends when all work is done."""
+    """Writer of one rank: `start()` it and `stage()` saves; after `detach()` it ends when all work is done."""
 
     store: CheckpointStore
     rank: int

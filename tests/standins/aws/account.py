@@ -219,7 +219,7 @@ class Account:
         return time.monotonic() - self.launched.get(instance_id, float("-inf")) < self.visibility_lag_s
 
     def start(self, instance: Any) -> None:
-        """Start a new instance: boot it, or let it fail if a Doom applies."""
+        """Start a new instance: boot it, or let it fail if a LaunchFailure applies."""
         self.launched[instance.id] = time.monotonic()
         doom = next(
             (one for one in self.launch_failures if one.times and one.zone in ("", instance.availability_zone)), None

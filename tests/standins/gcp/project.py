@@ -21,7 +21,7 @@ def account(name: str) -> str:
 SUBMITTER = account("submitter")
 """Account of the submitter in tests; machines use a different one."""
 LOOKER = account("looker")
-"""Account of Remains."""
+"""Account of Leftovers."""
 MACHINE = account("cloudgpu-machine")
 """Default service account of machines."""
 

@@ -10,6 +10,17 @@ down_revision = None
 
 
 def upgrade() -> None:
+    _create_jobs()
+    _create_attempts()
+    _create_events()
+
+
+def downgrade() -> None:
+    for table in ("events", "attempts", "jobs"):
+        op.drop_table(table)
+
+
+def _create_jobs() -> None:
     op.create_table(
         "jobs",
         sa.Column("id", sa.Text, primary_key=True),
@@ -38,6 +49,9 @@ def upgrade() -> None:
     )
     for column in ("name", "created", "ended"):
         op.create_index(f"jobs_by_{column}", "jobs", [column])
+
+
+def _create_attempts() -> None:
     op.create_table(
         "attempts",
         sa.Column("job_id", sa.Text, sa.ForeignKey("jobs.id"), primary_key=True),
@@ -60,6 +74,9 @@ def upgrade() -> None:
         sa.Column("ended", sa.Float(53)),
         sa.Column("cost", sa.Text),
     )
+
+
+def _create_events() -> None:
     op.create_table(
         "events",
         sa.Column("seq", sa.Integer, primary_key=True, autoincrement=True),
@@ -70,8 +87,3 @@ def upgrade() -> None:
         sa.Column("message", sa.Text, nullable=False),
     )
     op.create_index("events_by_job", "events", ["job_id", "seq"])
-
-
-def downgrade() -> None:
-    for table in ("events", "attempts", "jobs"):
-        op.drop_table(table)
