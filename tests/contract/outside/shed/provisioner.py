@@ -70,9 +70,11 @@ class Shed:
         for process in running:
             with contextlib.suppress(psutil.NoSuchProcess):
                 process.send_signal(signal.SIGTERM)
-        for process in psutil.wait_procs(running, _END_S)[1]:
+        stubborn = psutil.wait_procs(running, _END_S)[1]
+        for process in stubborn:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
+        psutil.wait_procs(stubborn, _END_S)
 
     def find(self, owner: Owner) -> list[Allocation]:
         """Return the allocations of an owner that were launched and not terminated."""
@@ -111,6 +113,7 @@ def _process(allocation: Allocation, node: str) -> psutil.Process | None:
     folder = _root() / allocation.token / node
     with contextlib.suppress(OSError, ValueError, psutil.Error):
         process = psutil.Process(int((folder / "pid").read_text()))
-        if str(folder) in process.cmdline():
+        command = process.cmdline()  # empty while the process is being started
+        if not command or str(folder) in command:
             return process
     return None
