@@ -123,4 +123,4 @@ def test_a_driver_that_fails_is_said_once_and_stops_nothing(
     assert job.state == "succeeded", job.reason
     said = [line for line in agent_lines(job) if "idle" in line]
     assert len(said) == 1
-    assert said[0].endswith("limits.gpu_idle stops nothing: nvidia-smi says: NVIDIA-SMI has failed")
+    assert said[0].endswith("limits.gpu_idle has no effect: nvidia-smi says: NVIDIA-SMI has failed")
