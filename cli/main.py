@@ -51,6 +51,7 @@ COMMANDS: dict[str, Entry] = {
     "preempt": Entry(_RUN, "Give a running job a preemption notice, as a cloud would."),
     "status": Entry(_WATCH, "List jobs, or show one with its attempts, machines and report."),
     "logs": Entry(_WATCH, "Print or follow what a job's program writes."),
+    "outputs": Entry(_WATCH, "List or download the files that a job has produced."),
     "events": Entry(_WATCH, "Print or follow what happened to a job."),
     "wait": Entry(_WATCH, "Wait for a job to end; the exit code is its outcome."),
     "cost": Entry(_WATCH, "Show what jobs have cost so far."),
@@ -66,7 +67,7 @@ COMMANDS: dict[str, Entry] = {
 }
 
 
-_FOLDERS = frozenset({"catalog", "cluster", "goodput", "gpus", "image", "infra", "status", "verify-resume"})
+_FOLDERS = frozenset({"catalog", "cluster", "goodput", "gpus", "image", "infra", "outputs", "status", "verify-resume"})
 """Commands of several modules: the command is in `command.py` of the folder of its name."""
 
 

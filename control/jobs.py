@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from ..protocol.attempt_signal import WatchMark
     from ..protocol.jobdir import JobDir
     from ..protocol.logs import LogReader
+    from ..protocol.outputs import Outputs
     from ..provisioners.base import Allocation
     from .accounting.report import Report
     from .reconcile.node_observation import Reported
@@ -225,17 +226,39 @@ class Job:
     def logs(self) -> LogReader:
         from ..protocol.logs import LogReader
 
+        return LogReader(self.open_dir(), self._places())
+
+    def outputs(self) -> Outputs:
+        """Return the files in outputs/, also while the job runs. Raises JobDirError."""
+        from ..protocol.outputs import find_outputs
+
+        places = self._places()
+        return find_outputs(self.open_dir(), places and places())
+
+    def missing_outputs(self) -> list[str]:
+        """Return the job's `outputs` of which its last attempt found nothing. Raises JobDirError."""
+        from ..protocol.outputs import missing_outputs
+        from .reconcile.node_replacement import every_node
+
+        current = self._current()
+        if current is None or current.state != "ended" or not self.row.spec.get("outputs"):
+            return []
+        nodes = [request.node for request in every_node(current) if request.rank == 0]
+        return missing_outputs(self.open_dir(current), current.number, nodes)
+
+    def _places(self) -> Callable[[], dict[int, JobDir]] | None:
+        """Return a function that returns attempt -> job dir, of the attempts that got machines; None: all have the same
+        one."""
         if not self.row.policy.job_dirs:
-            return LogReader(self.open_dir())
+            return None
         opened: dict[str, JobDir] = {}
 
         def places() -> dict[int, JobDir]:
-            """Return the job dirs of the attempts that got machines; only these have logs."""
             for attempt in (known := [one for one in self.attempts() if one.allocation is not None]):
                 opened.setdefault(self.job_dir_of(attempt), self.open_dir(attempt))
             return {attempt.number: opened[self.job_dir_of(attempt)] for attempt in known}
 
-        return LogReader(self.open_dir(), places)
+        return places
 
     def report(self) -> Report:
         """Return the report as of now. Raises JobDirError if the job runs and its dir cannot be read."""
