@@ -226,13 +226,13 @@ class Job:
     def logs(self) -> LogReader:
         from ..protocol.logs import LogReader
 
-        return LogReader(self.open_dir(), self._places())
+        return LogReader(self.open_dir(), self._attempt_dirs())
 
     def outputs(self) -> Outputs:
         """Return the files in outputs/, also while the job runs. Raises JobDirError."""
         from ..protocol.outputs import find_outputs
 
-        places = self._places()
+        places = self._attempt_dirs()
         return find_outputs(self.open_dir(), places and places())
 
     def missing_outputs(self) -> list[str]:
@@ -246,7 +246,7 @@ class Job:
         nodes = [request.node for request in every_node(current) if request.rank == 0]
         return missing_outputs(self.open_dir(current), current.number, nodes)
 
-    def _places(self) -> Callable[[], dict[int, JobDir]] | None:
+    def _attempt_dirs(self) -> Callable[[], dict[int, JobDir]] | None:
         """Return a function that returns attempt -> job dir, of the attempts that got machines; None: all have the same
         one."""
         if not self.row.policy.job_dirs:
