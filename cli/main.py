@@ -62,6 +62,8 @@ COMMANDS: dict[str, Entry] = {
     "verify-resume": Entry(_KEEP, "Check that a program, killed and resumed, ends the same, bit for bit."),
     "image": Entry(_KEEP, "Build, push and run the image in which jobs run."),
     "supervise": Entry(_KEEP, "Run the supervisor in the foreground."),
+    "rm": Entry(_KEEP, "Remove ended jobs with their logs, checkpoints and outputs."),
+    "prune": Entry(_KEEP, "Remove all jobs that ended long ago; shows them first."),
     "gc": Entry(_KEEP, "Find machines no job needs any more, and end them."),
     "completion": Entry(_KEEP, "Print the completion script of a shell."),
 }

@@ -1,4 +1,4 @@
-"""Jobs, for the command line and Python programs: submit, query, wait, cancel, preempt.
+"""Jobs, for the command line and Python programs: submit, query, wait, cancel, preempt, remove.
 
 All calls return at once except `submit` (uploads the code) and `Job.wait`. Errors: ControlError (errors.py),
 JobDirError (protocol/jobdir.py), ProvisionError (provisioners/base.py).
@@ -124,6 +124,11 @@ class Job:
         return JobSpec.from_stored(self.row.spec)
 
     @property
+    def labels(self) -> dict[str, str]:
+        """The user's own keys and values."""
+        return dict(self.row.spec.get("labels") or {})
+
+    @property
     def offers(self) -> list[Offer]:
         """Offers it was submitted with, in order of preference."""
         return list(self.row.offers)
@@ -160,6 +165,15 @@ class Job:
         if self._store.set_goal(self.id, "cancel", message, time.time()):
             ensure_supervisor(self.id)
         self.refresh()
+
+    def remove(self, *, keep_record: bool = False) -> None:
+        """Delete this ended job's folders, and its row in the store unless `keep_record`.
+
+        It is safe to repeat if it was interrupted. Raises RemovalError, JobDirError, StoreError.
+        """
+        from .removal.removing import remove
+
+        remove(self._store, self.id, keep_record=keep_record)
 
     def preempt(self, after_s: float, node: str | None = None) -> list[str]:
         """Send the machines a notice of preemption in `after_s` seconds; return the nodes. Raises NotRunningError."""

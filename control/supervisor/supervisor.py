@@ -135,6 +135,10 @@ class Supervisor:
             self._list_all(now)
         elif (woken is not None and not named <= self._watched.keys()) or now >= self._ask_at:
             self._read_changes(now)
+            if not named <= self._watched.keys():
+                # It has ended; or its event has the number of one that was deleted with a removed job, as SQLite uses
+                # the newest numbers again.
+                self._list_all(now)
         self._tools.watched = len(self._watched)
         for job_id in named:
             watched = self._watched.get(job_id)
