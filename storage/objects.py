@@ -289,7 +289,8 @@ class JobDir:
         if self.folder is not None:
             self._call("deleting", lambda: _remove_folder(self._store.folder))
             return
-        done, after = 0, None
+        done = 0
+        after: str | None = None
         while keys := self._call("listing", functools.partial(self._page, after)):
             try:
                 self._call("deleting", functools.partial(self._store.delete_many, keys))
@@ -301,7 +302,7 @@ class JobDir:
         if left := self._call("listing", functools.partial(self._page, None)):
             raise JobDirError(f"{self.url}: {left[0]} is still there after it was deleted, or was written meanwhile")
 
-    def _page(self, after: str | None) -> list[str]:
+    def _page(self, after: str | None) -> Sequence[str]:
         return [entry.key for entry in itertools.islice(self._store.entries("", after), _PAGE)]
 
     def usage(self) -> Usage:
