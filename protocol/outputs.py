@@ -68,14 +68,14 @@ def find_outputs(job_dir: JobDir, attempts: Mapping[int, JobDir] | None = None) 
     """
     entries = [entry for entry in without_markers(job_dir.entries(FOLDER)) if _is_inside(job_dir, entry)]
     places = dict.fromkeys(attempt_numbers(job_dir), job_dir) if attempts is None else attempts
-    recorded = _records(places, {entry.key for entry in entries}) if entries else {}
+    recorded = _records(places, {entry.key: entry.size for entry in entries}) if entries else {}
     found, refused = [], []
     for entry in entries:
         path = entry.key.removeprefix(f"{FOLDER}/")
         if safe_parts(path) is None:
             refused.append(entry.key)
             continue
-        known = [one for one in recorded.get(entry.key, []) if one.size == entry.size]
+        known = recorded.get(entry.key, [])
         newest = known[0].attempt if known else None
         found.append(Output(path, entry, newest, frozenset(one.sha256 for one in known)))
     return Outputs(found, refused)
@@ -102,21 +102,21 @@ class _Recorded(NamedTuple):
     """What an attempt has recorded of a file."""
 
     attempt: int
-    size: int
     sha256: str
 
 
-def _records(places: Mapping[int, JobDir], keys: set[str]) -> dict[str, list[_Recorded]]:
-    """Return key -> what attempts have recorded of it, newest attempt first.
+def _records(places: Mapping[int, JobDir], sizes: Mapping[str, int]) -> dict[str, list[_Recorded]]:
+    """Return key -> what attempts have recorded of a file of this size, newest attempt first.
 
-    Reads no older attempt than is needed to find each key once, and does without invalid records.
+    A file of another size is of an attempt that has not copied it. Reads no older attempt than is needed to find each key once, and does without invalid records.
     """
     found: dict[str, list[_Recorded]] = {}
     for number in sorted(places, reverse=True):
         for record in _records_of(places[number], number):
-            for key in keys & record.sizes.keys() & record.sha256.keys():
-                found.setdefault(key, []).append(_Recorded(number, record.sizes[key], record.sha256[key]))
-        if len(found) == len(keys):
+            for key in sizes.keys() & record.sizes.keys() & record.sha256.keys():
+                if record.sizes[key] == sizes[key]:
+                    found.setdefault(key, []).append(_Recorded(number, record.sha256[key]))
+        if len(found) == len(sizes):
             break
     return found
 

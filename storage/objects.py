@@ -72,14 +72,14 @@ class Usage(NamedTuple):
 class _Retrying:
     """Time limit for retries of failed requests."""
 
-    def __init__(self, begun: float, seconds: float, say: Callable[[str], None]) -> None:
-        self._begun, self._seconds, self._say = begun, seconds, say
+    def __init__(self, begun: float, seconds: float, say: Callable[[str], None], refused_s: float) -> None:
+        self._begun, self._seconds, self._say, self._refused_s = begun, seconds, say, refused_s
         self._has_said = False
 
     def allows(self, error: JobDirError, pause: float) -> bool:
         """Return whether to retry after this error and a pause."""
         is_refusal = isinstance(error.__cause__, PermissionDeniedError | UnauthenticatedError)
-        seconds = min(self._seconds, REFUSED_S) if is_refusal else self._seconds
+        seconds = min(self._seconds, self._refused_s) if is_refusal else self._seconds
         left = self._begun + seconds - time.monotonic()
         if is_permanent(error) or pause > left:
             return False
@@ -340,14 +340,14 @@ class JobDir:
         return True
 
     @contextlib.contextmanager
-    def retrying(self, seconds: float, say: Callable[[str], None]) -> Iterator[None]:
+    def retrying(self, seconds: float, say: Callable[[str], None], refused_s: float = REFUSED_S) -> Iterator[None]:
         """Return a context manager in which failed requests are retried for `seconds` from now, refusals for at most
-        REFUSED_S.
+        `refused_s`.
 
         `say` is called once, with the first error. Errors of local folders, and those that only an operator can
         resolve, are not retried.
         """
-        self._retrying = _Retrying(time.monotonic(), seconds, say)
+        self._retrying = _Retrying(time.monotonic(), seconds, say, refused_s)
         try:
             yield
         finally:

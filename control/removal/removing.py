@@ -6,6 +6,8 @@ goes last. A job with that goal whose removal was interrupted is removed by the 
 
 from __future__ import annotations
 
+import functools
+import logging
 import time
 from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -19,10 +21,12 @@ from ..store.store import Store
 from .keeping import needed_by
 from .own_folders import open_own
 
+log = logging.getLogger("cloudgpu.removal")
+
 _PARALLEL = 8
 """Number of jobs whose folders are measured at once."""
 _RETRY_S = 120.0
-"""Seconds for which a store's errors are retried, for each job."""
+"""Seconds for which a store's transient errors are retried, for each of a job's folders."""
 
 GONE = "removed"
 """Goal of a job whose files are deleted and whose row is kept."""
@@ -100,7 +104,7 @@ def remove(
             return
         raise RemovalError(f"{job.id} was started again: cancel it first, with `cloudgpu cancel {job.id} --wait`")
     for job_dir in folders:
-        with job_dir.retrying(_RETRY_S, lambda _text: None):
+        with job_dir.retrying(_RETRY_S, functools.partial(log.warning, "%s"), refused_s=0.0):
             job_dir.delete_all(on_deleted)
     if keep_record:
         store.finish_removal(job.id, time.time())

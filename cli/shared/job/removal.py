@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 import click
@@ -42,21 +43,19 @@ def take_away(jobs: Sequence[JobRow], *, keep_record: bool) -> list[Removed]:
     done, ids = [], {job.id for job in jobs}
     with ProgressLine() as line:
         for number, job in enumerate(_dependents_first(jobs), 1):
-            head = f"removing {job.id} ({number} of {len(jobs)})"
-            line(head)
+            line(head := f"removing {job.id} ({number} of {len(jobs)})")
+            say = partial(_say_deleted, line, head)
             try:
-                remove(
-                    open_store(),
-                    job.id,
-                    also=ids,
-                    keep_record=keep_record,
-                    on_deleted=lambda count, head=head: line(f"{head}: {plural(count, 'object')} deleted"),
-                )
+                remove(open_store(), job.id, also=ids, keep_record=keep_record, on_deleted=say)
             except (RemovalError, JobDirError) as error:
                 done.append(Removed(job.id, str(error), isinstance(error, RemovalError)))
             else:
                 done.append(Removed(job.id))
     return done
+
+
+def _say_deleted(line: ProgressLine, head: str, count: int) -> None:
+    line(f"{head}: {plural(count, 'object')} deleted")
 
 
 def _dependents_first(jobs: Sequence[JobRow]) -> list[JobRow]:
