@@ -105,7 +105,7 @@ def find(targets: Sequence[str], regions: Sequence[str], now: float) -> Search:
             continue
         searched.append(target)
         found += here.leftovers
-        missed |= {f"{target} {place}": why for place, why in here.missed.items()}
+        missed |= {f"{target} {place}": why for place, why in here.failed.items()}
     # The store is read after the targets, so that it knows the resources created during the search.
     return Search([_judge_by(store, leftover, now) for leftover in found], searched, missed)
 

@@ -21,12 +21,12 @@ _STORE = "store"
 
 def settings_of(clouds: Collection[str], environ: Mapping[str, str]) -> frozenset[str]:
     """Return the names of these clouds' settings that are in an environment."""
-    return frozenset().union(*(one.settings.among(environ) for one in _targets(clouds)))
+    return frozenset().union(*(one.settings.set_in(environ) for one in _targets(clouds)))
 
 
 def credentials_of(clouds: Collection[str], environ: Mapping[str, str]) -> frozenset[str]:
     """Return the names of these clouds' credentials that are in an environment."""
-    return frozenset().union(*(one.credentials.among(environ) for one in _targets(clouds)))
+    return frozenset().union(*(one.credentials.set_in(environ) for one in _targets(clouds)))
 
 
 def credentials_among(cloud: str, environ: Mapping[str, str]) -> list[str]:

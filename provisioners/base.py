@@ -19,7 +19,7 @@ Scope = Literal["zone", "region", "market", "cloud", "attempt"]
 tried; `hints` lists the offer's untried zones."""
 _UNAUTHENTICATED = 401
 """HTTP status for credentials that are not accepted (RFC 9110, 15.5.2)."""
-_MOVED = {
+_RENAMED_KEYS = {
     **dict.fromkeys(("project", "subscription", "account"), "account"),
     **{name: name for name in ("region", "zone", "owner")},
 }
@@ -101,7 +101,7 @@ class LaunchRequest:
     nodes must then have the same machine type."""
     account: str = ""
     """Account to launch in (provisioners/shared/accounts.py); credentials of another account are refused. "": any."""
-    repeated: bool = field(default=False, compare=False)
+    may_be_retry: bool = field(default=False, compare=False)
     """The same request may have been sent before, without an answer. For targets that cannot detect this by the
     token."""
 
@@ -149,7 +149,7 @@ class Allocation:
         """Deserialize the result of to_json(), including that of earlier versions, which kept some fields in
         `details`."""
         details: dict[str, str] = dict(value.get("details", {}))
-        moved: dict[str, Any] = {field: details.pop(key) for key, field in _MOVED.items() if key in details}
+        moved: dict[str, Any] = {field: details.pop(key) for key, field in _RENAMED_KEYS.items() if key in details}
         launched = [key for key in details if key.startswith(_LAUNCHED)]
         times = {key.removeprefix(_LAUNCHED): float(details.pop(key)) for key in launched}
         if "launched" in details:  # one launch time for all machines of a group
@@ -165,9 +165,9 @@ class NodeState:
     phase: Literal["pending", "running", "gone"]
     detail: str = ""
     """Text from the provider, e.g. `terminated: Server.SpotInstanceTermination: …`."""
-    taken: bool = False
+    reclaimed: bool = False
     """The provider says that it reclaimed the machine: it did not fail, and no user terminated it."""
-    returns: bool = False
+    restarting: bool = False
     """The provider is restarting the same machine, e.g. after host maintenance: missing heartbeats do not mean that it
     is lost."""
     queued: bool = False
@@ -243,7 +243,7 @@ class ProvisionError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Ended:
+class TerminateResult:
     """Result of Provisioner.terminate()."""
 
     has_started: bool
@@ -261,7 +261,7 @@ class Provisioner(Protocol):
     def observe(self, allocation: Allocation) -> list[NodeState]:
         """Return one state per node of the allocation. Raises ProvisionError."""
 
-    def terminate(self, allocation: Allocation) -> Ended | None:
+    def terminate(self, allocation: Allocation) -> TerminateResult | None:
         """Terminate the machines and delete the resources created for them. Idempotent; returns when nothing is billed
         any more. None: it is unknown what existed. Raises ProvisionError."""
 
@@ -301,7 +301,7 @@ class Explainer(Protocol):
 
 
 @runtime_checkable
-class Shared(Protocol):
+class HasShortage(Protocol):
     """Optional protocol of provisioners with a fixed set of machines, for which jobs queue."""
 
     def shortage(self, nodes: Sequence[NodeRequest], ahead: Mapping[str, int]) -> str:

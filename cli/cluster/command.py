@@ -366,7 +366,7 @@ def _known() -> list[Cluster]:
     from ...provisioners.stacks import clusters
 
     with readable_records():
-        return clusters.known()
+        return clusters.load_all()
 
 
 def _only_backend_of(name: str, given: str | None) -> str | None:

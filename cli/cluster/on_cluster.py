@@ -25,7 +25,7 @@ def plan_on_cluster(loaded: LoadedSpec, name: str) -> tuple[LoadedSpec, Plan]:
 
     try:
         cluster = clusters.load(name)
-        known = [] if cluster else clusters.known()
+        known = [] if cluster else clusters.load_all()
     except ValueError as error:
         raise CommandError(str(error), exit_code=Exit.UNAVAILABLE) from error
     if cluster is None:

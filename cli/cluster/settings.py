@@ -44,7 +44,7 @@ def _plan(loaded: LoadedCluster, before: FleetSpec | None, *, as_json: bool) -> 
     """Return the best machines and print remarks on the choice. Raises InfraError; for a plan without offers, its
     refusals are printed first (with `as_json` also as JSON)."""
     with readable_records():
-        known = stacks.known()
+        known = stacks.load_all()
     say_tables()
     try:
         chosen = plan_cluster(loaded, before, known, datetime.datetime.now(datetime.UTC).date())

@@ -293,7 +293,7 @@ def _known() -> list[Infrastructure]:
     from ...provisioners.shared import infra_outputs
 
     with readable_records():
-        return infra_outputs.known()
+        return infra_outputs.load_all()
 
 
 def _backend_of(cloud: str, region: str, given: str | None) -> str | None:
@@ -398,7 +398,7 @@ def _clusters_there(cloud: str, region: str) -> list[str]:
     from ...provisioners.stacks import clusters
 
     with readable_records():
-        return [one.name for one in clusters.known() if (one.cloud, one.region) == (cloud, region)]
+        return [one.name for one in clusters.load_all() if (one.cloud, one.region) == (cloud, region)]
 
 
 def _unprotect(stack: Stack, settings: InfraSettings, contents: Contents, given: str | None) -> None:

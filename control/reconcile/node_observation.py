@@ -154,7 +154,7 @@ def _is_settled(watches: AttemptCache, request: NodeRequest, states: Mapping[str
     watch, state = watches.nodes.get(request.node), states.get(request.node)
     if watch is None or state is None or watch.end is not None:
         return False
-    return watch.begun and not watch.waiting and state.phase == "running" and not state.returns
+    return watch.begun and not watch.waiting and state.phase == "running" and not state.restarting
 
 
 class Reported(NamedTuple):
@@ -243,7 +243,7 @@ def _look_at(  # noqa: PLR0917 - see observe_nodes()
         if state is not None and state.queued:  # a machine in the provider's queue, new or after a loss, is not silent
             watch.heard = None
         elif watch.end is None and state is not None:
-            end = _end_by_silence(watch, sequence, now, returns=state.returns)
+            end = _end_by_silence(watch, sequence, now, returns=state.restarting)
             if end is not None:
                 watch.end = dataclasses.replace(end, reason=f"{end.reason}{last_words(request.node)}")
     return NodeView(
@@ -299,7 +299,7 @@ def _read_end(
         return end_by_result(result)
     if state is None or state.phase != "gone":
         return None
-    end = end_by_absence(job_dir.exists(f"{folder}notice.json"), state.detail, taken=state.taken)
+    end = end_by_absence(job_dir.exists(f"{folder}notice.json"), state.detail, taken=state.reclaimed)
     refused = None if watch.reported else state.refused
     if end.outcome == "lost" and refused is None:
         reason = _read_reason(job_dir, folder) or last_words(state.node)

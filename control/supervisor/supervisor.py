@@ -35,10 +35,10 @@ from .leases import LEASE_S, Leases, new_owner
 
 log = logging.getLogger("cloudgpu.supervisor")
 
-TRAINING_PATIENCE_S = 3_600.0
+TRAINING_RETRY_TIMEOUT_S = 3_600.0
 """Seconds after which a job is given up if its dir is unusable while its machines run: they may train on, or have
 ended and cost nothing. It also applies while a checkpoint is copied, as nothing is paid for then."""
-PATIENCE_S = 900.0
+RETRY_TIMEOUT_S = 900.0
 """Seconds after which a job without running machines is given up if its dir is unusable: longer than a short outage."""
 
 _UNRECORDED = 15
@@ -92,7 +92,7 @@ class Supervisor:
         provisioner: Callable[[str], Provisioner] = get_provisioner,
         open_dir: Callable[[str], JobDir] | None = None,
         owner: str | None = None,
-        patience_s: float = PATIENCE_S,
+        retry_timeout_s: float = RETRY_TIMEOUT_S,
         lease_s: float = LEASE_S,
     ) -> None:
         self._clock = clock or SystemClock()
@@ -109,7 +109,7 @@ class Supervisor:
         Kept as sums, so that due() and next_tick() agree: `now - asked >= S` may be false although `asked + S <= now`.
         """
         self._last_event = 0
-        self._patience_s = patience_s
+        self._retry_timeout_s = retry_timeout_s
 
     @property
     def lease_s(self) -> float:
@@ -372,7 +372,7 @@ class Supervisor:
         # Machines that are gone cost nothing, and an object store recovers; their local folder does not.
         gone = watched.memory.machines_gone and local_folder(job.dir_on(watched.target)) is not None
         moves = attempt is not None and attempt.state == "launching" and watched.memory.moving == attempt.number
-        patience = TRAINING_PATIENCE_S if (runs and not gone) or moves else self._patience_s
+        patience = TRAINING_RETRY_TIMEOUT_S if (runs and not gone) or moves else self._retry_timeout_s
         reason = ""
         if not _is_out_of_reach(error):  # giving up would only hide why its machines keep running
             reason = trouble.patience.reason_to_end(

@@ -12,7 +12,7 @@ from ...provisioners.aws.machine.images import parameter_for
 from ...provisioners.aws.machine.instance_spec import disk_gib
 from ...provisioners.aws.machine.reservations import Reservation
 from ...provisioners.aws.machine.template import (
-    Surroundings,
+    TemplateResources,
     buying,
     check_fleet,
     group,
@@ -174,7 +174,7 @@ class GpuFleet(pulumi.ComponentResource):
     def _template(self, name: str, fleet: FleetSpec, security: pulumi.Output[str]) -> aws.ec2.LaunchTemplate:
         ami, root_device, gib = self._image(fleet)
         given: Any = self._args.get("reservation")
-        around = Surroundings(
+        around = TemplateResources(
             ami=ami,
             root_device=root_device,
             disk_gib=gib,

@@ -21,7 +21,7 @@ from ..boot.record import is_loopback
 from ..shared import api_calls
 from ..shared.clock import Clock, SystemClock
 from .errors import translate_errors
-from .throttling import Calling
+from .throttling import RateLimiter
 
 if TYPE_CHECKING:
     from boto3.session import Session
@@ -50,7 +50,7 @@ class Clients:
 
     def __init__(self, session: Session | None = None, clock: Clock | None = None) -> None:
         self.clock: Clock = clock or SystemClock()
-        self._calling = Calling(self.clock)
+        self._calling = RateLimiter(self.clock)
         self._session_given = session
         self._lock = threading.Lock()
         self._made: dict[tuple[str, str, bool], Any] = {}
@@ -60,7 +60,7 @@ class Clients:
         return cast("EC2Client", self._client("ec2", region))
 
     def launch_turn(self, region: str, token: str) -> AbstractContextManager[None]:
-        """Context manager: wait for the turn of a launch. Raises ProvisionError, see Calling.launch_turn()."""
+        """Context manager: wait for the turn of a launch. Raises ProvisionError, see RateLimiter.launch_turn()."""
         return self._calling.launch_turn(region, token)
 
     def launcher(self, region: str) -> EC2Client:
@@ -165,11 +165,11 @@ class Clients:
         )
         client: Any = self._session.client(cast("Any", service), region_name=region, config=config)
         api_calls.check_encrypted("AWS_ENDPOINT_URL", client.meta.endpoint_url)
-        self._calling.through(client, service, region)
+        self._calling.attach(client, service, region)
         return client
 
 
-def could_be_used() -> bool:
+def is_set_up() -> bool:
     """Return whether boto3 is installed and finds credentials, from files and the environment only."""
     if importlib.util.find_spec("boto3") is None:
         return False

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..shared.consoles import end_of
+from ..shared.consoles import last_lines
 from .clients import Clients
 from .errors import translate_errors
 
@@ -12,4 +12,4 @@ def console(clients: Clients, region: str, instance: str) -> str:
 
     `Latest` needs an instance on Nitro, as are all that cloudgpu launches."""
     with translate_errors(f"read the console of {instance}", clients.clock):
-        return end_of(clients.ec2(region).get_console_output(InstanceId=instance, Latest=True).get("Output", ""))
+        return last_lines(clients.ec2(region).get_console_output(InstanceId=instance, Latest=True).get("Output", ""))

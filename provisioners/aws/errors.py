@@ -26,11 +26,11 @@ def translate_error(error: Exception, doing: str, clock: Clock) -> ProvisionErro
     if isinstance(error, ClientError):
         return _answered(error, doing, clock)
     if isinstance(error, (BotoCoreError, BotoConnectionError)):
-        return classify("aws", code=api_calls.known_name(error), message=str(error), doing=doing)
+        return classify("aws", code=api_calls.error_name(error), message=str(error), doing=doing)
     return None
 
 
-class tolerate:  # noqa: N801 - used as a statement: `with tolerate("NoSuchEntity"):`
+class ignore_errors:  # noqa: N801 - used as a statement: `with tolerate("NoSuchEntity"):`
     """Context manager: ignore these AWS error codes, e.g. that a resource exists already or is gone already."""
 
     def __init__(self, *codes: str) -> None:

@@ -10,7 +10,7 @@ from .catalog import quotas
 from .clients import Clients
 from .errors import translate_errors
 from .machine.images import Images
-from .machine.reservations import find_reservation, look_again
+from .machine.reservations import find_reservation, get_reservation
 from .resources.identity import BOUNDARY_VARIABLE
 
 
@@ -50,7 +50,7 @@ def reserved_until(fleet: FleetSpec, reservation: str) -> float | None:
     """Return epoch seconds at which EC2 begins to terminate a Capacity Block's machines."""
     clients = Clients()
     with translate_errors(f"look for the reservation {reservation}", clients.clock):
-        found = look_again(clients.ec2(fleet.region), fleet.machine_type, reservation)
+        found = get_reservation(clients.ec2(fleet.region), fleet.machine_type, reservation)
     return 0.0 if found is None else found.machines_end
 
 

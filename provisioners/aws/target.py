@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..target import Boot, Target, Variables
+from ..target import Boot, EnvironmentVariables, Target
 
 MAX_BYTES = 16_384
 """Limit of user data, before base64: EC2's RunInstances, UserData."""
@@ -23,11 +23,11 @@ TARGET = Target(
         sent_as="user data",
         max_bytes=MAX_BYTES,
     ),
-    settings=Variables(
+    settings=EnvironmentVariables(
         names=("AWS_PROFILE", "AWS_CONFIG_FILE", "AWS_SHARED_CREDENTIALS_FILE", "AWS_ENDPOINT_URL"),
-        beginnings=("CLOUDGPU_AWS_",),
+        prefixes=("CLOUDGPU_AWS_",),
     ),
-    credentials=Variables(
+    credentials=EnvironmentVariables(
         names=(
             "AWS_ACCESS_KEY_ID",
             "AWS_SECRET_ACCESS_KEY",

@@ -22,7 +22,7 @@ from ..shared.clock import Clock
 from ..shared.token_bucket import Bucket, Rate
 from .errors import translate_error
 
-PATIENCE_S = 30.0
+RETRY_TIMEOUT_S = 30.0
 """Timeout in seconds for retries of a call; a call that hangs until its own timeout is sent once more."""
 IN_PLACE_S = 5.0
 """Longest wait in seconds for a token within a call; for a longer wait ProvisionError is raised with `retry_after`."""
@@ -46,7 +46,7 @@ _IN_LINE = "InLine"
 _SERVER_ERROR = 500
 
 
-class Calling:
+class RateLimiter:
     """Rate limiter for the calls of one account, shared by all jobs of this process. Thread-safe."""
 
     def __init__(self, clock: Clock) -> None:
@@ -80,7 +80,7 @@ class Calling:
             if not is_in_line:
                 self._begun.discard(launch)
 
-    def through(self, client: Any, service: str, region: str) -> None:  # a boto3 client of any service
+    def attach(self, client: Any, service: str, region: str) -> None:  # a boto3 client of any service
         """Route all calls of a client through this rate limiter."""
         send = client._make_api_call
 
@@ -110,7 +110,7 @@ class Calling:
                 raise found from error
 
         try:
-            return retry(once, timeout_s=PATIENCE_S, clock=self._clock)
+            return retry(once, timeout_s=RETRY_TIMEOUT_S, clock=self._clock)
         except ProvisionError as error:
             if error.__cause__ is None:
                 raise

@@ -18,7 +18,7 @@ from urllib.parse import urlsplit
 
 from ..base import ProvisionError
 from ..boot.record import is_loopback
-from ..shared.api_calls import check_encrypted, clock_is_off, known_name, retry_after_s, translate_errors
+from ..shared.api_calls import check_encrypted, clock_is_off, error_name, retry_after_s, translate_errors
 from ..shared.clock import Clock
 from ..shared.errors import classify
 
@@ -135,7 +135,7 @@ def need_sdk() -> None:
         raise ProvisionError("invalid", message, scope="cloud", code="azure-mgmt-compute")
 
 
-def could_be_used() -> bool:
+def is_set_up() -> bool:
     """Return True if the SDK is installed and credentials of some kind exist, without any request."""
     if not _is_installed():
         return False
@@ -187,7 +187,7 @@ def translate_error(error: Exception, doing: str, clock: Clock) -> ProvisionErro
         return _answered(error, doing, clock)
     if isinstance(error, (AzureError, RequestException)):
         status = 401 if isinstance(error, ClientAuthenticationError) else None  # the response is not available
-        return classify("azure", code=known_name(error), status=status, message=short(str(error)), doing=doing)
+        return classify("azure", code=error_name(error), status=status, message=short(str(error)), doing=doing)
     if isinstance(error, (json.JSONDecodeError, DeserializationError)):
         message = f"{doing}: the answer is no JSON of Azure's; does something stand between this computer and Azure?"
         return ProvisionError("transient", message, scope="region", code=type(error).__name__)

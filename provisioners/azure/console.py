@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 
 from ..base import ProvisionError
-from ..shared.consoles import end_of
+from ..shared.consoles import last_lines
 from .clients import Clients, answer_of
 
 log = logging.getLogger("cloudgpu.provisioners.azure")
@@ -15,7 +15,7 @@ _SAYS_NOTHING_ELSE = frozenset(
 )
 """Azure's error codes for a running machine whose system did not report. Source: Azure's documentation, "Troubleshoot
 deploying Linux virtual machine issues"."""
-_PATIENCE_S = 20.0
+_RETRY_TIMEOUT_S = 20.0
 _TIMEOUT_S = 20.0
 _MOST = 16 * 1024 * 1024
 
@@ -39,9 +39,11 @@ def console(clients: Clients, group: str, name: str) -> str:
     """Return the last lines of the console; "": none available. Raises ProvisionError."""
     machines = clients.compute.virtual_machines
     doing = f"read the console of {name}"
-    found = clients.ask(doing, lambda: machines.retrieve_boot_diagnostics_data(group, name, cls=answer_of), _PATIENCE_S)
+    found = clients.ask(
+        doing, lambda: machines.retrieve_boot_diagnostics_data(group, name, cls=answer_of), _RETRY_TIMEOUT_S
+    )
     url = str(dict(found).get("serialConsoleLogBlobUri") or "")
-    return end_of(clients.ask(doing, lambda: _read(url, doing), _PATIENCE_S)) if url else ""
+    return last_lines(clients.ask(doing, lambda: _read(url, doing), _RETRY_TIMEOUT_S)) if url else ""
 
 
 def _read(url: str, doing: str) -> str:

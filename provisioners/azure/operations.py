@@ -19,7 +19,7 @@ from .clients import Clients, Json, answer_of, ignore_not_found
 
 START_S = 240.0
 """Seconds that Azure may take to place or refuse a machine."""
-PATIENCE_S = 180.0
+RETRY_TIMEOUT_S = 180.0
 """Timeout in seconds of other operations, including the deletion of a machine."""
 UNSEEN_S = 60.0
 """Seconds for which Azure may not list a new machine or scale set: its caches lag."""
@@ -77,10 +77,10 @@ def make(clients: Clients, doing: str, begin: Callable[..., Any], look: Callable
     """Create a resource, wait until it exists, and return its last state. Idempotent. Raises ProvisionError."""
     order = clients.ask(doing, lambda: start_operation(begin))
     found, clock = order.found, clients.clock
-    until, waits = clock.monotonic() + PATIENCE_S, pauses()
+    until, waits = clock.monotonic() + RETRY_TIMEOUT_S, pauses()
     while (state := state_of(found)) not in ENDED:
         if clock.monotonic() > until:
-            message = f"{doing}: Azure has not done it after {PATIENCE_S:.0f} s (it is {state or 'in no state'})"
+            message = f"{doing}: Azure has not done it after {RETRY_TIMEOUT_S:.0f} s (it is {state or 'in no state'})"
             raise ProvisionError("transient", message, scope="region", code="OperationTimeout")
         pause(clock, next(waits))
         found = clients.ask(doing, lambda: look(cls=answer_of))
@@ -204,10 +204,10 @@ def delete(
 def wait_for(clients: Clients, doing: str, is_done: Callable[[], bool]) -> None:
     """Poll until `is_done` returns True. Raises ProvisionError: `transient` on a timeout."""
     clock = clients.clock
-    until, waits = clock.monotonic() + PATIENCE_S, pauses()
+    until, waits = clock.monotonic() + RETRY_TIMEOUT_S, pauses()
     while not is_done():
         if clock.monotonic() > until:
-            message = f"{doing}: Azure has not done it after {PATIENCE_S:.0f} s"
+            message = f"{doing}: Azure has not done it after {RETRY_TIMEOUT_S:.0f} s"
             raise ProvisionError("transient", message, scope="region", code="OperationTimeout")
         pause(clock, next(waits))
 

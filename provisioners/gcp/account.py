@@ -21,7 +21,7 @@ from ..shared.api_calls import (
     ErrorTranslator,
     check_encrypted,
     clock_is_off,
-    known_name,
+    error_name,
     retry_after_s,
     translate_errors,
 )
@@ -99,7 +99,7 @@ class Account:
         return credentials, project
 
 
-def could_be_used() -> bool:
+def is_set_up() -> bool:
     """Return True if the SDK is installed and credentials of some kind exist, without any request."""
     if any(importlib.util.find_spec(package) is None for package in ("google", "google.auth", "google.cloud")):
         return False
@@ -136,7 +136,7 @@ def _translate_error(target: str, error: Exception, doing: str, clock: Clock) ->
     if isinstance(error, GoogleAuthError):
         return _auth_error(target, error, doing)
     if isinstance(error, (RequestException, GoogleAPIError, ParseError)):
-        return classify(target, code=known_name(error), message=_short(str(error)), doing=doing)
+        return classify(target, code=error_name(error), message=_short(str(error)), doing=doing)
     return None
 
 
@@ -157,7 +157,7 @@ def _answered(target: str, error: GoogleAPICallError, doing: str, clock: Clock) 
 
 def _auth_error(target: str, error: Exception, doing: str) -> ProvisionError:
     """Translate an error of google.auth: missing or rejected credentials, or no response of the token service."""
-    code = "TransportError" if getattr(error, "retryable", False) else known_name(error)
+    code = "TransportError" if getattr(error, "retryable", False) else error_name(error)
     message = " ".join(str(part) for part in error.args if isinstance(part, str)) or type(error).__name__
     return classify(target, code=code, message=_short(message), doing=doing)
 

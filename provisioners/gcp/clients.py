@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 from ..base import ProvisionError
 from ..shared import api_calls
 from ..shared.clock import Clock, SystemClock
-from .account import Account, could_be_used, error_translator
+from .account import Account, error_translator, is_set_up
 from .rest import Rest
 
 if TYPE_CHECKING:
@@ -28,8 +28,8 @@ __all__ = [
     "RETRY_TIMEOUT_S",
     "WRITE_S",
     "Clients",
-    "could_be_used",
     "ignore_not_found",
+    "is_set_up",
     "need_sdk",
     "translate_error",
     "translate_errors",

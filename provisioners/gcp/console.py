@@ -5,7 +5,7 @@ Source: Compute Engine's API reference, instances.getSerialPortOutput.
 
 from __future__ import annotations
 
-from ..shared.consoles import end_of
+from ..shared.consoles import last_lines
 from .clients import READ_S, Clients
 
 
@@ -17,6 +17,6 @@ def console(clients: Clients, machine: str) -> str:
         found = clients.instances.get_serial_port_output(
             project=clients.project, zone=zone, instance=name, retry=None, timeout=READ_S
         )
-        return end_of(found.contents)
+        return last_lines(found.contents)
 
     return clients.ask(f"read the console of {name} in {zone}", ask)

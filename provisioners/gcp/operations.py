@@ -91,19 +91,19 @@ def order(clients: Clients, start: Callable[[], compute_v1.Operation], doing: st
 
 
 def wait(
-    clients: Clients, ordered: Operation, doing: str, patience_s: float, enough: Callable[[], bool] = lambda: False
+    clients: Clients, ordered: Operation, doing: str, retry_timeout_s: float, enough: Callable[[], bool] = lambda: False
 ) -> Operation:
     """Poll until the operation is done or `enough()` is true. Raises ProvisionError: its error, or `transient` on a
     timeout."""
     clock = clients.clock
     until, pauses, now = (
-        clock.monotonic() + patience_s,
+        clock.monotonic() + retry_timeout_s,
         itertools.chain(_PAUSES_S, itertools.repeat(_LAST_PAUSE_S)),
         ordered,
     )
     while not now.finished and not enough():
         if clock.monotonic() > until:
-            message = f"{doing}: Compute Engine has not done it after {patience_s:.0f} s (operation {now.name})"
+            message = f"{doing}: Compute Engine has not done it after {retry_timeout_s:.0f} s (operation {now.name})"
             raise ProvisionError("transient", message, scope="zone", code="OperationTimeout")
         pause(clock, next(pauses))
         now = clients.ask(doing, functools.partial(_look, clients, ordered, doing))
@@ -118,7 +118,7 @@ def make(
     is_there: Callable[[], bool],
     *,
     doing: str,
-    patience_s: float,
+    retry_timeout_s: float,
     request_id: str = "",
 ) -> None:
     """Create a resource unless it exists or another process creates it concurrently. Raises ProvisionError.
@@ -138,7 +138,7 @@ def make(
             raise ProvisionError("invalid", f"{doing}: {error.message}", scope="region", code=_EXISTS) from error
 
     try:
-        wait(clients, order(clients, start, doing), doing, patience_s)
+        wait(clients, order(clients, start, doing), doing, retry_timeout_s)
     except ProvisionError:
         if not is_there():
             raise
@@ -150,13 +150,13 @@ def remove(
     is_there: Callable[[], bool],
     *,
     doing: str,
-    patience_s: float,
+    retry_timeout_s: float,
 ) -> None:
     """Delete a resource, and return when it is gone. Idempotent. Raises ProvisionError."""
     if not is_there():
         return
     try:
-        wait(clients, order(clients, delete, doing), doing, patience_s)
+        wait(clients, order(clients, delete, doing), doing, retry_timeout_s)
     except ProvisionError:
         if is_there():
             raise

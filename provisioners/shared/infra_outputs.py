@@ -102,7 +102,7 @@ def group_obstacle(cloud: str, region: str, folders: Iterable[str]) -> Verdict |
     return None
 
 
-def known(cloud: str | None = None) -> list[Infrastructure]:
+def load_all(cloud: str | None = None) -> list[Infrastructure]:
     """Return all stored outputs, sorted by cloud and region. Raises ValueError as load() does."""
     places = sorted(path.stem.split("-", 1) for path in (home() / "infra").glob("*-*.json"))
     found = [load(name, region) for name, region in places if cloud in (None, name)]

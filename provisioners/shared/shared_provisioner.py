@@ -10,7 +10,7 @@ from typing import Generic, TypeVar
 _T = TypeVar("_T")
 
 
-class PerSettings(Generic[_T]):
+class CachedByEnvironment(Generic[_T]):
     """Factory that caches one object per set of values of some environment variables. Thread-safe."""
 
     def __init__(self, make: Callable[[], _T], *prefixes: str) -> None:

@@ -94,7 +94,7 @@ def load(name: str) -> Cluster | None:
         raise ValueError(f"{path} cannot be read ({error}): `cloudgpu cluster status {name}` writes it anew") from error
 
 
-def known() -> list[Cluster]:
+def load_all() -> list[Cluster]:
     """Return all records, sorted by name. Raises ValueError as load() does."""
     found = [load(path.stem) for path in sorted((home() / "infra" / "clusters").glob("*.json"))]
     return [one for one in found if one is not None]

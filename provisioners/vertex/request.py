@@ -14,7 +14,7 @@ from ..base import LaunchRequest, NodeRequest, ProvisionError
 from ..boot import container_command
 from ..gcp import labels
 from ..shared import tags
-from ..shared.boot_record import check_agent, told_at_boot
+from ..shared.boot_record import build_boot_data, check_agent
 from . import worker_pools
 from .images import default_image
 
@@ -113,7 +113,7 @@ def check_request(request: LaunchRequest) -> None:
 def _command(
     request: LaunchRequest, settings: Settings, placed: Sequence[worker_pools.Pool]
 ) -> tuple[list[str], list[str]]:
-    return told_at_boot(
+    return build_boot_data(
         request,
         "",
         "vertex",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ..gcp.target import CREDENTIALS, NEEDS, SETTINGS
-from ..target import Boot, Target, Variables
+from ..target import Boot, EnvironmentVariables, Target
 
 TARGET = Target(
     provisioner=".provisioner:shared",
@@ -12,6 +12,6 @@ TARGET = Target(
     architecture="..gcp.machine.machine_types:architecture_of",
     collector=".gc",
     boot=Boot(bucket="bucket_gs", host="host_container", sent_as="container"),
-    settings=Variables(names=SETTINGS, beginnings=("CLOUDGPU_GCP_", "CLOUDGPU_VERTEX_")),
+    settings=EnvironmentVariables(names=SETTINGS, prefixes=("CLOUDGPU_GCP_", "CLOUDGPU_VERTEX_")),
     credentials=CREDENTIALS,
 )

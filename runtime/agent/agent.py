@@ -57,12 +57,12 @@ happen, so the agent must be started again to resume the node."""
 REBOOTING = "rebooting"
 """Name of the file in the machine's folder which marks it as rebooting, so that the node will resume there. Created by
 provisioners/boot/shipped/bootstrap.py."""
-PATIENCE_S = 300.0
+RETRY_TIMEOUT_S = 300.0
 """Retry timeout for job dir requests before the program has started, in seconds."""
-TRAINING_PATIENCE_S = 3_600.0
+TRAINING_RETRY_TIMEOUT_S = 3_600.0
 """Retry timeout once the program has started, in seconds: training needs no job dir, and the supervisor tolerates as
 long a silence."""
-FENCED_PATIENCE_S = 60.0
+FENCED_RETRY_TIMEOUT_S = 60.0
 """Retry timeout, in seconds, on a cluster, where another machine may replace this node without observing that it has
 ended, and for a job dir in a local folder."""
 _LAST_LINES_S = 30.0
@@ -90,7 +90,7 @@ class Agent:
         self._sha256: str = options.job_sha256
         self._home = Path(options.home).absolute()
         self._host: str | None = options.host
-        self._given_patience_s: float | None = options.patience_s
+        self._given_retry_timeout_s: float | None = options.patience_s
         self._restart_late_s: float = options.restart_late_s
         self._notices_of: str = options.notices
         self._of_fleet: bool = options.of_fleet
@@ -160,7 +160,7 @@ class Agent:
             attempt=self._attempt,
             on_lost=self._on_lost,
             on_superseded=self._on_superseded,
-            patience_s=lambda: self._patience_s,
+            retry_timeout_s=lambda: self._retry_timeout_s,
             pace=self._pace,
             sequence=before.sequence,
         )
@@ -375,19 +375,19 @@ class Agent:
         self._orders.add(Order("error", _SUPERSEDED, reason, time.monotonic(), vanishes=True))
 
     @property
-    def _patience_s(self) -> float:
+    def _retry_timeout_s(self) -> float:
         """Retry timeout for job dir requests, in seconds."""
-        if self._given_patience_s is not None:
-            return self._given_patience_s
+        if self._given_retry_timeout_s is not None:
+            return self._given_retry_timeout_s
         is_fenced = self._of_fleet or self._job_dir.folder is not None
-        return patience_s(is_fenced=is_fenced, has_begun=self._has_begun)
+        return retry_timeout_s(is_fenced=is_fenced, has_begun=self._has_begun)
 
     def _retry(self, call: Callable[[], _T]) -> _T:
-        """Retry a job dir call for `_patience_s`. Raises JobDirError; MissingError is raised without a retry."""
+        """Retry a job dir call for `_retry_timeout_s`. Raises JobDirError; MissingError is raised without a retry."""
         begun = time.monotonic()
 
         def is_last(error: JobDirError, pause: float) -> bool:
-            is_over = time.monotonic() + pause > begun + self._patience_s
+            is_over = time.monotonic() + pause > begun + self._retry_timeout_s
             return isinstance(error, MissingError) or bool(self._lost) or is_over
 
         return retry(call, JobDirError, is_last, longest_s=5.0)
@@ -395,7 +395,7 @@ class Agent:
     @property
     def _last_lines_s(self) -> float:
         """Timeout for writing the rest of the log, in seconds; shorter if an order ends the node."""
-        return self._patience_s if self._orders.deciding is None else min(_LAST_LINES_S, self._patience_s)
+        return self._retry_timeout_s if self._orders.deciding is None else min(_LAST_LINES_S, self._retry_timeout_s)
 
     def _is_rebooting(self) -> bool:
         return (self._home / REBOOTING).exists()
@@ -458,15 +458,15 @@ class Agent:
         self._log.add_agent_line(text)
 
 
-def patience_s(*, is_fenced: bool, has_begun: bool) -> float:
+def retry_timeout_s(*, is_fenced: bool, has_begun: bool) -> float:
     """Return the retry timeout for job dir requests, in seconds.
 
     A machine may keep training without the job dir only if its node is not replaced before the machine is observed to
     have ended. On a cluster, another machine takes a silent node over, so the node must end itself first (`is_fenced`).
     """
     if is_fenced:
-        return FENCED_PATIENCE_S
-    return TRAINING_PATIENCE_S if has_begun else PATIENCE_S
+        return FENCED_RETRY_TIMEOUT_S
+    return TRAINING_RETRY_TIMEOUT_S if has_begun else RETRY_TIMEOUT_S
 
 
 def _place_of(node: str) -> str:

@@ -158,11 +158,11 @@ class Runner:
         if order is not None and order.vanishes and now >= order.deadline:
             raise Vanished(order)
 
-    def seconds_left(self, patience_s: float) -> float:
-        """Return the seconds until the nearest deadline, or `patience_s` if there is none."""
+    def seconds_left(self, retry_timeout_s: float) -> float:
+        """Return the seconds until the nearest deadline, or `retry_timeout_s` if there is none."""
         now = time.monotonic()
         order = self._current(now)
-        return patience_s if order is None else order.deadline - now
+        return retry_timeout_s if order is None else order.deadline - now
 
     def pause(self, seconds: float) -> None:
         """Sleep. Raises Interrupted or Vanished if an order comes."""

@@ -35,7 +35,7 @@ from .save.buckets import BucketOrders
 from .save.saver import Content, Saver
 from .save.state_size import state_to_come
 from .schedule.interruption import Interruption, Notice
-from .settings import Policy, check_objects, find_store, start_patience_s
+from .settings import Policy, check_objects, find_store, start_retry_timeout_s
 from .store import CheckpointStore
 from .writer.client import WriterClient
 
@@ -103,7 +103,7 @@ class Session:
         self._progress = ProgressFile.from_environment(ranks.local_rank, self._schedule)
         self._interruption = Interruption()
         self._shared = folder is not None
-        with store.job_dir.retrying(start_patience_s(), logger().warning):
+        with store.job_dir.retrying(start_retry_timeout_s(), logger().warning):
             self._take_up(store)
         self._last_time = time.monotonic()
 

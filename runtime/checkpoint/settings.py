@@ -21,7 +21,7 @@ from .store import CheckpointStore
 _ON_DAMAGE = "CLOUDGPU_CHECKPOINT_ON_DAMAGE"
 
 
-START_PATIENCE_S = 300.0
+START_RETRY_TIMEOUT_S = 300.0
 """Seconds for which a failing store is retried at the program's start."""
 ON_DAMAGE = ("stop", "restart")
 """Actions if every checkpoint is damaged; the first is the default."""
@@ -85,9 +85,9 @@ def from_environment(name: str, parse: Callable[[str], object], default: object)
         raise CheckpointError(f"{name}={text!r}: {error}") from error
 
 
-def start_patience_s() -> float:
+def start_retry_timeout_s() -> float:
     """Return the seconds for which a failing store is retried at the program's start. Raises CheckpointError."""
-    return float(from_environment("CLOUDGPU_START_PATIENCE", float, START_PATIENCE_S))
+    return float(from_environment("CLOUDGPU_START_PATIENCE", float, START_RETRY_TIMEOUT_S))
 
 
 def find_store(folder: str | os.PathLike[str] | None, world: int) -> CheckpointStore:

@@ -23,7 +23,7 @@ from .mpi_rsh import order_key
 
 _POLL_S = 0.05
 _ORDER_POLL_S = 0.2
-_PATIENCE_S = 60.0  # retry timeout for the job dir
+_RETRY_TIMEOUT_S = 60.0  # retry timeout for the job dir
 _OUTLIVED_S = 10.0  # for ranks to end after mpirun or orted has failed
 _FAILED, _NOT_FOUND = 1, 127
 _SCHEDULERS = ("SLURM_", "PBS_", "LSB_")
@@ -64,7 +64,7 @@ def _ordered() -> list[str]:
             heard = time.monotonic()
         except JobDirError:
             data = None
-            if time.monotonic() - heard > _PATIENCE_S:
+            if time.monotonic() - heard > _RETRY_TIMEOUT_S:
                 raise
         if data is not None:
             command: list[str] = read_json(data, f"{key} is no command")

@@ -32,7 +32,7 @@ from cloudgpu.protocol.jobdir import (
     node_key,
     read_generation,
 )
-from cloudgpu.provisioners.base import Allocation, Ended, LaunchRequest, NodeState, Owner, ProvisionError
+from cloudgpu.provisioners.base import Allocation, LaunchRequest, NodeState, Owner, ProvisionError, TerminateResult
 from cloudgpu.provisioners.shared.accounts import Accounts
 from cloudgpu.runtime.checkpoint.format.manifest import RankManifest
 from cloudgpu.runtime.checkpoint.store import CheckpointStore
@@ -189,13 +189,13 @@ class FakeCloud:
             return NodeState(node, "pending", "in the queue", queued=True)
         return NodeState(node, "running")
 
-    def terminate(self, allocation: Allocation) -> Ended:
+    def terminate(self, allocation: Allocation) -> TerminateResult:
         self._raise("terminate")
         self.check_account(allocation.account)
         ours = list(self._under(allocation.token))
         for machine in ours:
             machine.gone = True
-        return Ended(has_started=bool(ours))
+        return TerminateResult(has_started=bool(ours))
 
     def remove(self, allocation: Allocation, nodes: Collection[str]) -> None:
         self._raise("remove")

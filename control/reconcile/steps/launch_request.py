@@ -45,7 +45,7 @@ def launch_request(
         images=dict(job.policy.images),
         grouped=context.is_group,
         account=attempt.account or "",
-        repeated=repeated,
+        may_be_retry=repeated,
     )
 
 

@@ -9,9 +9,9 @@ from dataclasses import asdict, replace
 
 from ....jobspecs.targets import info
 from ....protocol.jobdir import JOB_KEY, AttemptRecord, JobRecord, RecordError, attempt_key
-from ....provisioners.base import NodeRequest, ProvisionError, Shared
+from ....provisioners.base import HasShortage, NodeRequest, ProvisionError
 from ....provisioners.shared.accounts import OTHER_ACCOUNT
-from ....provisioners.shared.api_calls import LaunchInterruptedError, attentive
+from ....provisioners.shared.api_calls import LaunchInterruptedError, interruptible
 from ....runtime.migration import AllDamagedError
 from ...errors import StoreError
 from ..decisions import left_in_place, wanted_end
@@ -51,7 +51,7 @@ class Launcher:
         first, memory.first_launch_of = memory.first_launch_of == attempt.number, 0
         try:
             request = launch_request(context, wanted_nodes(attempt), repeated=not first)
-            with attentive(self._is_unwanted):
+            with interruptible(self._is_unwanted):
                 allocation = context.provisioner.launch(request)
         except LaunchInterruptedError:
             return True  # the next step terminates what was created
@@ -70,7 +70,7 @@ class Launcher:
         """Wait in the target's queue if it has one; None: the job may launch. Nothing is prepared before."""
         context = self._context
         provisioner = context.provisioner
-        if not isinstance(provisioner, Shared):
+        if not isinstance(provisioner, HasShortage):
             return None
         turn = context.tools.queue.place(context.job.id, context.now)
         short = provisioner.shortage(wanted_nodes(context.attempt), turn.ahead)

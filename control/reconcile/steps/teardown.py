@@ -9,7 +9,7 @@ from typing import cast
 
 from ....protocol.attempt_signal import send_signal
 from ....protocol.jobdir import JobDirError, Stop, StopReason, attempt_key
-from ....provisioners.base import Allocation, Ended, ProvisionError
+from ....provisioners.base import Allocation, ProvisionError, TerminateResult
 from ...accounting import cost
 from ...store.model import Attempt
 from ..decisions import wanted_end
@@ -20,7 +20,7 @@ from .context import AttemptContext
 from .launch_request import LATE_S
 from .observing import Observer
 
-_UNKNOWN = Ended(has_started=False)
+_UNKNOWN = TerminateResult(has_started=False)
 """Result for a target whose terminate() reports nothing."""
 
 
@@ -146,10 +146,10 @@ class Terminator:
             attempt=replace(attempt, state="ended", ended=now, cost=charged),
         )
 
-    def _release(self) -> Ended | None:
+    def _release(self) -> TerminateResult | None:
         """Terminate the attempt's machines; None: they are not all gone yet."""
         if self._context.attempt.launched is None:
-            return Ended(has_started=False)  # nothing was created
+            return TerminateResult(has_started=False)  # nothing was created
         allocation, provisioner = self._allocation(), self._context.provisioner
         try:
             ended = provisioner.terminate(allocation)

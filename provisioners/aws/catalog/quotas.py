@@ -23,7 +23,7 @@ from ...shared.clock import SystemClock
 from ...shared.poll_cache import PollCache
 from ..clients import Clients
 from ..errors import translate_errors
-from ..resources.instance_cache import Sightings
+from ..resources.instance_cache import InstanceCache
 
 if TYPE_CHECKING:
     from types_boto3_ec2 import EC2Client
@@ -85,11 +85,11 @@ class Quotas:
 
     Usage is counted from cached listings of the owner's machines; machines of others are left to EC2's own check."""
 
-    def __init__(self, clients: Clients, sightings: Sightings) -> None:
+    def __init__(self, clients: Clients, sightings: InstanceCache) -> None:
         self._clients, self._sightings = clients, sightings
         self._limits: PollCache[tuple[str, Quota], float | None] = PollCache(self._ask, clients.clock, ttl_s=LIMIT_S)
         self._lock = threading.Lock()
-        self._begun: dict[tuple[str, Quota], dict[str, tuple[int, float]]] = {}
+        self._reserved: dict[tuple[str, Quota], dict[str, tuple[int, float]]] = {}
         """Token -> vCPUs of a launch that listings may not show yet, and its monotonic start time."""
 
     def check(self, request: LaunchRequest, missing: Sequence[str]) -> None:
@@ -110,7 +110,7 @@ class Quotas:
                 used = self._used(request, quota, seen)
                 if used + vcpus > allowed:
                     raise _refusal("capacity", request.region, quota, vcpus, allowed, used)
-                begun = self._begun.setdefault((request.region, quota), {})
+                begun = self._reserved.setdefault((request.region, quota), {})
                 begun[request.token] = (vcpus + seen[request.token], self._clients.clock.monotonic())
 
     def are_known_to_suffice(self, request: LaunchRequest) -> bool:
@@ -125,7 +125,7 @@ class Quotas:
     def release(self, request: LaunchRequest) -> None:
         """Drop the vCPUs that check() reserved for a launch, because it failed."""
         with self._lock:
-            for begun in self._begun.values():
+            for begun in self._reserved.values():
                 begun.pop(request.token, None)
 
     def _seen(self, request: LaunchRequest, quota: Quota) -> Counter[str]:
@@ -138,7 +138,7 @@ class Quotas:
 
     def _used(self, request: LaunchRequest, quota: Quota, seen: Counter[str]) -> int:
         """Return the vCPUs of listed machines, and of other recent launches that listings do not show yet."""
-        begun, now = self._begun.get((request.region, quota), {}), self._clients.clock.monotonic()
+        begun, now = self._reserved.get((request.region, quota), {}), self._clients.clock.monotonic()
         for token in [token for token, (_, at) in begun.items() if now - at > UNSEEN_S]:
             del begun[token]
         coming = (vcpus for token, (vcpus, _) in begun.items() if token != request.token and token not in seen)

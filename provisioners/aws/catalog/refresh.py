@@ -23,12 +23,12 @@ from ...shared.refresh_queries import (
     PLACES,
     PRICES,
     SOURCE,
-    Calls,
+    ParallelQueries,
     Row,
-    in_order,
     known_rows,
-    published,
+    publish_all,
     shipped_rows,
+    sorted_rows,
 )
 from ..clients import Clients
 from ..errors import translate_errors
@@ -77,21 +77,23 @@ def refresh(regions: Sequence[str], on_progress: Progress, clients: Clients | No
     asked = tuple(dict.fromkeys(regions)) or tuple(sorted(name for name, on in clients.regions.items() if on))
     now = datetime.datetime.fromtimestamp(clients.clock.now(), datetime.UTC)
     with ThreadPoolExecutor(_WORKERS) as pool:
-        calls = Calls(pool, on_progress, lambda doing: translate_errors(doing, clients.clock))
-        asking = _Asking(clients, asked, now, calls)
+        calls = ParallelQueries(pool, on_progress, lambda doing: translate_errors(doing, clients.clock))
+        asking = _Refresh(clients, asked, now, calls)
         made = (asking.machine_types, asking.places, asking.prices, asking.spot, asking.quotas)
         try:
-            yield from published({f"{table.__name__}_{CLOUD}": table for table in made}, asking.settle, now)
+            yield from publish_all({f"{table.__name__}_{CLOUD}": table for table in made}, asking.settle, now)
         finally:
             pool.shutdown(cancel_futures=True)
 
 
-class _Asking:
+class _Refresh:
     """Queries of one refresh, and merging of the answers with the current tables.
 
     The methods named after tables are called once each, in the order of their definition."""
 
-    def __init__(self, clients: Clients, regions: tuple[str, ...], now: datetime.datetime, calls: Calls) -> None:
+    def __init__(
+        self, clients: Clients, regions: tuple[str, ...], now: datetime.datetime, calls: ParallelQueries
+    ) -> None:
         self._clients = clients
         self._regions = regions
         self._now = now
@@ -244,7 +246,7 @@ class _Asking:
     def _update(
         self, table: str, columns: tuple[str, ...], rows: Mapping[Row, Row], found: int, shipped: int
     ) -> Update:
-        return Update(table, columns, in_order(rows), self._regions, found, shipped)
+        return Update(table, columns, sorted_rows(rows), self._regions, found, shipped)
 
 
 def _patterns(machine_types: Iterable[str]) -> list[str]:

@@ -23,7 +23,7 @@ PRICES_S = 60.0
 """Seconds for which Spot prices are cached."""
 
 
-class Answers:
+class RegionCache:
     """Cached answers by region. Thread-safe."""
 
     def __init__(self, clients: Clients) -> None:

@@ -10,7 +10,7 @@ from ...base import LaunchRequest, NodeRequest, ProvisionError, node_token
 from ...shared.api_calls import all_or_none, cleaning_up, first_with_room, pause, retry
 from ...shared.infra_outputs import Infrastructure, load
 from ..catalog.quotas import Quotas
-from ..catalog.region_cache import Answers
+from ..catalog.region_cache import RegionCache
 from ..clients import Clients
 from ..errors import translate_errors
 from ..machine.images import Image, Images
@@ -18,13 +18,13 @@ from ..machine.request import Place, run_instances, wants_efa
 from ..machine.reservations import Reservation, find_reservation
 from ..resources import network
 from ..resources.identity import make_identity, shared_profile
-from ..resources.instance_cache import Sightings
+from ..resources.instance_cache import InstanceCache
 from ..resources.profile_propagation import Profiles
-from .teardown import Ending, terminate
+from .teardown import Teardown, terminate
 
 log = logging.getLogger("cloudgpu.provisioners.aws")
 
-PATIENCE_S = 90.0
+RETRY_TIMEOUT_S = 90.0
 """Timeout in seconds for retries of calls that were throttled, not answered, or refer to resources just created."""
 _NO_PROFILE = "Invalid IAM Instance Profile"
 """Part of EC2's message about an unknown instance profile, see errors.csv."""
@@ -49,8 +49,8 @@ class Launch:
 
     clients: Clients
     images: Images
-    sightings: Sightings
-    answers: Answers
+    sightings: InstanceCache
+    answers: RegionCache
     quotas: Quotas
     profiles: Profiles
     request: LaunchRequest
@@ -145,7 +145,7 @@ class Launch:
         placed = wants_efa(request.nodes) and (request.zone is not None or request.market == "reservation")
         self.has_created = True
         profile, placement = retry(
-            lambda: self._make(subnets[0].vpc, placed=placed), timeout_s=PATIENCE_S, clock=self.clients.clock
+            lambda: self._make(subnets[0].vpc, placed=placed), timeout_s=RETRY_TIMEOUT_S, clock=self.clients.clock
         )
         group = self.group.group if self.group else ""
         endpoint = self.clients.endpoint(request.region)
@@ -275,7 +275,7 @@ class Launch:
                 raise
 
         try:
-            return retry(learn, timeout_s=PATIENCE_S, clock=clock)
+            return retry(learn, timeout_s=RETRY_TIMEOUT_S, clock=clock)
         except ProvisionError as error:
             self._check_role(error)
             if error.code != "IdempotentParameterMismatch":
@@ -326,7 +326,7 @@ class Launch:
         request = self.request
         self.profiles.forget_launch(request.token)
         with cleaning_up(request.job_id):
-            Ending(self.clients, self.sightings, request.region, request.token, request.owner.name).run()
+            Teardown(self.clients, self.sightings, request.region, request.token, request.owner.name).run()
 
 
 def known_stack(region: str) -> Infrastructure | None:

@@ -54,7 +54,7 @@ def find_reservation(
     return _read(best), best.get("AvailabilityZoneId", best["AvailabilityZone"])
 
 
-def look_again(ec2: EC2Client, machine_type: str, reservation: str) -> Reservation | None:
+def get_reservation(ec2: EC2Client, machine_type: str, reservation: str) -> Reservation | None:
     """Query a known reservation again, as a Capacity Block may have been extended since; return None if it is over."""
     there = (one for one in _all(ec2, machine_type) if one["CapacityReservationId"] == reservation)
     return next((_read(one) for one in there if one["State"] == "active"), None)

@@ -25,7 +25,7 @@ _YOUNG_S = 300
 
 
 @dataclass(frozen=True, slots=True)
-class Surroundings:
+class TemplateResources:
     """Resources outside the fleet that its template refers to, as text or as Pulumi Outputs."""
 
     ami: Text
@@ -45,7 +45,7 @@ class Surroundings:
     reservation: Reservation | None = None
 
 
-def template(fleet: FleetSpec, around: Surroundings) -> dict[str, Any]:
+def template(fleet: FleetSpec, around: TemplateResources) -> dict[str, Any]:
     """Return RequestLaunchTemplateData for a fleet's machines.
 
     Differences from run_instances(): the group sets the subnet and Spot (buying()), since a template that requests Spot

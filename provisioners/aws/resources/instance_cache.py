@@ -50,7 +50,7 @@ _LASTING_LAUNCHES = 2
 
 
 @dataclass(frozen=True, slots=True)
-class Sighting:
+class InstanceState:
     """Instance as last listed."""
 
     instance: str
@@ -86,7 +86,7 @@ class Sighting:
         """Return whether EC2 terminated it instead of starting it; it was then not billed."""
         return self.is_gone and self.reason.startswith(_REFUSALS)
 
-    def as_node(self, node: str, others: Iterable[Sighting] = ()) -> NodeState:
+    def as_node(self, node: str, others: Iterable[InstanceState] = ()) -> NodeState:
         """Return the state of its node. `others`: the owner's instances, searched for launches of the job with the same
         end."""
         phase = _PHASES.get(self.state, "running")
@@ -95,9 +95,9 @@ class Sighting:
             words = f"{self.reason}: {words}"
         detail = "" if self.state == "running" else ": ".join(part for part in (self.state, words) if part)
         refused = self._refusal(node, words, others) if self.was_refused else None
-        return NodeState(node, phase, detail, taken=self.reason in _TAKEN, refused=refused)
+        return NodeState(node, phase, detail, reclaimed=self.reason in _TAKEN, refused=refused)
 
-    def _refusal(self, node: str, words: str, others: Iterable[Sighting]) -> ProvisionError:
+    def _refusal(self, node: str, words: str, others: Iterable[InstanceState]) -> ProvisionError:
         doing = f"start {node} in {self.zone}"
         found = classify("aws", code=self.reason, message=words, doing=doing, is_operation=True)
         job = self.tags.get(tags.JOB)
@@ -107,31 +107,31 @@ class Sighting:
         return found
 
 
-class Sightings:
+class InstanceCache:
     """Cached listings of instances, shared by all jobs. Thread-safe."""
 
     def __init__(self, clients: Clients) -> None:
         self._clients = clients
-        self._cache: PollCache[tuple[str, str, str], Mapping[str, Sighting]] = PollCache(self._ask, clients.clock)
+        self._cache: PollCache[tuple[str, str, str], Mapping[str, InstanceState]] = PollCache(self._ask, clients.clock)
 
-    def of_owner(self, region: str, owner: str, *, since: float | None = None) -> Mapping[str, Sighting]:
+    def of_owner(self, region: str, owner: str, *, since: float | None = None) -> Mapping[str, InstanceState]:
         """Return instance id -> state of all the owner's instances in a region; terminated ones for about an hour.
 
         `since`: as in PollCache.get(). Raises ProvisionError.
         """
         return self._cache.get((region, tags.OWNER, owner), since=since)
 
-    def of_token(self, region: str, token: str, *, since: float | None = None) -> Mapping[str, Sighting]:
+    def of_token(self, region: str, token: str, *, since: float | None = None) -> Mapping[str, InstanceState]:
         """Return the instances of one launch, cached; for launches of unknown owner. Raises ProvisionError."""
         return self._cache.get((region, tags.TOKEN, token), since=since)
 
-    def of_launch(self, region: str, token: str) -> Mapping[str, Sighting]:
+    def of_launch(self, region: str, token: str) -> Mapping[str, InstanceState]:
         """Return the instances of one launch, uncached. Raises ProvisionError.
 
         Launches that wait for their turn would otherwise list all of the owner's machines repeatedly."""
         return self._ask((region, tags.TOKEN, token))
 
-    def _ask(self, where: tuple[str, str, str]) -> Mapping[str, Sighting]:
+    def _ask(self, where: tuple[str, str, str]) -> Mapping[str, InstanceState]:
         region, tag, value = where
         with translate_errors(f"look at the machines in {region}", self._clients.clock):
             pages = (
@@ -140,17 +140,17 @@ class Sightings:
                 .paginate(Filters=[{"Name": f"tag:{tag}", "Values": [value]}], PaginationConfig={"PageSize": 1_000})
             )
             return {
-                instance["InstanceId"]: sighting(instance)
+                instance["InstanceId"]: parse_instance(instance)
                 for page in pages
                 for reservation in page["Reservations"]
                 for instance in reservation.get("Instances", ())
             }
 
 
-def sighting(instance: InstanceTypeDef) -> Sighting:
+def parse_instance(instance: InstanceTypeDef) -> InstanceState:
     """Parse an instance of EC2's answer."""
     reason = instance.get("StateReason", {})
-    return Sighting(
+    return InstanceState(
         instance=instance["InstanceId"],
         state=instance["State"]["Name"],
         tags={tag["Key"]: tag["Value"] for tag in instance.get("Tags", ())},

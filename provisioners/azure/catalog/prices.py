@@ -32,9 +32,9 @@ _PATH = "/api/retail/prices"
 _VERSION = "2023-01-01-preview"
 """API version that marks primary meters and compares names exactly."""
 _CONNECT_S, _READ_S = 5.0, 30.0
-_PATIENCE_S = 60.0
+_RETRY_TIMEOUT_S = 60.0
 """Timeout of retries in seconds: the API throttles by client address."""
-_PATIENCE_AT_LAUNCH_S = 5.0
+_LAUNCH_RETRY_TIMEOUT_S = 5.0
 _MAX_PAGES = 100
 _MICRO = Decimal("0.000001")
 _NOT_OURS = re.compile(r"windows|dedicated|cloud ?services|low priority", re.IGNORECASE)
@@ -49,7 +49,7 @@ class PriceList:
         self._lock = threading.Lock()
         self._made: PipelineClient[Any, Any] | None = None
 
-    def of(self, machine_type: str, timeout_s: float = _PATIENCE_S) -> Prices:
+    def of(self, machine_type: str, timeout_s: float = _RETRY_TIMEOUT_S) -> Prices:
         """Return the prices of a size in all regions. Raises ProvisionError."""
         now = datetime.datetime.fromtimestamp(self._clock.now(), datetime.UTC)
         return read(machine_type, self._entries(machine_type, timeout_s), now)
@@ -163,7 +163,7 @@ def offer_price(prices: PriceList, offer: Offer) -> Decimal | None:
         return None
     total = offer.disk_price
     for role in offer.roles:
-        amount = prices.of(role.machine_type, _PATIENCE_AT_LAUNCH_S).amounts.get((offer.region, "spot"))
+        amount = prices.of(role.machine_type, _LAUNCH_RETRY_TIMEOUT_S).amounts.get((offer.region, "spot"))
         if amount is None:
             return None
         total += amount * role.nodes

@@ -24,12 +24,12 @@ from ...shared.refresh_queries import (
     PLACES,
     PRICES,
     SOURCE,
-    Calls,
+    ParallelQueries,
     Row,
-    in_order,
     known_rows,
-    published,
+    publish_all,
     shipped_rows,
+    sorted_rows,
 )
 from ..clients import Clients, Json
 from . import quotas
@@ -76,9 +76,9 @@ def refresh(regions: Sequence[str], on_progress: Progress, clients: Clients | No
     asked = tuple(dict.fromkeys(regions)) or tuple(there)
     now = datetime.datetime.fromtimestamp(clients.clock.now(), datetime.UTC)
     with ThreadPoolExecutor(_WORKERS) as pool:
-        asking = TableRefresh(clients, asked, now, Calls(pool, on_progress))
+        asking = TableRefresh(clients, asked, now, ParallelQueries(pool, on_progress))
         try:
-            yield from published(asking.tables(), asking.use_published, now)
+            yield from publish_all(asking.tables(), asking.use_published, now)
         finally:
             pool.shutdown(cancel_futures=True)
 
@@ -86,7 +86,9 @@ def refresh(regions: Sequence[str], on_progress: Progress, clients: Clients | No
 class TableRefresh:
     """Queries for the tables, and the merge of their results with the known rows."""
 
-    def __init__(self, clients: Clients, regions: tuple[str, ...], now: datetime.datetime, calls: Calls) -> None:
+    def __init__(
+        self, clients: Clients, regions: tuple[str, ...], now: datetime.datetime, calls: ParallelQueries
+    ) -> None:
         self._clients = clients
         self._regions = regions
         self._today = now.date().isoformat()
@@ -129,7 +131,7 @@ class TableRefresh:
                     zones = {*found.get((offering, region), ("", "", ""))[2].split(), *sku.zones}
                     found[offering, region] = (offering, region, " ".join(sorted(zones)))
         shipped = {row for row in shipped_rows("places_azure", PLACES, 2) if row[1] in self._regions}
-        update = Update("places_azure", PLACES, in_order(found), self._regions, len(listed), len(shipped))
+        update = Update("places_azure", PLACES, sorted_rows(found), self._regions, len(listed), len(shipped))
         return update, self._restrictions(skus)
 
     def _handed_down(self, series: Mapping[str, str]) -> Iterator[tuple[Row, Row]]:
@@ -165,7 +167,7 @@ class TableRefresh:
         remark = f"left out, for the tables do not know what they carry: {', '.join(sorted(left_out))}"
         shipped = [row for row in shipped_rows("machine_types_azure", MACHINE_TYPES, 1).values() if self._is_sold(row)]
         found = sum((name,) in rows for name in of_name)
-        update = Update("machine_types_azure", MACHINE_TYPES, in_order(rows), self._regions, found, len(shipped))
+        update = Update("machine_types_azure", MACHINE_TYPES, sorted_rows(rows), self._regions, found, len(shipped))
         return update, remark if left_out else ""
 
     def _renewed(self, sku: Sku, row: Row, skus: Mapping[str, Mapping[str, Sku]]) -> Row:
@@ -241,7 +243,7 @@ class TableRefresh:
         found = {key: row for key, row in told.items() if (sold[key[0]]["offering"], key[1]) in self._places}
         kept = {key: row for key, row in known_rows("prices_azure", PRICES, 2).items() if key[1] not in self._regions}
         shipped = sum(region in self._regions for _, region in shipped_rows("prices_azure", PRICES, 2))
-        update = Update("prices_azure", PRICES, in_order(kept | found), self._regions, len(told), shipped)
+        update = Update("prices_azure", PRICES, sorted_rows(kept | found), self._regions, len(told), shipped)
         odd = sorted(chain.from_iterable(prices.odd for prices in answers.values()))
         return update, f"prices that are not understood: {'; '.join(odd)}" if odd else ""
 
@@ -259,7 +261,7 @@ class TableRefresh:
         }
         before = {(row[0], row[2]): row for row in known_rows("quotas_azure", QUOTAS, 3).values()}
         kept = {key: row for key, row in before.items() if key[0] not in self._regions}
-        return Update("quotas_azure", QUOTAS, in_order(kept | found), self._regions, len(found)), ""
+        return Update("quotas_azure", QUOTAS, sorted_rows(kept | found), self._regions, len(found)), ""
 
     # -- helpers
 

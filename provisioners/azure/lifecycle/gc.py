@@ -17,7 +17,7 @@ from typing import Any
 from ....jobspecs import catalog
 from ...base import ProvisionError
 from ...shared import tags
-from ...tagged_resources import Found, Leftover, Tagged, Thing, launches
+from ...tagged_resources import Leftover, Listing, Resource, Tagged, group_by_launch
 from ..catalog.regions import check_regions, regions_of
 from ..clients import Clients, Json, answer_of, as_dicts, ignore_not_found
 from ..operations import state_of
@@ -52,7 +52,7 @@ _KINDS = {
 # --- find -------------------------------------------------------------------------------------------------------------
 
 
-def find(regions: Sequence[str], clients: Clients | None = None) -> Found:
+def find(regions: Sequence[str], clients: Clients | None = None) -> Listing:
     """Return the resources of every owner in these regions (none: all). Raises ProvisionError."""
     clients = clients or Clients()
     if regions:
@@ -70,18 +70,18 @@ def find(regions: Sequence[str], clients: Clients | None = None) -> Found:
     if not regions:  # role assignments have no region
         try:
             found += [
-                Tagged(Thing("role assignment", one.name, "", f"on {one.scope.rpartition('/')[2]}"), one.tags)
+                Tagged(Resource("role assignment", one.name, "", f"on {one.scope.rpartition('/')[2]}"), one.tags)
                 for one in find_orphans(clients)
             ]
         except ProvisionError as error:
             missed["role assignments"] = str(error)
-    return Found(launches("azure", found), missed)
+    return Listing(group_by_launch("azure", found), missed)
 
 
 def _in_group(clients: Clients, group: Group) -> Iterator[Tagged]:
     """Yield the group first: it is found even if listing its contents fails."""
     ours = {**group.tags, tags.TOKEN: group.token}
-    yield Tagged(Thing("resource group", group.name, group.region, group.state), ours)
+    yield Tagged(Resource("resource group", group.name, group.region, group.state), ours)
     resources = clients.resources.resources
     for item in _listed(clients, group, partial(resources.list_by_resource_group, group.name, expand="createdTime")):
         kind = _KINDS.get(str(item["type"]).lower(), str(item["type"]))
@@ -89,12 +89,12 @@ def _in_group(clients: Clients, group: Group) -> Iterator[Tagged]:
         detail, price = look(clients, group, str(item["name"])) if look else ("", Decimal(0))
         if kind == "public address":
             price = _ADDRESS_USD_H
-        thing = Thing(kind, str(item["name"]), group.region, detail, price, _moment(item.get("createdTime")))
+        thing = Resource(kind, str(item["name"]), group.region, detail, price, _moment(item.get("createdTime")))
         yield Tagged(thing, {**ours, **(item.get("tags") or {}), tags.TOKEN: group.token})
     for scope, name in role_assignments_of(clients, group):
         ask: Callable[[], Any] = partial(clients.authorization.role_assignments.get, scope, name, cls=answer_of)
         if _unless_gone(clients, f"look at the role assignment {name}", ask) is not None:
-            yield Tagged(Thing("role assignment", name, "", f"on {scope.rpartition('/')[2]}"), ours)
+            yield Tagged(Resource("role assignment", name, "", f"on {scope.rpartition('/')[2]}"), ours)
 
 
 def _machine(clients: Clients, group: Group, name: str) -> tuple[str, Decimal | None]:

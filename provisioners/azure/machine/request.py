@@ -10,7 +10,7 @@ from typing import Any
 from ...base import LaunchRequest, NodeRequest, ProvisionError
 from ...boot import user_data
 from ...shared import tags
-from ...shared.boot_record import check_agent, told_at_boot
+from ...shared.boot_record import build_boot_data, check_agent
 from ..catalog.sizes import Size, architecture_of
 from ..names import node_name
 from . import vm_profile
@@ -115,7 +115,7 @@ def zones_for(sizes: Sequence[Size], zone: str | None, region: str) -> list[str 
 
 
 def _boot(request: LaunchRequest, node: NodeRequest, place: Place) -> bytes:
-    return told_at_boot(
+    return build_boot_data(
         request,
         node.node,
         "azure",

@@ -63,7 +63,7 @@ class InstanceState:
         `returns`: Azure is restarting it.
         """
         detail = "it is being restarted" if returns else "" if self.state in {"Succeeded", "Updating"} else self.state
-        return NodeState(node, "pending" if self.is_beginning else "running", detail, returns=returns)
+        return NodeState(node, "pending" if self.is_beginning else "running", detail, restarting=returns)
 
 
 class InstanceCache:

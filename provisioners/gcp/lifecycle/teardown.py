@@ -6,7 +6,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ...base import Ended, ProvisionError
+from ...base import ProvisionError, TerminateResult
 from ...shared import tags
 from .. import operations
 from ..clients import READ_S, WRITE_S, Clients, ignore_not_found
@@ -20,7 +20,7 @@ from ..rest import last_part
 if TYPE_CHECKING:
     from google.cloud import compute_v1
 
-PATIENCE_S = 300.0
+RETRY_TIMEOUT_S = 300.0
 """Timeout in seconds for the deletion of machines; large ones take minutes. The caller may then retry."""
 _POLL_S = 3.0
 
@@ -41,21 +41,21 @@ class Teardown:
     grouped: bool = True
     """A group may exist; False: it is known that none was created."""
 
-    def run(self) -> Ended:
+    def run(self) -> TerminateResult:
         """Remove all resources, and return when none of them bills any more. Raises ProvisionError; retry then."""
         clock = self.clients.clock
         begun = clock.monotonic()
         if self.grouped:
-            instance_groups.end(self.clients, self.token, self.region, begun + PATIENCE_S)
+            instance_groups.end(self.clients, self.token, self.region, begun + RETRY_TIMEOUT_S)
         begun = since = clock.monotonic()
         hidden = set(self.named)
         has_started = bool(hidden)
         while left := self._end_machines(hidden, since, again=since > begun):
             hidden.clear()
             has_started = True
-            if clock.monotonic() > begun + PATIENCE_S:
+            if clock.monotonic() > begun + RETRY_TIMEOUT_S:
                 names = ", ".join(sorted(left))
-                message = f"{names} was ended {PATIENCE_S:.0f} s ago, and is not gone yet"
+                message = f"{names} was ended {RETRY_TIMEOUT_S:.0f} s ago, and is not gone yet"
                 raise ProvisionError("transient", message, scope="region", code="StillThere")
             since = clock.monotonic()
             clock.sleep(_POLL_S)
@@ -65,7 +65,7 @@ class Teardown:
             instance_groups.remove(self.clients, "template", self.token, self.region)
             instance_groups.remove(self.clients, "placement policy", self.token, self.region)
         network.remove_rule(self.clients, self.token)
-        return Ended(has_started or self._was_started(), at)
+        return TerminateResult(has_started or self._was_started(), at)
 
     def _was_started(self) -> bool:
         """Return True if a machine was created under this token; it is deleted by now."""

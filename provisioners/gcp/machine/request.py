@@ -13,7 +13,7 @@ from typing import Any
 from ...base import LaunchRequest, NodeRequest, ProvisionError, node_token
 from ...boot.startup_script import startup_script
 from ...shared import tags
-from ...shared.boot_record import check_agent, told_at_boot
+from ...shared.boot_record import build_boot_data, check_agent
 from ..labels import instance_name, launch_name, to_labels
 from ..resources.network import CLOSED_TAG, Attachment
 from .images import Image
@@ -105,7 +105,7 @@ def _life_s(request: LaunchRequest) -> int | None:
 
 
 def _script(request: LaunchRequest, node: NodeRequest, place: Place) -> str:
-    return told_at_boot(
+    return build_boot_data(
         request,
         node.node,
         "gcp",

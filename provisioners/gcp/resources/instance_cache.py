@@ -96,7 +96,7 @@ class InstanceState:
         words = "it waits for capacity" if self.is_queued and not self.message else self.message
         detail = "" if self.status == "RUNNING" else ": ".join(part for part in (self.status, words) if part)
         returns = returns or (phase == "pending" and self.was_stopped)
-        return NodeState(node, phase, detail, queued=self.is_queued, returns=returns)
+        return NodeState(node, phase, detail, queued=self.is_queued, restarting=returns)
 
 
 class InstanceCache:
@@ -236,7 +236,7 @@ def end_of(node: str, done: list[Operation]) -> NodeState | None:
     insert, since = done[begun] if begun >= 0 else None, done[begun + 1 :]
     taken = [one for one in since if one.kind in _TAKEN]
     if taken:
-        return NodeState(node, "gone", f"Compute Engine took it back: {taken[-1].kind}", taken=True)
+        return NodeState(node, "gone", f"Compute Engine took it back: {taken[-1].kind}", reclaimed=True)
     ended = [one for one in since if one.kind == "delete"]
     if ended:
         return NodeState(node, "gone", f"deleted by {ended[-1].user or 'somebody unknown'}")

@@ -116,7 +116,7 @@ def remove(clients: Clients, kind: str, token: str, region: str) -> None:
 
     for one in find(clients, kind, name, region).of(region):
         delete = functools.partial(KINDS[kind].delete, clients, one)
-        operations.remove(clients, delete, is_there, doing=f"remove the {kind} {name}", patience_s=_MAKE_S)
+        operations.remove(clients, delete, is_there, doing=f"remove the {kind} {name}", retry_timeout_s=_MAKE_S)
 
 
 # --- groups -----------------------------------------------------------------------------------------------------------

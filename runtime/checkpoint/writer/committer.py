@@ -49,7 +49,7 @@ class Finish(Protocol):
 @dataclass(slots=True)
 class _Waiting:
     staged: Staged
-    patience_s: float
+    retry_timeout_s: float
     """Seconds to wait for other ranks' parts once the trainer has exited."""
     until: float = float("inf")
     """time.monotonic() at which to stop waiting. Infinite while the trainer runs, which can abandon the save when
@@ -86,8 +86,8 @@ class Committer:
         self._shortest, self._longest = _PAUSES_S[store.job_dir.folder is not None]
         self._pause = self._shortest
 
-    def add(self, staged: Staged, *, patience_s: float) -> None:
-        self._waiting.append(_Waiting(staged, patience_s))
+    def add(self, staged: Staged, *, retry_timeout_s: float) -> None:
+        self._waiting.append(_Waiting(staged, retry_timeout_s))
         self._pause = self._shortest
 
     def waiting(self) -> set[Name]:
@@ -107,7 +107,7 @@ class Committer:
         committed = None
         for waiting in list(self._waiting):
             if impatient:
-                waiting.until = min(waiting.until, time.monotonic() + waiting.patience_s)
+                waiting.until = min(waiting.until, time.monotonic() + waiting.retry_timeout_s)
             if self._commit(waiting, impatient=impatient):
                 committed = waiting
         self._pause = min(1.5 * self._pause, self._longest)

@@ -17,7 +17,7 @@ from .committer import Committer, Staged
 from .protocol import SaveResult
 from .slots import Slot
 
-PATIENCE_S = 60.0
+RETRY_TIMEOUT_S = 60.0
 """Seconds for which a save is retried, and other ranks are waited for, once the trainer has exited."""
 _FIRST_PAUSE_S = 0.2
 _LOOKS_FOR_ROOM = 5
@@ -136,7 +136,7 @@ class RankWriter:
             self.outbox.written(staged.name)
         if self._committer is None:
             return self._finish(staged, written=True, committed=False, error=None)
-        self._committer.add(staged, patience_s=max(PATIENCE_S, 10 * (time.monotonic() - begun)))
+        self._committer.add(staged, retry_timeout_s=max(RETRY_TIMEOUT_S, 10 * (time.monotonic() - begun)))
         return None
 
     def _write_patiently(self, staged: Staged, slot: Slot) -> str | None:
@@ -165,7 +165,7 @@ class RankWriter:
                 reason = f"{reason}: {describe_shortage(self.store, staged.size)}"
             if staged.name in self._abandoned or not self._gone.is_set():
                 return reason
-            if time.monotonic() - self._gone_at > PATIENCE_S:
+            if time.monotonic() - self._gone_at > RETRY_TIMEOUT_S:
                 return reason
             time.sleep(pause)
             pause = min(2 * pause, 5.0)
