@@ -9,7 +9,7 @@ MAX_BYTES = 16_384
 
 TARGET = Target(
     provisioner=".provisioner:shared",
-    set_up=".clients:could_be_used",
+    set_up=".clients:is_set_up",
     setup_hint="aws is not set up here: it needs boto3 (pip install 'cloudgpu[aws]') and credentials (`aws configure`, "
     "`aws sso login`, or AWS_PROFILE), see docs/guides/aws.md",
     architecture=".machine.images:architecture_of",
