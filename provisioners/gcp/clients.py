@@ -67,12 +67,12 @@ class Clients:
 
     @property
     def named_account(self) -> str:
-        """E-mail address of the service account that a setting gives to machines; "": not set."""
+        """E-mail address of the machines' service account in CLOUDGPU_GCP_SERVICE_ACCOUNT; "": not set."""
         return os.environ.get(_SERVICE_ACCOUNT, "")
 
     @property
     def service_account(self) -> str:
-        """E-mail address of the machines' service account."""
+        """E-mail address of the machines' service account: the configured one, otherwise the default name."""
         return self.named_account or f"cloudgpu-machine@{self.project}.iam.gserviceaccount.com"
 
     @property
@@ -152,7 +152,7 @@ class Clients:
         return Rest(self.account, self.clock)
 
     def forget(self) -> None:
-        """Drop the cached settings: after a new login, expired credentials are replaced."""
+        """Drop the cached clients and settings, so that the credentials of a new login are read."""
         with self._lock:
             self._made.clear()
         self.account.forget()
