@@ -71,7 +71,7 @@ def is_avoided(clients: Clients) -> bool:
 
 
 def avoid(clients: Clients, error: ProvisionError) -> None:
-    """Record that an aggregated list failed. Raises the error if it is not transient: a region's list would fail, too."""
+    """Record that an aggregated list failed. Raises errors that are not transient: a region's list would fail, too."""
     if error.error_class != "transient":
         raise error
     log.warning("%s; the region is listed instead of all zones", error)

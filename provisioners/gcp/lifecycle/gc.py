@@ -2,7 +2,8 @@
 
 Launches are removed by the same code that a supervisor uses (teardown.py). This module finds the resources without
 local state: instances, disks that outlived them, and resources without labels, whose tags are in the description:
-firewall rules, groups, their templates and placement policies. The rule `cloudgpu-closed-<network>` belongs to no launch and is kept.
+firewall rules, groups, their templates and placement policies. The rule `cloudgpu-closed-<network>` belongs to no
+launch and is kept.
 """
 
 from __future__ import annotations
