@@ -159,7 +159,7 @@ class Allocation:
 
 @dataclass(frozen=True, slots=True)
 class NodeState:
-    """Observed state of a node's machine. `gone`: it does not run and is no longer billed."""
+    """Observed state of a node's machine. In the phase `gone` it does not run and is no longer billed."""
 
     node: str
     phase: Literal["pending", "running", "gone"]

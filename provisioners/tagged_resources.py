@@ -51,7 +51,7 @@ class Resource:
 
 @dataclass(frozen=True, slots=True)
 class Leftover:
-    """All resources found of one launch."""
+    """Resources of one launch that were found by their tags."""
 
     target: str
     owner: str

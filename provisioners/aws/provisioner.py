@@ -177,7 +177,7 @@ class AwsProvisioner:
     # -- helpers
 
     def _own(self) -> str:
-        """Return the account of the credentials."""
+        """Return the id of the AWS account that the credentials belong to. Raises ProvisionError."""
         return self._clients.account
 
     def _check(self, allocation: Allocation) -> None:

@@ -165,7 +165,7 @@ def _classes() -> dict[str, Any]:
 
 
 def translate_errors(doing: str, clock: Clock) -> contextlib.AbstractContextManager[None]:
-    """Raise ProvisionError in place of the SDK's errors; the message begins with `doing` (context manager)."""
+    """Context manager: translate the SDK's errors to ProvisionError; the message begins with `doing`."""
     return api_calls.translate_errors(translate_error, doing, clock)
 
 

@@ -15,7 +15,7 @@ SHARED = PREFIX
 """Name of each resource of which a group has only one: identity, network security group, virtual network …"""
 SUBNET = "machines"
 STARTED = "cloudgpu-started-"
-"""Prefix of a group's tags whose values list nodes that were started once; the first of these nodes follows it."""
+"""Prefix of the keys of a group's tags whose values list nodes that were started once; the first node follows it."""
 ACCESS = "cloudgpu-access-"
 """Prefix of a group's tags; a number follows it. The value is a container that the identity may access, see
 Container.to_tag()."""

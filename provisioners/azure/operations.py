@@ -206,7 +206,7 @@ def delete(
 
 
 def wait_for(clients: Clients, doing: str, is_done: Callable[[], bool]) -> None:
-    """Poll until `is_done` returns True. Raises ProvisionError: `transient` on a timeout."""
+    """Poll until `is_done` returns True. Raises ProvisionError(transient) after RETRY_TIMEOUT_S."""
     clock = clients.clock
     until, waits = clock.monotonic() + RETRY_TIMEOUT_S, pauses()
     while not is_done():

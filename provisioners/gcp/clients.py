@@ -188,7 +188,7 @@ def need_sdk() -> None:
 
 
 def translate_errors(doing: str, clock: Clock) -> contextlib.AbstractContextManager[None]:
-    """Raise ProvisionError in place of the SDK's errors; the message begins with `doing` (context manager)."""
+    """Context manager: translate the SDK's errors to ProvisionError; the message begins with `doing`."""
     return api_calls.translate_errors(translate_error, doing, clock)
 
 

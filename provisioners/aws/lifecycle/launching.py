@@ -284,8 +284,7 @@ class Launch:
             return self._started_before(token, error)
 
     def _await_profile(self, arn: str) -> None:
-        """Raise ProvisionError(transient) while a new profile has probably not propagated to EC2, which would refuse
-        it."""
+        """Raise ProvisionError(transient) until a new instance profile is expected to have propagated to EC2."""
         wait = self.profiles.wait_s(arn)
         if wait > 0:
             message = f"the machines' role was made just now; EC2 is expected to know it in {wait:.0f} s"

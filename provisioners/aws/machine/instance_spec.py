@@ -32,7 +32,7 @@ class Attachment:
     public: bool
     """True if the machine gets a public address. In a public subnet it has no internet access without one."""
     subnet: Text | None = None
-    """None: set by the caller that starts the machine, e.g. an Auto Scaling group."""
+    """Id of the subnet; None: set when the machine is started, e.g. by an Auto Scaling group."""
 
 
 def machine(

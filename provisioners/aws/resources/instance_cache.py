@@ -73,7 +73,7 @@ class InstanceState:
 
     @property
     def node(self) -> str:
-        """Return its node, as in NodeRequest; "": the tag is missing."""
+        """Return the node that it runs, as in NodeRequest; "": the tag is missing."""
         return self.tags.get(tags.NODE, "")
 
     @property

@@ -91,8 +91,7 @@ class PriceList:
 
     @property
     def _url(self) -> str:
-        """URL of the API: below the Resource Manager endpoint if that is a test's on the loopback, otherwise the public
-        one."""
+        """URL of the API: Microsoft's, or on a test's endpoint if the configured one is on the loopback."""
         endpoint = self._account.endpoint
         return f"{endpoint if is_loopback(endpoint) else _HOST}{_PATH}"
 

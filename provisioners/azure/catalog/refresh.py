@@ -344,5 +344,5 @@ def _named(columns: Sequence[str], row: Row) -> dict[str, str]:
 
 
 def _decimal(amount: Decimal | None) -> str:
-    """Format without an exponent."""
+    """Format an amount without an exponent; "" for None."""
     return "" if amount is None else f"{amount:f}"

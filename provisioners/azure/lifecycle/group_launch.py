@@ -52,7 +52,7 @@ class Parts(NamedTuple):
     """Resource ids of the identity and of the proximity placement group."""
     proximity_group: str | None
     boot: str
-    """Boot script; see Prepared."""
+    """User data, see stacks.job_groups.Prepared."""
 
 
 @dataclass(slots=True)

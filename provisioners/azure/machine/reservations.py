@@ -53,10 +53,11 @@ class Reserved(NamedTuple):
 def find_reservations(
     clients: Clients, region: str, zones: Sequence[str | None], machine_types: Sequence[str]
 ) -> Reserved:
-    """Return groups with capacity for these machines, one entry each, all in one zone or without a zone.
+    """Return reservation groups with capacity for these machines, all in one zone or without a zone.
 
-    `zones`: allowed zones, with None for no zone; (): any. It takes one call, one for each group of the region, and one
-    for each reservation of these sizes. Raises ProvisionError(capacity).
+    `machine_types`: one entry for each machine. `zones`: allowed zones, with None for no zone; (): any. It takes one
+    call, one for each group of the region, and one for each reservation of these sizes. Raises
+    ProvisionError(capacity).
     """
     wanted = Counter(machine_types)
     ours = [one for one in _reservations(clients, region, frozenset(wanted)) if not zones or one.zone in zones]

@@ -84,7 +84,7 @@ def make_interface(clients: Clients, request: LaunchRequest, node: NodeRequest, 
 
 
 def interfaces_of(clients: Clients, group: str) -> frozenset[str]:
-    """Return the names of a group's interfaces; none if the group does not exist. Raises ProvisionError."""
+    """Return the names of a group's interfaces; empty if the group does not exist. Raises ProvisionError."""
 
     def ask() -> frozenset[str]:
         with ignore_not_found():

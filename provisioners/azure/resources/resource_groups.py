@@ -49,12 +49,12 @@ class Group(NamedTuple):
 
     @property
     def access(self) -> list[str]:
-        """Containers that its identity may access, as Container.to_tag()."""
+        """Containers that the launch's identity may access, each in the format of Container.to_tag()."""
         return [value for key, value in self.tags.items() if key.startswith(ACCESS)]
 
     @property
     def shared_identity(self) -> str:
-        """Resource id of its machines' identity if that is shared by launches and kept; "": a dedicated one."""
+        """Resource id of the machines' identity if launches share it (teardown keeps it); "": a dedicated one."""
         return self.tags.get(IDENTITY, "")
 
 

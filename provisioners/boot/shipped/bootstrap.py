@@ -42,7 +42,7 @@ MAX_REPLACEMENTS = 8  # limit of replacements of unusable machines in one job's 
 
 
 class GoingDown(BaseException):
-    """Raised by the SIGTERM handler if the machine goes down before the agent has started."""
+    """The machine goes down before the agent has started; raised by the SIGTERM handler."""
 
 
 class Machine:

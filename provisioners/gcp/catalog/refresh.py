@@ -47,7 +47,7 @@ _TYPE_FIELDS = (
     "items(name,deprecated),nextPageToken",
 )
 _ATTACHES = "n1-"
-"""Prefix of machine types without built-in accelerators: those are attached, with separate prices and places."""
+"""Prefix of machine types without built-in accelerators; attached ones have separate prices and places."""
 _ARCHITECTURES = {"X86_64": "x86_64", "ARM64": "arm64"}
 _STATUS = {"DEPRECATED": "deprecated", "OBSOLETE": "retired", "DELETED": "retired"}
 
@@ -410,7 +410,7 @@ def _sold_in(row: Row, places: Mapping[Row, Row], regions: Iterable[str]) -> boo
 
 
 def _shown(price: Decimal | None) -> str:
-    """Format without an exponent."""
+    """Format a price without an exponent; "" for None."""
     return "" if price is None else f"{price.normalize():f}"
 
 
