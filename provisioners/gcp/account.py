@@ -1,4 +1,4 @@
-"""Google Cloud account: project, credentials and endpoint for all APIs of the targets `gcp` and `vertex`; error translation.
+"""Google Cloud account: project, credentials and endpoint of the targets `gcp` and `vertex`; error translation.
 
 All settings come from where Google's own tools read them: `GOOGLE_CLOUD_PROJECT`, Application Default Credentials. The
 only cloudgpu setting is `CLOUDGPU_GCP_ENDPOINT`, a test's endpoint on this computer that replaces all Google APIs.

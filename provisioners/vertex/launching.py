@@ -47,7 +47,7 @@ class Launch:
     """True if this call created the job (Allocation.is_fresh)."""
 
     def run(self) -> JobState:
-        """Return the launch's job, existing or new. Raises ProvisionError if no job was created, or if this is unknown."""
+        """Return the launch's job, existing or new. Raises ProvisionError if none was created, or this is unknown."""
         body = self._body()
         found = self._find()
         if found is not None:
