@@ -5,7 +5,7 @@ from __future__ import annotations
 from ..target import Boot, EnvironmentVariables, Target
 
 MAX_BYTES = 16_384
-"""Limit of user data, before base64: EC2's RunInstances, UserData."""
+"""Maximum size of user data in bytes, before base64 (EC2 API reference, RunInstances, UserData)."""
 
 TARGET = Target(
     provisioner=".provisioner:shared",
