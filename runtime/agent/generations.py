@@ -1,8 +1,8 @@
 """Agreement of an attempt's nodes on restarts of their program, in create-only records `generations/<g>.json`.
 
 A generation is one start of the program. The node that creates the record with the next number decides; the other nodes
-read and follow that record. No leader or lock is needed, and every node sees each restart. A record of the kind `closed`
-closes the attempt: no generation follows.
+read and follow that record. No leader or lock is needed, and every node sees each restart. A record of the kind
+`closed` closes the attempt: no generation follows.
 """
 
 from __future__ import annotations

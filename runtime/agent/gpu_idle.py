@@ -30,8 +30,8 @@ class UnreadableError(Exception):
 class IdleWatch:
     """Context manager that polls the GPUs' utilisation from a separate thread.
 
-    `sample` returns the utilisation of every GPU of the node in per cent, or raises UnreadableError. After each reading,
-    `report` is called with the seconds for which all GPUs have been idle (None: unknown).
+    `sample` returns the utilisation in per cent of every GPU of the node, or raises UnreadableError. `report` is called
+    after each reading with the seconds for which all GPUs have been idle (None: unknown).
     """
 
     def __init__(

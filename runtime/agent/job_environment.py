@@ -2,7 +2,7 @@
 
     <state dir>/local/environments/<key>/<nonce>/    an environment, see create()
     <state dir>/local/environments/<key>/ready       name of the complete environment; written last, atomically
-    <state dir>/local/environments/<key>/lock        locked exclusively by a build or removal, shared by jobs that use it
+    <state dir>/local/environments/<key>/lock        held exclusively by a build or removal, shared by users
 
 The environment of a setup that only installs packages is cached, under a hash of the packages. Any other setup may have
 effects that cannot be cached: it runs in an environment in the machine's folder, which is removed with that folder.

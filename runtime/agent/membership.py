@@ -153,7 +153,7 @@ def _read(kind: type[_R], job_dir: JobDir, key: str) -> _R | None:
 
 
 class Begun:
-    """File on the machine's disk with the number of the generation that was started last, for a restart of the machine."""
+    """File on the machine's disk with the number of the last generation started, for a restart of the machine."""
 
     def __init__(self, state: Path) -> None:
         self._path = state / "begun"

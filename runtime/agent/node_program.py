@@ -181,7 +181,7 @@ class NodeProgram:
         return following.generation
 
     def _run_generation(self, generation: int, addresses: dict[str, Address]) -> tuple[Ending, Generation | None]:
-        """Run one generation of the program; return how it ended, and the generation that follows on this node if any."""
+        """Run one generation of the program; return how it ended, and the generation that follows here, if any."""
         node = self._node
         newest = self._ledger.newest
         place = dataclasses.replace(

@@ -76,7 +76,7 @@ class Wakeup:
 
 
 class StopHooks:
-    """Hooks that decide how running processes are stopped. The base class is for processes that do not train (setup)."""
+    """Hooks that decide how running processes are stopped. The base class is for a process that does not train."""
 
     listening: Path | None = None
     """File that the program creates once it polls for notices."""

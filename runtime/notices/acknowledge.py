@@ -107,7 +107,7 @@ class Acknowledger:
             self._ended.add(key)
 
     def _done(self, notice: ProviderNotice) -> bool:
-        """Acknowledge the event if that is this node's task and all nodes are ready; return whether the thread can end."""
+        """Acknowledge the event if all nodes are ready and this node must do it; return whether the thread can end."""
         nodes = self._nodes()
         named = self._named(notice.machines, nodes)
         if not named:  # names are written before results: if all nodes are ready, a machine is not of this attempt
@@ -122,7 +122,7 @@ class Acknowledger:
         return True
 
     def _nodes(self) -> list[str]:
-        """Return the names of the attempt's nodes, by rank; if this node has replaced another, with this node's name."""
+        """Return the names of the attempt's nodes, by rank, with this node's name in place of the node it replaced."""
         attempt = AttemptRecord.from_bytes(self._job_dir.get(attempt_key(self._attempt), AttemptRecord.MOST_BYTES))
         ranked = sorted((NodeRecord.from_value(node) for node in attempt.nodes), key=lambda node: node.rank)
         place = self._node.rpartition(".")[0]
@@ -136,7 +136,7 @@ class Acknowledger:
         return bool(self._ended.intersection(keys))
 
     def _named(self, machines: Sequence[str], nodes: Sequence[str]) -> list[str]:
-        """Return the nodes that run on these machines, by rank; [] unless all machines are known to be of this attempt."""
+        """Return the nodes on these machines, by rank; [] unless all machines are known to be of this attempt."""
         for node in nodes:
             if node not in self._names and (found := MachineName.read(self._job_dir, self._key(node, _NAME))):
                 self._names[node] = found.name

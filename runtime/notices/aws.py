@@ -136,7 +136,7 @@ def scheduled_events(reply: Reply) -> list[ProviderNotice]:
 
 
 def lifecycle_state(reply: Reply) -> list[ProviderNotice]:
-    """Parse Auto Scaling's target lifecycle state: "Terminated", or "Warmed:…" if the machine moves to the warm pool."""
+    """Parse Auto Scaling's target lifecycle state: "Terminated", or "Warmed:…" for a move to the warm pool."""
     state = reply.text.lower()
     kind = "lifecycle-warmed" if state.startswith("warmed:") and state != "warmed:running" else f"lifecycle-{state}"
     gone = kind == "lifecycle-warmed" or state == "terminated"

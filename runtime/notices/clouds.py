@@ -53,7 +53,7 @@ class CloudNotices:
             self._watcher.stop()
 
     def saved(self) -> None:
-        """Allow the acknowledgement of a restart: the program has saved and ended, and the node waits for the restart."""
+        """Allow the acknowledgement of a restart, since the program has saved and ended and the node waits for it."""
         if self._acknowledger is not None:
             self._acknowledger.saved()
 

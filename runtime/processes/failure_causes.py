@@ -1,4 +1,4 @@
-"""Find the cause of a process's failure from its signal, its last line of stderr and the kernel's count of OOM kills."""
+"""Find the cause of a process's failure: from its signal, its last line of stderr and the kernel's OOM kill count."""
 
 from __future__ import annotations
 

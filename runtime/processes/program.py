@@ -243,7 +243,7 @@ class _Output:
 
 
 class LineSplitter:
-    """Splitter of bytes into lines. Of a line redrawn by `\\r`, only the last state is emitted, every _REDRAW_S seconds."""
+    """Splitter of bytes into lines. A line redrawn by `\\r` is emitted every _REDRAW_S seconds, in its last state."""
 
     def __init__(self, emit: Callable[[str, bool], None]) -> None:
         self._emit = emit
