@@ -15,8 +15,7 @@ _ON_LINUX: bool = sys.platform == "linux"
 def home() -> Path:
     """Return the absolute path of the state directory, which may not exist yet; private() creates it.
 
-    Raises OSError if the user's home folder is unknown, or if the path is not UTF-8, since a database URL cannot contain
-    other paths.
+    Raises OSError if the user's home folder is unknown, or if the path is not UTF-8, as a database URL requires.
     """
     for name in (HOME_VARIABLE, "XDG_DATA_HOME", "HOME"):
         _check_utf8(name)

@@ -47,7 +47,7 @@ def to_json(spec: JobSpec) -> str:
 
 
 def dump(value: Mapping[str, object]) -> str:
-    """Return YAML in block style, with short lists of plain values on one line, and multi-line texts as literal blocks."""
+    """Return block-style YAML, with short lists of plain values on one line and multi-line text as literal blocks."""
     import yaml
 
     return yaml.dump(

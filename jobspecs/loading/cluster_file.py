@@ -91,7 +91,7 @@ def _is_a_job_s(problem: Problem) -> bool:
 
 
 def _for_cluster_file(problem: Problem) -> Problem:
-    """Adapt a problem to cluster files: hints name a cluster file's keys, a bad-mix problem is placed at `on_demand`."""
+    """Adapt a problem to cluster files: hints name their keys, and the place of a bad-mix problem is `on_demand`."""
     if problem.code == "bad-mix":
         return problem._replace(loc=("on_demand",))
     if problem.code == "unknown-key" and len(problem.loc) == 1:

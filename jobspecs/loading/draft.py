@@ -46,7 +46,7 @@ class LoadedSpec(NamedTuple):
     """Maps problems to positions in the file."""
 
     def diagnose(self, problem: Problem) -> Diagnostic:
-        """Return the diagnostic, with its position in the file, of a problem found after loading, e.g. by the planner."""
+        """Return the diagnostic, with its position in the file, of a problem that was found after loading."""
         if self.draft is None:
             return Diagnostic(self.file, 0, 0, problem.code, problem.message, problem.hint, problem.severity)
         return self.draft.locate(problem)

@@ -118,6 +118,6 @@ def _result(found: Diagnostic, rule: int) -> dict[str, Any]:
 
 
 def _uri(file: str) -> str:
-    """Return a file URI; relative paths stay relative, because code scanning compares them with a repository's files."""
+    """Return a file URI; relative paths stay relative, because code scanning compares them with the repository."""
     path = PurePath(file)
     return path.as_uri() if path.is_absolute() else url_quote(path.as_posix(), errors="surrogateescape")

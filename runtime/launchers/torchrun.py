@@ -97,7 +97,7 @@ def own_variables(layout: Layout, local: int) -> dict[str, str]:
 
 
 def default_variables(layout: Layout) -> dict[str, str]:
-    """Return defaults that the machine or the job may override: one OpenMP thread each if a node has several processes."""
+    """Return defaults that machine or job may override: one OpenMP thread per process, if a node has several."""
     return {"OMP_NUM_THREADS": "1"} if layout.local_world > 1 else {}
 
 

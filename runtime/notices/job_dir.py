@@ -142,7 +142,7 @@ def stop_order(data: bytes) -> Order:
 
 
 def simulated_notice(data: bytes) -> ProviderNotice:
-    """Parse notice.json. The notice's id is a hash of the content: changed content is a new notice. Raises JobDirError."""
+    """Parse notice.json. The id is a hash of the content, so changed content is a new notice. Raises JobDirError."""
     notice = Notice.from_bytes(data)
     starts = _from_epoch(notice.deadline, notice.seconds)
     return ProviderNotice("simulated", notice.kind, hashlib.sha256(data).hexdigest(), starts, notice.source)

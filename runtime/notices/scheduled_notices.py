@@ -1,4 +1,4 @@
-"""Schedule of the announced events, which issues orders when they are due. Callers pass the time, in time.monotonic()."""
+"""Schedule of the announced events, which issues orders when they are due. Callers pass the (monotonic) time."""
 
 from __future__ import annotations
 

@@ -66,7 +66,7 @@ def compare_files(ours: Path, theirs: Path, other: Path | None) -> Files:
 
 
 def _delivered(run: Path) -> dict[str, Path]:
-    """Return the files in a run's working copy by relative path; symbolic links are excluded, as they may lead outside."""
+    """Return the files in a run's working copy, by relative path, without symbolic links, which may lead outside."""
     root = (run / WORKING_COPY).resolve()
     found = {}
     for folder, folders, names in os.walk(root):
