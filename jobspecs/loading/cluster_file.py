@@ -123,7 +123,7 @@ def _job(draft: Draft) -> JobSpec | None:
 
 
 def _not_honoured(cluster: ClusterFile) -> Iterator[Problem]:
-    """Yield problems for values that a cluster cannot honour."""
+    """Yield problems for values that are valid in a job file, but not supported by clusters."""
     asked = cluster.resources.cloud or ()
     for place, cloud in enumerate(asked):
         if cloud not in FLEET_CLOUDS:

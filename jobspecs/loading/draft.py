@@ -220,7 +220,7 @@ def _refuse_foreign(draft: Draft) -> None:
 
 
 def _missing_files(base: Path, conversion: Conversion) -> Iterator[Problem]:
-    """Yield a problem for each missing package of another tool's job."""
+    """Yield a problem for each file that a converted job needs (such as its packages) and that does not exist."""
     for path, loc in conversion.files:
         if not (base / path).exists():
             message = f"there is no {quote(path)}"

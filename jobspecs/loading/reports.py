@@ -20,7 +20,7 @@ SARIF_SCHEMA = "https://json.schemastore.org/sarif-2.1.0.json"
 def to_text(diagnostics: Sequence[Diagnostic], paint: Callable[[str, Part], str] = lambda text, _: text) -> str:
     """Return text in the format of compilers: place, severity, message, code; the source line; the hint.
 
-    paint  colours a piece of the text
+    paint  returns a piece of the text with colour codes
     """
     return "\n".join(line for diagnostic in diagnostics for line in _lines(diagnostic, paint))
 

@@ -242,7 +242,7 @@ class NodeProgram:
         return exits, asked, conduct.lookout.found if conduct.lookout else None
 
     def _what_follows(self, ending: Ending, elsewhere: Generation | None, place: ProgramContext) -> Generation | None:
-        """Return the generation that follows on this node; None if none follows, for example after an order to end.
+        """Return the generation to run next on this node; None if there is none, for example after an order to end.
 
         `elsewhere`: generation that another node began while the program ran, if any
         """
@@ -341,7 +341,7 @@ class NodeProgram:
 
 
 class _ProgramConduct(StopHooks):
-    """Hooks for one generation of the program."""
+    """Hooks that the process runner calls while one generation of the program runs."""
 
     def __init__(self, place: ProgramContext, writer: NodeWriter, ledger: Ledger, outcomes: OutcomeWatch) -> None:
         self.listening = place.listening

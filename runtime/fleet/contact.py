@@ -40,11 +40,11 @@ class Contact:
 
     @property
     def is_lost(self) -> bool:
-        """True if no heartbeat succeeded for FENCED * `silent_s`, now or before: the node may have been replaced."""
+        """True if no heartbeat succeeded in some period of FENCED * `silent_s`: the node may have been replaced."""
         return self._lapsed or self._is_late(boottime())
 
     def clear_lapse(self) -> None:
-        """Forget a past lapse; call it when no node runs."""
+        """Forget past periods without heartbeats (see is_lost). Call it only when no node runs."""
         self._lapsed = False
 
     def poll_now(self) -> None:

@@ -51,7 +51,7 @@ def processes(place: ProgramContext, machine_env: Mapping[str, str], addresses: 
 
 
 def horovod_processes(place: ProgramContext, machine_env: Mapping[str, str], addresses: Addresses) -> list[Process]:
-    """Return the same processes as processes(), with Horovod's variables; hvd.init() gets the world from MPI."""
+    """Return the same processes as processes(), with Horovod's variables; hvd.init() reads ranks and size from MPI."""
     machine = {"HOROVOD_CONTROLLER": "mpi", "HOROVOD_CPU_OPERATIONS": "mpi", **machine_env}
     return _processes(place, machine, addresses, _horovod_variables)
 

@@ -105,9 +105,10 @@ def preempted(reply: Reply) -> list[ProviderNotice]:
 
 
 def maintenance_event(reply: Reply, *, has_gpu: bool, is_restarted: Callable[[], bool]) -> list[ProviderNotice]:
-    """Parse NONE, MIGRATE_ON_HOST_MAINTENANCE or TERMINATE_ON_HOST_MAINTENANCE.
+    """Return the notice of the value of `maintenance-event`, in a list; [] for NONE.
 
-    For the last, the notice's kind depends on whether the machine has a GPU and is restarted afterwards.
+    The other values are MIGRATE_ON_HOST_MAINTENANCE and TERMINATE_ON_HOST_MAINTENANCE; for the latter, the
+    notice's kind depends on whether the machine has a GPU and is restarted afterwards.
     """
     said = kind = reply.text.strip('"').lower().replace("_", "-")
     if said in ("", "none"):

@@ -28,7 +28,7 @@ class Order:
     outcome: Outcome
     """Outcome of the node if the order interrupts its program."""
     word: str
-    """Reason as a word for programs: `reason` in the file named by CLOUDGPU_NOTICE."""
+    """Reason as a fixed word, which programs read as `reason` in the file named by CLOUDGPU_NOTICE."""
     reason: str
     """Reason in words for the user."""
     deadline: float

@@ -21,7 +21,7 @@ class Policy(NamedTuple):
     """The provider's name for the kind of notice, in lower case."""
     action: Literal["stop", "save", "ignore"]
     word: Word
-    """Reason passed to programs."""
+    """Reason as a fixed word, for programs (Order.word)."""
     lead_s: float
     """Assumed time from the notice to the event, if the notice does not contain the event's time."""
     near_s: float | None

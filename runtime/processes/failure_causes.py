@@ -148,7 +148,10 @@ class OutOfMemoryCounter:
         self._before = {path: _read_count(path) for path, _ in self._counters}
 
     def kills(self) -> OutOfMemory | None:
-        """Return the kills since the construction, from the most specific counter that has risen; None if none has."""
+        """Return the kills since this object was created; None if there were none.
+
+        The count is that of the first counter that has risen; this process's control group is checked first.
+        """
         for path, limit in self._counters:
             before, now = self._before[path], _read_count(path)
             if before is not None and now is not None and now > before:

@@ -181,7 +181,7 @@ def _draws_random(dataset: Any) -> bool:
 
 
 def _epoch_of(loader: Any, default: int) -> int:
-    """Return the epoch set in the loader's sampler; `default` if it has none."""
+    """Return the epoch that was set in the loader's sampler; `default` if the sampler has no epoch."""
     batches = getattr(loader, "batch_sampler", None)
     for owner in (getattr(loader, "sampler", None), batches, getattr(batches, "sampler", None)):
         if callable(getattr(owner, "set_epoch", None)) and isinstance(epoch := getattr(owner, "epoch", None), int):

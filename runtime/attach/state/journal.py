@@ -40,7 +40,10 @@ class Journal:
         self._add({"path": path, "size": size})
 
     def cut_back(self) -> None:
-        """Truncate each file to its size before the program first appended to it; a checkpoint restores later lines."""
+        """Truncate each file to its size before the program's first append; remove a file that did not exist then.
+
+        Restoring a checkpoint afterwards adds the lines that had been written until its save.
+        """
         first: dict[str, int | None] = {}
         for entry in self._entries():
             if "size" in entry:

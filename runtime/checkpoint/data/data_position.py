@@ -127,7 +127,7 @@ class DataPosition:
         return self._order
 
     def _states(self, loader: Any) -> dict[str, Any]:
-        """Return the states of the loader's samplers among the objects."""
+        """Return the states of those of the training's objects that are samplers of the loader, by name."""
         found = loaders.drawn_from(loader)
         return {
             name: copy.deepcopy(one.state_dict())

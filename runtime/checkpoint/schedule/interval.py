@@ -31,7 +31,7 @@ from typing import Any
 from ...goodput import daly_interval
 
 FIRST_MEAN = 300.0
-"""M before any observation, in seconds."""
+"""Mean seconds between interruptions that is assumed before any observation (M in the text above)."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from .slots import Slot
 
 TRIES = 3
-"""Maximum number of attempts to commit a save while the trainer runs, which can save again."""
+"""Maximum number of attempts to commit a save while the trainer runs, since the trainer can save again."""
 _PAUSES_S = {True: (0.005, 0.5), False: (0.05, 2.0)}
 """Minimum and maximum seconds between two checks for other ranks' parts: in a local folder, in an object store."""
 
