@@ -93,7 +93,7 @@ class Job:
 
     @property
     def next_try(self) -> float | None:
-        """Epoch seconds of the next attempt to get machines, if the job waits for it."""
+        """Epoch seconds of the next try to get machines; None: the job is not between two tries."""
         waits = not self.done and self.row.not_before > time.time()
         return self.row.not_before if waits else None
 

@@ -59,7 +59,7 @@ NO_TIME = Times()
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One start of the program, with the steps of it that were lost."""
+    """One run of the program, with the number of its steps that a later run had to repeat."""
 
     span: Span
     progress: Progress | None
@@ -106,7 +106,7 @@ def _steps(span: Span) -> int:
 
 
 def read_runs(attempt: Attempt, timeline: Timeline | None, live: Progress | None = None) -> list[Run]:
-    """Return every start of the program in this attempt, oldest first."""
+    """Return every run of the program in this attempt, oldest first. `live`: newest progress of a running attempt."""
     spans, last = spans_of(timeline), attempt.progress or live
     if not spans:
         return [Run(Span(1, attempt.launched or 0.0), last)] if last else []
@@ -156,7 +156,7 @@ def split_paid_seconds(paid: float, attempt: Attempt, timeline: Timeline | None,
 
 
 def _starting(paid: float, attempt: Attempt, timeline: Timeline | None, runs: Sequence[Run]) -> dict[str, float]:
-    """Return the times that the timeline reports, in the order of their events."""
+    """Return use -> seconds, for the uses whose times the timeline reports. Without a timeline or run, all is boot."""
     launched = attempt.launched or 0.0
     if timeline is None:
         return {} if runs else {"boot": paid}
@@ -171,9 +171,9 @@ def _starting(paid: float, attempt: Attempt, timeline: Timeline | None, runs: Se
 
 
 def _start(run: Run) -> float:
-    """Return the seconds from the program's start to its first step; infinite without one.
+    """Return the seconds from the program's start to its first step, without the restore.
 
-    split_paid_seconds() limits them.
+    0 if it reported no progress; without a first step, the duration of the run, infinite while it lasts.
     """
     if run.progress is None:
         return 0.0

@@ -1,8 +1,8 @@
 """Failover between offers: which places a refusal closes, and for how long. Pure functions.
 
-A refusal closes the places within its scope, for machines that would be refused as well. Some closures expire (no
-capacity), some last until machines are obtained elsewhere (no quota, no permission), others for the job's lifetime
-(not offered).
+A refusal closes the places within its scope for offers that would be refused as well. If there was no capacity, they
+reopen after a time; without a quota or permission, once machines are obtained elsewhere; if the machines are not
+offered there, never.
 """
 
 from __future__ import annotations

@@ -44,16 +44,16 @@ GAVE_UP = "gave_up.json"
 """Record of a node: why its machine ended itself without a result (written by
 provisioners/boot/shipped/bootstrap.py)."""
 _REASON = 1_000
-"""Maximum characters of such a reason."""
+"""Maximum characters of the reason that are read from a GAVE_UP record."""
 _MOST_GAVE_UP = 64 << 10
-"""Maximum size of the record in bytes."""
+"""Maximum size in bytes of a GAVE_UP record."""
 
 MAX_POLL_GAP_S = 30.0
-"""Maximum seconds between two polls that count as silence. A longer gap means that the supervisor could not poll (a
-suspended laptop, which may also be the machine itself); with slow polling, silence still accumulates."""
+"""Maximum seconds between two polls that count as silence of a node. The rest of a longer gap does not count: the
+supervisor could not poll, e.g. because its laptop was suspended."""
 
 _MISSING, _UNREADABLE = -1, -2
-"""Replaces the heartbeat number if the heartbeat is missing or invalid."""
+"""Used instead of a heartbeat's sequence number: the heartbeat is missing; it is invalid."""
 
 UNSEEN_S = 600.0
 """Seconds without a poll after which machines may have ended unobserved; a supervisor normally polls at much shorter
@@ -81,7 +81,7 @@ class NodeCache:
     """Cached observations of a node. A new process starts with an empty cache and reaches the same result."""
 
     end: NodeEnd | None = None
-    """Cached: a result is written once and never changes."""
+    """None: it has not ended. Final, because a result is written once."""
     progress: Progress | None = None
     timeline: Timeline | None = None
     begun: bool = False
@@ -90,13 +90,13 @@ class NodeCache:
     gpu_idle_s: float | None = None
     sequence: int = -1
     damage: str = ""
-    """Why its last heartbeat could not be read; "": it could, or there was none."""
+    """Error of reading its last heartbeat; "": none."""
     returning: bool = False
     """Its provider has begun to restart it since the last heartbeat."""
     silence_s: float = SILENT_S
     """Seconds without a new heartbeat after which it is lost."""
     heard: float | None = None
-    """Monotonic time of the last sign of life; None: not polled yet."""
+    """Monotonic time at which a new heartbeat was last read, or the node was first polled; None: not polled yet."""
     last_report: float | None = None
     """See NodeView."""
     read: float = -math.inf
@@ -112,7 +112,7 @@ class AttemptCache:
     last_poll: float | None = None
     """Monotonic time of the last poll of its machines; None: this process has not polled yet."""
     went_unseen: bool = False
-    """All its machines are gone, and this was seen after more than UNSEEN_S without a poll."""
+    """All its machines are gone, and they ended during more than UNSEEN_S without a poll."""
 
     def record_poll(self, now: float, *, gone: bool) -> None:
         """Record a poll. `now`: monotonic time; `gone`: all machines are gone."""
@@ -150,7 +150,7 @@ def observe_nodes(  # noqa: PLR0917 - the inputs of an observation
 
 
 def _is_settled(watches: AttemptCache, request: NodeRequest, states: Mapping[str, NodeState]) -> bool:
-    """Return whether a node's program runs, without any sign to the contrary."""
+    """Return whether a node's program runs, according to both its last heartbeat and the target."""
     watch, state = watches.nodes.get(request.node), states.get(request.node)
     if watch is None or state is None or watch.end is not None:
         return False
@@ -317,7 +317,11 @@ def _read_reason(job_dir: JobDir, folder: str) -> str:
 
 
 def _end_by_silence(watch: NodeCache, sequence: int, now: float, *, returns: bool) -> NodeEnd | None:
-    """Copy the heartbeat into `watch` and return its number. An invalid one counts as silence."""
+    """Return the end of a node that sent no new, valid heartbeat within its timeout; None: it has not timed out.
+
+    `sequence`: number of the heartbeat that was just read. `returns`: the provider is restarting the machine, so the
+    boot timeout applies until the next heartbeat.
+    """
     if watch.heard is None or (sequence not in (watch.sequence, _UNREADABLE)):
         watch.sequence, watch.heard, watch.returning = sequence, now, False
     watch.returning = watch.returning or returns

@@ -67,7 +67,7 @@ class Launcher:
         return context.write("launched", f"launched on {attempt.offer.label}{group}", job=job, attempt=attempt)
 
     def _wait_for_turn(self) -> bool | None:
-        """Wait in the target's queue if it has one; None: the job may launch. Nothing is prepared before."""
+        """Wait in the target's queue if it has one. Return whether anything changed; None: the job may launch."""
         context = self._context
         provisioner = context.provisioner
         if not isinstance(provisioner, Shared):
@@ -96,7 +96,7 @@ class Launcher:
         return False
 
     def _prepare(self) -> bool:
-        """Write the records for the machines, then the start of paid time: machines are about to be requested."""
+        """Write the records for the machines, and then the attempt's row with the start of the paid time."""
         context = self._context
         context.memory.first_launch_of = context.attempt.number
         if self._reprice():
@@ -133,7 +133,7 @@ class Launcher:
         return ""
 
     def _announce(self, message: str, nodes: tuple[NodeRequest, ...] | None) -> bool:
-        """Write that machines are about to be requested, and in which account."""
+        """Write the attempt's row before machines are requested: start of the paid time, account, nodes."""
         context = self._context
         account = context.attempt.account
         if account is None:
@@ -158,8 +158,8 @@ class Launcher:
         return context.write("price", message, attempt=replace(attempt, price=price))
 
     def _describe(self, wanted: Sequence[NodeRequest], *, heals: bool) -> str | None:
-        """Write attempt.json, also where the last attempt ran, so that remaining machines and readers find that the
-        job moved. Return None, or the URL of a different record that another writer has created."""
+        """Write attempt.json, also into the job dir of the last attempt: its machines and readers see that the job
+        moved. Return None, or the URL of a different attempt.json that another writer has created."""
         context, attempt = self._context, self._context.attempt
         left, here = self._migrator.left_dir(), context.job_dir.url
         attempts = context.attempts()

@@ -109,7 +109,7 @@ class CloudMigrator:
             looked = clock.monotonic()
             try:
                 job = context.tools.store.job(context.job.id)
-            # continue: if the store stays down, the next write fails; a concurrent copy writes equal objects
+            # Continue: if the store stays down, the next write fails. A concurrent copy writes equal objects.
             except StoreError:
                 return True
             mine = job is not None and job.lease_owner == context.tools.owner
