@@ -1,4 +1,4 @@
-"""Environment variables that select the cloud accounts, and those that the running supervisor has.
+"""Environment variables with cloud settings and credentials, compared with those of the running supervisor.
 
 Project, account and credentials of a cloud come from the environment of the process that calls it: the supervisor. Its
 lock file has a keyed hash of each variable, never a value.

@@ -294,8 +294,8 @@ def _losses(fleet: FleetSpec, before: FleetSpec | None) -> Iterator[Finding]:
 
 
 def _quota(fleet: FleetSpec, more: int) -> str:
-    """Return a sentence on the quota for `more` machines. Too little is no refusal: the group starts with fewer
-    machines."""
+    """Return a text on the quota for `more` additional machines. A quota that is too small only gets a text, because
+    the group then starts with fewer machines."""
     from ...provisioners import ProvisionError
     from ...provisioners.stacks.fleet_queries import check_quota
 

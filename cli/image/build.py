@@ -31,7 +31,7 @@ class Base(NamedTuple):
 
 
 def probe(engine: str, base: str, python: str) -> Base:
-    """Return the Python version and architecture of the base image; runs it, which pulls it if it is not local."""
+    """Run the Python of a base image, and return its version and the architecture. Pulls the image if necessary."""
     command = [engine, "run", "--rm", "--network=none", "--entrypoint", python, base, "-c", _PROBE]
     words = output_of(command, f"looking for {python} in {base}").split()
     if len(words) != 2:

@@ -33,7 +33,10 @@ engine_option = click.option(
 
 
 def find_engine(name: str | None, *, to_run: bool) -> str:
-    """Return the engine to call. Raises CommandError if none is installed that can do it."""
+    """Return the name of an installed engine: `name`, or else the first of ENGINES. Raises CommandError.
+
+    to_run: it must be able to run containers, not only to build images
+    """
     able = [engine.name for engine in ENGINES if engine.runs or not to_run]
     if name is not None and name not in able:
         raise CommandError(f"{name} cannot run containers", hint=f"use {' or '.join(able)}", exit_code=Exit.USAGE)

@@ -29,7 +29,7 @@ def advice_text(error: ProvisionError) -> str:
 
 
 def consequence(target: str, *, has_machines: bool) -> str:
-    """Return sentences for the user: what does not happen until the login is renewed, and how the supervisor gets it."""
+    """Return sentences for the user: what is suspended until the login is renewed, and how the supervisor gets it."""
     given = credentials_among(target, os.environ)
     if given:
         mending = (

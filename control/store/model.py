@@ -41,7 +41,7 @@ class Policy:
     reads: list[str] = field(default_factory=list)
     """URLs that the machines must be able to read, besides the job dir."""
     reads_on: dict[str, list[str]] = field(default_factory=dict)
-    """Cloud -> such URLs, where they differ between clouds; empty: `reads` is for all clouds."""
+    """Cloud -> URLs as in `reads`, if they differ between clouds; empty: `reads` is for all clouds."""
     images: dict[str, str] = field(default_factory=dict)
     """Role -> container image, for roles that have one."""
     grouped: bool = False
@@ -84,7 +84,7 @@ class JobRow:
     round: int
     """Number of refusals of the newest attempt's offer since machines were last obtained."""
     waits: int
-    """Tries in place since machines were last obtained, or requested elsewhere."""
+    """Number of retries in place since machines were last obtained, or requested in another place."""
     not_before: float
     """Epoch seconds before which machines are not requested again."""
     spent: Decimal | None
@@ -95,7 +95,7 @@ class JobRow:
     lease_owner: str | None
     lease_beat: int
     waiting_since: float | None = None
-    """Epoch seconds of the first of these `waits`; meaningless if there are none."""
+    """Epoch seconds of the first of the `waits`; not valid if `waits` is 0."""
 
     def dir_on(self, cloud: str) -> str:
         """Return the URL of the job's folder that machines of a cloud use."""
@@ -131,7 +131,7 @@ class Attempt:
     """US dollars per hour of the whole attempt, fixed at its launch; None: unknown."""
     token: str
     allocation: Allocation | None
-    """The machines, once launch() has answered."""
+    """The machines; None until launch() has returned."""
     cause: str
     """Why it stops: a key of decisions.GRACE_S, or the class of the error that refused the launch, or "user": the
     program asks not to be run again."""

@@ -54,8 +54,7 @@ def conclude_by_nodes(context: AttemptContext, nodes: Sequence[NodeView], *, lef
 def _charged(context: AttemptContext, nodes: Sequence[NodeView]) -> Attempt:
     """Return the attempt with adjusted budgets, and with its cost if its machines ended while no supervisor polled.
 
-    The machines are assumed to have run for UNSEEN_S after their last heartbeat; a node without heartbeats, until
-    now.
+    These are assumed to have run for UNSEEN_S after the last heartbeat; until now if a node never sent one.
     """
     attempt, now = without_caused_restarts(context.attempt, nodes), context.now
     times = [node.last_report for node in nodes if node.last_report is not None]
@@ -99,7 +98,7 @@ class Stopper:
         return False
 
     def _write_stop(self, deadline: float) -> None:
-        """Write stop.json once in this process, and signal the machines to read it."""
+        """Write stop.json and signal the machines to read it; no-op if this process has done so for the attempt."""
         context, attempt = self._context, self._context.attempt
         if context.memory.stop_written_for == attempt.number:
             return
