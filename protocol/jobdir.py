@@ -172,7 +172,7 @@ GenerationKind = Literal["failure", "interruption", "members", "closed"]
 class Generation(Record):
     """generations/<g>.json, create-only: what follows generation g - 1 of an attempt's program.
 
-    They are numbered from 2 without gaps. Each has the attempt's use of its budgets so far. `failure` and
+    They are numbered from 2 without gaps. Each counts the attempt's failures and interruptions so far. `failure` and
     `interruption`: a process died, and the program restarts on the same nodes. `members`: the supervisor changes the
     nodes. `closed` is the last: the program has ended on some node for `reason`, and is not restarted on any.
     """
@@ -205,8 +205,8 @@ class Generation(Record):
 def read_generation(job_dir: JobDir, attempt: int, number: int) -> Generation | None:
     """Return the generation with this number; None: it does not exist yet. Raises JobDirError.
 
-    An invalid record, or one with another number, counts as `closed`: its node cannot follow it either, and the
-    create-only object cannot be replaced.
+    An invalid record, or one with another number, is returned as `closed`: no node can act on it, and the create-only
+    object cannot be replaced.
     """
     key = generation_key(attempt, number)
     try:
@@ -222,7 +222,7 @@ def read_generation(job_dir: JobDir, attempt: int, number: int) -> Generation | 
 
 @dataclass(frozen=True, slots=True)
 class Claim(Record):
-    """Create-only: the machine and process that run an incarnation of a node."""
+    """claim, create-only: the machine and process that run an incarnation of a node."""
 
     machine: str
     nonce: str

@@ -252,7 +252,7 @@ class LogReader:
     ) -> tuple[list[LogLine], Cursor]:
         """Return at most `limit` lines after the cursor (None: from the beginning), and the new cursor.
 
-        Lines are ordered by attempt, then by time; no line means that there is none for now. `node` is a node's name
+        Lines are ordered by attempt, then by time; an empty list means that none is available yet. `node` is a name
         with or without its incarnation (`worker-0.1`, `worker-0`); `since` is in epoch seconds. A cursor is valid
         only for the filters it was made with. Raises JobDirError.
         """

@@ -10,7 +10,7 @@ from ..jobdir import Record
 FLEET_KEY = "fleet.json"
 WATCH_KEY = "watch.json"
 EXPIRY_GRACE_S = 60.0
-"""Seconds before a machine ends itself, or its fleet expires, at which its program saves and its node is released."""
+"""Seconds by which a program is stopped, and its node released, before its machine ends itself or its fleet expires."""
 BLOCK_ENDS_EARLY_S = 1_800.0
 """Seconds before the end of a Capacity Block at which AWS begins to terminate its machines ("Monitor Capacity Blocks
 using EventBridge"). The machines get no notice of it, so the launch passes the end to agents and fleets."""

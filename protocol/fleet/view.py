@@ -85,7 +85,7 @@ class OrderView:
         return [place for place in self.places if place.state == "held"]
 
     def place(self, name: str) -> Place:
-        """Return the state of a place; one that the order does not ask for is done."""
+        """Return the place of this name; if the order has no such place, one with the state `done`."""
         return next((place for place in self.places if place.name == name), Place(name, 0, "", "done"))
 
 

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 _POLL_LOCAL_S = 0.1
 _POLL_REMOTE_S = 1.0  # a listing of an object store costs money and tens of milliseconds
-_WATCH_S = 3.0  # between two checks that a supervisor runs
+_WATCH_S = 3.0  # seconds between two checks that a supervisor runs
 _QUIET_EVENTS = frozenset({"submitted", "launched", "ended"})  # the log's reader sees these anyway
 _NODE_END = re.compile(r"(failed|preempted|again|stopped|error): |.* again in place .*\(generation \d+\)$")
 """Matches the agent's lines on the end or restart of its program: runtime/agent/agent.py,

@@ -79,10 +79,9 @@ class JobView:
 
 
 def view(job: Job, *, machines: bool = True) -> JobView:
-    """Return a snapshot of the job. Without `machines` its job dir is not read, and the progress is the supervisor's
-    last.
+    """Return a snapshot of the job. If its job dir cannot be read, print a warning; the snapshot then has no nodes.
 
-    An unreadable job dir is a warning; the snapshot then has no nodes.
+    machines: whether to read the nodes from the job dir. If not, the progress is that which the supervisor last stored
     """
     from ....control.accounting.cost import total
     from ....protocol.jobdir import JobDirError
