@@ -74,7 +74,7 @@ class Record:
 
     @classmethod
     def from_value(cls, value: object) -> Self:
-        """Return the record of a key; None: it does not exist. Raises JobDirError, RecordError if it is invalid."""
+        """Validate a parsed JSON value and return its record. Raises RecordError if it is invalid."""
         try:
             return cls(**_fields(cls, value))
         except _MisfitError as error:

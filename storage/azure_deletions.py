@@ -1,7 +1,7 @@
 """Deletion of single blobs if Blob Storage refuses batches; obstore sends every deletion as a batch.
 
-It is not documented whether roles with conditions, which machines have, allow batches; each allows the deletion of a
-blob in the job's folder. Standard library and obstore only.
+The roles of machines have conditions. It is not documented whether such roles allow batches; they allow the deletion
+of single blobs in the job's folder. Standard library and obstore only.
 """
 
 from __future__ import annotations

@@ -70,7 +70,7 @@ _IMDS = re.compile("/latest/(api/token|meta-data/iam)")
 
 
 PLAIN_HTTP = "CLOUDGPU_AWS_PLAIN_HTTP"
-"""Set to 1, it allows an endpoint with plain http on another host."""
+"""Environment variable that, if it is 1, allows an endpoint with plain http on another host."""
 
 
 class _Connection(TypedDict, total=False):

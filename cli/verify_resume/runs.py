@@ -165,8 +165,8 @@ class Verification:
             raise _Stop(Verdict("program-failed", f"the program failed by itself: {ending}", tail=tail))
 
     def _compare(self, *runs: Path) -> dict[str, Any]:
-        """Return the output of `runtime compare` for an undisturbed run, another run and optionally a second undisturbed
-        one. Files and variables that differ between the undisturbed runs are left out."""
+        """Return the output of `runtime compare` for an undisturbed run, the run to judge and, optionally, a second
+        undisturbed run. Files and variables that differ between the undisturbed runs are left out."""
         b = runs[1]
         out = b / "comparison"
         code = self._call(["compare", *map(str, runs)], out, errors=b / "comparison-errors", cwd=Path.cwd())

@@ -79,7 +79,7 @@ class ClusterProvisioner:
         return Ended(one is not None and any(place.incarnation for place in one.places))
 
     def remove(self, allocation: Allocation, nodes: Collection[str]) -> None:
-        """No-op: the fleet itself takes the node from a lost machine."""
+        """No-op: the fleet itself gives the node of a lost machine to another machine."""
 
     def find(self, owner: Owner) -> list[Allocation]:
         found = []
@@ -211,7 +211,7 @@ def _number_of(allocation: Allocation) -> int | None:
 
 
 def _may_run(view: View, number: int | None) -> bool:
-    """Return whether machines that read the order earlier may still run it, although it can no longer be read."""
+    """Return whether machines may still run an order that can no longer be read, because they have read it before."""
     if number is None or number not in view.unreadable:
         return False
     ended_s = view.unreadable[number]

@@ -129,8 +129,8 @@ def allocation(request: LaunchRequest, cloud: str, group: str, fleet_dir: str) -
 
 
 def is_grouped(allocation: Allocation) -> bool:
-    """Return whether the allocation names its group. False also if the launch's answer was lost: find the group by the
-    token then."""
+    """Return whether the allocation names its group. It does not if the launch's response was lost; the group must
+    then be searched by the launch token."""
     return FLEET_DIR in allocation.details
 
 
