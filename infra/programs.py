@@ -28,7 +28,7 @@ class Terms:
     cap_usd_h: str | None
     """limits.price in US dollars per hour; None: no limit."""
     on_demand: int
-    """ClusterFile's value, even if the cluster has fewer machines now."""
+    """Number of on-demand machines in the cluster's file, even if the cluster has been scaled below it."""
     on_demand_usd_h: str | None = None
     """Like price_usd_h, for the machines bought on demand, which cost more; None: unknown, or there are none."""
 

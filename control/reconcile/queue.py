@@ -34,7 +34,7 @@ class Place(NamedTuple):
     number: int
     """Position, from 1, among the jobs that wait for the same resources."""
     ahead: Mapping[str, int]
-    """Resource -> amount that the jobs ahead wait for, of the resources this job wants."""
+    """Resource that this job wants -> amount of it that the jobs ahead wait for."""
 
     @property
     def pause_s(self) -> float:

@@ -10,9 +10,8 @@ from ..reconcile.steps.context import Memory
 from ..store.model import Attempt, JobRow
 
 _UNTRIED_S = 300.0
-"""Seconds after a job dir's last failure from which another one counts as its first. It exceeds the longest pause
-plus the slowest try, so the dir was not tried in between (suspended laptop, other errors), and may have been
-usable."""
+"""If a job dir's last failure is more than these seconds ago, a new failure counts as its first: this exceeds the
+longest pause between two tries, so the dir was not tried meanwhile (suspended laptop, other errors)."""
 
 
 @dataclass(slots=True)

@@ -23,8 +23,8 @@ _ENDS_S = 12.0
 _POLL_S = 0.05
 
 _judged: set[tuple[int | None, frozenset[tuple[str, str]]]] = set()
-"""Supervisors whose credentials this process has compared with an environment. Two running commands with different
-credentials therefore replace each other's supervisor only once."""
+"""(supervisor's process id, environment) pairs that this process has compared. Each pair is compared once, so that two
+running commands with different credentials do not replace each other's supervisor again and again."""
 
 
 def is_outdated(there: Running) -> bool:

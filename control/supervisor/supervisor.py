@@ -36,21 +36,21 @@ from .leases import LEASE_S, Leases, new_owner
 log = logging.getLogger("cloudgpu.supervisor")
 
 TRAINING_PATIENCE_S = 3_600.0
-"""Seconds after which a job is given up if its dir is unusable while its machines run: they may train on, or have
-ended and cost nothing. It also applies while a checkpoint is copied, as nothing is paid for then."""
+"""Seconds for which the job dir may be unusable, while the job's machines run, before the job is given up: they may
+still train, or have ended and cost nothing. Also applies while a checkpoint is copied, because nothing is paid then."""
 PATIENCE_S = 900.0
-"""Seconds after which a job without running machines is given up if its dir is unusable: longer than a short outage."""
+"""Seconds for which the job dir of any other job may be unusable before it is given up: exceeds a short outage."""
 
 _UNRECORDED = 15
-"""Number of tries, a second apart, after which a job of another account gets a reason, if it has no machines. Until
-then, another supervisor may take it."""
+"""Number of tries, a second apart, before a job without machines gets the reason that it needs another account's
+credentials. Until then, a supervisor with these credentials may take the job."""
 _PAUSE_S = (1.0, 60.0)
 """First and maximum pause in seconds after a failed step."""
 LOGIN_S = 30.0
 """Maximum pause in seconds after a step whose credentials were refused, so that renewed ones are used soon."""
 _QUIET_WANTED_S = 0.4
-"""Maximum seconds between two polls of a job of a target with a queue while others wait there, so that they start
-soon after its end."""
+"""Maximum seconds between two polls of a job on a target with a queue while other jobs wait in the queue: these can
+start soon after the polled job has ended."""
 _QUIET_CLOUD_S = (1.0, 3.0)
 """First and maximum seconds between two polls of a job while nothing changes, unless the target's poll_s overrides
 them: polls of a cloud cost money, and a hundred jobs are polled at the same rate as one."""

@@ -143,7 +143,7 @@ class Stack:
         self._contents: Contents | None = None
         """Cache of contents(), cleared by every change: each read starts the engine."""
         self._made = False
-        """The stack was created by this object, and up() has not run yet."""
+        """True from the creation of the stack by this object until up() runs: the stack is then empty."""
         self._cancelled = 0
 
     @property

@@ -46,7 +46,10 @@ class Engine(PulumiCommand):
     handlers."""
 
     def __init__(self, root: Path | None = None) -> None:
-        """`root`: folder where install() put it; None: use PATH. Raises InfraError if it is unusable."""
+        """Check that the executable can be used. Raises InfraError.
+
+        root: folder into which install() has put the engine; None: search PATH
+        """
         try:
             super().__init__(str(root) if root else None, version=_OLDEST)
         except InvalidVersionError as error:

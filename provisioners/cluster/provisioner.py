@@ -27,7 +27,7 @@ their programs."""
 LATELY_S = 3_600.0
 """Age in seconds up to which a machine's failure is reported as the reason why an order waits."""
 _PARTS = 3  # parts of a machine's name in an allocation: cluster, number of the order, place
-_POLL_S = (0.2, 5.0)  # for a folder on this computer; for a bucket
+_POLL_S = (0.2, 5.0)  # seconds between two polls of a local folder, and of a bucket
 
 
 class ClusterProvisioner:

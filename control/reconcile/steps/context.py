@@ -199,7 +199,7 @@ class AttemptContext(JobContext):
         return self.write("waiting", message, job=waiting, attempt=attempt)
 
     def begin_stop(self, cause: str, reason: str) -> bool:
-        """Ask the attempt's programs to save and end within the grace of the cause; after "peer" the job continues."""
+        """Stop the attempt: its programs have GRACE_S[cause] to save and end. After "peer" the job continues."""
         job = self.job if cause == "peer" else replace(self.job, state="stopping", cause=cause, reason=reason)
         grace = GRACE_S[cause] if self.attempt.allocation is not None else 0.0
         attempt = replace(self.attempt, state="stopping", cause=cause, deadline=self.time() + grace)
