@@ -45,7 +45,7 @@ class Report:
     changes: tuple[Change, ...]
     """Sorted by name."""
     price: Price | None
-    """None: the operation creates nothing."""
+    """Price of the stack after the operation; None: the operation creates nothing."""
     quota: str = ""
     """Result of the quota check for the machines; "": the stack has no machines."""
     findings: tuple[Finding, ...] = ()

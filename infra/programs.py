@@ -30,7 +30,7 @@ class Terms:
     on_demand: int
     """Number of on-demand machines in the cluster's file, even if the cluster has been scaled below it."""
     on_demand_usd_h: str | None = None
-    """Like price_usd_h, for the machines bought on demand, which cost more; None: unknown, or there are none."""
+    """Like price_usd_h, for the on-demand machines of a spot fleet; None: unknown, or there are none."""
 
     def price_of(self, fleet: FleetSpec) -> Decimal | None:
         """Return US dollars per hour of all machines; None: unknown."""

@@ -263,7 +263,7 @@ class Progress(Record):
     lag: float | None = None
     """Typical seconds from a save's copy until the checkpoint is durable."""
     interval: float | None = None
-    """Current interval in seconds between two saves; None: it is given in steps."""
+    """Current interval in seconds between two saves; None: the interval is given in steps."""
     mean: float | None = None
     """Current estimate of the seconds between two interruptions."""
 
@@ -304,11 +304,11 @@ class Span(Record):
     generation: int
     started: float
     first_step: float | None = None
-    """When the first finished step was seen, accurate to a heartbeat; None: no step was seen."""
+    """Time at which the first finished step was seen, accurate to a heartbeat; None: no step was seen."""
     ended: float | None = None
-    """When its last process ended."""
+    """Time at which the last process of the generation ended; None: it runs."""
     reason: str = ""
-    """Why it ended; "" while it lasts, and after success."""
+    """Why the generation ended; "" while it lasts, and after success."""
     progress: Annotated[dict[str, Any], Progress] | None = None
     """Last Progress of this generation, as JSON."""
 
@@ -319,13 +319,13 @@ class Timeline(Record):
 
     claimed: float
     setup: float | None = None
-    """When the code was downloaded and the setup began."""
+    """Time at which the code was downloaded and the setup began."""
     ready: float | None = None
-    """When the setup was done and the program could start."""
+    """Time at which the setup was done and the program could start."""
     spans: list[Annotated[dict[str, Any], Span]] = field(default_factory=list)
     """Span objects as JSON, oldest first."""
     ended: float | None = None
-    """When all staged data was written."""
+    """Time at which all staged data was written."""
 
 
 NoticeKind = Literal["preempt", "terminate", "reboot", "maintenance", "freeze"]
@@ -374,7 +374,7 @@ class Signal(Record):
     """signal.json: an attempt's machines poll it, and read stop.json and notice.json when it has changed."""
 
     nonce: str
-    """Makes each signal differ from the previous one."""
+    """Random text that makes each signal differ from the previous one."""
     watch_s: float = 0.0
     """Seconds, from when a machine sees it, for which a command watches the job; 0: no command does."""
 
@@ -400,7 +400,7 @@ class Result(Record):
     ended: float
     progress: Annotated[dict[str, Any], Progress] | None = None
     final: bool = False
-    """The program declares that running it again is pointless."""
+    """True if the program declares that running it again is pointless."""
     timeline: Annotated[dict[str, Any], Timeline] | None = None
     """Timeline as JSON."""
 

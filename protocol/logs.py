@@ -59,10 +59,10 @@ class LogLine:
     """Rank of the process; None: a line of the agent or the setup."""
     stream: Stream
     text: str
-    """Without the line end; bytes that are not UTF-8 are replaced by U+FFFD."""
+    """Text without the line end; bytes that are not UTF-8 are replaced by U+FFFD."""
     attempt: int
     partial: bool = False
-    """The line continues in the next one of the same node, rank and stream (very long lines, prompts)."""
+    """True if the line continues in the next one of the same node, rank and stream (very long lines, prompts)."""
 
 
 class SteadyClock:
@@ -94,7 +94,7 @@ class LogWriter:
         self._closing = False
         self._pace = pace or Pace(free=True)
         self._urgent = False
-        """Queued lines must be written soon, even in the steady state."""
+        """True if queued lines must be written soon, even in the steady state."""
         self._changed = threading.Condition()
         self._chunk, self._content = chunk, b""
         self._members = b""  # kept until the write is confirmed: a write may succeed although its response is lost

@@ -62,9 +62,9 @@ class Segment:
     """Rows between two points of a history."""
 
     name: str
-    """Name of the checkpoint that it was written with."""
+    """Name of the checkpoint with which the segment was written."""
     parent: str | None
-    """Name of the closed segment before it; None: it is the first."""
+    """Name of the closed segment before this one; None: this is the first."""
     closed: bool
     lines: list[bytes] = field(default_factory=list)
     """Serialized rows."""

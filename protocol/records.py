@@ -26,7 +26,7 @@ MOST_CHARACTERS = 64 << 10
 MOST_DEPTH = 32
 """Maximum levels of lists and objects in a value that may be any JSON."""
 MOST_INTEGER = 1 << 53
-"""Maximum magnitude of integers: every reader of JSON holds these exactly."""
+"""Maximum magnitude of integers: up to 2**53, every JSON reader represents them exactly."""
 MOST_NUMBER = 6e10
 """Maximum magnitude of other numbers, all of which are times in seconds: calendars end 200,000,000,000 s from now."""
 _SHOWN = 40
@@ -54,7 +54,7 @@ class Record:
     MOST_BYTES: ClassVar[int] = MOST_BYTES
     MOST_CHARACTERS: ClassVar[int] = MOST_CHARACTERS
     IS_LENIENT: ClassVar[bool] = False
-    """Invalid fields get their defaults; every field of such a class has one."""
+    """If true, invalid fields get their defaults; every field of such a class has a default."""
 
     @classmethod
     def read(cls, job_dir: JobDir, key: str) -> Self | None:

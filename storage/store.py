@@ -25,7 +25,7 @@ class Entry:
     modified: float
     """Epoch seconds of the store's clock."""
     etag: str = ""
-    """Changes with the content; "" if the store has none."""
+    """Entity tag, which changes with the content; "": the store has none."""
 
     @classmethod
     def of(cls, meta: ObjectMeta, folder: str = "") -> Entry:

@@ -21,25 +21,26 @@ class Times:
     """Paid seconds by use; they add up to the paid time."""
 
     productive: float = 0.0
-    """Spent in training steps that count."""
+    """Seconds in training steps that count."""
     redone: float = 0.0
-    """Spent in training steps that were lost and repeated later."""
+    """Seconds in training steps that were lost and repeated later."""
     blocked: float = 0.0
-    """Training was blocked by a save."""
+    """Seconds for which saves blocked the training."""
     boot: float = 0.0
-    """From the launch request until the first machine reported: queue, boot, installation of the agent."""
+    """Seconds from the launch request to the first machine's report: queue, boot, installation of the agent."""
     setup: float = 0.0
-    """Downloading the code and running the job file's `setup`."""
+    """Seconds of downloading the code and running the job file's `setup`."""
     start: float = 0.0
-    """From the start of the program to its first step, without the restore: imports, compilation, data."""
+    """Seconds from a program start to the first step, without the restore: imports, compilation, data."""
     restore: float = 0.0
-    """Reading a checkpoint and seeking to its position in the data."""
+    """Seconds of reading checkpoints and seeking to their position in the data."""
     pause: float = 0.0
-    """Between the end of a program and its next start on the same machines."""
+    """Seconds between the end of the program and its next start on the same machines."""
     ending: float = 0.0
-    """From the program's end, or its last report, until all machines were gone: detection, last writes, termination."""
+    """Seconds from the program's end, or its last report, until all machines were gone: detection, last writes,
+    termination."""
     other: float = 0.0
-    """The program ran outside of its steps, or reported nothing."""
+    """Seconds in which the program ran outside of its steps, or reported nothing."""
 
     @property
     def restart(self) -> float:
@@ -63,7 +64,7 @@ class Run:
 
     span: Span
     progress: Progress | None
-    """None: it reported no progress."""
+    """Progress at the end of the run; None: the program reported none."""
     redone: int = 0
     """Steps that a later run had to repeat."""
     lost: float = 0.0

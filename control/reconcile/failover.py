@@ -36,7 +36,7 @@ class Reaction:
     concerns: Callable[[Offer, Offer], bool]
     """(an offer, the refused offer): whether the offer would be refused as well in the same place."""
     reach: Mapping[str, str]
-    """Scope of the refusal -> scope that it closes."""
+    """Scope of the refusal -> scope in which places are closed."""
 
 
 _AS_SAID = {"attempt": "zone", "zone": "zone", "region": "region", "market": "cloud", "cloud": "cloud"}

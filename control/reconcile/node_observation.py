@@ -81,7 +81,7 @@ class NodeCache:
     """Cached observations of a node. A new process starts with an empty cache and reaches the same result."""
 
     end: NodeEnd | None = None
-    """None: it has not ended. Final, because a result is written once."""
+    """End of the node, which never changes; None: the node has not ended."""
     progress: Progress | None = None
     timeline: Timeline | None = None
     begun: bool = False
@@ -90,17 +90,17 @@ class NodeCache:
     gpu_idle_s: float | None = None
     sequence: int = -1
     damage: str = ""
-    """Error of reading its last heartbeat; "": none."""
+    """Error of reading the node's last heartbeat; "": none."""
     returning: bool = False
-    """Its provider has begun to restart it since the last heartbeat."""
+    """True if the provider has begun to restart the machine since its last heartbeat."""
     silence_s: float = SILENT_S
-    """Seconds without a new heartbeat after which it is lost."""
+    """Seconds without a new heartbeat after which the node is lost."""
     heard: float | None = None
     """Monotonic time at which a new heartbeat was last read, or the node was first polled; None: not polled yet."""
     last_report: float | None = None
-    """See NodeView."""
+    """Time of the node's last report; see NodeView."""
     read: float = -math.inf
-    """Monotonic time of the last read of its heartbeat and result."""
+    """Monotonic time of the last read of the node's heartbeat and result."""
 
 
 @dataclass(slots=True)
@@ -112,7 +112,7 @@ class AttemptCache:
     last_poll: float | None = None
     """Monotonic time of the last poll of its machines; None: this process has not polled yet."""
     went_unseen: bool = False
-    """All its machines are gone, and they ended during more than UNSEEN_S without a poll."""
+    """True if all machines are gone, and they ended during more than UNSEEN_S without a poll."""
 
     def record_poll(self, now: float, *, gone: bool) -> None:
         """Record a poll. `now`: monotonic time; `gone`: all machines are gone."""

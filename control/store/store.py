@@ -39,7 +39,7 @@ class Change:
     job: JobRow
     kind: str
     message: str
-    """Empty: no event is written."""
+    """Message of the event; "": no event is written."""
     time: float
     attempt: Attempt | None = None
     to_job: JobRow | None = None
@@ -57,7 +57,7 @@ class ActiveJob(NamedTuple):
     """Epoch seconds."""
     goal: str
     target: str
-    """Cloud of its newest attempt; "" without an attempt."""
+    """Cloud of the job's newest attempt; "": it has no attempt."""
 
 
 class Changes(NamedTuple):
@@ -71,7 +71,7 @@ class Changes(NamedTuple):
 
 
 _IDS_PER_QUERY = 500
-"""Maximum number of ids per query, as databases limit its parameters."""
+"""Maximum number of ids per query, because databases limit the number of parameters."""
 _NEWEST = "attempts.job_id = jobs.id AND attempts.number = jobs.attempt"
 _WITH_TARGET = (
     f"SELECT jobs.id, jobs.updated, jobs.goal, jobs.ended, attempts.offer FROM jobs LEFT JOIN attempts ON {_NEWEST}"

@@ -43,7 +43,7 @@ class Watched:
     target: str
     """Target of the newest attempt; "" without an attempt."""
     job: JobRow | None = None
-    """None: it must be read again because it may have changed. A stale row only loses a race: see Store.apply()."""
+    """The job's row; None: read it again, as it may have changed. A stale row only loses a race: see Store.apply()."""
     attempt: Attempt | None = None
     changes: int = 0
     """Number of known changes; rows that were read before a change are not kept."""
@@ -51,7 +51,7 @@ class Watched:
     """Last pause in seconds while nothing changed; 0: something changed."""
     trouble: Trouble | None = None
     damage: str = ""
-    """Why its row in the store cannot be read; "": it can."""
+    """Error of reading the job's row in the store; "": none."""
 
     def expire(self) -> None:
         """Make the next step read the rows again."""

@@ -35,9 +35,9 @@ class Running:
     """The running supervisor, as described in its lock file."""
 
     pid: int | None = None
-    """None: unknown."""
+    """Process id of the supervisor; None: unknown."""
     version: str = ""
-    """Version of cloudgpu; "": a version that did not record it."""
+    """Version of cloudgpu; "": too old to record its version."""
     started: float | None = None
     """Epoch seconds."""
     by_command: bool = False

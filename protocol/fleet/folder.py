@@ -34,7 +34,7 @@ class _Mark:
 
     key: str
     written: float
-    """Monotonic time of its last write."""
+    """Monotonic time of the object's last write."""
     modified: float | None = None
     """Store's time of that write, taken only from the next listing: a later one may show a write of another process."""
 

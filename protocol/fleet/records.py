@@ -45,7 +45,7 @@ class Order(Record):
     token: str
     """Launch token, by which a repeated launch finds its order."""
     owner: str
-    """See Owner.name."""
+    """Owner tag of the job's resources; see Owner.name."""
     job_dir: str
     job_sha256: str
     agent_key: str
@@ -85,7 +85,7 @@ class End(Record):
     by: str
     time: float
     unserved: bool = False
-    """True if it ended because there were no machines for it."""
+    """True if the order ended because there were no machines for it."""
 
 
 @dataclass(frozen=True, slots=True)

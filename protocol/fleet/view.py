@@ -23,17 +23,17 @@ class Place:
     """A node that an order asks for, in its newest incarnation."""
 
     name: str
-    """The node's name without its incarnation, as `worker-0`."""
+    """Name of the node without its incarnation, e.g. `worker-0`."""
     incarnation: int
-    """Number of the newest incarnation; 0: it has not been claimed yet."""
+    """Number of the newest incarnation; 0: no machine has claimed the node yet."""
     machine: str
-    """Machine that claimed it; "": none."""
+    """Name of the machine that claimed this incarnation; "": none."""
     state: State
     outcome: str = ""
-    """Outcome of the node, if it is done."""
+    """Outcome of the node if `state` is `done`, else ""."""
     claimed: float = 0.0
     ended: float = 0.0
-    """Epoch seconds of its end by the store's clock, if it is done."""
+    """Epoch seconds, by the store's clock, of the node's end if `state` is `done`."""
 
     @property
     def node(self) -> str:
@@ -58,7 +58,7 @@ class OrderView:
     places: Sequence[Place]
     end: End | None
     age: float
-    """Seconds since it was written, by the store's clock."""
+    """Seconds since the order was written, by the store's clock."""
     ran_s: float = 0.0
     """Seconds since the first of its nodes was claimed, by the store's clock; 0: none has been."""
 

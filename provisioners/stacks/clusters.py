@@ -32,7 +32,7 @@ class Cluster:
     backend: str
     """URL of the Pulumi backend."""
     owner: str
-    """Value of Owner.name with which its machines are tagged."""
+    """Value of Owner.name with which the cluster's machines are tagged."""
     account: str
     """Value of infra.settings.InfraSettings.account."""
     fleet: FleetSpec
@@ -41,12 +41,12 @@ class Cluster:
     group: str
     """aws: name of the Auto Scaling group. gcp: self link of the instance group. azure: id of the scale set."""
     fleet_dir: str
-    """URL of the fleet folder, where its machines read their orders."""
+    """URL of the fleet folder, in which the machines find their orders."""
     price_usd_h: str | None = None
     """Price of one machine with its disk (an average if there are two markets), as the text of a Decimal; None:
     unknown."""
     expires: float | None = None
-    """Epoch seconds at which its machines terminate themselves; None: never."""
+    """Epoch seconds at which the machines terminate themselves; None: never."""
 
     @property
     def cloud(self) -> str:

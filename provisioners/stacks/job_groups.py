@@ -50,7 +50,7 @@ class Prepared(NamedTuple):
     infrastructure: Infrastructure
     """Infra stack with the network and the machines' role."""
     fleet_dir: str
-    """URL of the fleet folder, where its machines read their order."""
+    """URL of the fleet folder, in which the machines find their order."""
     boot: str
     """User data or startup script of the template: the result of fleet_boot()."""
 
@@ -60,7 +60,7 @@ class GroupState(NamedTuple):
 
     exists: bool
     machines: int
-    """Number of its machines that are billed: all but terminated ones."""
+    """Number of machines in the group that are billed: all but terminated ones."""
     trouble: ProvisionError | None = None
     """Why the group gets no machines, if the provider says so."""
     size: int | None = None

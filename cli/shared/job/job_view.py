@@ -25,7 +25,7 @@ class NodeView:
     heartbeat: Heartbeat | None
     result: Result | None
     is_readable: bool = True
-    """False if its newest records could not be read."""
+    """False if the machine's newest records could not be read."""
 
     @property
     def phase(self) -> str:

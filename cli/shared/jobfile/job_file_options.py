@@ -39,7 +39,7 @@ class _Flag(NamedTuple):
     metavar: str
     help: str
     many: bool = False
-    """True if it may be repeated, for a list in order of preference."""
+    """True if the flag may be repeated, for a list in order of preference."""
 
 
 FLAGS = (

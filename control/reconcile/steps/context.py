@@ -39,13 +39,13 @@ class Memory:
     stop_written_for: int = 0
     """Number of the attempt whose stop.json this process has written."""
     queued: bool = False
-    """All machines of the attempt were in the provider's queue at the last poll."""
+    """True if all machines of the attempt were in the provider's queue at the last poll."""
     queue: str = ""
-    """The provider's message about its queue: the position, or why there is no machine."""
+    """Provider's message about its queue: the position, or why there is no machine."""
     saw_unknown_node: bool = False
     """A machine of the attempt runs a node that the attempt's row does not list: the nodes may have been replaced."""
     machines_gone: bool = False
-    """All machines of the attempt were gone at the last poll."""
+    """True if all machines of the attempt were gone at the last poll."""
     first_launch_of: int = 0
     """Number of the attempt for which this process sends the first launch request."""
     pause_s: float = 0.0
@@ -88,7 +88,7 @@ class JobContext:
         self.job = job
         self.attempt = attempt
         self.now = memory.time.now()
-        """The job's time when the step began."""
+        """Job's time (see JobTime) when the step began."""
 
     def time(self) -> float:
         """Return the job's current time."""
