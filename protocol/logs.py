@@ -35,12 +35,12 @@ GATHERED_BYTES = 2 << 20
 BUFFER_BYTES = 8 << 20
 """Maximum bytes of JSON in the queue."""
 
-_GATHER_S = 0.05  # time that a line waits for others to be written with it
-_INTERVAL_S = (0.15, 1.0)  # between two writes: first and maximum, the latter for continuous output
+_GATHER_S = 0.05  # seconds for which a line waits for further lines, to be written with them
+_INTERVAL_S = (0.15, 1.0)  # seconds between two writes: after silence, and at most, with continuous output
 _FAR_INTERVAL_S = (0.15, 1.5)  # the same for an object store, where each write costs money
-_IDLE_S = 3.0  # silence after which the interval is short again
+_IDLE_S = 3.0  # seconds without lines after which the interval is short again
 _RETRY_S = (0.2, 5.0)
-_CLOCKS_APART_S = 600.0  # maximum difference between a machine's clock and the store's
+_CLOCKS_APART_S = 600.0  # maximum seconds of difference between a machine's clock and the store's
 _MEMBER_LIMIT = 4 << 20  # maximum bytes of an unpacked member: MEMBER_BYTES and one line of escaped characters
 _WINDOW = 512 << 10  # minimum bytes per ranged read of an object, unless fewer are left
 _ATTEMPT = re.compile(r"\d{4,9}", re.ASCII)

@@ -82,7 +82,7 @@ class BlobStorage:
         try:
             obstore.delete(connection, path)
         except BaseError as error:
-            from . import azure_deletions  # imports http
+            from . import azure_deletions  # late, as it imports http
 
             if not azure_deletions.is_batch_refused(str(error)):
                 raise

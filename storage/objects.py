@@ -35,7 +35,12 @@ Storage, whose multipart uploads are modelled on S3's."""
 
 _SMALL = 1 << 20  # bytes that can be sent within the `read_timeout` even over a slow link
 
-_CREATE_PAUSES_S = (0.1, 0.3, 1.0, 3.0)  # after a create was refused although no object exists
+_CREATE_PAUSES_S = (
+    0.1,
+    0.3,
+    1.0,
+    3.0,
+)  # seconds before each retry of a create that was refused although no object exists
 _COPY_PAUSE_S = 0.5
 REFUSED_S = 60.0
 """Maximum seconds for which a refusal (403, 401) is retried: a new role is effective only after a while."""

@@ -308,7 +308,9 @@ def _quota(fleet: FleetSpec, more: int) -> str:
     return "enough, according to the provider"
 
 
-def _save_record(it: Stack, outputs: Any, settings: FleetSettings, terms: Terms | None = None) -> Cluster:  # JSON
+def _save_record(
+    it: Stack, outputs: Any, settings: FleetSettings, terms: Terms | None = None
+) -> Cluster:  # JSON outputs
     """Save the stack's outputs as a Cluster record on this computer, where jobs find it."""
     from ...infra.programs import TERMS, Terms
     from ...infra.settings import OUTPUT, FleetOutputs, read_output

@@ -123,7 +123,7 @@ def _needed(nodes: Sequence[NodeView]) -> Sequence[NodeView]:
     return [node for node in nodes if node.role not in serving] or nodes
 
 
-# The first outcome in this list that any node has decides. A program also fails when its peer vanishes (its
+# The attempt gets the first outcome in this list that any node has. A program also fails when its peer vanishes (its
 # connection breaks), so ends of machines precede ends of programs; requested stops come last.
 _PRECEDENCE = ("error", "preempted", "lost", "failed", "again", "stopped", "succeeded")
 

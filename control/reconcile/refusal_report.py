@@ -23,7 +23,7 @@ CLASSES = {
 }
 """Names of the error classes in messages."""
 
-# Providers put places, numbers and ids into their messages; without these, equal reasons compare equal.
+# Providers put places, numbers and ids into their messages. These are removed before messages are compared.
 _NAMES = re.compile(r"[\w.:/-]*\d[\w.:/-]*|\bhttps?://\S+")
 _SEVERAL = re.compile(r"…(?:[,\s]+(?:and\s+|or\s+)?…)+")
 

@@ -140,7 +140,7 @@ class WorkerPool:
         while not self._closed.wait(self._supervisor.lease_s / 3):
             try:
                 self._supervisor.renew()
-            except StoreError as error:  # a process that takes over cannot write either
+            except StoreError as error:  # the store is down for all processes, so none can take over
                 log.warning("leases were not renewed: %s", error)
             except Exception:
                 log.exception("leases were not renewed")

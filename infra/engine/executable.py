@@ -73,7 +73,7 @@ class Engine(PulumiCommand):
         """Run a command; overrides PulumiCommand.run(), which the Automation API calls."""
         words = [self.command, "--non-interactive", *args]
         env = {**os.environ, **additional_env, "PULUMI_AUTOMATION_API": "true"}
-        if Path(self.command).is_absolute():  # its language host and other bundled plugins
+        if Path(self.command).is_absolute():  # the engine finds its bundled plugins on PATH
             env["PATH"] = os.pathsep.join((str(Path(self.command).parent), env.get("PATH", os.defpath)))
         self.failed = None
         with subprocess.Popen(

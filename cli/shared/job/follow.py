@@ -32,8 +32,8 @@ _NODE_END = re.compile(r"(failed|preempted|again|stopped|error): |.* again in pl
 """Matches the agent's lines on the end or restart of its program: runtime/agent/agent.py,
 runtime/agent/node_program.py."""
 _READ_LINES = 50_000
-_WRITE_LINES = 500  # between two checks for Ctrl-C
-_NAP_S = 0.05  # maximum delay until Ctrl-C is noticed
+_WRITE_LINES = 500  # maximum lines to print between two checks for Ctrl-C
+_NAP_S = 0.05  # maximum seconds until Ctrl-C is noticed
 
 
 class Followed(Protocol):

@@ -59,7 +59,8 @@ class NodeReplacer:
         return left_in_place(policy, [*earlier, attempt]).interruptions
 
     def _regroup(self, attempt: Attempt, regroup: Regroup, nodes: Mapping[str, NodeView]) -> bool:
-        """Write the next generation, with these members. If a node has written it first, take the node's."""
+        """Write the next generation, with these members; if a node has written it first, take the node's. Return
+        whether anything changed."""
         number = len(attempt.generations) + 2
         before = attempt.generations[-1] if attempt.generations else None
         record = Generation(

@@ -84,7 +84,7 @@ class Launcher:
         return context.write("waiting", f"waiting: {short}", job=replace(context.job, cause="capacity", reason=short))
 
     def _refuse(self, message: str) -> bool:
-        """Handle a lack of capacity that was found before machines were requested."""
+        """Handle a lack of capacity that was found before machines were requested, like a refusal. Returns True."""
         return self._refusals.handle(ProvisionError("capacity", message), first=True)
 
     def _is_unwanted(self) -> bool:
@@ -96,7 +96,8 @@ class Launcher:
         return False
 
     def _prepare(self) -> bool:
-        """Write the records for the machines, and then the attempt's row with the start of the paid time."""
+        """Write the records for the machines, and then the attempt's row with the start of the paid time. Returns True,
+        also if the attempt was refused or failed instead."""
         context = self._context
         context.memory.first_launch_of = context.attempt.number
         if self._reprice():
@@ -133,7 +134,7 @@ class Launcher:
         return ""
 
     def _announce(self, message: str, nodes: tuple[NodeRequest, ...] | None) -> bool:
-        """Write the attempt's row before machines are requested: start of the paid time, account, nodes."""
+        """Write the attempt's row before machines are requested: start of paid time, account, nodes. Returns True."""
         context = self._context
         account = context.attempt.account
         if account is None:

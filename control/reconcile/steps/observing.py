@@ -77,7 +77,8 @@ class Observer:
 
 
 def write_generation(context: AttemptContext, attempt: Attempt, record: Generation) -> bool:
-    """Write the next generation of an attempt. `attempt`: its row, with adjusted counts of the earlier generations."""
+    """Add a generation to an attempt's row; return True. `attempt`: the row, with adjusted counts of earlier
+    generations."""
     subject = "" if record.kind == "members" else f"{record.node}: "
     message = f"{subject}{record.reason}; the program starts again in place (generation {record.generation})"
     restarted = replace(attempt, generations=(*attempt.generations, record))

@@ -25,7 +25,7 @@ _UNKNOWN = Ended(has_started=False)
 
 
 def conclude(context: AttemptContext, verdict: Verdict, attempt: Attempt | None = None) -> bool:
-    """Write the outcome before the machines are terminated, so that their termination does not change the verdict.
+    """Write the outcome before the machines are terminated, so that their end does not change it. Returns True.
 
     `attempt`: its row with further changes.
     """
@@ -45,7 +45,10 @@ def conclude(context: AttemptContext, verdict: Verdict, attempt: Attempt | None 
 
 
 def conclude_by_nodes(context: AttemptContext, nodes: Sequence[NodeView], *, left: str = AT_DEADLINE) -> bool:
-    """Write the outcome once all members have ended or run out of time; `left`: reason for nodes that still run."""
+    """Write the outcome that follows from the views of all members. Returns True.
+
+    `left`: reason to record for nodes that still run
+    """
     verdict = attempt_outcome(nodes, left=left)
     timeline = read_whole_timeline(context.job_dir, context.attempt) or verdict.timeline
     return conclude(context, replace(verdict, timeline=timeline), _charged(context, nodes))
@@ -78,7 +81,9 @@ class Stopper:
         context, observer = self._context, Observer(self._context)
         job, attempt, now = context.job, context.attempt, context.now
         end = wanted_end(job, attempt, now)
-        if end is not None and job.state != "stopping":  # the user cancelled while its peers were being stopped
+        if (
+            end is not None and job.state != "stopping"
+        ):  # cancelled or at a limit while nodes are stopped because a peer ended
             stopping = replace(job, state="stopping", cause=end.cause, reason=end.reason)
             return context.write("stopping", end.reason, job=stopping)
         deadline = attempt.deadline or 0.0
