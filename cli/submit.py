@@ -178,7 +178,7 @@ _LARGE_CODE = (
 
 
 def _ship(loaded: LoadedSpec, plan: Plan) -> tuple[Job, bool]:
-    """Submit the job; return it, and whether Ctrl-C was pressed after it could have been created."""
+    """Submit the job; return the job, and whether Ctrl-C was pressed while it was being stored."""
     from ..control.jobs import submit
 
     interrupts, is_large = Interrupts(), False

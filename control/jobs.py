@@ -79,7 +79,7 @@ class Job:
 
     @property
     def exit_code(self) -> int | None:
-        """Exit code of the user's program (negative: killed by that signal) if it ended the job."""
+        """Exit code of the user's program (negative: killed by that signal); None: the job did not end by it."""
         return self.row.exit_code
 
     @property
@@ -124,7 +124,7 @@ class Job:
 
     @property
     def offers(self) -> list[Offer]:
-        """Offers it was submitted with, in order of preference."""
+        """Offers with which the job was submitted, in order of preference."""
         return list(self.row.offers)
 
     @property

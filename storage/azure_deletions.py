@@ -36,7 +36,7 @@ _SIGNED = datetime.timedelta(minutes=15)
 
 
 def is_batch_refused(message: str) -> bool:
-    """Return whether a whole batch was refused, which says nothing about its single blobs. Uses obstore's message."""
+    """Return whether an error of obstore means that a whole batch was refused; single deletions may be permitted."""
     return _REFUSED.search(message) is not None
 
 

@@ -133,7 +133,7 @@ class BucketStore:
         return f"{self._inside}{key}"
 
     def _under(self, prefix: str) -> str:
-        """Return the prefix, in the whole bucket, of keys in a folder of this one."""
+        """Return the prefix in the whole bucket for a folder in this store."""
         return self._at(f"{prefix.rstrip('/')}/") if prefix else self._inside
 
     @contextlib.contextmanager
@@ -148,7 +148,7 @@ class BucketStore:
             raise FileNotFoundError(key) from error
 
     def _hides_missing(self, key: str) -> bool:
-        """Return whether a refusal to read means a missing object, by a listing of its folder.
+        """List the folder of an object whose read was refused; return True if the object is missing.
 
         A listing costs a dozen times as much as a GET, so for a key that is polled it is made once in _HIDDEN_S.
         """

@@ -43,7 +43,7 @@ class Service(Protocol):
 
     @property
     def max_copy_s(self) -> float:
-        """Maximum seconds from the response to a copy request to the complete copy; 0: it is complete then."""
+        """Maximum seconds from the response to a copy request until the copy is complete; 0: complete at once."""
 
     def portable(self) -> str:
         """Return the URL including parts that come from this computer's environment. Raises CredentialsError."""

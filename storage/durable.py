@@ -29,7 +29,7 @@ def flush_folder(folder: Path) -> None:
 
 
 def flush_file(path: Path) -> None:
-    """Make the content of a file durable across a power failure, if other code has written it."""
+    """Make the content of a file, which other code has written, durable across a power failure."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

@@ -247,7 +247,7 @@ class JobDir:
             return empty
 
     def _await_copy(self, key: str, to: str) -> None:
-        """Wait until a copy has its content."""
+        """Wait until a copy has the size of its source. Raises JobDirError after the store's `max_copy_s`."""
         size, seconds = self.size(key), self._store.max_copy_s
         until = time.monotonic() + seconds
         while self.size(to) != size:
@@ -296,8 +296,8 @@ class JobDir:
             pause = min(2 * pause, _RETRY_PAUSES_S[1])
 
     def _call_once(self, doing: str, call: Callable[[], _T], *, moved: bool = False) -> _T:
-        """Send a request and convert its errors. `moved`: the bucket's region has been looked up for this call. A
-        region that this process knows does not prove that: another thread may have found it meanwhile."""
+        """Send a request and convert its errors. If the bucket is in another region, look the region up and send the
+        request once more, with `moved`."""
         try:
             return call()
         except AlreadyExistsError as error:

@@ -219,7 +219,8 @@ def _bucket(url: str) -> str:
 
 
 def _from_files() -> Callable[[], S3Credential] | None:
-    """Return a provider of credentials from botocore if there are files for it. Raises CredentialsError."""
+    """Return a provider of the credentials that botocore reads from files; None: there are none of its files, or no
+    botocore. Raises CredentialsError if files are needed and botocore is missing."""
     there = [name for name, usual in _FILES if Path(os.environ.get(name) or usual).expanduser().is_file()]
     if not there and not os.environ.get("AWS_PROFILE"):
         return None

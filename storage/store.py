@@ -58,7 +58,7 @@ class Store(Protocol):
 
     @property
     def max_copy_s(self) -> float:
-        """Maximum seconds from the response to a copy request to the complete copy; 0: it is complete then."""
+        """Maximum seconds from the response to a copy request until the copy is complete; 0: complete at once."""
 
     def renew(self) -> None:
         """Reconnect with the current settings and credentials, unless that was done recently."""

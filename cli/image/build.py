@@ -42,7 +42,7 @@ def probe(engine: str, base: str, python: str) -> Base:
 def make_context(folder: Path, base: Base, *, wheel: Path | None = None, constraints: Path | None = None) -> None:
     """Write the image's build context: the Containerfile, and wheels/ with cloudgpu and what it depends on.
 
-    `wheel`: cloudgpu's own, if it has been built. `constraints`: a file of versions for pip.
+    `wheel`: wheel of cloudgpu; None: build or download it. `constraints`: pip's constraints file with versions.
     """
     containerfile = resources.files("cloudgpu.runtime.image") / "Containerfile"
     (folder / "Containerfile").write_text(containerfile.read_text())

@@ -177,8 +177,8 @@ def read_furthest(job_dir: JobDir, attempt: Attempt) -> Reported | None:
 
 
 def read_whole_timeline(job_dir: JobDir, attempt: Attempt) -> Timeline | None:
-    """Return the merged timeline of an attempt whose nodes were replaced; None: they were not, so each node's is
-    complete. Raises JobDirError."""
+    """Return the merged timeline of an attempt whose nodes were replaced. None: no node was replaced, so that each
+    node's timeline is complete. Raises JobDirError."""
     if not any(record.kind == "members" for record in attempt.generations):
         return None
     timelines = [
@@ -262,8 +262,8 @@ def _look_at(  # noqa: PLR0917 - see observe_nodes()
 
 
 def _read_heartbeat(job_dir: JobDir, folder: str, watch: NodeCache) -> int:
-    """Copy the heartbeat into `watch` and return its number. If the heartbeat is invalid, the node counts as silent
-    until the next valid one."""
+    """Read the heartbeat, copy it into `watch` and return its sequence number; _MISSING or _UNREADABLE if there is no
+    valid one. After an invalid heartbeat, the node counts as silent until the next valid one."""
     try:
         heartbeat = Heartbeat.read(job_dir, f"{folder}heartbeat.json")
     except RecordError as error:

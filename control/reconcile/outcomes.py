@@ -55,13 +55,13 @@ class NodeView:
 
     @property
     def generation(self) -> int:
-        """Current generation of its program; 0: none yet."""
+        """Number of the program's current generation on this node; 0: none yet."""
         spans = spans_of(self.timeline)
         return spans[-1].generation if spans else 0
 
 
 class HasProgress(Protocol):
-    """Any view of a node that has its progress."""
+    """Protocol of node views that have the program's progress."""
 
     @property
     def progress(self) -> Progress | None: ...
@@ -114,7 +114,7 @@ def must_stop_peers(nodes: Sequence[NodeView]) -> NodeView | None:
 
 
 def _needed(nodes: Sequence[NodeView]) -> Sequence[NodeView]:
-    """Return the nodes whose work is the job's work; once they have ended, the others are idle.
+    """Return the nodes that do the training; when these have ended, the other nodes have nothing left to do.
 
     With a chief and parameter servers, TensorFlow's workers are servers too: they get their steps from the chief.
     """

@@ -86,6 +86,6 @@ class Queue:
             self._skipped.add(job_id)
 
     def restore(self, job_id: str) -> None:
-        """Return a job to its place after skip(); also forgets a job that ended."""
+        """Undo skip(): the job gets its place in the queue again. Also called for a job that has ended."""
         with self._lock:
             self._skipped.discard(job_id)

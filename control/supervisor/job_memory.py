@@ -37,7 +37,7 @@ class Trouble:
 
 @dataclass(slots=True)
 class Watched:
-    """The memory of one job: its rows as last read, and its troubles."""
+    """A supervisor's memory of one job: the rows as last read, and the failures of its steps."""
 
     memory: Memory
     target: str

@@ -28,8 +28,9 @@ running commands with different credentials do not replace each other's supervis
 
 
 def is_outdated(there: Running) -> bool:
-    """Return whether any command should replace the supervisor: its version is older, or this process has different
-    credentials for all accounts that active jobs need. A newer supervisor, or one that is a service, is kept."""
+    """Return whether a command should replace the supervisor: its version is older than this one, or its credentials
+    differ from this process's, which has those of all accounts that active jobs need. A newer supervisor, and one that
+    runs as a service, is kept."""
     if not there.is_replaceable:
         return False
     if _version(there.version) != _version(__version__):

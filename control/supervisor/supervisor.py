@@ -260,7 +260,7 @@ class Supervisor:
     def _advance(
         self, job: JobRow, attempt: Attempt | None, watched: Watched, lane: Lane | None
     ) -> tuple[float, Lane | None]:
-        """Return when the job is due again, and the lane it needs instead of this one.
+        """Take a step; return the monotonic time at which the job is due again, and the lane it needs if not `lane`.
 
         An error in one job is written to its events and never stops the others.
         """
@@ -303,7 +303,7 @@ class Supervisor:
         return self._clock.monotonic()
 
     def _failed(self, job: JobRow, attempt: Attempt | None, watched: Watched, error: Exception) -> float:
-        """Return when to retry after a failed step."""
+        """Handle a failed step; return the monotonic time of the retry."""
         if isinstance(error, ProvisionError) and error.code == OTHER_ACCOUNT:
             return self._other_account(job, attempt, watched, error)
         self._note_login(job, attempt, watched, error)
@@ -322,7 +322,7 @@ class Supervisor:
         return self._clock.monotonic() + watched.quiet_s
 
     def _other_account(self, job: JobRow, attempt: Attempt | None, watched: Watched, error: ProvisionError) -> float:
-        """Return when to retry; write in the job's reason that its machines are in another account.
+        """Write in the job's reason that it needs another account's credentials; return the time of the retry.
 
         Before the job's launch the reason is delayed, as a supervisor with credentials of that account may take the
         lease.
@@ -352,7 +352,7 @@ class Supervisor:
                 watched.expire()
 
     def _troubled(self, job: JobRow, attempt: Attempt | None, watched: Watched, error: Exception) -> float:
-        """Return when to retry after a failed step. Gives the job up if failures last for too long."""
+        """Record a failed step; return the monotonic time of the retry. Gives up a job that fails for too long."""
         is_expected, by_job_dir = isinstance(error, (JobDirError, ProvisionError)), isinstance(error, JobDirError)
         is_ours = is_expected or isinstance(error, StoreError)
         message = str(error) if is_ours else f"{type(error).__name__}: {error}"

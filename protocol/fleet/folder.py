@@ -67,7 +67,7 @@ class Fleet:
         self._dir.put(key, record.to_bytes())
 
     def create(self, key: str, record: Record) -> bool:
-        """Create an object; return whether it has this record now. The record must name its writer."""
+        """Create an object unless it exists; return whether it has this record now. Records must name their writer."""
         return self._dir.create(key, record.to_bytes())
 
     def delete(self, key: str) -> None:

@@ -143,7 +143,8 @@ def shared() -> ClusterProvisioner:
 
 
 def architecture_of(machine_type: str) -> str:
-    """Return the architecture of a machine type, from the cloud of a cluster that uses it or whose table lists it."""
+    """Return the architecture of a machine type, by the tables of a cloud in which a known cluster uses the type, or
+    else of the first cloud that lists it."""
     from .. import architecture_of as of_cloud
 
     known = (one.cloud for one in _all() if one.fleet.machine_type == machine_type)
@@ -152,8 +153,8 @@ def architecture_of(machine_type: str) -> str:
 
 
 def could_be_used() -> bool:
-    """Return whether this computer has the record of a cluster; an unreadable one counts, and raises when it is
-    used."""
+    """Return whether this computer has the record of a cluster. Unreadable records count: using them raises the
+    error."""
     try:
         return bool(clusters.known())
     except ValueError:
@@ -205,7 +206,7 @@ def _allocation(order: Order, name: str, fleet_dir: str, number: int) -> Allocat
 
 
 def _number_of(allocation: Allocation) -> int | None:
-    """Return the number of its order, taken from the machines' names; None: unknown."""
+    """Return the number of an allocation's order, taken from the machines' names; None: unknown."""
     parts = next(iter(allocation.machines.values()), "").split("/")
     return int(parts[1]) if len(parts) == _PARTS and parts[1].isdecimal() else None
 

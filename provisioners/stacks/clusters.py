@@ -23,8 +23,7 @@ _FORMAT = 1
 
 @dataclass(frozen=True, slots=True)
 class Cluster:
-    """Record of one cluster, as of the last update of its stack. The current number of machines is known to its group
-    only."""
+    """Record of one cluster, as of the last update of its stack. The group knows the current number of machines."""
 
     name: str
     stack: str

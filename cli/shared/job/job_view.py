@@ -64,7 +64,7 @@ class JobView:
         return max(known, default=None)
 
     def step_of(self, attempt: Attempt) -> int | None:
-        """Return the steps done by the end of an attempt, or so far."""
+        """Return the steps done by the end of an attempt, or so far; None: unknown."""
         if attempt.progress:
             return attempt.progress.step
         if attempt.number != self.attempts[-1].number:
@@ -118,7 +118,7 @@ def _node_view(job_dir: JobDir, attempt: int, node: str, rank: int) -> NodeView:
 
 
 def job_json(job: Job) -> dict[str, Any]:
-    """Return a job as all commands print it for scripts; times as in the rest of the JSON output."""
+    """Return a job as all commands print it with --json, with times in the format of text.iso()."""
     times = {"created": iso(job.created), "ended": iso(job.ended), "next_try": iso(job.next_try)}
     return {**job.to_json(), **times}
 

@@ -86,7 +86,7 @@ def spec_options(function: _F) -> _F:
 
 @dataclass(slots=True)
 class _Given:
-    """Values of these flags on a command line."""
+    """Values of FLAGS, --env and --set on one command line."""
 
     values: dict[str, str | list[str]] = field(default_factory=dict)
     env: dict[str, str] = field(default_factory=dict)

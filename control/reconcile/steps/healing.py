@@ -115,7 +115,7 @@ class NodeReplacer:
 
 
 def _merged(had: Allocation, got: Allocation) -> Allocation:
-    """Return the union of both, so that terminate() also covers machines that were replaced."""
+    """Return the union of two allocations of an attempt, so that terminate() also covers replaced machines."""
     return replace(
         got,
         machines={**had.machines, **got.machines},

@@ -121,7 +121,7 @@ class Launcher:
         return conclude(self._context, Verdict("error", reason, None, None))
 
     def _damage(self) -> str:
-        """Return what is wrong with job.json; "": it is the submitted one."""
+        """Return how job.json differs from the submitted one; "": it does not."""
         job_dir = self._context.job_dir
         try:
             found = job_dir.find(JOB_KEY, JobRecord.MOST_BYTES)

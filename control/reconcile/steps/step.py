@@ -103,7 +103,7 @@ class NextAttempt:
 
     @property
     def _state(self) -> str:
-        """State that a job gets when it has no machines."""
+        """State for a job without machines: `recovering` if it had machines before, else its current state."""
         state = self._context.job.state
         return "recovering" if state in ("starting", "running") else state
 

@@ -27,7 +27,7 @@ _UNKNOWN = Ended(has_started=False)
 def conclude(context: AttemptContext, verdict: Verdict, attempt: Attempt | None = None) -> bool:
     """Write the outcome before the machines are terminated, so that their end does not change it. Returns True.
 
-    `attempt`: its row with further changes.
+    `attempt`: the attempt's row with further changes to write
     """
     concluded = replace(
         attempt or context.attempt,
