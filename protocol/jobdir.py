@@ -3,10 +3,10 @@
     <job_dir>/<job id>/
       job.json                          the resolved spec; machines get its sha256 at boot
       code/<sha256>.tar.gz
-      agent/<sha256>.pyz                what a machine in a cloud downloads first, and runs
+      agent/<sha256>.pyz                agent, which a machine in a cloud downloads first, and runs
       attempts/0001/attempt.json        offer, nodes, ranks
       attempts/0001/stop.json           request to the attempt's machines to end: Stop
-      attempts/0001/signal.json         changes when these machines must read the others, or are watched: Signal
+      attempts/0001/signal.json         replaced when machines must read stop.json or notice.json at once: Signal
       attempts/0001/nodes/worker-0.1/   claim (create-only), address.json, notice.json, heartbeat.json,
                                         log/00000001.gz ..., result.json (create-only)
       attempts/0001/generations/0002.json     create-only: how the program continues after one of its processes died

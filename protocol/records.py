@@ -1,8 +1,8 @@
 """Typed records, parsed and validated from JSON objects of the job dir. Standard library and obstore only.
 
-Any program with write access to a job dir may write arbitrary bytes there. A record is therefore validated against
-the annotations of its fields before it is used: its size before it is held in memory, then types, finite and bounded
-numbers, lengths of texts and depth of nesting.
+Any program with write access to a job dir may write arbitrary bytes there. A record's size is therefore checked before
+it is read into memory. Its fields are validated against their annotations: types, finite and bounded numbers, lengths
+of texts, depth of nesting.
 """
 
 from __future__ import annotations

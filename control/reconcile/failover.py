@@ -162,8 +162,9 @@ def _ordered(
     attempts: Sequence[Attempt],
     now: float,
 ) -> list[Offer]:
-    """Return open offers in the plan's order. Of offers that differ only in place and price, those in zones that the
-    provider named as having capacity come first, and those where this job has just lost a machine come last."""
+    """Return the open offers, best first: by the plan's order of markets and GPUs. Offers with the same market and GPUs
+    are sorted by place: first those in zones that the provider has named as having capacity, and after that those where
+    this job has not just lost a machine."""
     kinds = list(dict.fromkeys(map(_kind, offers)))
     named = {
         (*_place(refusal.offer)[:2], zone, _kind(refusal.offer))

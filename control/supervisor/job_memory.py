@@ -10,8 +10,8 @@ from ..reconcile.steps.context import Memory
 from ..store.model import Attempt, JobRow
 
 _UNTRIED_S = 300.0
-"""If a job dir's last failure is more than these seconds ago, a new failure counts as its first: this exceeds the
-longest pause between two tries, so the dir was not tried meanwhile (suspended laptop, other errors)."""
+"""Seconds since a job dir's last failure after which a new failure counts as its first. They exceed the longest pause
+between two tries, so the dir was not used meanwhile (suspended laptop, other errors)."""
 
 
 @dataclass(slots=True)

@@ -28,9 +28,11 @@ running commands with different credentials do not replace each other's supervis
 
 
 def is_outdated(there: Running) -> bool:
-    """Return whether a command should replace the supervisor: its version is older than this one, or its credentials
-    differ from this process's, which has those of all accounts that active jobs need. A newer supervisor, and one that
-    runs as a service, is kept."""
+    """Return whether a command should replace the supervisor.
+
+    True if its version is older, or if its credentials differ and this process has credentials for all accounts that
+    active jobs need. False for a newer supervisor, and for one that runs as a service or in a terminal.
+    """
     if not there.is_replaceable:
         return False
     if _version(there.version) != _version(__version__):

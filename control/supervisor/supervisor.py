@@ -53,7 +53,7 @@ _QUIET_WANTED_S = 0.4
 start soon after the polled job has ended."""
 _QUIET_CLOUD_S = (1.0, 3.0)
 """First and maximum seconds between two polls of a job while nothing changes, unless the target's poll_s overrides
-them: polls of a cloud cost money, and a hundred jobs are polled at the same rate as one."""
+them. They bound the cost of the polls of a cloud, which grows with the number of jobs."""
 _CHANGES_S = 1.0
 """Seconds between two queries for changed jobs, unless a command names a job."""
 _LIST_S = 30.0

@@ -1,8 +1,8 @@
 """Locks of stacks: their holders, and whether a lock was left by a killed engine of cloudgpu and may be broken.
 
 A backend's lock is a file with host and process id and without an expiry, so a killed engine leaves it behind. Every
-engine that may take a lock is registered before it runs (EngineRegistry), so only cloudgpu's own locks are ever broken:
-host name and process id alone could also match another user's container or computer with the same name.
+engine of cloudgpu that may take a lock is registered (EngineRegistry), and only locks of registered engines are broken.
+Host name and process id alone would not do: they could match another user's container or computer of the same name.
 """
 
 from __future__ import annotations

@@ -151,8 +151,8 @@ class View:
     def must_release(self, number: int, name: str) -> bool:
         """Return whether the machine of a place must release it for the oldest order that lacks machines.
 
-        This resolves a deadlock after machines were lost and not replaced: younger orders that lack machines too
-        release theirs, the youngest first and no more than are lacking, if the oldest then has all of its machines.
+        This resolves a deadlock of several incomplete orders after machines were lost and not replaced. Younger orders
+        release machines, the youngest first, if this completes the oldest order; no more are released than it lacks.
         """
         waiting = [one for one in self.orders if one.wanting]
         given = [(one.number, place.name) for one in reversed(waiting[1:]) for place in reversed(one.held)]

@@ -1,8 +1,8 @@
 """Dedicated machine groups of jobs (`recover: fleet`): the cloud-independent part. See docs/guides/recover.md.
 
-A launch with LaunchRequest.grouped consists of one order in a fleet folder inside the job dir, and a group of machines
-that boot from that folder, like a cluster's machines but for one job. provisioners/<cloud>/lifecycle/group_launch.py
-creates the group.
+A launch with LaunchRequest.grouped writes one order into a fleet folder inside the job dir, and creates a group of
+machines that boot from this folder, like a cluster's machines. provisioners/<cloud>/lifecycle/group_launch.py creates
+the group.
 """
 
 from __future__ import annotations
