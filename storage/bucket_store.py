@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from .buckets import Service
 
 RENEW_S = 10.0
-"""Minimum age in seconds of connections that renew() replaces; limits reconnects if many job dirs fail."""
+"""Age in seconds below which renew() keeps the connections: limits reconnects when many job dirs fail."""
 # seconds for which an absence in a listing is trusted; an object created since is still read with status 200
 _HIDDEN_S = 600.0
 _HIDDEN_KEYS = 1_000  # maximum number of remembered keys

@@ -29,7 +29,7 @@ _LOOK_S = 1.0
 
 
 class InterruptedCopyError(Exception):
-    """The copy is no longer wanted, or the caller has something else to do first."""
+    """The copy was ended because `keep_going` returned False."""
 
 
 class Copier:

@@ -228,11 +228,8 @@ class _GoogleAuth:
 
 
 def _load(content: Mapping[str, Any]) -> Any:  # any kind of credentials
-    """Create credentials from a file's content, without a request; google.auth.default() would also look up the
-    project.
-
-    Raises CredentialsError.
-    """
+    """Create credentials from a file's content. Sends no request, unlike google.auth.default(), which looks up the
+    project. Raises CredentialsError."""
     from google.auth.exceptions import GoogleAuthError
 
     module, make = _LOADERS.get(str(content["type"]), ("", ""))

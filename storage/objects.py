@@ -120,7 +120,7 @@ class JobDir:
         self._call(f"writing {key}", lambda: self._store.put(key, data, "small" if size <= _SMALL else "upload"))
 
     def upload(self, key: str, pieces: Iterator[memoryview], size: int) -> None:
-        """Write a large object in pieces; it appears when all of them are written.
+        """Write a large object in pieces; the object appears when all pieces are written.
 
         `size`: total bytes. Pieces are sent without a copy, so they must not change until this returns. At most
         UPLOADS requests run concurrently.

@@ -174,7 +174,7 @@ def _check_endpoint() -> None:
 
 
 def _find_region(bucket: str) -> str | None:
-    """Return the bucket's region, which S3 returns to an anonymous request in any region; None: unknown."""
+    """Return the bucket's region; None: unknown. S3 returns it to an anonymous request in any region."""
     import http.client
 
     given = _endpoint()

@@ -61,7 +61,8 @@ class Store(Protocol):
         """Maximum seconds from the response to a copy request until the copy is complete; 0: complete at once."""
 
     def renew(self) -> None:
-        """Reconnect with the current settings and credentials, unless that was done recently."""
+        """Reconnect with the current settings and credentials, unless the connections are new
+        (bucket_store.RENEW_S)."""
 
     def prepare(self) -> None:
         """Create the folder, as the first write would."""

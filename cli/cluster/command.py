@@ -372,8 +372,8 @@ def _known() -> list[Cluster]:
 
 
 def _only_backend_of(name: str, given: str | None) -> str | None:
-    """Return the cluster's backend like _backend_of(). Raises RefusedError if `given` is another one: a second stack of
-    that name would create a second group of machines."""
+    """Return the recorded backend of the cluster, else `given`. Raises RefusedError if they differ: a second stack
+    of that name would create a second group of machines."""
     from ...infra.engine.backend import backend_of
     from ...infra.errors import RefusedError
 
@@ -392,7 +392,7 @@ def _backend_of(name: str, given: str | None) -> str | None:
 
 
 def _name_of(word: str) -> str:
-    """Return the cluster's name, from a name or from a cluster file."""
+    """Return the cluster's name. `word`: the name itself, or the path of a cluster file."""
     path = Path(word)
     if path.suffix not in (".yaml", ".yml") and len(path.parts) == 1:
         _check_name(word)

@@ -71,7 +71,7 @@ def own_wheel(folder: Path) -> Path:
 
 
 def _source_tree() -> Path | None:
-    """Return the source tree of an editable installation; None for another kind."""
+    """Return the source tree if cloudgpu is installed in editable mode, else None."""
     # Try all distributions of this name: build leftovers in the tree are found first, and lack direct_url.json.
     for found in metadata.distributions(name="cloudgpu"):
         origin = json.loads(found.read_text("direct_url.json") or "{}")

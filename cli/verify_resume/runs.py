@@ -58,7 +58,7 @@ class Verdict:
 
     @property
     def exit(self) -> str:
-        """Name of the exit code."""
+        """Name of the command's exit code, a member of Exit."""
         return _EXITS[self.outcome]
 
 

@@ -69,7 +69,7 @@ class Backend:
 
     @property
     def shared(self) -> bool:
-        """True if other computers may have access."""
+        """True if other computers may have access to the backend."""
         return not self.url.startswith("file:")
 
     def folder(self, stack: str) -> Path:

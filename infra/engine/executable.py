@@ -140,7 +140,7 @@ def find() -> Engine | None:
 
 
 def missing_engine_error() -> InfraError:
-    """Return the error for a missing engine that may not be installed."""
+    """Return the error for a missing engine that cloudgpu has no consent to install."""
     return InfraError("stacks need Pulumi's engine, and there is no `pulumi` on PATH", _HOW_TO_GET)
 
 

@@ -25,7 +25,8 @@ _HELD = re.compile(
 _COUNT = re.compile(r"the stack is currently locked by (\d+) lock")
 
 Verdict = Literal["dead", "alive", "foreign"]
-"""State of a lock: its registered engine is dead, or alive; or the lock is not from a registered engine."""
+"""State of a lock: `dead` or `alive`, if a registered engine holds it and that has ended or still runs; otherwise
+`foreign`."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -64,7 +64,7 @@ class LogFilter:
     attempt: int | None = None
     node: str | None = None
     since: float | None = None
-    """Epoch seconds."""
+    """Time in epoch seconds; earlier lines are left out."""
 
 
 class LineFormat:

@@ -81,7 +81,7 @@ class JobView:
 def view(job: Job, *, machines: bool = True) -> JobView:
     """Return a snapshot of the job. If its job dir cannot be read, print a warning; the snapshot then has no nodes.
 
-    machines: whether to read the nodes from the job dir. If not, the progress is that which the supervisor last stored
+    machines: whether to read the nodes from the job dir. If false, steps are those that the supervisor last stored
     """
     from ....control.accounting.cost import total
     from ....protocol.jobdir import JobDirError
