@@ -1,7 +1,7 @@
 """Environment variables with cloud settings and credentials, compared with those of the running supervisor.
 
-Project, account and credentials of a cloud come from the environment of the process that calls it: the supervisor. Its
-lock file has a keyed hash of each variable, never a value.
+Project, account and credentials of a cloud are taken from the environment of the process that calls the cloud, the
+supervisor. Its lock file has a keyed hash of each variable, never a value.
 """
 
 from __future__ import annotations

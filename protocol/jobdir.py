@@ -110,8 +110,8 @@ class JobRecord(Record):
     search_path: str | None = None
     """PATH for setup and program; None: the machine's own. Set only if the job runs on the submitter's own machine."""
     submitter_env: dict[str, str] | None = None
-    """Variables of the submitter's shell that are on an allow-list, replacing the machine's; None: the machine's
-    own. Set only if the job runs on the submitter's own machine."""
+    """Variables of the submitter's shell that are on an allow-list. They replace the machine's own variables; None:
+    the machine's are used. Set only if the job runs on the submitter's own machine."""
     checkpoint_every: str | int = "auto"
     """Seconds, or "auto"."""
     checkpoint_keep: int = 3

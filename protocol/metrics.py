@@ -59,7 +59,7 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """Rows between two points of a history."""
+    """A part of the logged rows of a training, stored in one file."""
 
     name: str
     """Name of the checkpoint with which the segment was written."""

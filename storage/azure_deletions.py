@@ -44,7 +44,7 @@ class Deletions:
     """Deletions in one container."""
 
     def __init__(self, url: str, store: AzureStore) -> None:
-        """Prepare deletions. `url`: of the container, or of a folder in it."""
+        """Prepare deletions; sends no request. `url`: URL of the container or of a folder in it."""
         self._store = store
         container, account, _ = azure_account.parts(azure_account.complete(url))
         base = azure_account.endpoint() or f"https://{account}.blob.core.windows.net"

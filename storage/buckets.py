@@ -68,7 +68,7 @@ class Bucket:
     """The connections to one bucket, opened on first use. Thread-safe."""
 
     def __init__(self, url: str, service: Callable[[str], Service]) -> None:
-        """Prepare connections. `url`: of the bucket, or of any folder in it."""
+        """Prepare connections. `url`: URL of the bucket or of any folder in it."""
         parts = urlsplit(url)
         self.url = f"{parts.scheme}://{parts.netloc}"
         self._service = service(self.url)

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 SCOPE = "https://www.googleapis.com/auth/devstorage.read_write"
 EMULATOR = "STORAGE_EMULATOR_HOST"
-"""Variable of Google's own clients for a custom endpoint."""
+"""Environment variable of Google's own clients with a custom endpoint."""
 
 _REFRESH_S = 20.0
 _SOURCES = (
@@ -39,7 +39,7 @@ _SOURCES = (
     "GOOGLE_SERVICE_ACCOUNT_KEY",
     "GOOGLE_BEARER_TOKEN",
 )
-"""Variables of obstore with credentials."""
+"""Environment variables from which obstore takes credentials."""
 _FILE = "GOOGLE_APPLICATION_CREDENTIALS"
 _LOADERS = {
     "authorized_user": ("google.oauth2.credentials", "from_authorized_user_info"),

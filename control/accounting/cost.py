@@ -16,7 +16,7 @@ _RESERVE_PART = Decimal("0.2")
 
 
 def charge(price: Decimal, seconds: float) -> Decimal:
-    """Return US dollars for `seconds` at a price per hour. Negative seconds (the clock was set back) cost nothing."""
+    """Return the US dollars that `seconds` cost at a price per hour; 0 for negative seconds (a clock was set back)."""
     hours = Decimal(repr(max(0.0, seconds))) / _HOUR
     return (price * hours).quantize(_CENT_PART)
 

@@ -96,8 +96,8 @@ def choose(
     """Return the offer to request now, or else the epoch seconds when the first offer reopens; None: no offer ever
     will.
 
-    `offers`: in order of preference. `attempts`: all of the job, all ended. `elsewhere`: capacity refusals of other
-    jobs of the store within the last NO_CAPACITY_S.
+    `offers`: in order of preference. `attempts`: all of the job; they have ended. `elsewhere`: capacity refusals of
+    other jobs of the store within the last NO_CAPACITY_S.
     """
     newest = current_search(attempts)
     known = [

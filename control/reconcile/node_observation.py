@@ -62,8 +62,8 @@ intervals. Their end is then assumed to be this long after their last heartbeat.
 
 SETTLED_READ_S = (3.0, 60.0)
 """Minimum and maximum seconds between two reads of heartbeats and results from an object store, where requests cost
-money, while all machines of an attempt run. A machine that leaves `running` is read at once. Azure's lists omit
-stopped machines, so there a read detects the end."""
+money, while all machines of an attempt run. If a machine leaves `running`, its records are read at once. Azure's lists
+do not show that a machine has stopped, so there only these reads detect the end."""
 SETTLED_READS = 15.0
 """Target rate of reads per second over all jobs, from which the pause within SETTLED_READ_S follows; a read is two
 requests."""

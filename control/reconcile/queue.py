@@ -76,7 +76,8 @@ class Queue:
             return self._places.get(job_id) or Place(1, {})
 
     def is_waited_for(self) -> bool:
-        """Return whether jobs asked for their places within _WANTED_S, i.e. wait for resources that other jobs hold."""
+        """Return whether a job has asked for its place within the last _WANTED_S seconds: it waits for resources
+        that other jobs hold."""
         with self._lock:
             return bool(self._places) and self._clock.monotonic() - self._read < _WANTED_S
 

@@ -35,7 +35,7 @@ class FailureTimers:
     ) -> str:
         """Return why a job must end after a step failed; "": the step is retried.
 
-        `now`: monotonic time; `job_now`: the job's time; `message`: of the failure.
+        `now`: monotonic time; `job_now`: the job's time; `message`: why the step failed
         """
         self.unexpected_since = math.inf if is_expected else min(self.unexpected_since, now)
         self.ending_since = min(self.ending_since, now) if _is_ending(job, attempt, job_now) else math.inf

@@ -63,7 +63,7 @@ out of order."""
 
 @dataclass(frozen=True, slots=True)
 class Tick:
-    """Result of a tick."""
+    """Result of a tick: the number of jobs, and the time until the next useful tick."""
 
     active: int
     """Number of jobs that have not ended."""
@@ -156,8 +156,8 @@ class Supervisor:
     def advance(self, job_id: str, lane: Lane | None = None) -> Lane | None:
         """Take one step of a watched job if this process holds the lease. Raises only StoreError.
 
-        `lane`: of this thread; None: it may take any step. Returns the lane that the step needs if that is another
-        one. The job then stays due, because its goal or a limit may end it before the step is taken.
+        `lane`: lane of the calling thread; None: it may take any step. If the step needs another lane, that lane is
+        returned and the job stays due, because its goal or a limit may end it before the step is taken.
         """
         watched = self._watched.get(job_id)
         if watched is None:

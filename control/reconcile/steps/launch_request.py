@@ -17,13 +17,13 @@ continues on another machine."""
 EXPIRY_S = 3_600.0
 """Seconds from the self-termination of the machines until any supervisor may remove their resources."""
 QUEUE_S = {"flex-start": 86_400.0}
-"""Market -> maximum seconds of its machines in the provider's queue, which precede their lifetime."""
+"""Market -> maximum seconds that its machines wait in the provider's queue. Their lifetime begins after this wait."""
 
 
 def launch_request(
     context: AttemptContext, nodes: tuple[NodeRequest, ...], *, replaces: bool = False, repeated: bool = False
 ) -> LaunchRequest:
-    """Return the request to a target.
+    """Return the request for the attempt's machines.
 
     `replaces`: some of the nodes replace lost ones. `repeated`: the request may have been sent before.
     """
