@@ -13,16 +13,16 @@ _ON_LINUX: bool = sys.platform == "linux"
 
 
 def home() -> Path:
-    """Return the state directory, absolute; it may not exist yet (private() creates it, readable by its owner only).
+    """Return the absolute path of the state directory, which may not exist yet; private() creates it.
 
-    Raises OSError if the user's home folder is unknown, or if the path is not UTF-8, which a database URL cannot hold.
+    Raises OSError if the user's home folder is unknown, or if the path is not UTF-8, as a database URL requires.
     """
     for name in (HOME_VARIABLE, "XDG_DATA_HOME", "HOME"):
         _check_utf8(name)
     given = os.environ.get(HOME_VARIABLE)
     if given:
         return _expanded(given).absolute()
-    if _ON_LINUX:  # same as platformdirs (a test compares them), whose import takes a third of Python's start
+    if _ON_LINUX:  # same as platformdirs (a test compares them), whose import takes a third of Python's start time
         data = os.environ.get("XDG_DATA_HOME", "").strip()
         return (Path(data) if os.path.isabs(data) else _expanded("~/.local/share")) / _NAME  # noqa: PTH117
     import platformdirs
@@ -42,7 +42,8 @@ def _check_utf8(name: str) -> None:
 def private(folder: Path) -> Path:
     """Create a folder that only its owner can access, with its parents; return it.
 
-    If it is in the state directory, that is created first, and made private if this user owns it. Raises OSError.
+    If it is in the state directory, the state directory is created first, and made private if this user owns it. Raises
+    OSError.
     """
     state = home()
     if folder.is_relative_to(state):
@@ -68,6 +69,6 @@ def _make(folder: Path) -> None:
 def _expanded(path: str) -> Path:
     try:
         return Path(path).expanduser()
-    except RuntimeError as error:  # an account without an entry, as in some containers, or a typo
+    except RuntimeError as error:  # an account without an entry in the user database, or a typo
         message = f"{path}: whose folder `~` stands for is not known here: set {HOME_VARIABLE} to a whole path"
         raise OSError(message) from error

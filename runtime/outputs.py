@@ -16,7 +16,7 @@ from ..storage.downloads import sha256_of
 from ..storage.durable import create
 
 PARALLEL_UPLOADS = 8
-"""Maximum number of concurrent uploads; a large file is itself uploaded in several concurrent parts (objects.py)."""
+"""Maximum number of files uploaded at a time; a large file is uploaded in several concurrent parts (objects.py)."""
 _LARGE = 8 << 20
 _HASHED_PER_S = 200e6  # bytes, on a slow disk
 _HASHED_SHARE = 0.1  # maximum part of the time left that computing checksums may take
@@ -26,11 +26,11 @@ _POLL_S = 0.5  # seconds between two checks of the time left, which a terminatio
 def write_output(name: str, data: bytes | str) -> str:
     """Write a file to the job's outputs/, or to ./outputs outside a job; return its URL.
 
-    name   may contain folders: "plots/loss.json"; an existing file is replaced
+    name   name of the file, which may contain folders: "plots/loss.json"; an existing file is replaced
     data   bytes, or text that is encoded as UTF-8
 
     Raises JobDirError if the file cannot be written, or if a newer attempt of the job has begun: a machine that was
-    frozen and replaced may resume, and must not overwrite the outputs of its replacement.
+    frozen and replaced may continue, and must not overwrite the outputs of its replacement.
 
         write_output("metrics.json", json.dumps({"accuracy": accuracy}))
     """

@@ -64,12 +64,12 @@ class Download:
 
     @property
     def needs(self) -> int:
-        """Bytes of disk space still to be allocated for it."""
+        """Bytes of disk space that the file still needs."""
         there = (path.stat() for path in (self.path, self.partial) if path.exists())
         return max(0, self.entry.size - max((status.st_blocks * 512 for status in there), default=0))
 
     def identity(self, start: int) -> str:
-        """Return a part's identity for the journal; it differs once the object has changed."""
+        """Return a part's identity for the journal: the path, and the object's etag, size and offset."""
         return json.dumps([str(self.path), self.entry.etag, self.entry.size, start])
 
     def length(self, start: int) -> int:
@@ -79,7 +79,7 @@ class Download:
         """Return the offsets of the parts that are not on disk. `done`: identities of the parts in the journal."""
         absent = [start for start in self.parts if self.identity(start) not in done]
         if self.path.exists():
-            return absent and self.parts  # the complete file is another or an unknown version
+            return absent and self.parts  # the complete file is of another version, or of an unknown one
         return absent if self.partial.exists() else self.parts
 
     def finish(self) -> None:

@@ -1,6 +1,6 @@
-"""Command line values that win over the job file's: `--set resources.region=us-east1`.
+"""Command line values that override the job file's: `--set resources.region=us-east1`.
 
-A value is plain text; one that begins with a quote, [ or { is parsed as YAML, and `null` or `~` is None.
+A value is plain text, but a value that begins with a quote, [ or { is parsed as YAML, and `null` or `~` is None.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ class Override(NamedTuple):
     value: Any
     """Text, None, or lists and mappings of them."""
     label: str
-    """The argument as diagnostics name it: `--set resources.region`, `--region`."""
+    """Name of the argument in diagnostics: `--set resources.region`, `--region`."""
 
 
 def parse_override(text: str) -> Override:
-    """Parse `KEY=VALUE`, KEY being a path with dots. Raises SpecError."""
+    """Parse `KEY=VALUE`; KEY is a path with dots. Raises SpecError."""
     key, equals, value = text.partition("=")
     label = f"--set {shorten(key.strip())}"
     path = tuple(key.strip().split("."))
@@ -81,7 +81,7 @@ def apply_overrides(document: dict[str, object], overrides: Sequence[Override]) 
 
 
 def _put(container: object, path: Loc, override: Override) -> Any:  # a value of the document
-    """Return a copy of the container with the value set at the path; copied, since YAML aliases share values."""
+    """Return a copy of the container with the value set at the path; YAML aliases may share the original."""
     if not path:
         return override.value
     step, *rest = path

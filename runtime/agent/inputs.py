@@ -28,7 +28,8 @@ def fetch_inputs(
 ) -> None:
     """Fetch every input (path -> URL; paths are relative to `folder`, or absolute).
 
-    `check` is called periodically; an exception from it stops the download. Raises InputsError, JobDirError, OSError.
+    `journal` is the path of the journal file. `check` is called periodically; an exception that it raises stops the
+    download. Raises InputsError, JobDirError, OSError.
     """
     begun = told = time.monotonic()
     is_told = False
@@ -70,7 +71,7 @@ def _list(url: str, path: Path) -> Iterator[Download]:
 
 
 def _check_space(place: Path, needed: int) -> None:
-    """Check the free space on the file system of the first input, for all inputs. Raises InputsError."""
+    """Raise InputsError if the file system of `place`, the first input, has less free space than all inputs need."""
     while not place.exists():
         place = place.parent
     free = shutil.disk_usage(place).free

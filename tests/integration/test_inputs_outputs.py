@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import sys
 from collections.abc import Iterator
 
 import pytest
@@ -80,7 +81,7 @@ def test_what_came_with_the_code_is_no_output(world: World) -> None:
 
 def test_what_an_earlier_attempt_or_the_program_itself_wrote_is_not_missing(world: World) -> None:
     write = "from cloudgpu.runtime import write_output; write_output('metrics.json', '{}')"
-    world.job(["python", "-c", write], outputs=["metrics.json", "results"], required_outputs=["results"])
+    world.job([sys.executable, "-c", write], outputs=["metrics.json", "results"], required_outputs=["results"])
     world.dir.put("outputs/results/loss.txt", b"of attempt 0")
     assert world.run().outcome == "succeeded"
     assert world.result().missing_outputs == []
