@@ -108,7 +108,8 @@ class _Recorded(NamedTuple):
 def _records(places: Mapping[int, JobDir], sizes: Mapping[str, int]) -> dict[str, list[_Recorded]]:
     """Return key -> what attempts have recorded of a file of this size, newest attempt first.
 
-    A file of another size is of an attempt that has not copied it. Reads no older attempt than is needed to find each key once, and does without invalid records.
+    A file of another size is of an attempt that has not copied it. Reads no older attempt than is needed to find each
+    key once, and does without invalid records.
     """
     found: dict[str, list[_Recorded]] = {}
     for number in sorted(places, reverse=True):
