@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import itertools
 import os
 import threading
@@ -14,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from cloudgpu.protocol.jobdir import JobDir, JobDirError, MissingError, RecordError, local_url
+from cloudgpu.storage.downloads import Download, DownloadError, fetch
 from cloudgpu.storage.stores import SCHEMES
 
 from ..standins import s3
@@ -312,6 +314,32 @@ class TestDeleting:
         store.delete("claim")
         assert store.create("claim", b"second")
         assert store.get("claim") == b"second"
+
+
+class TestFetching:
+    def test_objects_become_files_and_are_fetched_once(self, store: JobDir, tmp_path: Path) -> None:
+        files = {"model.pt": os.urandom(1 << 20) * 20, "plots/a b/ünï.png": b"123", "empty": b""}
+        for name, data in files.items():
+            store.upload(f"outputs/{name}", iter([memoryview(data)]), len(data))
+        fetched: list[int] = []
+        for _ in range(2):
+            wanted = [
+                Download(
+                    store, entry, tmp_path / entry.key, frozenset({hashlib.sha256(files[entry.key[8:]]).hexdigest()})
+                )
+                for entry in store.entries("outputs")
+            ]
+            fetch(wanted, tmp_path / "journal", lambda: None, lambda done, _total: fetched.append(done))
+        assert {name: (tmp_path / "outputs" / name).read_bytes() for name in files} == files
+        assert fetched.count(0) >= 1 and fetched[-1] == sum(map(len, files.values()))
+
+    def test_an_object_that_is_replaced_meanwhile_is_an_error(self, store: JobDir, tmp_path: Path) -> None:
+        store.put("a", b"old")
+        (entry,) = store.entries("")
+        store.put("a", b"new, and longer")
+        with pytest.raises((JobDirError, DownloadError)):
+            fetch([Download(store, entry, tmp_path / "a")], tmp_path / "journal", lambda: None, lambda _d, _t: None)
+        assert not (tmp_path / "a").exists()
 
 
 class TestDeletingAll:
