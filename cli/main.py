@@ -68,7 +68,7 @@ COMMANDS: dict[str, Entry] = {
 
 
 _FOLDERS = frozenset({"catalog", "cluster", "config", "goodput", "gpus", "image", "infra", "status", "verify-resume"})
-"""Commands of several modules: the command is in `command.py` of the folder of its name."""
+"""Commands that are packages: the command is in `cli/<name>/command.py`."""
 
 
 _WITHOUT_SETTINGS = frozenset({"config", "completion", "schema"})
@@ -180,7 +180,7 @@ def _run(words: list[str]) -> int:
 
 
 def _print_any_text() -> None:
-    """Print characters that the terminal's encoding lacks as escapes instead of failing."""
+    """Make stdout and stderr print characters that their encoding lacks as escapes, instead of raising an error."""
     for stream in (sys.stdout, sys.stderr):
         reconfigure = getattr(stream, "reconfigure", None)  # None: the stream is closed, or replaced by a test
         if reconfigure is not None:

@@ -34,7 +34,7 @@ class JudgedLeftover:
     is_expired: bool
 
     def is_removable(self, *, others: bool, expired_only: bool, alive: bool) -> bool:
-        """Return whether it may be removed. A resource that an attempt needs is kept even if it has expired.
+        """Return whether the resource may be removed. If an attempt needs it, it is kept even if it has expired.
 
         others: also remove expired resources of other stores
         expired_only: of this store, remove only expired resources

@@ -16,14 +16,14 @@ _ON_LINUX: bool = sys.platform == "linux"
 
 
 def home() -> Path:
-    """Return the state directory, absolute; it may not exist yet (private() creates it, readable by its owner only).
+    """Return the absolute path of the state directory, which may not exist yet; private() creates it.
 
-    Raises OSError if the user's home folder is unknown, or if the path is not UTF-8, which a database URL cannot hold.
+    Raises OSError if the user's home folder is unknown, or if the path is not UTF-8, as a database URL requires.
     """
     given = _given(HOME_VARIABLE)
     if given is not None:
         return given
-    if _ON_LINUX:  # same as platformdirs (a test compares them), whose import takes a third of Python's start
+    if _ON_LINUX:  # same as platformdirs (a test compares them), whose import takes a third of Python's start time
         return _xdg("XDG_DATA_HOME", "~/.local/share")
     import platformdirs
 
@@ -70,7 +70,8 @@ def _check_utf8(name: str) -> None:
 def private(folder: Path) -> Path:
     """Create a folder that only its owner can access, with its parents; return it.
 
-    If it is in the state directory, that is created first, and made private if this user owns it. Raises OSError.
+    If it is in the state directory, the state directory is created first, and made private if this user owns it. Raises
+    OSError.
     """
     state = home()
     if folder.is_relative_to(state):

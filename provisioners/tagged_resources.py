@@ -27,12 +27,12 @@ class Resource:
     """One cloud resource."""
 
     kind: str
-    """e.g. "instance", "volume", "role"."""
+    """Kind of resource for the user, e.g. "instance", "volume", "role"."""
     id: str
     region: str
-    """"": the resource belongs to no region."""
+    """Region; "": the resource belongs to none."""
     detail: str = ""
-    """e.g. "g4dn.xlarge spot, running"."""
+    """Description for the user, e.g. "g4dn.xlarge spot, running"."""
     price: Decimal | None = Decimal(0)
     """Price in US dollars an hour by the tables; None: unknown."""
     created: float | None = None
@@ -51,13 +51,13 @@ class Resource:
 
 @dataclass(frozen=True, slots=True)
 class Leftover:
-    """All resources found of one launch."""
+    """Resources of one launch that were found by their tags."""
 
     target: str
     owner: str
     """Value of Owner.name."""
     job_id: str
-    """"": the tag is missing (likewise attempt 0)."""
+    """Job id; "": the tag is missing. `attempt` is 0 if its tag is missing."""
     attempt: int
     token: str
     expires: float | None
@@ -90,9 +90,9 @@ class Tagged(NamedTuple):
 def group_by_launch(target: str, found: Iterable[Tagged]) -> list[Leftover]:
     """Group resources by launch token; a resource without a token is a Leftover by itself.
 
-    Resources of a stack are left out: the stack deletes them (`cloudgpu infra down`, `cloudgpu cluster down`), and its
-    group would replace machines that gc terminates. Those that are billed are logged, since a stack may have been
-    forgotten.
+    Resources of a stack are left out: the stack deletes them (`cloudgpu infra down`, `cloudgpu cluster down`), and an
+    instance group of the stack would replace machines that gc terminates. Those that are billed are logged, since a
+    stack may have been forgotten.
     """
     groups: dict[str, list[Tagged]] = {}
     of_stacks: dict[str, list[Resource]] = {}
@@ -141,7 +141,8 @@ class Collector(Protocol):
         """Return the resources of every owner in these regions (none: all enabled regions). Raises ProvisionError."""
 
     def remove(self, leftover: Leftover) -> None:
-        """Delete all its resources. Idempotent; returns when nothing is billed any more. Raises ProvisionError."""
+        """Delete all resources of a leftover. Idempotent; returns when nothing is billed any more. Raises
+        ProvisionError."""
 
 
 def find(target: str, owner: Owner, regions: Sequence[str] = ()) -> Listing:
@@ -153,7 +154,7 @@ def find(target: str, owner: Owner, regions: Sequence[str] = ()) -> Listing:
 
 
 def remove(leftover: Leftover) -> None:
-    """Delete all its resources. Idempotent. Raises ProvisionError."""
+    """Delete all resources of a leftover. Idempotent. Raises ProvisionError."""
     if (collector := _collector(leftover.target)) is not None:
         collector.remove(leftover)
         return

@@ -40,7 +40,7 @@ class Boot:
     needs_identity: bool = False
     """The boot record must contain the client id of a managed identity, without which the machine can read nothing."""
     stop: SelfDelete | None = None
-    """None: stopped machines are not billed."""
+    """Request by which a machine deletes itself; None: not needed, since stopped machines are not billed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

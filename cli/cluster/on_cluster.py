@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 
 
 def plan_on_cluster(loaded: LoadedSpec, name: str) -> tuple[LoadedSpec, Plan]:
-    """Return the job with its job_dir on the cluster's cloud (default: the infra stack's) and its plan. Raises
-    CommandError."""
+    """Return the job and its plan on a cluster. The job gets its job_dir for the cluster's cloud, by default the one
+    of the infra stack. Raises CommandError."""
     from ...provisioners.cluster.offer import plan_on
     from ...provisioners.stacks import clusters
 

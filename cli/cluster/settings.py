@@ -69,7 +69,7 @@ def fleet_settings(
     expires: float | None,
     renew: bool = False,
 ) -> FleetSettings:
-    """Return a fleet's settings; those of `before` are reused if its machines stay. Raises InfraError,
+    """Return a fleet's settings; those of `before` are reused if the machines need not change. Raises InfraError,
     ProvisionError."""
     differs = before is None or before.fleet.template_hash != fleet.template_hash
     elsewhere = before is not None and is_reserved_elsewhere(fleet, before)

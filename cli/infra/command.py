@@ -307,8 +307,8 @@ def _backend_of(cloud: str, region: str, given: str | None) -> str | None:
 
 
 def _stack_and_settings(cloud: str, region: str, bucket: str | None) -> tuple[str, Callable[[Contents], InfraSettings]]:
-    """Return the stack's name and a function that derives its settings from its contents. Raises for invalid
-    arguments."""
+    """Return the stack's name and a function that derives its settings from its contents. Raises CommandError for an
+    unknown region, BadRequestError for an invalid bucket name."""
     from ...infra.names import check_bucket
     from ...infra.programs import infra_stack
 
@@ -320,7 +320,8 @@ def _stack_and_settings(cloud: str, region: str, bucket: str | None) -> tuple[st
 
 
 def _settings(stack: str, cloud: str, region: str, bucket: str | None, contents: Contents) -> InfraSettings:
-    """Return the stack's settings: the existing ones, or new ones. Account and bucket cannot change during its life."""
+    """Return the stack's settings: the existing ones, or new ones. Raises RefusedError if the account or bucket of
+    an existing stack would change."""
     from ...control.submit.submission import owner_name
     from ...infra.errors import RefusedError
     from ...infra.programs import SETTINGS

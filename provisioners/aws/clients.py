@@ -60,7 +60,7 @@ class Clients:
         return cast("EC2Client", self._client("ec2", region))
 
     def launch_turn(self, region: str, token: str) -> AbstractContextManager[None]:
-        """Context manager: wait for the turn of a launch. Raises ProvisionError, see RateLimiter.launch_turn()."""
+        """Context manager: wait until the rate limits allow a launch to begin, see RateLimiter.launch_turn()."""
         return self._calling.launch_turn(region, token)
 
     def launcher(self, region: str) -> EC2Client:
@@ -92,7 +92,7 @@ class Clients:
         return self._session.get_partition_for_region(region)
 
     def endpoint(self, region: str) -> str | None:
-        """Return the endpoint that replaces all of AWS if it is on the loopback (tests); None: AWS's real endpoints."""
+        """Return the configured EC2 endpoint if it is on the loopback, where tests simulate AWS; otherwise None."""
         url = self.ec2(region).meta.endpoint_url
         return url if is_loopback(url) else None
 
@@ -129,7 +129,7 @@ class Clients:
                     self.__dict__.pop(known, None)
 
     def _home(self) -> str:
-        """Return the configured region, or one of the same partition if it does not exist."""
+        """Return the configured region; if boto3 does not know it, the default region of the same partition."""
         named = self._session.region_name or HOME_REGION
         partition = self._session.get_partition_for_region(named)
         known = self._session.get_available_regions("ec2", partition_name=partition)
@@ -170,7 +170,9 @@ class Clients:
 
 
 def is_set_up() -> bool:
-    """Return whether boto3 is installed and finds credentials, from files and the environment only."""
+    """Return whether boto3 is installed and credentials or a machine's role are configured.
+
+    Reads only files and environment variables; sends no request."""
     if importlib.util.find_spec("boto3") is None:
         return False
     from botocore.exceptions import BotoCoreError
@@ -181,7 +183,7 @@ def is_set_up() -> bool:
         found = any(one.load() is not None for one in providers if one.METHOD not in _OVER_THE_NETWORK)
         return found or _has_role()
     except BotoCoreError:
-        return True  # the settings are invalid; using them raises the reason
+        return True  # the settings are invalid: the first API call raises the reason
 
 
 def _has_role() -> bool:

@@ -71,7 +71,7 @@ class AwsProvisioner:
     def launch(self, request: LaunchRequest) -> Allocation:
         """Start the missing machines, all or none. Idempotent, see Launch. Raises ProvisionError.
 
-        Takes two calls if all machines exist, otherwise about a dozen and one for each machine.
+        Calls AWS twice if all machines exist, otherwise about a dozen times and once for each machine.
         """
         ACCOUNTS.check(request.account, self._own)
         check_request(request)
@@ -133,16 +133,17 @@ class AwsProvisioner:
     def find(self, owner: Owner) -> list[Allocation]:
         """Return every launch with remaining resources, in all regions of the account. Two calls for each region.
 
-        Regions that are not enabled are left out, and with a warning those that a policy denies. Raises ProvisionError
-        if any other region does not answer, since its launches would be unknown.
+        Skips regions that are not enabled, and, with a warning, regions that a policy denies. Raises ProvisionError if
+        the query of another region fails, since its launches would be missing.
         """
         regions = self._enabled_regions()
         return allocations.in_regions(regions, lambda region: self._find_in(region, owner), _is_denied)
 
     @retry_after_login
     def explain(self, allocation: Allocation, node: str) -> str:
-        """Return the last lines of the instance's console (one call); "" for a dedicated group, whose machines are not
-        recorded."""
+        """Return the last lines of the console of the node's instance (one call).
+
+        Returns "" for a dedicated group, since the allocation does not record its machines."""
         self._check(allocation)
         if job_groups.is_grouped(allocation):
             return ""
@@ -159,8 +160,9 @@ class AwsProvisioner:
         ACCOUNTS.check(account, self._own)
 
     def price(self, offer: Offer) -> Decimal | None:
-        """Return the offer's price by current Spot prices, at most a minute old; None for other markets, or if it is
-        unknown.
+        """Return the offer's price in US dollars an hour at current Spot prices, at most a minute old.
+
+        None: another market, or a price is unknown.
 
         At most two calls, shared by all jobs."""
         if offer.market != "spot":
@@ -175,11 +177,11 @@ class AwsProvisioner:
     # -- helpers
 
     def _own(self) -> str:
-        """Return the account of the credentials."""
+        """Return the id of the AWS account that the credentials belong to. Raises ProvisionError."""
         return self._clients.account
 
     def _check(self, allocation: Allocation) -> None:
-        """Refuse the credentials of another account than the allocation's."""
+        """Raise ProvisionError if the credentials are of another account than the allocation."""
         ACCOUNTS.check(allocation.account, self._own)
 
     def _seen(self, allocation: Allocation) -> tuple[str, Mapping[str, InstanceState]]:

@@ -5,11 +5,11 @@ from __future__ import annotations
 from ..target import Boot, EnvironmentVariables, Target
 
 MAX_BYTES = 16_384
-"""Limit of user data, before base64: EC2's RunInstances, UserData."""
+"""Maximum size of user data in bytes, before base64 (EC2 API reference, RunInstances, UserData)."""
 
 TARGET = Target(
     provisioner=".provisioner:shared",
-    set_up=".clients:could_be_used",
+    set_up=".clients:is_set_up",
     setup_hint="aws is not set up here: it needs boto3 (pip install 'cloudgpu[aws]') and credentials (`aws configure`, "
     "`aws sso login`, or AWS_PROFILE), see docs/guides/aws.md",
     architecture=".machine.images:architecture_of",

@@ -42,7 +42,7 @@ _RATES: tuple[tuple[str, str, Rate], ...] = (
 RunInstances; one token is kept in reserve, since calls do not arrive as evenly as they are sent."""
 _GLOBAL = frozenset({"iam"})
 _IN_LINE = "InLine"
-"""ProvisionError.code of a call that would have to wait longer than IN_PLACE_S."""
+"""ProvisionError.code of a call that was not sent because it would wait longer than IN_PLACE_S."""
 _SERVER_ERROR = 500
 
 
@@ -54,16 +54,15 @@ class RateLimiter:
         self._lock = threading.Lock()
         self._buckets: dict[tuple[str, str, str], Bucket] = {}
         self._begun: set[tuple[str, str]] = set()
-        """(region, token) of launches that have had their turn and are not complete."""
+        """(region, token) of launches that have had their turn and are not complete yet."""
 
     @contextlib.contextmanager
     def launch_turn(self, region: str, token: str) -> Iterator[None]:
-        """Context manager: wait for the turn of a launch before it creates anything. Raises ProvisionError if that is
-        far off.
+        """Context manager: wait for the turn of a launch before it creates anything.
 
-        Otherwise launches would be held up at RunInstances only, hundreds of seconds after they created security groups
-        and roles, and would queue again behind others in the same state. A launch keeps its turn while its single calls
-        wait for tokens.
+        Raises ProvisionError if the wait would exceed IN_PLACE_S. Without turns, launches would first wait at
+        RunInstances, hundreds of seconds after they created security groups and roles. A launch keeps its turn while
+        its single calls wait for tokens.
         """
         launch = region, token
         bucket = self._bucket("ec2", region, _LAUNCH)

@@ -1,4 +1,4 @@
-"""Console output of machines from Azure's boot diagnostics: the reason why a system never reported."""
+"""Console output of machines from Azure's boot diagnostics: it shows why a machine's system did not start."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _MOST = 16 * 1024 * 1024
 
 
 def with_console(clients: Clients, group: str, name: str, error: ProvisionError) -> ProvisionError:
-    """Return the error, with the end of the console output if its code gives no reason."""
+    """Return the error, with the end of the machine's console output appended if the error's code gives no reason."""
     if error.code not in _SAYS_NOTHING_ELSE:
         return error
     try:
@@ -47,8 +47,9 @@ def console(clients: Clients, group: str, name: str) -> str:
 
 
 def _read(url: str, doing: str) -> str:
-    """Download the output from a signed URL, which must not be logged, though the library's errors contain it, and
-    needs no token. Raises ProvisionError."""
+    """Download the console output from a signed URL, without a token.
+
+    Raises ProvisionError without the URL, which must not be logged; the library's own errors contain it."""
     import requests
 
     data = b""

@@ -45,7 +45,7 @@ log = logging.getLogger("cloudgpu.provisioners.azure")
 
 TARGET = "azure"
 MARKET = "market"
-"""Key of Allocation.details: LaunchRequest.market."""
+"""Key in Allocation.details; its value is LaunchRequest.market."""
 ACCOUNTS = Accounts("the Azure subscription", "set AZURE_SUBSCRIPTION_ID; nothing is changed until then")
 
 YOUNG_S = 1_200.0
@@ -74,7 +74,7 @@ class AzureProvisioner:
     def launch(self, request: LaunchRequest) -> Allocation:
         """Start the missing machines, all or none. Idempotent: see Launch.
 
-        It takes two calls if all exist, otherwise about twenty plus six for each machine.
+        Calls Azure twice if all machines exist, otherwise about twenty times plus six times for each machine.
         """
         ACCOUNTS.check(request.account, self._own)
         check_request(request)
@@ -130,8 +130,9 @@ class AzureProvisioner:
 
     @retry_after_login
     def find(self, owner: Owner) -> list[Allocation]:
-        """Return every launch with remaining resources, in all regions of the subscription: one call, plus one for
-        each."""
+        """Return every launch with remaining resources, in all regions of the subscription.
+
+        One call, plus one for each launch."""
         need_sdk()
         begun = self._clients.clock.monotonic()
         return [
@@ -161,8 +162,9 @@ class AzureProvisioner:
         ACCOUNTS.check(account, self._own)
 
     def price(self, offer: Offer) -> Decimal | None:
-        """Return the offer's price at the region's current Spot price; list prices stay as planned. One call per
-        size."""
+        """Return the offer's price in US dollars an hour at the region's current Spot prices; None: as planned.
+
+        One call for each size."""
         try:
             need_sdk()
             return prices.offer_price(self._prices, offer)
@@ -173,12 +175,12 @@ class AzureProvisioner:
     # -- helpers
 
     def _own(self) -> str:
-        """Return the account of the credentials."""
+        """Return the configured subscription's id. Raises ProvisionError."""
         need_sdk()
         return self._clients.subscription
 
     def _check(self, allocation: Allocation) -> None:
-        """Refuse the credentials of another account than the allocation's."""
+        """Raise ProvisionError if the configured subscription is not that of the allocation."""
         need_sdk()
         ACCOUNTS.check(allocation.account, self._own)
 
@@ -202,8 +204,8 @@ class AzureProvisioner:
         return known or self._missing(allocation, node, name)
 
     def _in_trouble(self, allocation: Allocation, node: str, seen: InstanceState, known: NodeState | None) -> NodeState:
-        """Return the state of a machine that Azure reports as failed. `known`: its state when it was deleted, if it
-        was.
+        """Return the state of a machine that Azure reports as failed. `known`: the state recorded when it was
+        deleted, if any.
 
         A machine that runs anyway is reported as running: its agent's heartbeats decide.
         """
@@ -225,7 +227,7 @@ class AzureProvisioner:
         return state
 
     def _missing(self, allocation: Allocation, node: str, name: str) -> NodeState:
-        """Return the state of a machine that is missing in the list."""
+        """Return the state of a machine that Azure's list does not contain."""
         group = group_name(allocation.token)
         is_young = allocation.age_s(node, self._clients.clock.now()) < operations.UNSEEN_S
         if is_young and operations.get_machine(self._clients, group, name) is not None:

@@ -18,7 +18,7 @@ end() {
 
 TARGET = Target(
     provisioner=".provisioner:shared",
-    set_up=".account:could_be_used",
+    set_up=".account:is_set_up",
     setup_hint="azure is not set up here: it needs Azure's SDK (pip install 'cloudgpu[azure]'), a subscription and "
     "credentials (`az login`, or AZURE_SUBSCRIPTION_ID with AZURE_TENANT_ID, AZURE_CLIENT_ID and AZURE_CLIENT_SECRET), "
     "see docs/guides/azure.md",

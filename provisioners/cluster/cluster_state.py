@@ -18,7 +18,7 @@ class QueuedJob:
     attempt: int
     nodes: int
     machines: int
-    """Number of machines that it has."""
+    """Number of machines that the job has now."""
     after: int
     """Number of other jobs that get their missing machines first."""
 

@@ -27,7 +27,7 @@ their programs."""
 FAILURE_TTL_S = 3_600.0
 """Age in seconds up to which a machine's failure is reported as the reason why an order waits."""
 _PARTS = 3  # parts of a machine's name in an allocation: cluster, number of the order, place
-_POLL_S = (0.2, 5.0)  # for a folder on this computer; for a bucket
+_POLL_S = (0.2, 5.0)  # seconds between two polls of a local folder, and of a bucket
 
 
 class ClusterProvisioner:
@@ -79,7 +79,7 @@ class ClusterProvisioner:
         return TerminateResult(one is not None and any(place.incarnation for place in one.places))
 
     def remove(self, allocation: Allocation, nodes: Collection[str]) -> None:
-        """No-op: the fleet itself takes the node from a lost machine."""
+        """No-op: the fleet itself gives the node of a lost machine to another machine."""
 
     def find(self, owner: Owner) -> list[Allocation]:
         found = []
@@ -143,7 +143,8 @@ def shared() -> ClusterProvisioner:
 
 
 def architecture_of(machine_type: str) -> str:
-    """Return the architecture of a machine type, from the cloud of a cluster that uses it or whose table lists it."""
+    """Return the architecture of a machine type, by the tables of a cloud in which a known cluster uses the type, or
+    else of the first cloud that lists it."""
     from .. import architecture_of as of_cloud
 
     known = (one.cloud for one in _all() if one.fleet.machine_type == machine_type)
@@ -152,8 +153,8 @@ def architecture_of(machine_type: str) -> str:
 
 
 def is_set_up() -> bool:
-    """Return whether this computer has the record of a cluster; an unreadable one counts, and raises when it is
-    used."""
+    """Return whether this computer has the record of a cluster. Unreadable records count: using them raises the
+    error."""
     try:
         return bool(clusters.load_all())
     except ValueError:
@@ -205,13 +206,13 @@ def _allocation(order: Order, name: str, fleet_dir: str, number: int) -> Allocat
 
 
 def _number_of(allocation: Allocation) -> int | None:
-    """Return the number of its order, taken from the machines' names; None: unknown."""
+    """Return the number of an allocation's order, taken from the machines' names; None: unknown."""
     parts = next(iter(allocation.machines.values()), "").split("/")
     return int(parts[1]) if len(parts) == _PARTS and parts[1].isdecimal() else None
 
 
 def _may_run(view: View, number: int | None) -> bool:
-    """Return whether machines that read the order earlier may still run it, although it can no longer be read."""
+    """Return whether machines may still run an order that can no longer be read, because they have read it before."""
     if number is None or number not in view.unreadable:
         return False
     ended_s = view.unreadable[number]

@@ -10,7 +10,9 @@ from .clients import READ_S, Clients
 
 
 def console(clients: Clients, machine: str) -> str:
-    """Return the last lines; "": none. `machine`: value in Allocation.machines. One call. Raises ProvisionError."""
+    """Return the last lines of a machine's console; "": none. One call. Raises ProvisionError.
+
+    `machine`: `zone/name`, as in Allocation.machines."""
     zone, _, name = machine.partition("/")
 
     def ask() -> str:

@@ -58,7 +58,7 @@ class GcpProvisioner:
     def launch(self, request: LaunchRequest) -> Allocation:
         """Start the missing machines, all or none. Idempotent: see Launch.
 
-        It takes one call if all exist, otherwise about ten plus three for each machine.
+        Calls the API once if all machines exist, otherwise about ten times plus three times for each machine.
         """
         ACCOUNTS.check(request.account, self._own)
         check_request(request)
@@ -135,8 +135,9 @@ class GcpProvisioner:
 
     @retry_after_login
     def explain(self, allocation: Allocation, node: str) -> str:
-        """Return the end of the instance's serial port output: one call. "" for a group: its nodes' machines are
-        unknown."""
+        """Return the last lines of the serial port output of the node's machine (one call).
+
+        Returns "" for a group, since it is not known which machine ran the node."""
         self._check(allocation)
         if is_grouped(allocation):
             return ""
@@ -159,12 +160,12 @@ class GcpProvisioner:
     # -- helpers
 
     def _own(self) -> str:
-        """Return the account of the credentials."""
+        """Return the configured project's id. Raises ProvisionError."""
         need_sdk()
         return self._clients.project
 
     def _check(self, allocation: Allocation) -> None:
-        """Refuse the credentials of another account than the allocation's."""
+        """Raise ProvisionError if the configured project is not that of the allocation."""
         need_sdk()
         ACCOUNTS.check(allocation.account, self._own)
 

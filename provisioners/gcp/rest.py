@@ -29,7 +29,7 @@ class Rest:
     """Client for GET requests to one account's project. Thread-safe."""
 
     def __init__(self, account: Account, clock: Clock, target: str = "gcp") -> None:
-        """`target`: whose rows of errors.csv classify errors."""
+        """`target`: the target whose rows of errors.csv classify errors."""
         self._account = account
         self._clock = clock
         self._translate_error = error_translator(target)

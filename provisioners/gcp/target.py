@@ -24,7 +24,7 @@ end() {
 
 TARGET = Target(
     provisioner=".provisioner:shared",
-    set_up=".clients:could_be_used",
+    set_up=".clients:is_set_up",
     setup_hint=f"gcp is not set up here: {NEEDS}, see docs/guides/gcp.md",
     architecture=".machine.machine_types:architecture_of",
     collector=".lifecycle.gc",

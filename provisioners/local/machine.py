@@ -44,7 +44,7 @@ class Machine:
 
     @property
     def started(self) -> bool:
-        """Return whether the agent was started: it creates this file first. It must not be started again."""
+        """Return whether the agent was ever started: it then created this file. It must not be started twice."""
         return (self.folder / "started").exists()
 
     def try_lock(self) -> int | None:
@@ -107,7 +107,8 @@ class Machine:
         return next((line.strip() for line in reversed(lines) if line.strip()), "")
 
     def clean(self) -> None:
-        """Delete all files but the end of the agent's log. No process of the machine may run any more."""
+        """Delete all files except the end of the agent's log. Call this only after all processes of the machine have
+        ended."""
         for path in self.folder.iterdir() if self.folder.is_dir() else ():
             if path.name == "agent.log":
                 _keep_tail(path)

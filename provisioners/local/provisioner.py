@@ -81,7 +81,7 @@ class LocalProvisioner:
         return allocation
 
     def observe(self, allocation: Allocation) -> list[NodeState]:
-        """Return whether each agent runs. If an agent has crashed, the machine's remaining processes are killed."""
+        """Return each node's state: whether its agent runs. The remaining processes of a crashed agent are killed."""
         with translate_errors("look at the machines"), self._guard(allocation.token):
             reap_agents()
             return [self._observe(allocation.token, node) for node in allocation.machines]
@@ -111,7 +111,7 @@ class LocalProvisioner:
             raise _kill_error(left)
 
     def shortage(self, nodes: Sequence[NodeRequest], ahead: Mapping[str, int]) -> str:
-        """Return which GPUs or slots the nodes lack, after those that jobs ahead wait for; "": none."""
+        """Return which GPUs or slots the nodes lack if jobs ahead in the queue get theirs first; "": none."""
         with translate_errors("look at the GPUs and slots"):
             return shortage(nodes, ahead) or slot_shortage(nodes, ahead.get(CPU, 0), self._root / "slots")
 

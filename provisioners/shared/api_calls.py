@@ -143,7 +143,7 @@ _P = ParamSpec("_P")
 def retry_after_login(verb: Callable[Concatenate[_Self, _P], _T]) -> Callable[Concatenate[_Self, _P], _T]:
     """Decorate a provisioner's method: if the credentials are refused, reload them and retry the method once.
 
-    A token may have been revoked a moment ago, and its successor is valid. Refused credentials are never kept."""
+    The credentials may have just been replaced by new ones. Refused credentials are never kept in the cache."""
 
     @functools.wraps(verb)
     def repeated(self: _Self, *arguments: _P.args, **more: _P.kwargs) -> _T:

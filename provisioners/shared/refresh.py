@@ -130,7 +130,7 @@ def table_lock() -> Iterator[None]:
 
 
 def reset() -> list[str]:
-    """Delete all refreshed tables, so that the shipped ones apply; return their names. Raises as alone() does."""
+    """Delete all refreshed tables, so that the shipped ones apply; return their names. Raises as table_lock() does."""
     if not table_overrides.folder().is_dir():
         return []
     with table_lock():

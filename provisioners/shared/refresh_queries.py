@@ -1,7 +1,7 @@
 """Helpers of a catalog refresh: parallel queries, and the rows of the current and shipped tables.
 
-A table is made only if all queries for its regions succeeded. catalog/refresh.py of aws and of gcp define the queries
-and turn the answers into rows; refresh.py validates and publishes the tables.
+A table is made only if all queries for its regions succeeded. catalog/refresh.py of each cloud defines the queries and
+turns the answers into rows; refresh.py validates and publishes the tables.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from ..base import ProvisionError
 from .refresh import Outcome, Progress, Update, publish
 
 SOURCE = "refresh"
-"""Id in jobspecs/tables/SOURCES.md."""
+"""Value of the column `source` of refreshed rows: an id in jobspecs/tables/SOURCES.md."""
 
 # Columns of refreshed tables that are also shipped (docs/reference/tables.md).
 MACHINE_TYPES = (

@@ -1,4 +1,4 @@
-"""Cache of a provisioner for all jobs of a process; another one is made if the environment's settings change."""
+"""Cache of a provisioner for all jobs of a process; if its environment variables change, a new one is created."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """Dedicated machine groups of jobs (`recover: fleet`): the cloud-independent part. See docs/guides/recover.md.
 
-A launch with LaunchRequest.grouped consists of one order in a fleet folder inside the job dir, and a group of machines
-that boot from that folder, like a cluster's machines but for one job. provisioners/<cloud>/lifecycle/group_launch.py
-creates the group.
+A launch with LaunchRequest.grouped writes one order into a fleet folder inside the job dir, and creates a group of
+machines that boot from this folder, like a cluster's machines. provisioners/<cloud>/lifecycle/group_launch.py creates
+the group.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Prepared(NamedTuple):
     infrastructure: Infrastructure
     """Infra stack with the network and the machines' role."""
     fleet_dir: str
-    """URL of the fleet folder, where its machines read their order."""
+    """URL of the fleet folder, in which the machines find their order."""
     boot: str
     """User data or startup script of the template: the result of fleet_boot()."""
 
@@ -60,7 +60,7 @@ class GroupState(NamedTuple):
 
     exists: bool
     machines: int
-    """Number of its machines that are billed: all but terminated ones."""
+    """Number of machines in the group that are billed: all but terminated ones."""
     launch_error: ProvisionError | None = None
     """Why the group gets no machines, if the provider says so."""
     size: int | None = None
@@ -129,8 +129,8 @@ def allocation(request: LaunchRequest, cloud: str, group: str, fleet_dir: str) -
 
 
 def is_grouped(allocation: Allocation) -> bool:
-    """Return whether the allocation names its group. False also if the launch's answer was lost: find the group by the
-    token then."""
+    """Return whether the allocation names its group. It does not if the launch's response was lost; the group must
+    then be searched by the launch token."""
     return FLEET_DIR in allocation.details
 
 

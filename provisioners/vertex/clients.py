@@ -92,7 +92,7 @@ class Clients:
         return aiplatform_v1.JobServiceClient(transport=transport, credentials=credentials, client_options=options)
 
     def _endpoint(self, region: str) -> str:
-        """Return the endpoint URL of a region; regional endpoints know the jobs of their region only."""
+        """Return the endpoint URL for a region: each regional endpoint serves only the jobs of its region."""
         own = os.environ.get(ENDPOINT, "").rstrip("/")
         api_calls.check_encrypted(ENDPOINT, own)
         if own and not is_loopback(own):

@@ -19,8 +19,8 @@ _REGIONS_AT_ONCE = 8
 
 
 def find(regions: Sequence[str], clients: vertex.Clients | None = None) -> Listing:
-    """Return the live jobs of every owner in these regions (none: all), with one call for each. Raises
-    ProvisionError."""
+    """Return the jobs of every owner in these regions (none: all) that have not ended. One call for each region.
+    Raises ProvisionError."""
     sightings = JobCache(clients or vertex.Clients())
     known = vertex.regions()
     for region in regions:
@@ -50,7 +50,7 @@ def find(regions: Sequence[str], clients: vertex.Clients | None = None) -> Listi
 
 
 def remove(leftover: Leftover, clients: vertex.Clients | None = None) -> None:
-    """Cancel its jobs. Idempotent; returns when nothing is billed any more. Raises ProvisionError."""
+    """Cancel all jobs of a leftover. Idempotent; returns when nothing is billed any more. Raises ProvisionError."""
     clients = clients or vertex.Clients()
     for region in leftover.regions:
         names = [thing.id for thing in leftover.things if thing.region == region]

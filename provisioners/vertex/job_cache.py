@@ -42,10 +42,11 @@ _FIELDS = ("name", "state", "create_time", "start_time", "end_time", "error", "l
 _PAGE = 100
 _REFUSALS = frozenset({"capacity", "quota", "not_offered", "auth", "invalid"})
 _RAN = re.compile(r"\breplicas?\b.*\b(exited|ran)\b|non-zero status", re.IGNORECASE)
-"""Message about the exit of a program. Programs may exit before the job has started: containers run as soon as their
-machines are ready."""
+"""Pattern of messages about a program's exit. Programs may exit before the job has started: containers run as soon as
+their machines are ready."""
 _NO_PLACE = re.compile(r"non-zero status of 3\b")
-"""Exit code of the agent if another machine has claimed its node in the job dir: runtime/agent/agent.py, CLAIMED."""
+"""Pattern of messages about exit code 3, the agent's if another machine has claimed its node in the job dir (CLAIMED in
+runtime/agent/agent.py)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,10 +62,11 @@ class JobState:
     """Node -> replica, e.g. `workerpool1-0`."""
     market: str
     created: float
-    """Epoch seconds, like `ended`."""
+    """Creation time in epoch seconds."""
     started: bool
     """True if it has a start time, i.e. it got all of its machines."""
     ended: float | None
+    """End in epoch seconds; None: it has not ended."""
     code: int
     """Value of google.rpc.Code; 0: no error."""
     message: str
@@ -94,8 +96,7 @@ class JobState:
 
     @property
     def has_run(self) -> bool:
-        """Return whether it ended by itself after claiming its nodes; no other job of its launch can claim them
-        then."""
+        """Return whether it ended by itself after it claimed its nodes, which no other job can then claim."""
         return self.started and self.state in {"SUCCEEDED", "FAILED"} and not self.found_no_place
 
     def machines(self) -> dict[str, str]:
@@ -116,7 +117,7 @@ class JobState:
         return NodeState(node, phase, detail, refused=error if error.error_class in _REFUSALS else None)
 
     def _meaning(self) -> ProvisionError | None:
-        """Return the error with which the job failed; None if it did not fail, or because of a program's exit code."""
+        """Return the error with which the job failed; None if it did not fail, or only by a program's exit code."""
         if self.state == "EXPIRED" and not self.started:
             message = f"a job in {self.region} was not given its machines in time"
             return ProvisionError("capacity", message, scope="region", code=self.state)

@@ -1,7 +1,7 @@
 """Launch of a custom job: find it by the launch's token, or create it.
 
 CreateCustomJob has no request id, so that it is not idempotent. The launch's token is therefore a label of the job:
-after a call without an answer the job is searched for UNSEEN_S before it is created again.
+after an unanswered create call, lists are searched for the job for UNSEEN_S seconds before the call is repeated.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _POLL_S = 2.0
 
 @dataclass(slots=True)
 class Launch:
-    """Launch of one request. run() is called once."""
+    """Launch of one request. Call run() only once."""
 
     clients: Clients
     sightings: JobCache
@@ -42,12 +42,12 @@ class Launch:
     """Called when the outcome of all create calls is known."""
     may_appear_until: float | None = None
     """Epoch seconds until which another job of the launch may appear in lists, from an unanswered create call; None:
-    none."""
+    no create call is unanswered."""
     is_fresh: bool = False
     """True if this call created the job (Allocation.is_fresh)."""
 
     def run(self) -> JobState:
-        """Return the launch's job, existing or new. Raises ProvisionError; there is then no job, or that is unknown."""
+        """Return the launch's job, existing or new. Raises ProvisionError if none was created, or this is unknown."""
         body = self._body()
         found = self._find()
         if found is not None:

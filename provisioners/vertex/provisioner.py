@@ -32,7 +32,8 @@ log = logging.getLogger("cloudgpu.provisioners.vertex")
 
 TARGET = "vertex"
 JOB, DOUBTFUL = "job", "doubtful"
-"""Keys of Allocation.details: the custom job's full name, and the value of Launch.doubtful."""
+"""Keys of Allocation.details: the custom job's full name, and the epoch second until which lists may show another job
+of the launch (absent: they cannot)."""
 QUEUE_S = 600.0
 """Seconds after which a QUEUED job counts as refused: jobs are queued only briefly unless the quota is used up. Source:
 "Understand the serverless training service"."""
@@ -58,8 +59,8 @@ class VertexProvisioner:
 
     @api_calls.retry_after_login
     def launch(self, request: LaunchRequest) -> Allocation:
-        """Create the custom job, which itself waits for its machines. Idempotent, see Launch. Two calls without errors.
-        Raises ProvisionError."""
+        """Create the custom job, which itself waits for its machines. Idempotent, see Launch. Raises
+        ProvisionError. Two API calls, if none fails."""
         ACCOUNTS.check(request.account, self._own)
         token = request.token
         with self._lock:
@@ -125,8 +126,8 @@ class VertexProvisioner:
 
     @api_calls.retry_after_login
     def remove(self, allocation: Allocation, nodes: Collection[str]) -> None:
-        """Cancel the job if `nodes` are all of its nodes. Raises ProvisionError(invalid) for a part: replicas cannot be
-        ended."""
+        """Cancel the job if `nodes` are all of its nodes. Raises ProvisionError(invalid) for only some of
+        them, since single replicas cannot be ended."""
         self._check(allocation)
         if not nodes:
             return
@@ -140,8 +141,8 @@ class VertexProvisioner:
     def find(self, owner: Owner) -> list[Allocation]:
         """Return every launch whose job has not ended, in all regions, with one call for each.
 
-        Regions that the account may not use are left out with a warning. Raises ProvisionError if that is all of them,
-        or if any other region does not answer, since its launches would be unknown.
+        Regions that the account may not use are left out with a warning. Raises ProvisionError if it may use none, or
+        if the query of another region fails, since its launches would be missing.
         """
         return allocations.in_regions(
             regions(), lambda region: self._find_in(region, owner), lambda error: error.error_class == "auth"
@@ -164,11 +165,11 @@ class VertexProvisioner:
     # -- helpers
 
     def _own(self) -> str:
-        """Return the account of the credentials."""
+        """Return the configured project's id. Raises ProvisionError."""
         return self._clients.google.project
 
     def _check(self, allocation: Allocation) -> None:
-        """Refuse the credentials of another account than the allocation's."""
+        """Raise ProvisionError if the configured project is not that of the allocation."""
         ACCOUNTS.check(allocation.account, self._own)
 
     def _note(self, token: str, *, answered: bool) -> None:

@@ -7,7 +7,7 @@ from ..target import Boot, EnvironmentVariables, Target
 
 TARGET = Target(
     provisioner=".provisioner:shared",
-    set_up="..gcp.clients:could_be_used",
+    set_up="..gcp.clients:is_set_up",
     setup_hint=f"vertex is not set up here: {NEEDS}, see docs/guides/vertex.md",
     architecture="..gcp.machine.machine_types:architecture_of",
     collector=".gc",

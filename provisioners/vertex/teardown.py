@@ -1,6 +1,6 @@
 """Teardown of custom jobs: cancel them. They remain as records, which are not billed.
 
-By its record a later launch() detects that the job was started before.
+A later launch() with the same token finds the record, and does not start the job again.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Teardown:
     sightings: JobCache
     region: str
     token: str
-    """"": unknown; only the jobs in `names` are then cancelled."""
+    """Launch token; "": unknown, so that only the jobs in `names` are cancelled."""
     names: Collection[str] = ()
     """Job names from the allocation: cancelled even if lists do not show them yet."""
     unseen_s: float = 0.0

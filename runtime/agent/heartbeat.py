@@ -25,9 +25,9 @@ _PROGRESS_BYTES = 64 << 10  # a longer file was not written by the Checkpointer
 class HeartbeatThread:
     """Thread that writes the node's heartbeat until stopped.
 
-    `on_lost` is called once, with the reason, if the job dir is lost: job.json is missing twice in a row although the
-    job dir answers, or no request succeeded for `retry_timeout_s()` seconds. `on_superseded` is called once, if a newer
-    attempt has begun because this machine was given up, for example after a freeze.
+    `on_lost` is called once, with the reason, if the job dir is lost: job.json is missing in two consecutive checks
+    although requests succeed, or no request has succeeded for `retry_timeout_s()` seconds. `on_superseded` is called
+    once if a newer attempt has begun: the supervisor has replaced this machine, for example after a freeze.
     """
 
     def __init__(
@@ -44,7 +44,7 @@ class HeartbeatThread:
         pace: Pace,
         sequence: int = 0,
     ) -> None:
-        """`sequence`: number of the last heartbeat, if an earlier run of the node has written any."""
+        """Start the thread. `sequence`: number of the last heartbeat that an earlier run of the node has written."""
         self._sequence = sequence
         self._pace = pace
         self._interval_s = INTERVAL_S if job_dir.folder is not None else _FAR_INTERVAL_S

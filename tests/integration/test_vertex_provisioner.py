@@ -260,7 +260,7 @@ def test_a_second_job_whose_place_is_taken_is_no_loss_while_the_first_may_yet_be
 
 def test_after_a_job_that_ran_no_other_is_waited_for(vertex: Vertex) -> None:
     """A supervisor that was killed may have created another job, which would find its place taken and end."""
-    allocation = another().launch(request(repeated=True))
+    allocation = another().launch(request(may_be_retry=True))
     [job] = vertex.jobs()
     until(lambda: vertex.jobs()[0].state == "RUNNING")
     vertex.control.finish(job.id)
@@ -293,7 +293,7 @@ def test_a_second_job_that_no_list_shows_yet_is_ended_as_well(vertex: Vertex, pr
 def test_a_job_of_a_killed_process_that_no_list_shows_yet_is_ended_as_well(vertex: Vertex) -> None:
     vertex.control.set_lag(NOT_YET_S)
     another().launch(request())
-    allocation = another().launch(request(repeated=True))
+    allocation = another().launch(request(may_be_retry=True))
     assert len(vertex.alive()) == 2
     vertex.show_in(1.0)
     another().terminate(allocation)

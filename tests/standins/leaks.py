@@ -97,7 +97,7 @@ class Leaks(ABC, Generic[_J]):
         self.actions: dict[str, set[str]] = defaultdict(set)
         """Actions in which faults are injected, by service."""
         self.calls: list[tuple[str, int]] = []
-        """The same calls in order: the action, and the number of earlier calls of it."""
+        """Calls at which faults are injected, in order: (action, number of earlier calls of this action)."""
         for call in self.called("*" if LONG else scene.changes):
             if call.action not in scene.sometimes:
                 self.actions[call.service].add(call.action)

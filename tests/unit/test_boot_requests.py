@@ -85,7 +85,7 @@ def fetch(folder: Path, url: str, setting: str) -> subprocess.CompletedProcess[s
 @pytest.mark.parametrize("way", ["before", "within", "cut"])
 def test_an_answer_that_hangs_or_is_cut_is_asked_for_again(tmp_path: Path, url: str, way: str) -> None:
     Handler.ways = [way]
-    done = fetch(tmp_path, url, "SILENCE_S = 0.3")
+    done = fetch(tmp_path, url, "TIMEOUT_S = 0.3")
     assert done.stdout.splitlines()[-1] == str(AGENT), done.stdout + done.stderr
     assert "trying again" in done.stdout
 

@@ -132,6 +132,15 @@ def test_default_regions_are_those_of_the_jobs_clouds(
     assert load(project, f"{JOB}{job}\n").spec.resources.region == expected
 
 
+@pytest.mark.parametrize(
+    ("cloud", "region"), [("[[aws]]", '"us-east-1"'), ("{a: b}", '"us-east-1"'), ("aws", '[["x"]]')]
+)
+def test_values_of_other_types_are_reported(user: Path, project: Path, cloud: str, region: str) -> None:
+    user.write_text(f"[defaults]\nresources.region = {region}\n")
+    with pytest.raises(SpecError):
+        load(project, f"{JOB}resources: {{cloud: {cloud}}}\n")
+
+
 def test_a_wrong_default_is_named_by_its_file(user: Path, project: Path) -> None:
     user.write_text('[defaults]\nlimits.price = "cheap"\n')
     with pytest.raises(SpecError) as caught:

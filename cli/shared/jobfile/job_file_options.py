@@ -39,7 +39,7 @@ class _Flag(NamedTuple):
     metavar: str
     help: str
     many: bool = False
-    """True if it may be repeated, for a list in order of preference."""
+    """True if the flag may be repeated, for a list in order of preference."""
 
 
 FLAGS = (
@@ -86,7 +86,7 @@ def spec_options(function: _F) -> _F:
 
 @dataclass(slots=True)
 class _Given:
-    """Values of these flags on a command line."""
+    """Values of FLAGS, --env and --set on one command line."""
 
     values: dict[str, str | list[str]] = field(default_factory=dict)
     env: dict[str, str] = field(default_factory=dict)

@@ -24,7 +24,10 @@ class RefusalHandler:
         self._context = context
 
     def handle(self, error: ProvisionError, *, first: bool) -> bool:
-        """Errors of credentials and settings, which make the termination of machines fail as well."""
+        """Retry the launch later, or conclude the attempt as refused; return True.
+
+        `first`: the request was not sent before, so no earlier try can have created machines.
+        """
         context, attempt = self._context, self._context.attempt
         kind, reason = error.error_class, str(error)
         if error.has_started:

@@ -2,7 +2,7 @@
 
 Read-only calls: ec2:DescribeRegions, DescribeInstanceTypes, DescribeInstanceTypeOfferings, DescribeAvailabilityZones
 and DescribeSpotPriceHistory, pricing:GetProducts, servicequotas:GetServiceQuota. A table is made only if all queries
-succeed for all regions; users without permission in a region must name the other regions.
+succeed for all regions; users who lack permission in a region must pass the other regions by name.
 """
 
 from __future__ import annotations
@@ -174,7 +174,7 @@ class _Refresh:
         ec2 = self._clients.ec2(region)
         dearest: dict[str, Decimal] = {}
         for price in spot_prices(ec2, names, zone_ids(ec2), self._now):
-            if price.since.year < 2015:  # before EC2 sold GPUs as Spot: a wrong date
+            if price.since.year < 2015:  # EC2 did not sell GPUs as Spot yet: the date is wrong
                 raise OddPriceError(f"{price.machine_type} has a Spot price of {price.since.date()}")
             dearest[price.machine_type] = max(price.amount, dearest.get(price.machine_type, price.amount))
         return dearest
@@ -296,8 +296,9 @@ def _table_names() -> frozenset[str]:
 
 
 def _accelerator(name: str, memory_gb: float) -> str | None:
-    """Return the canonical name; None: unknown. EC2 has one name for both sizes of the A100 and V100; memory
-    decides."""
+    """Return the canonical name of an accelerator of EC2; None: unknown.
+
+    EC2 uses one name for both memory sizes of the A100, and of the V100: `memory_gb`, of one accelerator, decides."""
     known = _provider_names().get(name, set())
     found = find_accelerator(name) if name and not known else None
     sizes = [accelerators()[one] for one in sorted(known)] or ([found] if found else [])
@@ -318,7 +319,9 @@ def _provider_names() -> dict[str, set[str]]:
 
 
 def _offered(ec2: EC2Client) -> dict[str, set[str]]:
-    """Return machine type -> AZ ids, for all types, since wildcards in this call's filter are not documented."""
+    """Return machine type -> ids of the availability zones that offer it.
+
+    Queries all types, since wildcards in this call's filter are not documented."""
     pages = ec2.get_paginator("describe_instance_type_offerings").paginate(
         LocationType="availability-zone-id", PaginationConfig={"PageSize": 1000}
     )
@@ -331,7 +334,7 @@ def _offered(ec2: EC2Client) -> dict[str, set[str]]:
 
 
 def _words(pair: tuple[str, Quota]) -> str:
-    """Return e.g. `us-east-1 L-DB2E81BA`."""
+    """Format region and quota for progress messages, e.g. `us-east-1 L-DB2E81BA`."""
     return f"{pair[0]} {pair[1].code}"
 
 

@@ -152,7 +152,7 @@ def _spot_requests(ec2: EC2Client, region: str) -> Iterator[Tagged]:
 
 
 def _identities(iam: IAMClient) -> Iterator[Tagged]:
-    """Yield roles and instance profiles under cloudgpu's path. Listings omit tags, so that each takes another call."""
+    """Yield roles and instance profiles under cloudgpu's path. Listings omit tags: each item takes another call."""
     for roles in iam.get_paginator("list_roles").paginate(PathPrefix=PATH):
         for name in [role["RoleName"] for role in roles["Roles"]]:
             with ignore_errors("NoSuchEntity"):
@@ -181,10 +181,11 @@ def _machine_price(machine_type: str, region: str, market: str) -> Decimal | Non
 
 
 def remove(leftover: Leftover, clients: Clients | None = None) -> None:
-    """Delete all its resources. Idempotent; returns when nothing is billed any more. Raises ProvisionError."""
+    """Delete all resources of a leftover. Idempotent; returns when nothing is billed any more. Raises
+    ProvisionError."""
     clients = clients or Clients()
     for thing in leftover.things:
-        if thing.kind == _GROUP:  # before its machines, which it would replace
+        if thing.kind == _GROUP:  # before the machines: the group would replace them
             scaling_groups.close(clients, thing.region, thing.id)
     for region in leftover.regions:
         if leftover.token:
@@ -194,7 +195,7 @@ def remove(leftover: Leftover, clients: Clients | None = None) -> None:
 
 
 def _remove_things(clients: Clients, region: str, leftover: Leftover) -> None:
-    """Delete the resources of one region ("": global), kind by kind, with dependencies last."""
+    """Delete the resources of one region ("": global), in the order of _DELETE."""
     here = [thing for thing in leftover.things if thing.region == region]
     for kind, delete in _DELETE.items():
         if kind == "volume":
@@ -285,4 +286,4 @@ _DELETE: dict[str, Callable[[Clients, str, str], None]] = {
     "role": _delete_role,
 }
 """Kind -> function that deletes a resource, in order of deletion. Machines are terminated before the first volume, and
-Auto Scaling groups are deleted before all."""
+Auto Scaling groups are deleted before everything else."""

@@ -37,7 +37,7 @@ UNSEEN_S = 300.0
 
 @dataclass(slots=True)
 class GroupLaunch(Launch):
-    """Launch of one grouped request. allocate() is called once."""
+    """Launch of one grouped request. Call allocate() only once."""
 
     def allocate(self) -> Allocation:
         """Create the group, or find it, and return its allocation. Raises ProvisionError; cleans up as Launch.run()
@@ -120,7 +120,7 @@ class GroupLaunch(Launch):
         return [subnets[(self.request.attempt - 1) % len(subnets)]]
 
     def _make_standing(self, fleet: FleetSpec, around: TemplateResources, subnets: list[network.Subnet]) -> None:
-        """Create template and group. Idempotent; callers retry, since AWS may not see yet what it has just created."""
+        """Create the template and the group. Idempotent; callers retry, since AWS is eventually consistent."""
         region, name = self.request.region, self._name
         with translate_errors(f"make {name} in {region}", self.clients.clock):
             made = scaling_groups.make_template(
@@ -168,7 +168,7 @@ class GroupObserver:
 
     def _trouble(self, region: str, seen: scaling_groups.ScalingGroup) -> ProvisionError | None:
         refusal = scaling_groups.trouble(self._clients, region, seen)
-        if refusal is not None and refusal.hints:  # AZ names to AZ ids, as offers spell zones
+        if refusal is not None and refusal.hints:  # translate AZ names to AZ ids, which offers use
             ids = self._answers.zone_ids(region)
             refusal.hints = tuple(ids[name] for name in refusal.hints if name in ids)
         return refusal

@@ -36,12 +36,12 @@ class Teardown:
     region: str
     token: str
     owner: str
-    """"": unknown."""
+    """Name of the launch's owner; "": unknown."""
     named: Collection[str] = ()
     """Instance ids from the allocation: terminated even if listings do not show them yet."""
 
     def run(self) -> TerminateResult:
-        """Delete all resources; return when nothing is billed any more. Raises ProvisionError; may be retried then."""
+        """Delete all resources; return when nothing is billed any more. Raises ProvisionError; then retry."""
         ec2, clock = self.clients.ec2(self.region), self.clients.clock
         until = clock.monotonic() + RETRY_TIMEOUT_S
         with translate_errors(f"look for the launch in {self.region}", clock):
@@ -49,7 +49,7 @@ class Teardown:
         hidden, since = set(self.named), clock.monotonic()
         has_started, at = group is not None and group.is_grouped, clock.now()
         while True:
-            # Before its machines, which it would replace.
+            # Before the machines: the group would replace them.
             stands = group is not None and group.is_grouped and self._close(group)
             ran, left = self._end_machines(hidden, since)
             hidden.clear()
@@ -109,7 +109,7 @@ class Teardown:
                     network.remove_placement_group(ec2, self.token)
                 network.remove_group(ec2, group)
         except ProvisionError as error:
-            if error.code == _DENIED:  # also EC2's answer for a deleted group, e.g. by a call whose answer was lost
+            if error.code == _DENIED:  # EC2 answers the same for a deleted group
                 with translate_errors(f"look for the launch in {self.region}", clock):
                     if network.find_group(ec2, self.token) is None:
                         return True

@@ -1,7 +1,7 @@
 """IAM role of a launch's machines, which grants access to the job's folder, inputs and outputs only.
 
 Each launch has a dedicated role and instance profile, named by its token, under the path `/cloudgpu/<owner>/`. If the
-role of an infra stack grants all that a launch needs, that is used instead, without calls to IAM.
+role of an infra stack grants all that a launch needs, the launch uses that role, without calls to IAM.
 """
 
 from __future__ import annotations

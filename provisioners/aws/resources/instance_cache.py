@@ -45,8 +45,7 @@ a machine that has sent heartbeats."""
 _LASTING = "Client.InternalError"
 """StateReason code that usually means a missing permission on the disk's key, in every zone."""
 _LASTING_LAUNCHES = 2
-"""Number of a job's launches ended by _LASTING from which on the error is classified as `auth` instead of
-`capacity`."""
+"""If _LASTING ended this number of a job's launches, the error is classified as `auth` instead of `capacity`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +64,7 @@ class InstanceState:
     """AZ name; EC2 does not return the AZ id of an instance."""
     machine_type: str
     market: str
-    """Market as in offers."""
+    """Market, spelled as in offers, e.g. `on-demand`."""
 
     @property
     def token(self) -> str:
@@ -74,7 +73,7 @@ class InstanceState:
 
     @property
     def node(self) -> str:
-        """Return its node, as in NodeRequest; "": the tag is missing."""
+        """Return the node that it runs, as in NodeRequest; "": the tag is missing."""
         return self.tags.get(tags.NODE, "")
 
     @property
@@ -83,12 +82,13 @@ class InstanceState:
 
     @property
     def was_refused(self) -> bool:
-        """Return whether EC2 terminated it instead of starting it; it was then not billed."""
+        """Return whether EC2 terminated the instance instead of starting it; it was then not billed."""
         return self.is_gone and self.reason.startswith(_REFUSALS)
 
     def as_node(self, node: str, others: Iterable[InstanceState] = ()) -> NodeState:
-        """Return the state of its node. `others`: the owner's instances, searched for launches of the job with the same
-        end."""
+        """Return the state of the node that the instance runs.
+
+        `others`: all instances of the owner, to count launches of the same job that ended for the same reason."""
         phase = _PHASES.get(self.state, "running")
         words = self.message or self.reason
         if self.reason and self.reason not in words:
@@ -122,13 +122,13 @@ class InstanceCache:
         return self._cache.get((region, tags.OWNER, owner), since=since)
 
     def of_token(self, region: str, token: str, *, since: float | None = None) -> Mapping[str, InstanceState]:
-        """Return the instances of one launch, cached; for launches of unknown owner. Raises ProvisionError."""
+        """Return the cached instances of one launch whose owner is unknown. Raises ProvisionError."""
         return self._cache.get((region, tags.TOKEN, token), since=since)
 
     def of_launch(self, region: str, token: str) -> Mapping[str, InstanceState]:
         """Return the instances of one launch, uncached. Raises ProvisionError.
 
-        Launches that wait for their turn would otherwise list all of the owner's machines repeatedly."""
+        Used when a launch begins: of_owner() would list all of the owner's machines again for each launch."""
         return self._ask((region, tags.TOKEN, token))
 
     def _ask(self, where: tuple[str, str, str]) -> Mapping[str, InstanceState]:

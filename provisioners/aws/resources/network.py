@@ -44,7 +44,7 @@ class Subnet(NamedTuple):
     zone_name: str
     """AZ name, e.g. `us-east-1a`, as in EC2's messages. Names differ between accounts."""
     public: bool
-    """Machines in the subnet get public addresses."""
+    """True if machines in the subnet get public addresses."""
     free: int
     """Number of free addresses."""
 
@@ -118,9 +118,9 @@ def list_subnets(ec2: EC2Client) -> list[Listed]:
 
 
 def find_subnets(listed: Iterable[Listed], region: str, stack: Infrastructure | None = None) -> list[Subnet]:
-    """Return the subnets to use, one for each zone (that with most free addresses), sorted by zone.
+    """Return the subnets to use, one for each zone (the one with the most free addresses), sorted by zone.
 
-    Candidates are the first that exist of: the stack's subnets; those tagged SUBNET_TAG by users; those tagged by
+    Uses the first non-empty group of: the stack's subnets; those tagged SUBNET_TAG by users; those tagged by
     stacks without a record on this computer; those of the default VPC. Raises ProvisionError(invalid) if there are
     none, or if they are in several VPCs.
     """
@@ -223,7 +223,7 @@ def remove_group(ec2: EC2Client, group: Group) -> None:
 
 
 def free(ec2: EC2Client, group: Group) -> set[str]:
-    """Delete the group's unattached interfaces; return the instances that others are attached to."""
+    """Delete the security group's unattached network interfaces; return the ids of instances with attached ones."""
     instances = set()
     where: list[FilterTypeDef] = [{"Name": "group-id", "Values": [group.group]}]
     for page in ec2.get_paginator("describe_network_interfaces").paginate(Filters=where):

@@ -11,7 +11,7 @@ import threading
 from ...shared.clock import Clock
 
 FIRST_S = 5.0
-"""Shortest estimate after a refusal, in seconds; later refusals set it to twice the profile's age."""
+"""Smallest estimate after a refusal, in seconds. The estimate is twice the age of the refused profile."""
 LONGEST_S = 120.0
 """Largest estimate, in seconds."""
 PROPAGATED_S = 600.0
@@ -28,11 +28,11 @@ class Profiles:
         self._lock = threading.Lock()
         self._made: dict[str, float] = {}
         self._of_launches: dict[str, tuple[str, float]] = {}
-        """Launch token -> ARN and creation time, for retries of a launch that waited for its turn."""
+        """Launch token -> (ARN, monotonic creation time): a retried launch does not create its profile again."""
         self._lag_s = 0.0
 
     def add(self, arn: str, token: str = "") -> None:
-        """Record a profile, created now unless it is recorded already. `token`: of the launch that it belongs to."""
+        """Record a profile as created now, unless it is recorded already. `token`: token of its launch."""
         now = self._clock.monotonic()
         with self._lock:
             for old in [one for one, made in self._made.items() if now - made > PROPAGATED_S]:

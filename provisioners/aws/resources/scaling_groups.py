@@ -32,8 +32,8 @@ _FAILED = re.compile(
     r"(?: Launching EC2 instance failed\.)?",
     re.DOTALL,
 )
-"""StatusMessage of a failed activity; with EC2's error code if the group has a mixed instances policy. Examples:
-kubernetes/autoscaler#1263 and #3241, cortex#1258, aws-parallelcluster#1944."""
+"""Pattern of a failed activity's StatusMessage, with EC2's error code if the group has a mixed instances policy.
+Examples: kubernetes/autoscaler#1263 and #3241, cortex#1258, aws-parallelcluster#1944."""
 
 
 class ScalingGroup(NamedTuple):
@@ -150,10 +150,10 @@ def _find_template(ec2: EC2Client, name: str) -> str | None:
 
 
 def trouble(clients: Clients, region: str, group: ScalingGroup) -> ProvisionError | None:
-    """Return the error for which a group gets no machines; None if the group's own retries may succeed.
+    """Return the error that keeps a group from getting machines; None if Auto Scaling's own retries may succeed.
 
     An error is returned if the latest activities failed in all zones, or for a reason that does not depend on the zone.
-    One call. Raises ProvisionError if that fails."""
+    One call. Raises ProvisionError if the call fails."""
     with translate_errors(f"ask why {group.name} lacks machines", clients.clock):
         answer = clients.autoscaling(region).describe_scaling_activities(
             AutoScalingGroupName=group.name, MaxRecords=_ENOUGH

@@ -87,9 +87,9 @@ def usages(clients: Clients, region: str, retry_timeout_s: float = _RETRY_TIMEOU
 
 
 def check(clients: Clients, *, region: str, market: str, machine_types: Sequence[str]) -> None:
-    """Raise ProvisionError(quota) if these machines, one entry each, do not fit beside the existing ones.
+    """Raise ProvisionError(quota) if these machines would exceed a quota, given current usage.
 
-    `machine_types` are only the machines to create: existing ones of the same launch count as used. Machines in a
+    `machine_types`: one entry for each machine to create; existing ones of the same launch count as used. Machines in a
     reservation need no quota check. If the API does not return a quota (no permission, no response, unknown quota), the
     launch continues with one warning in the log, and Azure decides. One read-only call.
     """

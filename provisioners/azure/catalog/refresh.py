@@ -56,17 +56,17 @@ class Sku(NamedTuple):
     gpus: int
     """The API's value, which may be wrong: see the module's docstring."""
     arch: str
-    """"": not in the API's response."""
+    """Processor architecture; "": not in the API's response."""
     markets: frozenset[str]
     """Markets other than on-demand: a subset of MORE_MARKETS."""
     zones: tuple[str, ...]
     """The subscription's zone numbers; (): the region has no zones for it."""
     restricted: bool
-    """Azure does not sell it to this subscription in this region."""
+    """True if Azure does not sell it to this subscription in this region."""
 
 
 def refresh(regions: Sequence[str], on_progress: Progress, clients: Clients | None = None) -> Iterator[Outcome]:
-    """Query these regions (none: all of the subscription), and publish each table as soon as it is complete.
+    """Query these regions (none: all of the subscription), and publish and yield each table as soon as it is complete.
 
     Raises ProvisionError before any other query for an unknown region or missing permission; OSError.
     """
@@ -195,8 +195,9 @@ class TableRefresh:
         return tuple(known[column] for column in MACHINE_TYPES)
 
     def _added(self, sku: Sku, of_name: Mapping[str, Sku]) -> Row | None:
-        """Return a row for a new size with its family's accelerator; None: the family has several, or fractions of a
-        GPU."""
+        """Return a row for a new size with its family's accelerator.
+
+        None: the size has no GPU, or its family has several kinds of accelerators or fractions of a GPU."""
         alike = [
             row
             for row in self._named_types()
@@ -225,7 +226,7 @@ class TableRefresh:
     # -- prices
 
     def prices(self) -> tuple[Update, str]:
-        """Query each size that is sold in a queried region, once for all regions."""
+        """Query the prices of each size that the tables have as sold anywhere; one query returns all regions."""
         sold = {row["machine_type"]: row for row in self._named_types() if row["markets"] and row["offering"]}
         book = PriceList(self._clients.account, self._clients.clock)
         answers = self._calls.each("prices of", sold, book.of)
@@ -266,7 +267,7 @@ class TableRefresh:
     # -- helpers
 
     def _skus(self) -> dict[str, dict[str, Sku]]:
-        """Return region -> name -> size, for sizes with accelerators; queried only once, even if it fails."""
+        """Return region -> name -> size, for sizes with accelerators or in the tables. Queries the API only once."""
         known = {name for (name,) in self._types}
         return self._calls.once(
             "sizes",
@@ -343,5 +344,5 @@ def _named(columns: Sequence[str], row: Row) -> dict[str, str]:
 
 
 def _decimal(amount: Decimal | None) -> str:
-    """Format without an exponent."""
+    """Format an amount without an exponent; "" for None."""
     return "" if amount is None else f"{amount:f}"

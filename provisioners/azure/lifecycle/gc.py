@@ -1,8 +1,8 @@
 """Resources on Azure that cloudgpu tagged, of every owner, and their removal: for `cloudgpu gc`.
 
 All resources of a launch are in its resource group, so gc lists the groups and then their contents. Only role
-assignments are outside: the group's tags refer to them, and so do their own descriptions after the group is deleted.
-Removal works as in teardown.py, which the launch's supervisor uses.
+assignments are outside: they are found by the group's tags or, after the group was deleted, by their descriptions.
+Launches are removed by the same code that a supervisor uses (teardown.py).
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ def find(regions: Sequence[str], clients: Clients | None = None) -> Listing:
 
 
 def _in_group(clients: Clients, group: Group) -> Iterator[Tagged]:
-    """Yield the group first: it is found even if listing its contents fails."""
+    """Yield the group, its contents, and its role assignments. Raises ProvisionError."""
     ours = {**group.tags, tags.TOKEN: group.token}
     yield Tagged(Resource("resource group", group.name, group.region, group.state), ours)
     resources = clients.resources.resources
@@ -98,7 +98,7 @@ def _in_group(clients: Clients, group: Group) -> Iterator[Tagged]:
 
 
 def _machine(clients: Clients, group: Group, name: str) -> tuple[str, Decimal | None]:
-    """Return a description of the machine, and its price."""
+    """Return a description of the machine, and its price in US dollars an hour; None: unknown."""
     ask = partial(clients.compute.virtual_machines.get, group.name, name, expand="instanceView", cls=answer_of)
     found = _unless_gone(clients, f"look at {name}", ask)
     if found is None:
@@ -164,7 +164,8 @@ def _moment(text: object) -> float | None:
 
 
 def remove(leftover: Leftover, clients: Clients | None = None) -> None:
-    """Remove all its resources, and return when none of them bills any more. Idempotent. Raises ProvisionError."""
+    """Remove all resources of a leftover. Idempotent; returns when nothing is billed any more. Raises
+    ProvisionError."""
     clients = clients or Clients()
     Teardown(clients, InstanceCache(clients), leftover.token).run()
     if all(thing.kind == "role assignment" for thing in leftover.things):

@@ -77,7 +77,7 @@ class Teardown:
         return remove_group(self.clients, self.token)
 
     def _end_machines(self, group: Group) -> None:
-        """Delete the machines even if role assignments cannot be removed: machines bill."""
+        """Delete the machines although role assignments cannot be removed: machines cost money."""
         try:
             for name in self.sightings.of_launch(self.token, since=self.clients.clock.monotonic()):
                 delete_machine(self.clients, group.name, name)

@@ -42,7 +42,7 @@ MAX_REPLACEMENTS = 8  # limit of replacements of unusable machines in one job's 
 
 
 class GoingDown(BaseException):
-    """Raised by the SIGTERM handler if the machine goes down before the agent has started."""
+    """The machine goes down before the agent has started; raised by the SIGTERM handler."""
 
 
 class Machine:
@@ -59,10 +59,10 @@ class Machine:
         """File that signals to the agent that the machine will boot again, so that the node has not ended."""
         self.going_down = False
         self.ending = False
-        """The machine is being ended; SIGTERM must not interrupt that."""
+        """True if the machine is being ended, which SIGTERM must not interrupt."""
         self.name = ""
         self.stays = False
-        """The machine could not leave its group and is to stay in it."""
+        """True if the machine could not leave its group and is to stay in it."""
 
     def module(self, part: str) -> Any:
         """Return this machine's module for a part: `bucket`, `host` or `group`."""
@@ -228,7 +228,8 @@ class Machine:
         self.module("group").leave(self.record)
 
     def on_sigterm(self, _number: int, _frame: object) -> None:
-        """Handle SIGTERM: the machine is going down; `host` knows whether it will boot again."""
+        """Handle SIGTERM, which announces a shutdown: stop the agent, and create `rebooting` if the machine will boot
+        again."""
         self.going_down = True
         if self.host.comes_back():
             self.rebooting.touch()
@@ -250,7 +251,7 @@ class Machine:
 
     def write_failure(self, reason: str) -> None:
         """Write an error as the node's result, unless the agent has written one, so that the job does not wait for this
-        machine."""
+        machine. A fleet's machine writes it into its member folder. Raises PermanentError."""
         if self.record["fleet"]:
             key, data = f"members/{self.name}/failed.json", json.dumps({"reason": reason, "time": time.time()}).encode()
             if self.name:
@@ -267,7 +268,7 @@ class Machine:
         )
 
     def write_job_dir_error(self) -> None:
-        """Write the reason for which the agent gave up on the job dir, in case that can be reached again.
+        """Write the reason for which the agent gave up on the job dir, in case the job dir can be reached again.
 
         This is not a result: the node is lost, and the job continues with another machine.
         """

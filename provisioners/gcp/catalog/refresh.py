@@ -47,7 +47,7 @@ _TYPE_FIELDS = (
     "items(name,deprecated),nextPageToken",
 )
 _ATTACHES = "n1-"
-"""Prefix of machine types without built-in accelerators: those are attached, with separate prices and places."""
+"""Prefix of machine types without built-in accelerators; attached ones have separate prices and places."""
 _ARCHITECTURES = {"X86_64": "x86_64", "ARM64": "arm64"}
 _STATUS = {"DEPRECATED": "deprecated", "OBSOLETE": "retired", "DELETED": "retired"}
 
@@ -61,7 +61,7 @@ class Machine(NamedTuple):
     vcpus: int
     memory_gb: float
     arch: str
-    """"": not in the API's response."""
+    """Processor architecture; "": not in the API's response."""
     accelerator: str
     """Name in the API; "": no built-in accelerator."""
     gpus: int
@@ -84,7 +84,7 @@ class Region(NamedTuple):
 def refresh(
     regions: Sequence[str], on_progress: Progress, account: Account | None = None, clock: Clock | None = None
 ) -> Iterator[Outcome]:
-    """Query these regions (none: all that the project sees), and publish each table as soon as it is complete.
+    """Query these regions (none: all of the project), and publish and yield each table as soon as it is complete.
 
     Raises ProvisionError before any other query for an unknown region or missing permission; OSError.
     """
@@ -196,8 +196,9 @@ class TableRefresh:
         return tuple(known[column] for column in MACHINE_TYPES)
 
     def _added(self, machine: Machine) -> Row | None:
-        """Return a row for a new size or variant, based on its family's with equally many GPUs, otherwise any; None: no
-        family."""
+        """Return a row for a new machine type, copied from one of its family, if possible with the same number of GPUs.
+
+        None: the tables have no machine type of its family, or not its accelerator."""
         named = (_named(MACHINE_TYPES, row) for row in self._types.values() if row[10] == machine.accelerator)
         sisters = (one for one in named if _family(one["machine_type"]) == _family(machine.name) and one["markets"])
         sister = max(sisters, key=lambda one: one["counts"] == str(machine.gpus), default=None)
@@ -295,7 +296,7 @@ class TableRefresh:
         return self._calls.once("machine types", lambda: self._of_zones("machine types of", "machineTypes", _machine))
 
     def _accelerators(self) -> dict[str, dict[str, tuple[str, str]]]:
-        """Return zone -> name -> status and end, "" where not given."""
+        """Return zone -> accelerator -> (status, end date), as _deprecation()."""
         return self._calls.once(
             "accelerators", lambda: self._of_zones("accelerators of", "acceleratorTypes", _deprecation)
         )
@@ -409,7 +410,7 @@ def _sold_in(row: Row, places: Mapping[Row, Row], regions: Iterable[str]) -> boo
 
 
 def _shown(price: Decimal | None) -> str:
-    """Format without an exponent."""
+    """Format a price without an exponent; "" for None."""
     return "" if price is None else f"{price.normalize():f}"
 
 

@@ -1,8 +1,9 @@
-"""Resources on Compute Engine that cloudgpu labelled, of every owner, and their removal: for `cloudgpu gc`.
+"""Find and remove resources labelled by cloudgpu, of all owners, on Compute Engine, for `cloudgpu gc`.
 
-Removal works as in teardown.py, which a launch's supervisor uses. This module finds the resources without local state:
-instances, disks that outlived them, and resources without labels, whose tags are in the description: firewall rules,
-groups, their templates and placement policies. The rule `cloudgpu-closed-<network>` belongs to no launch and is kept.
+Launches are removed by the same code that a supervisor uses (teardown.py). This module finds the resources without
+local state: instances, disks that outlived them, and resources without labels, whose tags are in the description:
+firewall rules, groups, their templates and placement policies. The rule `cloudgpu-closed-<network>` belongs to no
+launch and is kept.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ _UNREACHABLE = "UNREACHABLE"
 def find(regions: Sequence[str], clients: Clients | None = None) -> Listing:
     """Return the resources of every owner in these regions (none: all). Raises ProvisionError.
 
-    Six lists cover all regions; rules and templates have no region.
+    Six calls list the resources of all regions. Firewall rules and templates have no region.
     """
     need_sdk()
     clients = clients or Clients()
@@ -178,7 +179,8 @@ def _moment(text: str) -> float | None:
 
 
 def remove(leftover: Leftover, clients: Clients | None = None) -> None:
-    """Remove all its resources, and return when none of them bills any more. Idempotent. Raises ProvisionError."""
+    """Remove all resources of a leftover. Idempotent; returns when nothing is billed any more. Raises
+    ProvisionError."""
     clients = clients or Clients()
     named = [thing.id for thing in leftover.things if thing.kind == "instance"]
     if leftover.token:

@@ -46,7 +46,7 @@ _OFF = frozenset({"TERMINATED", "STOPPED", "SUSPENDED"})
 
 @dataclass(frozen=True, slots=True)
 class GroupLaunch:
-    """One launch in progress. Every call is idempotent, also across processes."""
+    """Launch of a dedicated group in progress. Idempotent, also if several processes run it at the same time."""
 
     clients: Clients
     images: Images
@@ -87,7 +87,7 @@ class GroupLaunch:
             )
             raise ProvisionError("invalid", message, scope="region")
         image = self.images.find(request.nodes[0])
-        # A launch enlarges the disk to fit the image; for a fleet, planning reports the error.
+        # Launches enlarge the disk to fit the image; a cluster with a disk that is too small fails when it is planned.
         fleet = prepared.fleet.model_copy(update={"disk_gb": max(prepared.fleet.disk_gb, image.min_gb)})
         fleet, reservation = self._reserved(fleet)
         run_s = longest_run_s(fleet)

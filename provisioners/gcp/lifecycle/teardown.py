@@ -33,13 +33,13 @@ class Teardown:
     sightings: InstanceCache
     token: str
     owner: str
-    """"": unknown."""
+    """Name of the launch's owner; "": unknown."""
     named: Collection[str] = ()
     """Known machines, which are deleted even if no list shows them yet."""
     region: str = ""
-    """"": unknown; then all zones must be reachable."""
+    """Region of the launch; "": unknown, which requires that all zones are reachable."""
     grouped: bool = True
-    """A group may exist; False: it is known that none was created."""
+    """False if it is known that the launch created no instance group."""
 
     def run(self) -> TerminateResult:
         """Remove all resources, and return when none of them bills any more. Raises ProvisionError; retry then."""
@@ -75,7 +75,8 @@ class Teardown:
     def _end_machines(self, hidden: Collection[str], since: float, *, again: bool) -> set[str]:
         """Delete all machines; return those that still exist, or that a call whose response was lost may still create.
 
-        `hidden` are deleted even if no list shows them.
+        `hidden`: machines to delete even if no list shows them; `again`: machines may have been deleted in an earlier
+        round.
         """
         listed = self.sightings.of_launch(self.token, self.owner, since=since, region=self.region)
         seen = {one.machine: one for one in listed}

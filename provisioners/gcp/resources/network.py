@@ -47,7 +47,7 @@ class Attachment(NamedTuple):
     network_url: str
     subnetwork_url: str
     private_access: bool
-    """Google's APIs are reachable without an external address (Private Google Access)."""
+    """True if Google's APIs are reachable without an external address (Private Google Access)."""
 
 
 class Rule(NamedTuple):
