@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from decimal import Decimal
 from pathlib import Path
 
 import pytest
@@ -91,7 +92,7 @@ def test_precedence(user: Path, project: Path) -> None:
     (project.parent / "pyproject.toml").write_text('[tool.cloudgpu.defaults.limits]\ncost = "8 USD"\nduration = "2h"\n')
     spec = load(project, f"{JOB}limits: {{duration: 3h}}\n", "retry.failure=5").spec
     limits = spec.limits
-    assert (limits.price, limits.cost, limits.duration) == (1, 8, 3 * 3600)
+    assert (limits.price, limits.cost, limits.duration) == (Decimal(1), Decimal(8), 3 * 3600)
     assert (spec.retry.failure, spec.retry.preemption) == (5, "unlimited")
     assert {value.key: value.source for value in configured_defaults(project)} == {
         "limits.cost": str(project.parent / "pyproject.toml"),
