@@ -65,12 +65,19 @@ COMMANDS: dict[str, Entry] = {
     "rm": Entry(_KEEP, "Remove ended jobs with their logs, checkpoints and outputs."),
     "prune": Entry(_KEEP, "Remove all jobs that ended long ago; shows them first."),
     "gc": Entry(_KEEP, "Find machines no job needs any more, and end them."),
+    "config": Entry(_KEEP, "Show and change defaults of job files and settings of this computer."),
     "completion": Entry(_KEEP, "Print the completion script of a shell."),
 }
 
 
-_FOLDERS = frozenset({"catalog", "cluster", "goodput", "gpus", "image", "infra", "outputs", "status", "verify-resume"})
+_FOLDERS = frozenset(
+    {"catalog", "cluster", "config", "goodput", "gpus", "image", "infra", "outputs", "status", "verify-resume"}
+)
 """Commands that are packages: the command is in `cli/<name>/command.py`."""
+
+
+_WITHOUT_SETTINGS = frozenset({"config", "completion", "schema"})
+"""Commands that work with an invalid configuration file: they show and mend it, or need none."""
 
 
 def load_command(name: str) -> click.Command:
@@ -119,13 +126,22 @@ class LazyGroup(click.Group):
 
 @click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": MAX_COLUMNS})
 @click.version_option(__version__, "-V", "--version", prog_name=PROGRAM, message="%(prog)s %(version)s")
-def cli() -> None:
+@click.pass_context
+def cli(ctx: click.Context) -> None:
     """Run training jobs on GPU machines: checked before they cost money, resumed after every interruption.
 
     \b
     cloudgpu plan job.yaml      where it can run, and for how much
     cloudgpu submit job.yaml    run it there and follow its log
     """
+    if ctx.invoked_subcommand not in _WITHOUT_SETTINGS:
+        from ..jobspecs.home import config_file
+
+        if config_file().exists():
+            from ..jobspecs.configuration.effective import apply_settings
+            from ..jobspecs.configuration.files import user_file
+
+            apply_settings(os.environ, user_file())
 
 
 def run() -> NoReturn:

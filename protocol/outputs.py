@@ -1,7 +1,7 @@
 """Outputs of a job: the files under `outputs/` of its job dir, and the records of what each node wrote there.
 
-A node that copies its `outputs` writes an OutputsRecord first, with the checksum of each file. So whoever downloads a
-file can verify it, and knows which attempt it is from. What programs write by write_output() has no record.
+A node that copies its `outputs` writes an OutputsRecord first, with the checksum of each file. A download can thus be
+verified, and shows which attempt a file is from. Files that programs write by write_output() have no record.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Output:
 
 @dataclass(frozen=True, slots=True)
 class Outputs:
-    """What lies in a job's outputs/."""
+    """Files in a job's outputs/."""
 
     found: list[Output]
     refused: list[str]
@@ -99,7 +99,7 @@ def _is_inside(job_dir: JobDir, entry: Entry) -> bool:
 
 
 class _Recorded(NamedTuple):
-    """What an attempt has recorded of a file."""
+    """Record of a file by one attempt."""
 
     attempt: int
     sha256: str

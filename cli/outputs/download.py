@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from ..exit_codes import Exit
 from ..shared.errors import CommandError
-from ..shared.output import ProgressLine
+from ..shared.output import ProgressLine, remark
 from ..shared.text import amount, duration, plural
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ _SHOWN = 5  # maximum files named in an error
 _RATE_S = 10.0  # period over which the rate is measured
 
 Verified = Literal["sha256", "etag", "size"]
-"""What was compared: the checksum that the node recorded; the store's ETag and the size; the size."""
+"""Property that was compared: the checksum that the node recorded; the store's ETag and the size; the size."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +64,10 @@ def download(job_dir: JobDir, outputs: Sequence[Output], folder: Path, *, force:
             rate = _Rate()
             try:
                 fetch(todo, journal, lambda: None, lambda done, total: line(rate.text(done, total)))
+            except KeyboardInterrupt:
+                line.clear()
+                remark("stopped: the same command goes on where it was")
+                raise
             except DownloadError as error:
                 hint = "the other files are complete; the damaged ones were not kept"
                 raise CommandError(str(error), hint=hint, exit_code=Exit.UNAVAILABLE) from error

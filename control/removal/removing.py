@@ -44,7 +44,7 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True)
 class Prunable:
-    """What `prune` would remove, and the jobs that it keeps although they are old enough."""
+    """Jobs that `prune` would remove, and those that it keeps although they are old enough."""
 
     candidates: list[Candidate]
     needed: dict[str, list[str]]

@@ -74,7 +74,9 @@ def _split(flags: Mapping[str, str], overrides: Overrides) -> tuple[dict[str, st
     rest: list[str | Override] = []
     for override in parsed:
         flag, value = SHARED.get(override.path), override.value
-        if flag and isinstance(value, str):
+        if override.unless:  # a default applies to the converted job
+            rest.append(override)
+        elif flag and isinstance(value, str):
             found[flag] = value
         elif flag == "--region" and isinstance(value, list) and value:
             found[flag] = str(value[0])  # the first region decides the conversion; all are tried

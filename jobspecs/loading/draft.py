@@ -160,15 +160,18 @@ def _finish(draft: Draft, overrides: Overrides) -> LoadedSpec:
 
 
 def _override(draft: Draft, overrides: Overrides) -> None:
-    from .overrides import apply_overrides, parse_overrides
+    from .overrides import apply_defaults, apply_overrides, parse_overrides
 
     try:
         parsed = parse_overrides(overrides)
         draft.original = draft.job
-        draft.job = apply_overrides(draft.job, parsed)
+        given = [override for override in parsed if not override.unless]
+        draft.job = apply_overrides(draft.job, given)
+        draft.job, defaults = apply_defaults(draft.job, [override for override in parsed if override.unless])
     except SpecError as error:
         raise SpecError([*draft.result(), *error.diagnostics]) from None
-    draft.labels.update((override.path, override.label) for override in parsed)
+    draft.labels.update((override.path, override.label) for override in (*given, *defaults))
+    draft.notes += tuple(f"default applied: {default.label}" for default in defaults)
 
 
 @cache

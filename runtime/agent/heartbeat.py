@@ -26,8 +26,8 @@ class HeartbeatThread:
     """Thread that writes the node's heartbeat until stopped.
 
     `on_lost` is called once, with the reason, if the job dir is lost: job.json is missing in two consecutive checks
-    although requests succeed, or no request has succeeded for `retry_timeout_s()` seconds. `on_superseded` is called once if
-    a newer attempt has begun: the supervisor has replaced this machine, for example after a freeze.
+    although requests succeed, or no request has succeeded for `retry_timeout_s()` seconds. `on_superseded` is called
+    once if a newer attempt has begun: the supervisor has replaced this machine, for example after a freeze.
     """
 
     def __init__(

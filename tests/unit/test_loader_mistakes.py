@@ -83,7 +83,7 @@ HEAD = "name: job\nrun: python train.py\ncode: null\n"
             "4:1 unknown-key",
             "there is no key `1` here",
             (
-                "known here: name, resources, roles, image, code, inputs, outputs, setup, run, args, env, launcher, "
+                "known here: name, resources, roles, image, code, inputs, outputs, labels, setup, run, args, env, launcher, "
                 "job_dir, checkpoint, priority, recover, retry, limits"
             ),
         ),

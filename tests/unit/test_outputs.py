@@ -39,7 +39,11 @@ def test_each_file_is_from_the_newest_attempt_that_recorded_it(job_dir: JobDir) 
     record(job_dir, 1, old=(3, "a"), both=(3, "b"))
     record(job_dir, 2, both=(3, "c"), gone=(3, "d"))
     found = {output.path: (output.attempt, output.sha256) for output in find_outputs(job_dir).found}
-    assert found == {"old": (1, {"a"}), "both": (2, {"b", "c"}), "own": (None, frozenset())}
+    assert found == {
+        "old": (1, frozenset({"a"})),
+        "both": (2, frozenset({"b", "c"})),
+        "own": (None, frozenset()),
+    }
 
 
 def test_a_record_of_another_size_is_of_another_file(job_dir: JobDir) -> None:

@@ -69,7 +69,7 @@ class TestRemoving:
         remove(world.store, ID)
         assert jobs(world) == [f"{ID}2"]
         assert set(bucket.objects) == {f"jobs/{ID}2/job.json", f"jobs/{ID}2/outputs/model.pt"}
-        assert world.store.events(ID) == world.store.attempts(ID) == []
+        assert (world.store.events(ID), world.store.attempts(ID)) == ([], [])
         remove(world.store, ID)  # gone already
 
     def test_each_clouds_folder_goes(self, world: World, bucket: s3.S3, tmp_path: Path) -> None:
