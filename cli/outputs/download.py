@@ -26,6 +26,7 @@ JOURNAL = ".cloudgpu-download"
 """File in the folder, while a download is not complete."""
 _SHOWN = 5  # maximum files named in an error
 _RATE_S = 10.0  # period over which the rate is measured
+_FIRST_RATE_S = 1.0  # minimum period, before which no rate is shown
 
 Verified = Literal["sha256", "etag", "size"]
 """Property that was compared: the checksum that the node recorded; the store's ETag and the size; the size."""
@@ -194,6 +195,6 @@ class _Rate:
         now = time.monotonic()
         self._seen = [*(one for one in self._seen if now - one[0] < _RATE_S), (now, done)]
         begun, before = self._seen[0]
-        rate = (done - before) / (now - begun) if now > begun else 0.0
+        rate = (done - before) / (now - begun) if now - begun >= _FIRST_RATE_S else 0.0
         speed = f", {amount(rate)}/s, {duration((total - done) / rate)} left" if rate else ""
         return f"downloading: {amount(done)} of {amount(total)}{speed}"

@@ -50,6 +50,13 @@ _NODES = (
 )
 
 
+_REMOVED = {
+    "remove": " (its removal was interrupted: cloudgpu rm {} goes on)",
+    "removed": " (its files are removed)",
+}
+"""Goal of a job -> remark on its folder."""
+
+
 def list_text(jobs: Sequence[Job]) -> str:
     return table(_LIST, _each(jobs, _list_row))
 
@@ -173,7 +180,7 @@ def _head(seen: JobView) -> str:
         ("submitted", f"{ago(job.created, seen.now)}{ended}"),
         ("where", seen.job.offer.place),
         ("cost", money(seen.cost) + ("" if job.done else " so far")),
-        ("job dir", clean(job.job_dir)),
+        ("job dir", clean(job.job_dir) + _REMOVED.get(job.row.goal, "").format(job.id)),
     ]
     return "\n".join([f"{style(job.id, 'title')}  {state}{reason}", *(f"  {name:10} {text}" for name, text in facts)])
 
