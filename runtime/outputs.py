@@ -106,11 +106,12 @@ def upload_outputs(
     except JobDirError as error:
         say(str(error))
         return []
+    written: set[str] = set()
     if files:
         files.sort(key=lambda file: -file[0].stat().st_mtime)
         _record(files, to, seconds_left, say)
-        _upload_all(files, to.job_dir, seconds_left, say)
-    return _missing(wanted, {key for _, key in files}, to, say)
+        written = _upload_all(files, to.job_dir, seconds_left, say)
+    return _missing(wanted, written, to, say) if seconds_left() > 0 else []
 
 
 def _record(
@@ -138,7 +139,8 @@ def _record(
 
 def _upload_all(
     files: Sequence[tuple[Path, str]], job_dir: JobDir, seconds_left: Callable[[], float], say: Callable[[str], None]
-) -> None:
+) -> set[str]:
+    """Upload files in parallel; return the keys that were written."""
     begun, size = time.monotonic(), sum(path.stat().st_size for path, _ in files)
     pool = ThreadPoolExecutor(PARALLEL_UPLOADS, "outputs")
     uploads = {pool.submit(_upload, job_dir, path, key): key for path, key in files}
@@ -146,16 +148,21 @@ def _upload_all(
     while late and (left := seconds_left()) > 0:
         late = wait(late, timeout=min(left, _POLL_S)).not_done
     pool.shutdown(wait=False, cancel_futures=True)
+    written = set()
     for future in uploads.keys() - late:
-        if (failed := future.exception()) is not None:
+        if (failed := future.exception()) is None:
+            written.add(uploads[future])
+        else:
             say(f"{uploads[future]} could not be written: {failed}")
     if late:
         say(f"outputs: {len(late)} of {len(files)} files could not be written in time")
     else:
         say(f"outputs: {len(files):,} files, {size / 1e6:,.1f} MB, written in {time.monotonic() - begun:.1f} s")
+    return written
 
 
 def _missing(wanted: Sequence[str], written: set[str], to: Destination, say: Callable[[str], None]) -> list[str]:
+    """Return the wanted paths of which nothing was written, now or earlier."""
     missing = []
     for name in wanted:
         place = f"{to.prefix}/{PurePosixPath(name)}"
@@ -167,7 +174,7 @@ def _missing(wanted: Sequence[str], written: set[str], to: Destination, say: Cal
         except JobDirError as error:
             say(f"outputs: whether there is {name} is not known: {error}")
             continue
-        say(f"outputs: there is no {name}, or nothing in it that was written by this job")
+        say(f"outputs: there is no {name}, or nothing in it that this job has written")
         missing.append(name)
     return missing
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from cloudgpu.protocol.jobdir import AttemptRecord, attempt_key
+from cloudgpu.protocol.jobdir import AttemptRecord, JobDir, attempt_key
 from cloudgpu.protocol.outputs import find_outputs
 from cloudgpu.runtime.agent import agent as agent_module
 
@@ -61,6 +61,14 @@ def test_a_required_output_that_is_missing_fails_the_program(world: World) -> No
     assert (result.outcome, result.exit_code, result.final) == ("failed", 0, True)
     assert result.reason == "required outputs are missing: nope"
     assert world.dir.exists("outputs/model.pt")
+
+
+def test_a_required_output_that_cannot_be_written_is_missing(world: World, store: s3.S3) -> None:
+    world.dir = JobDir(store.url)
+    store.fail("PUT", "outputs/model.pt", status=403, code="AccessDenied")
+    world.job(WRITE, outputs=["results", "model.pt"], required_outputs=["model.pt"])
+    assert world.run().reason == "required outputs are missing: model.pt"
+    assert any("outputs/model.pt could not be written" in text for text in world.texts("agent"))
 
 
 def test_a_failure_of_the_program_comes_before_a_missing_output(world: World) -> None:
@@ -131,8 +139,6 @@ def test_a_machine_that_was_superseded_copies_nothing(world: World) -> None:
 def test_outputs_that_take_too_long_do_not_cost_the_result(
     world: World, store: s3.S3, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from cloudgpu.protocol.jobdir import JobDir
-
     world.dir = JobDir(store.url)
     store.fail("PUT", "outputs/", hang=True)
     world.job(f"trap 'exit 75' TERM; {WRITE}; while :; do sleep 0.1; done", outputs=["results"])
