@@ -52,7 +52,7 @@ def test_a_record_of_another_size_is_of_another_file(job_dir: JobDir) -> None:
     record(job_dir, 1, model=(3, "a"))
     record(job_dir, 2, model=(4, "b"))
     (model,) = find_outputs(job_dir).found
-    assert (model.attempt, model.sha256) == (1, {"a"})
+    assert (model.attempt, model.sha256) == (1, frozenset({"a"}))
 
 
 @pytest.mark.parametrize("data", [b"", b"[]", b'{"sizes": 3}', b'{"sizes": {"outputs/a": "x"}}', b'{"sizes": {}}'])
