@@ -124,6 +124,11 @@ class Job:
         return JobSpec.from_stored(self.row.spec)
 
     @property
+    def is_removed(self) -> bool:
+        """True if the job's files are deleted or being deleted."""
+        return self.row.is_removed
+
+    @property
     def labels(self) -> dict[str, str]:
         """The user's own keys and values."""
         return dict(self.row.spec.get("labels") or {})

@@ -51,6 +51,8 @@ def command(job: str, paths: tuple[str, ...], folder: Path | None, force: bool, 
     if force and folder is None:
         raise click.UsageError("--force needs --to FOLDER")
     found = _find(job)
+    if found.is_removed:
+        raise CommandError(f"the files of {found.id} were removed", exit_code=Exit.UNAVAILABLE)
     outputs = found.outputs()
     for key in outputs.refused:
         warning(f"left out, because its name leads out of the folder: {key}")

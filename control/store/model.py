@@ -63,7 +63,8 @@ class JobRow:
     state: str
     """State of the job; see states.py."""
     goal: str
-    """Goal that the user has set: "run" or "cancel"."""
+    """Goal that the user has set: "run" or "cancel"; for an ended job also "remove", while its files are deleted, and
+    "removed", when they are and the row is kept."""
     cause: str
     """Cause of the state: a word for programs."""
     reason: str
@@ -96,6 +97,11 @@ class JobRow:
     lease_beat: int
     waiting_since: float | None = None
     """Epoch seconds of the first of the `waits`; not valid if `waits` is 0."""
+
+    @property
+    def is_removed(self) -> bool:
+        """True if the job's files are deleted or being deleted: nothing new may begin with it."""
+        return self.goal in ("remove", "removed")
 
     def dir_on(self, cloud: str) -> str:
         """Return the URL of the job's folder that machines of a cloud use."""

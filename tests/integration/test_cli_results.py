@@ -98,6 +98,7 @@ def test_several_are_cancelled_by_label_and_running_ones_are_not_removed(cloudgp
     assert [path.name.partition("-")[0] for path in (cloudgpu.home / "jobs").iterdir()] == ["c"]
     assert {job["name"] for job in json.loads(cloudgpu("status", "--json").stdout)} == {"a", "b", "c"}
     assert "(its files are removed)" in cloudgpu("status", "a").stdout
+    assert "were removed" in cloudgpu("outputs", "a").stderr
     assert cloudgpu("cancel", "--all", "--yes", "--wait").returncode == 0
     assert cloudgpu("rm", "--all", "--yes").returncode == 0
     assert json.loads(cloudgpu("status", "--json").stdout) == []

@@ -112,6 +112,11 @@ class JobAtUrl:
 
         return LogReader(self._dir)
 
+    @property
+    def is_removed(self) -> bool:
+        """False: the folder is there."""
+        return False
+
     def open_dir(self) -> JobDir:
         return self._dir
 
