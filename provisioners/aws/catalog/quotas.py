@@ -67,6 +67,12 @@ def quotas() -> list[Quota]:
     return list(dict.fromkeys(_quotas().values()))
 
 
+def gpu_quotas() -> list[Quota]:
+    """Return the quotas of the families in the tables, all of which have accelerators."""
+    used = {quota_of(name, market) for name in catalog.machine_types("aws") for market in ("on-demand", "spot")}
+    return [quota for quota in quotas() if quota in used]
+
+
 def check(
     ec2: EC2Client, service_quotas: ServiceQuotasClient, *, region: str, market: str, machine_types: Sequence[str]
 ) -> None:

@@ -1,0 +1,117 @@
+"""Checks of the target `aws` (provisioners/checks/results.py describes them)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import Any
+
+from ...jobspecs.fields import FORMS
+from ..base import ProvisionError
+from ..checks import job_dirs, sdk
+from ..checks.endpoints import check_endpoints
+from ..checks.results import CheckRequest, CheckResult, Step, from_error
+from ..shared.api_calls import with_context
+from .catalog import quotas
+from .clients import Clients
+from .errors import translate_errors
+from .login import check_login
+from .resources.identity import split_url
+from .rights import check_job_dir_rights, check_rights
+
+_AT_ONCE = 8
+"""Maximum number of concurrent requests for quotas."""
+_STACK = "cloudgpu infra up --cloud aws"
+
+
+def steps(request: CheckRequest) -> list[Step]:
+    """Return the checks."""
+    clients = Clients()
+
+    def regions() -> tuple[str, ...]:
+        return request.regions or (clients.home_region,)
+
+    def network() -> Iterator[CheckResult]:
+        first = regions()[0]
+        urls = [clients.sts(first).meta.endpoint_url, clients.ec2(first).meta.endpoint_url]
+        return check_endpoints(urls, "AWS")
+
+    return [
+        Step("sdk", partial(sdk.check_extra, "aws", "boto3"), is_gate=True),
+        Step("credentials", partial(check_login, clients), is_gate=True),
+        Step("network", network, is_gate=True),
+        Step("account", partial(_account, clients), is_gate=True),
+        Step("rights", lambda: check_rights(clients, regions()[0])),
+        Step("quota", lambda: _all_quotas(clients, regions())),
+        Step("job_dir", lambda: _job_dirs(clients, request.job_dirs, regions()[0])),
+    ]
+
+
+def _account(clients: Clients) -> Iterator[CheckResult]:
+    try:
+        identity = clients.identity
+    except ProvisionError as error:
+        yield from_error("credentials" if error.error_class in ("auth", "expired") else "account", error)
+        return
+    values = {"account": identity.account, "identity": identity.arn}
+    yield CheckResult("account", "ok", f"AWS account {identity.account}, as {identity.arn}", "", values)
+
+
+def _all_quotas(clients: Clients, regions: tuple[str, ...]) -> Iterator[CheckResult]:
+    for region in regions:
+        yield from _quotas(clients, region)
+
+
+def _quotas(clients: Clients, region: str) -> Iterator[CheckResult]:
+    try:
+        clients.check_region(region)
+    except ProvisionError as error:
+        yield from_error("quota", error, needed=error.error_class in ("invalid", "not_offered"))
+        if error.error_class in ("invalid", "not_offered"):
+            return
+    service = clients.service_quotas(region)
+
+    def ask(quota: quotas.Quota) -> float:
+        with translate_errors(f"ask for quota {quota.code} of {region}", clients.clock):
+            return quotas.limit(service, quota)
+
+    listed = quotas.gpu_quotas()
+    with ThreadPoolExecutor(_AT_ONCE, "cloudgpu-check") as pool:
+        try:
+            limits = dict(zip(listed, pool.map(with_context(ask), listed), strict=True))
+        except ProvisionError as error:
+            yield from_error("quota", error, needed=False)
+            return
+    values = {
+        "region": region,
+        "quotas": [
+            {"name": one.name, "code": one.code, "market": one.market, "limit": limit, "unit": "vCPUs"}
+            for one, limit in limits.items()
+        ],
+    }
+    granted = [f"{quota.name} {limit:g} vCPUs" for quota, limit in limits.items() if limit]
+    if granted:
+        yield CheckResult("quota", "ok", f"{region}: {'; '.join(granted)}; 0 of all others", "", values)
+        return
+    fix = f"ask for more, e.g. of {listed[0].name}: {listed[0].link(region)}"
+    yield CheckResult("quota", "warning", f"{region}: 0 vCPUs of every kind of GPU machine are allowed", fix, values)
+
+
+def _job_dirs(clients: Clients, urls: tuple[str, ...], region: str) -> Iterator[CheckResult]:
+    if not urls:
+        yield job_dirs.missing_job_dir("aws", FORMS["s3"], f"{_STACK} --region {region}")
+    for url in urls:
+        bucket, prefix = split_url(url)
+        rights = list(check_job_dir_rights(clients, region, bucket, prefix))
+        yield from job_dirs.merge(url, job_dirs.check_readable(url), rights, _region_of(clients, bucket, region))
+
+
+def _region_of(clients: Clients, bucket: str, region: str) -> str:
+    """Return a bucket's region, which S3 names in responses to everyone who may list it; "": unknown."""
+    try:
+        answer: Any = clients.s3(region).head_bucket(Bucket=bucket)
+    except Exception as error:  # noqa: BLE001 - told by check_readable(); boto3's classes are imported lazily
+        answer = getattr(error, "response", {})
+    headers = answer.get("ResponseMetadata", {}).get("HTTPHeaders", {})
+    return str(headers.get("x-amz-bucket-region", ""))

@@ -1,0 +1,120 @@
+"""Checks of the target `azure` (provisioners/checks/results.py describes them)."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from functools import partial
+
+from ...jobspecs.fields import FORMS
+from ..base import ProvisionError
+from ..checks import job_dirs, sdk
+from ..checks.endpoints import check_endpoints
+from ..checks.results import CheckRequest, CheckResult, Step, from_error
+from ..shared.infra_outputs import known
+from .account import authority
+from .catalog import quotas
+from .catalog.regions import check_regions, regions_of
+from .clients import Clients
+from .login import check_account, check_login
+from .names import part_of
+from .resources.containers import Container, split_url
+from .resources.identity import IDENTITY_SETTING, find_storage_account
+from .rights import check_container, check_subscription
+
+DEFAULT_REGION = "eastus"
+_STACK = "cloudgpu infra up --cloud azure --region {region}"
+_NAMESPACES = ("Compute", "Network", "ManagedIdentity", "Storage")
+"""Resource providers that launches use, without `Microsoft.`."""
+_PROVIDERS_VERSION = "2021-04-01"
+_PATIENCE_S = 10.0
+
+
+def steps(request: CheckRequest) -> list[Step]:
+    """Return the checks."""
+    clients = Clients()
+    regions = request.regions or (DEFAULT_REGION,)
+    return [
+        Step("sdk", partial(sdk.check_extra, "azure", "azure.mgmt.compute"), is_gate=True),
+        Step("credentials", partial(check_login, clients), is_gate=True),
+        Step("network", lambda: check_endpoints([clients.account.endpoint, authority()], "Azure"), is_gate=True),
+        Step("account", partial(check_account, clients), is_gate=True),
+        Step("api", partial(_providers, clients)),
+        Step("rights", lambda: check_subscription(clients, assigns=not _has_identity())),
+        Step("quota", lambda: (found for region in regions for found in _quotas(clients, region))),
+        Step("job_dir", lambda: _job_dirs(clients, request.job_dirs, regions[0])),
+    ]
+
+
+def _has_identity() -> bool:
+    """Return whether launches use an identity that exists, and assign no roles."""
+    return bool(os.environ.get(IDENTITY_SETTING)) or any(stack.machine_role for stack in known("azure"))
+
+
+def _providers(clients: Clients) -> Iterator[CheckResult]:
+    """Yield whether the resource providers are registered in the subscription."""
+    missing = []
+    for name in _NAMESPACES:
+        url = f"subscriptions/{clients.subscription}/providers/Microsoft.{name}?api-version={_PROVIDERS_VERSION}"
+        try:
+            found = clients.get(url, f"ask for the resource provider Microsoft.{name}")
+        except ProvisionError as error:
+            yield from_error("api", error, needed=False)
+            return
+        if found.get("registrationState") not in ("Registered", "Registering"):
+            missing.append(f"Microsoft.{name}")
+    if missing:
+        fix = "; ".join(f"`az provider register --namespace {name}`" for name in missing)
+        message = f"not registered in the subscription: {', '.join(missing)}"
+        yield CheckResult("api", "error", message, fix, {"missing": missing})
+        return
+    names = ", ".join(_NAMESPACES)
+    yield CheckResult("api", "ok", f"the resource providers of Microsoft are registered: {names}", "", {"missing": []})
+
+
+def _quotas(clients: Clients, region: str) -> Iterator[CheckResult]:
+    try:
+        check_regions([region], regions_of(clients))
+    except ProvisionError as error:
+        if error.error_class == "invalid":
+            yield from_error("quota", error)
+            return
+    try:
+        told = quotas.usages(clients, region, _PATIENCE_S)
+    except ProvisionError as error:
+        yield from_error("quota", error, needed=False)
+        return
+    codes = [*quotas.families(), quotas.TOTAL, quotas.SPOT]
+    found = [told[quotas.key(code)] for code in codes if quotas.key(code) in told]
+    values = {
+        "region": region,
+        "quotas": [
+            {"name": one.name, "code": one.code, "limit": one.limit, "used": one.used, "unit": "vCPUs"} for one in found
+        ],
+    }
+    gpus = [one for one in found if one.limit and one.code != quotas.TOTAL]
+    granted = "; ".join(f"{one.name} {one.limit}{f' ({one.used} in use)' if one.used else ''}" for one in gpus)
+    if gpus:
+        yield CheckResult("quota", "ok", f"{region}: {granted}; 0 of all others", "", values)
+        return
+    fix = f"ask for more: {quotas.REQUEST_URL}"
+    yield CheckResult("quota", "warning", f"{region}: 0 vCPUs of every family of GPU machines are allowed", fix, values)
+
+
+def _job_dirs(clients: Clients, urls: Sequence[str], region: str) -> Iterator[CheckResult]:
+    if not urls:
+        yield job_dirs.missing_job_dir("azure", FORMS["az"], _STACK.format(region=region))
+    for url in urls:
+        readable = job_dirs.check_readable(url)
+        if readable.status != "ok":
+            yield readable
+            continue
+        container, account, _ = split_url(url)
+        try:
+            found = find_storage_account(clients, account)
+            place = Container(part_of(str(found["id"]), "resourceGroups"), account, container)
+            rights = list(check_container(clients, place.scope(clients.subscription)))
+            where = str(found.get("location", ""))
+        except ProvisionError as error:
+            rights, where = [from_error("job_dir", error, needed=False)], ""
+        yield from job_dirs.merge(url, readable, rights, where)
