@@ -11,6 +11,7 @@ from ...jobspecs.fields import FORMS
 from ..base import ProvisionError
 from ..checks import job_dirs, sdk
 from ..checks.endpoints import check_endpoints
+from ..checks.quotas import Allowance, show
 from ..checks.results import CheckRequest, CheckResult, Step, from_error
 from ..shared.api_calls import with_context
 from .catalog import quotas
@@ -83,19 +84,8 @@ def _quotas(clients: Clients, region: str) -> Iterator[CheckResult]:
         except ProvisionError as error:
             yield from_error("quota", error, needed=False)
             return
-    values = {
-        "region": region,
-        "quotas": [
-            {"name": one.name, "code": one.code, "market": one.market, "limit": limit, "unit": "vCPUs"}
-            for one, limit in limits.items()
-        ],
-    }
-    granted = [f"{quota.name} {limit:g} vCPUs" for quota, limit in limits.items() if limit]
-    if granted:
-        yield CheckResult("quota", "ok", f"{region}: {'; '.join(granted)}; 0 of all others", "", values)
-        return
-    fix = f"ask for more, e.g. of {listed[0].name}: {listed[0].link(region)}"
-    yield CheckResult("quota", "warning", f"{region}: 0 vCPUs of every kind of GPU machine are allowed", fix, values)
+    found = [Allowance(one.families, one.market, f"{one.name} ({one.code})", limit) for one, limit in limits.items()]
+    yield show(region, "vCPUs", found, f"ask for more, e.g. of {listed[0].name}: {listed[0].link(region)}")
 
 
 def _job_dirs(clients: Clients, urls: tuple[str, ...], region: str) -> Iterator[CheckResult]:

@@ -33,6 +33,7 @@ _NAME = "cloudgpu-check"
 """Owner of the simulated resources: policies are limited to names that begin with `cloudgpu-`."""
 _AT_ONCE = 6
 _DRY_RUN_TYPE = "g4dn.xlarge"
+_MADE = ("instance", "volume", "network-interface")
 _MOST_ACTIONS = 50
 
 
@@ -146,11 +147,15 @@ def _questions(wanted: Sequence[Need], names: Mapping[str, str]) -> Iterator[_Qu
 def _allowed(clients: Clients, region: str, source: str, question: _Question, prefix: str) -> set[str]:
     """Return the actions that are allowed on all of the question's resources. Raises ProvisionError."""
     more: dict[str, Any] = {"ResourceArns": list(question.resources)} if question.resources else {}
-    pages = clients.iam(region).get_paginator("simulate_principal_policy").paginate(
-        PolicySourceArn=source,
-        ActionNames=sorted({one.permission for one in question.needs}),
-        ContextEntries=_context(clients, region, question.created_by, prefix),
-        **more,
+    pages = (
+        clients.iam(region)
+        .get_paginator("simulate_principal_policy")
+        .paginate(
+            PolicySourceArn=source,
+            ActionNames=sorted({one.permission for one in question.needs}),
+            ContextEntries=_context(clients, region, question.created_by, prefix),
+            **more,
+        )
     )
     decisions: dict[str, list[str]] = {}
     with translate_errors("simulate the policies of these credentials", clients.clock):
@@ -206,32 +211,28 @@ def _has_dry_run(permission: str) -> bool:
 
 def _dry_run(clients: Clients, region: str, permission: str) -> bool | None:
     """Return whether EC2 would accept a call; None: it answered something else."""
-    from botocore.exceptions import BotoCoreError, ClientError
-
     action = permission.partition(":")[2]
     try:
-        if action == "RunInstances":
-            _run_instances(clients, region)
-        else:
-            ec2: Any = clients.ec2(region)
-            ec2._make_api_call(action, {"DryRun": True})
-    except ClientError as error:
-        code = error.response.get("Error", {}).get("Code")
-        return {"DryRunOperation": True, "UnauthorizedOperation": False}.get(str(code))
-    except (BotoCoreError, ProvisionError):
-        return None
+        with translate_errors(f"try {permission}", clients.clock):
+            if action == "RunInstances":
+                _run_instances(clients, region)
+            else:
+                ec2: Any = clients.ec2(region)
+                ec2._make_api_call(action, {"DryRun": True})
+    except ProvisionError as error:
+        return {"DryRunOperation": True, "UnauthorizedOperation": False}.get(error.code)
     return True
 
 
 def _run_instances(clients: Clients, region: str) -> None:
     """Send RunInstances as a dry run, tagged as a launch. Raises botocore's errors and ProvisionError."""
     image = Images(clients).find(region, _DRY_RUN_TYPE)
-    kinds: Any = ("instance", "volume", "network-interface")
-    clients.ec2(region).run_instances(
+    ec2: Any = clients.ec2(region)
+    ec2.run_instances(
         DryRun=True,
         ImageId=image.ami,
         InstanceType=_DRY_RUN_TYPE,
         MinCount=1,
         MaxCount=1,
-        TagSpecifications=[{"ResourceType": kind, "Tags": [{"Key": OWNER, "Value": _NAME}]} for kind in kinds],
+        TagSpecifications=[{"ResourceType": kind, "Tags": [{"Key": OWNER, "Value": _NAME}]} for kind in _MADE],
     )

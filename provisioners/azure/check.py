@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator, Sequence
 from functools import partial
 
@@ -10,6 +11,7 @@ from ...jobspecs.fields import FORMS
 from ..base import ProvisionError
 from ..checks import job_dirs, sdk
 from ..checks.endpoints import check_endpoints
+from ..checks.quotas import Allowance, show
 from ..checks.results import CheckRequest, CheckResult, Step, from_error
 from ..shared.infra_outputs import known
 from .account import authority
@@ -84,21 +86,19 @@ def _quotas(clients: Clients, region: str) -> Iterator[CheckResult]:
     except ProvisionError as error:
         yield from_error("quota", error, needed=False)
         return
-    codes = [*quotas.families(), quotas.TOTAL, quotas.SPOT]
-    found = [told[quotas.key(code)] for code in codes if quotas.key(code) in told]
-    values = {
-        "region": region,
-        "quotas": [
-            {"name": one.name, "code": one.code, "limit": one.limit, "used": one.used, "unit": "vCPUs"} for one in found
-        ],
-    }
-    gpus = [one for one in found if one.limit and one.code != quotas.TOTAL]
-    granted = "; ".join(f"{one.name} {one.limit}{f' ({one.used} in use)' if one.used else ''}" for one in gpus)
-    if gpus:
-        yield CheckResult("quota", "ok", f"{region}: {granted}; 0 of all others", "", values)
-        return
-    fix = f"ask for more: {quotas.REQUEST_URL}"
-    yield CheckResult("quota", "warning", f"{region}: 0 vCPUs of every family of GPU machines are allowed", fix, values)
+    found = [told[quotas.key(code)] for code in quotas.families() if quotas.key(code) in told]
+    allowed = [Allowance(_family(one), "on-demand", one.name, one.limit, one.used) for one in found]
+    total, spot = told.get(quotas.key(quotas.TOTAL)), told.get(quotas.key(quotas.SPOT))
+    if spot is not None:
+        allowed.append(Allowance("any family", "spot", spot.name, spot.limit, spot.used))
+    is_blocked = total is not None and spot is not None and not total.limit and not spot.limit
+    blocked_by = total.name if total is not None and is_blocked else ""
+    yield show(region, "vCPUs", allowed, f"ask for more: {quotas.REQUEST_URL}", blocked_by=blocked_by)
+
+
+def _family(usage: quotas.Usage) -> str:
+    """Return a family's name without the words that all have: `NCASv3_T4` for `Standard NCASv3_T4 Family vCPUs`."""
+    return re.sub(r"(?i)^standard\s*|\s*vCPUs$|\s*Family(?=(\s*vCPUs)?$)", "", usage.name) or usage.name
 
 
 def _job_dirs(clients: Clients, urls: Sequence[str], region: str) -> Iterator[CheckResult]:

@@ -81,25 +81,29 @@ def probe(url: str) -> str | None:
 
 def _explain(url: str, reason: object) -> tuple[str, str]:
     """Return what is wrong, and what to do."""
-    host, proxy = _host(url), _proxy(url)
-    where = f"{host} through the proxy {proxy}" if proxy else host
-    if isinstance(reason, ssl.SSLCertVerificationError):
-        message = f"{where}: its certificate is not trusted: {reason.verify_message or reason.reason}"
-        return message, (
-            "if a proxy of your organisation reads TLS, name its certificates in REQUESTS_CA_BUNDLE (and AWS_CA_BUNDLE)"
-        )
-    if isinstance(reason, ssl.SSLError):
-        return f"{where}: TLS fails: {reason.reason or reason}", "check for a proxy or firewall that interferes"
-    if isinstance(reason, socket.gaierror):
-        name = urlsplit(f"//{proxy}").hostname if proxy else urlsplit(url).hostname
-        return f"the name {name} cannot be resolved", "check the network, DNS, and the name of the region"
-    if isinstance(reason, TimeoutError):
-        return f"{where}: no answer within {_TIMEOUT_S:g} s", "check the network, firewall and proxy (HTTPS_PROXY)"
+    proxy = _proxy(url)
+    where = f"{_host(url)} through the proxy {proxy}" if proxy else _host(url)
     if proxy and "407" in str(reason):  # urllib reports a refused CONNECT as an OSError
         return _refused_by_proxy(url)
-    if isinstance(reason, ConnectionRefusedError):
-        return f"{where}: the connection is refused", "check the network, firewall and proxy (HTTPS_PROXY)"
+    if isinstance(reason, ssl.SSLError):
+        return _explain_tls(where, reason)
+    if isinstance(reason, socket.gaierror):
+        name = urlsplit(f"//{proxy}" if proxy else url).hostname
+        return f"the name {name} cannot be resolved", "check the network, DNS, and the name of the region"
+    if isinstance(reason, TimeoutError):
+        reason = f"no answer within {_TIMEOUT_S:g} s"
+    elif isinstance(reason, ConnectionRefusedError):
+        reason = "the connection is refused"
     return f"{where}: {reason}", "check the network, firewall and proxy (HTTPS_PROXY)"
+
+
+def _explain_tls(where: str, reason: ssl.SSLError) -> tuple[str, str]:
+    if isinstance(reason, ssl.SSLCertVerificationError):
+        return (
+            f"{where}: its certificate is not trusted: {reason.verify_message or reason.reason}",
+            "if a proxy of your organisation reads TLS, name its certificates in REQUESTS_CA_BUNDLE and AWS_CA_BUNDLE",
+        )
+    return f"{where}: TLS fails: {reason.reason or reason}", "check for a proxy or firewall that interferes"
 
 
 def _refused_by_proxy(url: str) -> tuple[str, str]:

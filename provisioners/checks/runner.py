@@ -6,9 +6,9 @@ import threading
 import time
 from collections.abc import Sequence
 
+from ..base import ProvisionError
 from ..shared.api_calls import LaunchInterruptedError, attentive
 from .results import CheckResult, Step, from_error, one_line
-from ..base import ProvisionError
 
 
 class _Running:

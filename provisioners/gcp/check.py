@@ -7,11 +7,13 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
+from ...jobspecs import catalog
 from ...jobspecs.fields import FORMS
 from ..base import ProvisionError
 from ..checks import job_dirs, sdk
 from ..checks.endpoints import check_endpoints
-from ..checks.results import CheckRequest, CheckResult, Step, Subject, from_error
+from ..checks.quotas import Allowance, show
+from ..checks.results import CheckRequest, CheckResult, Status, Step, Subject, from_error
 from ..shared.api_calls import with_context
 from ..shared.infra_outputs import known
 from .account import Account
@@ -24,6 +26,9 @@ from .rights import check_bucket, check_project, check_service_accounts
 DEFAULT_REGION = "us-central1"
 TOKENS = "https://oauth2.googleapis.com"
 STACK = "cloudgpu infra up --cloud gcp --region {region}"
+Limits = dict[quotas.Quota, quotas.Allowed]
+_ALL_GPUS = "GPUS_ALL_REGIONS"
+"""Metric of the quota of GPUs in all regions together; a new project has 0."""
 _AT_ONCE = 8
 _DISABLED = frozenset({"SERVICE_DISABLED", "accessNotConfigured"})
 _SERVICE = re.compile(r"\b([a-z0-9-]+\.googleapis\.com)\b")
@@ -94,7 +99,7 @@ def from_google(subject: Subject, error: ProvisionError, project: str, *, needed
     fix = f"`gcloud services enable {name} --project {project}`"
     values = {"service": name, "activation_url": page[0] if page else None}
     more = f", or {page[0]}" if page else ""
-    status = "error" if needed else "warning"
+    status: Status = "error" if needed else "warning"
     message = f"{'' if needed else 'not checked: '}{name} is not enabled in project {project}"
     return CheckResult(subject, status, message, f"{fix}{more}", values)
 
@@ -110,35 +115,38 @@ def enabled(rest: Rest, name: str, ask: Callable[[], object]) -> Iterator[CheckR
     yield CheckResult("api", "ok", f"{name} is enabled in project {rest.project}", "", {"service": name})
 
 
-def show_quotas(region: str, limits: dict[str, quotas.Allowed], project: str) -> CheckResult:
-    """Return the result for the GPU quotas of a region, by name."""
-    listed = [
-        {"name": name, "limit": None if one.limit == quotas.UNLIMITED else one.limit, "used": one.used, "unit": "GPUs"}
-        for name, one in limits.items()
+def show_quotas(target: str, region: str, limits: Limits, project: str, blocked_by: str = "") -> CheckResult:
+    """Return the result for the GPU quotas of a region; see checks.quotas.show()."""
+    names = {
+        machine.provider_accelerator: machine.accelerator
+        for machines in catalog.machine_types(target).values()
+        for machine in machines
+    }
+    found = [
+        Allowance(
+            names.get(quota.of) or quota.of,
+            quota.market,
+            quota.name,
+            None if one.limit == quotas.UNLIMITED else one.limit,
+            one.used,
+        )
+        for quota, one in limits.items()
     ]
-    values = {"region": region, "quotas": listed}
-    fix = f"ask for more: {quotas.request_url(project)}"
-    total = limits.get("GPUS_ALL_REGIONS")
-    if total is not None and not total.limit:
-        return CheckResult("quota", "warning", f"{region}: GPUS_ALL_REGIONS is 0: no GPU can be used", fix, values)
-    granted = [_words(name, one) for name, one in limits.items() if one.limit]
-    if not granted:
-        return CheckResult("quota", "warning", f"{region}: 0 GPUs of every kind are allowed", fix, values)
-    return CheckResult("quota", "ok", f"{region}: {'; '.join(granted)}; 0 of all others", "", values)
+    return show(region, "GPUs", found, f"ask for more: {quotas.request_url(project)}", blocked_by=blocked_by)
 
 
-def cloud_quotas(rest: Rest, region: str, wanted: Sequence[quotas.Quota]) -> dict[str, quotas.Allowed]:
-    """Return the limits that only the Cloud Quotas API knows, by name. Raises ProvisionError."""
+def cloud_quotas(rest: Rest, region: str, wanted: Sequence[quotas.Quota]) -> Limits:
+    """Return the limits that only the Cloud Quotas API knows. Raises ProvisionError."""
     ids = list({quota.quota_id: quota for quota in wanted}.values())
     with ThreadPoolExecutor(_AT_ONCE, "cloudgpu-check") as pool:
         answers = list(pool.map(with_context(partial(quotas.cloud_limits, rest)), ids))
     found = {quota.quota_id: infos for quota, infos in zip(ids, answers, strict=True) if infos is not None}
     limits = {
-        quota.name: quotas.granted(found[quota.quota_id], region, quota.gpu_family)
+        quota: quotas.granted(found[quota.quota_id], region, quota.gpu_family)
         for quota in wanted
         if quota.quota_id in found
     }
-    return {name: quotas.Allowed(limit, None) for name, limit in limits.items() if limit is not None}
+    return {quota: quotas.Allowed(limit, None) for quota, limit in limits.items() if limit is not None}
 
 
 def _compute(rest: Rest, region: str) -> Iterator[CheckResult]:
@@ -164,22 +172,18 @@ def _quotas(rest: Rest, region: str) -> Iterator[CheckResult]:
         return
     of_region = quotas.region_limits(answer)
     gpus = [quota for quota in quotas.quotas("gcp") if quota.unit == "GPUs"]
-    limits = {quota.metric: of_region[quota.metric] for quota in gpus if quota.metric in of_region}
+    limits = {quota: of_region[quota.metric] for quota in gpus if quota.metric in of_region}
     unread: list[CheckResult] = []
+    blocked_by = ""
     try:
         total = rest.get("compute", "compute/v1/projects/{project}", "ask for the project's quotas", fields="quotas")
-        of_project = quotas.region_limits(total)
-        limits |= {name: of_project[name] for name in quotas.ALL_REGIONS if name in of_project and "GPU" in name}
+        everywhere = quotas.region_limits(total).get(_ALL_GPUS)
+        blocked_by = _ALL_GPUS if everywhere is not None and not everywhere.limit else ""
         limits |= cloud_quotas(rest, region, [quota for quota in gpus if quota.metric not in of_region])
     except ProvisionError as error:
         unread.append(from_google("quota", error, rest.project))
-    yield show_quotas(region, limits, rest.project)
+    yield show_quotas("gcp", region, limits, rest.project, blocked_by)
     yield from unread
-
-
-def _words(name: str, one: quotas.Allowed) -> str:
-    limit = "no limit" if one.limit == quotas.UNLIMITED else f"{one.limit:g}"
-    return f"{name} {limit}{f' ({one.used:g} in use)' if one.used else ''}"
 
 
 def _location(rest: Rest, bucket: str) -> str:

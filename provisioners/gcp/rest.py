@@ -73,7 +73,7 @@ class Rest:
                 return
         raise ProvisionError("transient", f"{doing}: more than {_MAX_PAGES} pages", scope="cloud")
 
-    def _request(  # noqa: PLR0917 - the parts of a request
+    def _request(
         self,
         method: str,
         service: str,
@@ -87,7 +87,8 @@ class Rest:
         def call() -> dict[str, Any] | None:
             url = f"{self._account.endpoint or f'https://{service}.googleapis.com'}/"
             url += path.format(project=self.project)
-            answer = self._session.request(method, url, params=params, json=body, timeout=_TIMEOUT_S)
+            session: Any = self._session
+            answer = session.request(method, url, params=params, json=body, timeout=_TIMEOUT_S)
             if missing_ok and answer.status_code == 404:
                 return None
             if not answer.ok:

@@ -29,7 +29,7 @@ def check_project(rest: Rest, sets: Sequence[str]) -> Iterator[CheckResult]:
     held: set[str] = set()
     for at in range(0, len(names), _MOST):
         body = {"permissions": names[at : at + _MOST]}
-        path, doing = "v3/projects/{project}:testIamPermissions", "ask for your permissions in the project"
+        path, doing = "v1/projects/{project}:testIamPermissions", "ask for your permissions in the project"
         held |= set(rest.post("cloudresourcemanager", path, doing, body).get("permissions") or ())
     missing = [one for one in wanted if one.permission not in held]
     yield from compare(wanted, missing, page=PAGE, who=_WHO)

@@ -8,6 +8,7 @@ import platform
 import shutil
 import sys
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 from ...jobspecs.home import HOME_VARIABLE, home
@@ -26,7 +27,7 @@ def steps(request: CheckRequest) -> list[Step]:
         Step("machine", _gpus),
         Step("machine", _python),
         Step("job_dir", _folder),
-        *(Step("job_dir", lambda url=url: [check_readable(url)]) for url in request.job_dirs),
+        *(Step("job_dir", partial(_bucket, url)) for url in request.job_dirs),
     ]
 
 
@@ -67,6 +68,10 @@ def _folder() -> Iterator[CheckResult]:
         yield CheckResult("job_dir", "warning", f"{folder}: only {free:.1f} GB are free", fix, values)
     else:
         yield CheckResult("job_dir", "ok", f"{folder}: {free:.0f} GB are free", "", values)
+
+
+def _bucket(url: str) -> Iterator[CheckResult]:
+    yield check_readable(url)
 
 
 def _can_write(folder: Path) -> bool:

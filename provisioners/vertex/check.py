@@ -46,4 +46,4 @@ def _quotas(rest: Rest, region: str) -> Iterator[CheckResult]:
     except ProvisionError as error:
         yield google.from_google("quota", error, rest.project)
         return
-    yield google.show_quotas(region, limits, rest.project)
+    yield google.show_quotas("vertex", region, limits, rest.project)

@@ -46,6 +46,8 @@ class Quota(NamedTuple):
     name: str
     market: str
     """`on-demand` or `spot`; machines of a Capacity Block, which are prepaid, count against neither."""
+    families: str
+    """Families of instances, e.g. `G, GR, VT`."""
 
     def link(self, region: str) -> str:
         """Return the console's URL for requesting an increase."""
@@ -231,7 +233,9 @@ def _vcpus(machine_type: str) -> int | None:
 def _quotas() -> dict[tuple[str, str], Quota]:
     """Return (family with or without its generation, market) -> quota."""
     return {
-        (family, row["market"]): Quota(row["code"], row["name"], row["market"])
+        (family, row["market"]): Quota(
+            row["code"], row["name"], row["market"], ", ".join(row["families"].upper().split())
+        )
         for row in _rows()
         for family in row["families"].split()
     }

@@ -6,6 +6,7 @@ from cloudgpu.provisioners.target import Target, Variables
 
 TARGET = Target(
     provisioner=".provisioner:Shed",
+    check=".check:steps",
     set_up=".provisioner:has_key",
     setup_hint="shed is not set up here: write the key's name into SHED_KEY",
     settings=Variables(names=("SHED_KEY",)),
