@@ -11,7 +11,7 @@ from typing import Literal
 
 from ..jobspecs.catalog.machines import regions as regions_of
 from ..jobspecs.targets import WITH_TABLES, info, listed
-from ..provisioners import can_launch, is_set_up, setup_hint
+from ..provisioners import can_launch, is_set_up
 from ..provisioners.checks.results import CheckRequest, CheckResult, Step
 from ..provisioners.checks.runner import run_steps
 from ..provisioners.shared import infra_outputs
@@ -101,14 +101,14 @@ def _steps(target: str, request: CheckRequest) -> list[Step]:
     if found is not None and found.check:
         steps: list[Step] = code_of(target, found.check)(request)
         return steps
-    return [Step("set_up", partial(_set_up, target))]
+    return [Step("set_up", partial(_set_up, target, found.setup_hint if found is not None else ""))]
 
 
-def _set_up(target: str) -> list[CheckResult]:
+def _set_up(target: str, hint: str) -> list[CheckResult]:
     """Return the only check of a target without checks of its own."""
     if is_set_up(target):
         return [CheckResult("set_up", "ok", "it is set up; nothing more can be checked")]
-    return [CheckResult("set_up", "error", "it is not set up here", setup_hint(target))]
+    return [CheckResult("set_up", "error", "it is not set up here", hint)]
 
 
 def _state(target: str, results: Sequence[CheckResult]) -> State:

@@ -18,6 +18,7 @@ from ..base import ProvisionError
 from ..checks.results import CheckResult, one_line
 from ..checks.rights import Need, compare, needs
 from ..shared.api_calls import with_context
+from ..shared.infra_outputs import known
 from ..shared.tags import OWNER
 from .clients import Clients
 from .errors import translate_errors
@@ -60,7 +61,7 @@ def check_rights(clients: Clients, region: str) -> Iterator[CheckResult]:
         message = "the root user may do everything"
         yield CheckResult("rights", "warning", message, "use an IAM user or role with fewer rights", {"missing": []})
         return
-    wanted = [one for one in needs(PERMISSIONS) if one.set != "job_dir"]
+    wanted = [_eased(one) for one in needs(PERMISSIONS) if one.set != "job_dir"]
     found = _simulate(clients, region, wanted, {})
     if not found.unknown:
         yield from compare(wanted, found.missing, page=PAGE, who="these credentials")
@@ -79,6 +80,14 @@ def check_job_dir_rights(clients: Clients, region: str, bucket: str, prefix: str
         yield CheckResult("job_dir", "warning", f"whether it can be written was not checked: {found.unknown}", _allow())
         return
     yield from compare(wanted, found.missing, page=PAGE, who="these credentials", subject="job_dir")
+
+
+def _eased(need: Need) -> Need:
+    """Return the need without urgency if an infra stack has made what it is for: the machines' role."""
+    makes_roles = need.set == "launch" and need.permission.startswith("iam:") and need.permission != "iam:PassRole"
+    if makes_roles and any(stack.machine_role for stack in known("aws")):
+        return need._replace(without="jobs with inputs or outputs outside the stack's bucket cannot run")
+    return need
 
 
 def _allow() -> str:
