@@ -23,6 +23,8 @@ from .rights import check_job_dir_rights, check_rights
 
 _AT_ONCE = 8
 """Maximum number of concurrent requests for quotas."""
+_BUNDLES = ("AWS_CA_BUNDLE", "REQUESTS_CA_BUNDLE")
+"""Variables by which botocore finds trusted certificates."""
 _STACK = "cloudgpu infra up --cloud aws"
 
 
@@ -36,7 +38,7 @@ def steps(request: CheckRequest) -> list[Step]:
     def network() -> Iterator[CheckResult]:
         first = regions()[0]
         urls = [clients.sts(first).meta.endpoint_url, clients.ec2(first).meta.endpoint_url]
-        return check_endpoints(urls, "AWS")
+        return check_endpoints(urls, "AWS", _BUNDLES)
 
     return [
         Step("sdk", partial(sdk.check_extra, "aws", "boto3"), is_gate=True),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import os
 from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..checks.results import CheckResult
@@ -75,14 +76,15 @@ def _expiry(session: Session, method: str) -> float | None:
 def _sso_token(session: Session) -> dict[str, Any]:
     """Return the token that `aws sso login` has stored; {}: it cannot be read, which the next call reports."""
     from botocore.exceptions import BotoCoreError
-    from botocore.utils import SSOTokenLoader
+    from botocore.utils import JSONFileCache, SSOTokenLoader
 
     settings: Any = session._session  # the public API does not offer the profile's settings
     try:
         profile = settings.get_scoped_config()
         name = profile.get("sso_session")
         section = settings.full_config.get("sso_sessions", {}).get(name, {}) if name else profile
-        token: dict[str, Any] = SSOTokenLoader()(section.get("sso_start_url", ""), session_name=name)
+        stored = JSONFileCache(str(Path.home() / ".aws" / "sso" / "cache"))
+        token: dict[str, Any] = SSOTokenLoader(stored)(section.get("sso_start_url", ""), session_name=name)
     except BotoCoreError:
         return {}
     return token

@@ -14,6 +14,7 @@ import ssl
 import urllib.error
 import urllib.request
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -22,7 +23,8 @@ from ..shared.clock import SystemClock
 from .results import CheckResult, one_line
 
 _TIMEOUT_S = 5.0
-_BUNDLES = ("AWS_CA_BUNDLE", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE", "SSL_CERT_FILE")
+BUNDLES = ("REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE")
+"""Variables that name trusted certificates to SDKs on top of requests; the first that is set counts."""
 _PROXY_AUTHENTICATION = 407
 
 
@@ -39,12 +41,13 @@ class UnreachableError(Exception):
         self.fix = fix
 
 
-def check_endpoints(urls: Sequence[str], whose: str) -> Iterator[CheckResult]:
-    """Yield one result for all endpoints of a provider. `whose`: its name, for messages."""
+def check_endpoints(urls: Sequence[str], whose: str, bundles: Sequence[str] = BUNDLES) -> Iterator[CheckResult]:
+    """Yield one result for all endpoints of a provider. `whose`: its name, for messages; `bundles`: variables that name
+    trusted certificates to its SDK."""
     skew = ""
     for url in dict.fromkeys(urls):
         try:
-            date = probe(url)
+            date = probe(url, bundles)
         except UnreachableError as error:
             yield CheckResult("network", "error", one_line(str(error)), error.fix, {"endpoint": _host(url)})
             return
@@ -60,10 +63,10 @@ def check_endpoints(urls: Sequence[str], whose: str) -> Iterator[CheckResult]:
     yield CheckResult("network", "ok", message, "", values)
 
 
-def probe(url: str) -> str | None:
+def probe(url: str, bundles: Sequence[str] = BUNDLES) -> str | None:
     """Send a request to the endpoint and return the response's `Date` header. Raises UnreachableError."""
     try:
-        handlers = [_NoRedirect(), urllib.request.HTTPSHandler(context=_context())]
+        handlers = [_NoRedirect(), urllib.request.HTTPSHandler(context=_context(bundles))]
         request = urllib.request.Request(url, method="GET", headers={"User-Agent": "cloudgpu"})  # noqa: S310
         with urllib.request.build_opener(*handlers).open(request, timeout=_TIMEOUT_S) as answer:
             date: str | None = answer.headers.get("Date")
@@ -123,11 +126,20 @@ def _host(url: str) -> str:
     return urlsplit(url).netloc.rpartition("@")[2] or url
 
 
-def _context() -> ssl.SSLContext:
-    """Return a context that trusts what the SDKs trust: the bundle of the environment, else certifi's."""
-    named = next(filter(None, map(os.environ.get, _BUNDLES)), None)
-    if named is None and importlib.util.find_spec("certifi") is not None:
+def _context(bundles: Sequence[str]) -> ssl.SSLContext:
+    """Return a context that trusts what the SDK trusts: the bundle of the environment, else certifi's. Raises
+    UnreachableError."""
+    variable = next((name for name in bundles if os.environ.get(name)), "")
+    path = os.environ.get(variable, "")
+    if not variable and importlib.util.find_spec("certifi") is not None:
         import certifi
 
-        named = certifi.where()
-    return ssl.create_default_context(cafile=named)
+        path = certifi.where()
+    if Path(path).is_dir() and path:
+        return ssl.create_default_context(capath=path)
+    try:
+        return ssl.create_default_context(cafile=path or None)
+    except OSError as error:  # it is missing, or holds no certificates
+        raise UnreachableError(
+            f"{variable} names {path}: {error.strerror or error}", f"correct or unset {variable}"
+        ) from error
