@@ -103,7 +103,7 @@ def _region_of(clients: Clients, bucket: str, region: str) -> str:
     """Return a bucket's region, which S3 names in responses to everyone who may list it; "": unknown."""
     try:
         answer: Any = clients.s3(region).head_bucket(Bucket=bucket)
-    except Exception as error:  # noqa: BLE001 - told by check_readable(); boto3's classes are imported lazily
+    except Exception as error:  # noqa: BLE001 - check_readable() reports it; boto3's classes are imported lazily
         answer = getattr(error, "response", {})
     headers = answer.get("ResponseMetadata", {}).get("HTTPHeaders", {})
     return str(headers.get("x-amz-bucket-region", ""))

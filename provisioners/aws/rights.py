@@ -91,7 +91,7 @@ def _eased(need: Need) -> Need:
 
 
 def _allow() -> str:
-    return f"allow iam:SimulatePrincipalPolicy on your own user or role: {PAGE}"
+    return f"allow iam:SimulatePrincipalPolicy and iam:GetRole on your own user or role, see {PAGE}"
 
 
 # --- simulation
@@ -121,7 +121,7 @@ def _simulate(clients: Clients, region: str, wanted: Sequence[Need], place: Mapp
         need
         for question, allowed in zip(questions, answers, strict=True)
         for need in question.needs
-        if need.permission not in allowed
+        if need.permission.casefold() not in allowed
     ]
     return _Decision(sorted(missing, key=wanted.index))
 
@@ -154,7 +154,7 @@ def _questions(wanted: Sequence[Need], names: Mapping[str, str]) -> Iterator[_Qu
 
 
 def _allowed(clients: Clients, region: str, source: str, question: _Question, prefix: str) -> set[str]:
-    """Return the actions that are allowed on all of the question's resources. Raises ProvisionError."""
+    """Return the actions, in lower case, that are allowed on all of the question's resources. Raises ProvisionError."""
     more: dict[str, Any] = {"ResourceArns": list(question.resources)} if question.resources else {}
     pages = (
         clients.iam(region)
@@ -170,9 +170,9 @@ def _allowed(clients: Clients, region: str, source: str, question: _Question, pr
     with translate_errors("simulate the policies of these credentials", clients.clock):
         for page in pages:
             for one in page["EvaluationResults"]:
-                told = [part["EvalResourceDecision"] for part in one.get("ResourceSpecificResults", ())]
-                decisions.setdefault(one["EvalActionName"], []).extend(told or [one["EvalDecision"]])
-    return {action for action, told in decisions.items() if set(told) == {"allowed"}}
+                parts = [part["EvalResourceDecision"] for part in one.get("ResourceSpecificResults", ())]
+                decisions.setdefault(one["EvalActionName"].casefold(), []).extend(parts or [one["EvalDecision"]])
+    return {action for action, parts in decisions.items() if set(parts) == {"allowed"}}
 
 
 def _context(clients: Clients, region: str, created_by: str, prefix: str) -> list[ContextEntryTypeDef]:
@@ -199,15 +199,15 @@ def _context(clients: Clients, region: str, created_by: str, prefix: str) -> lis
 
 
 def _dry_runs(clients: Clients, region: str, why: str) -> Iterator[CheckResult]:
-    """Yield what EC2's dry runs tell, where nothing could be simulated."""
+    """Yield the results of EC2's dry runs, where nothing could be simulated."""
     wanted = {one.permission: one for one in needs(PERMISSIONS) if one.set == "launch" and _has_dry_run(one.permission)}
     with ThreadPoolExecutor(_AT_ONCE, "cloudgpu-check") as pool:
         ask = with_context(partial(_dry_run, clients, region))
-        told: dict[str, bool | None] = dict(zip(wanted, pool.map(ask, wanted), strict=True))
-    missing = [wanted[action] for action, allowed in told.items() if allowed is False]
+        answers: dict[str, bool | None] = dict(zip(wanted, pool.map(ask, wanted), strict=True))
+    missing = [wanted[action] for action, allowed in answers.items() if allowed is False]
     if missing:
         yield from compare(list(wanted.values()), missing, page=PAGE, who="these credentials")
-    known = sum(allowed is not None for allowed in told.values())
+    known = sum(allowed is not None for allowed in answers.values())
     everything = len({one.permission for one in needs(PERMISSIONS) if one.set != "job_dir"})
     message = f"{known} of {everything} permissions were checked, by dry runs of EC2; the others were not: {why}"
     yield CheckResult("rights", "warning", message, _allow(), {"checked": known, "needed": everything})

@@ -82,13 +82,13 @@ def _quotas(clients: Clients, region: str) -> Iterator[CheckResult]:
             yield from_error("quota", error)
             return
     try:
-        told = quotas.usages(clients, region, _PATIENCE_S)
+        listed = quotas.usages(clients, region, _PATIENCE_S)
     except ProvisionError as error:
         yield from_error("quota", error, needed=False)
         return
-    found = [told[quotas.key(code)] for code in quotas.families() if quotas.key(code) in told]
+    found = [listed[quotas.key(code)] for code in quotas.families() if quotas.key(code) in listed]
     allowed = [Allowance(_family(one), "on-demand", one.name, one.limit, one.used) for one in found]
-    total, spot = told.get(quotas.key(quotas.TOTAL)), told.get(quotas.key(quotas.SPOT))
+    total, spot = listed.get(quotas.key(quotas.TOTAL)), listed.get(quotas.key(quotas.SPOT))
     if spot is not None:
         allowed.append(Allowance("any family", "spot", spot.name, spot.limit, spot.used))
     is_blocked = total is not None and spot is not None and not total.limit and not spot.limit

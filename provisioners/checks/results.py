@@ -15,7 +15,7 @@ from ..base import ProvisionError
 Subject = Literal[
     "sdk", "credentials", "network", "account", "api", "rights", "quota", "job_dir", "machine", "clusters", "set_up"
 ]
-"""What a check is about. set_up: of targets that have no checks of their own."""
+"""Subject of a check. set_up: of targets that have no checks of their own."""
 Status = Literal["ok", "warning", "error", "skipped"]
 """error: jobs cannot run until it is mended; warning: some jobs cannot, or it could not be read; skipped: not checked,
 because of an earlier error."""
@@ -31,14 +31,14 @@ class CheckResult:
     status: Status
     message: str
     fix: str = ""
-    """What to do, with the command; "": nothing."""
+    """Remedy, with the command; "": none."""
     values: Mapping[str, Any] = field(default_factory=dict)
     """JSON values for scripts, e.g. {"account": "123456789012"}."""
 
 
 @dataclass(frozen=True, slots=True)
 class CheckRequest:
-    """What to check of a target."""
+    """Regions and job dirs with which to check a target."""
 
     regions: tuple[str, ...] = ()
     """Regions that the user named, or that have an infra stack; (): the target's default."""

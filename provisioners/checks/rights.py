@@ -25,7 +25,7 @@ class Need(NamedTuple):
     set: str
     permission: str
     without: str
-    """What happens without it; "": no job can run."""
+    """Consequence of its absence; "": no job can run."""
     resources: tuple[str, ...] = ()
     """Names of resources, with placeholders, for providers that decide by them; (): any."""
 
@@ -46,14 +46,15 @@ def compare(
     """Yield the results for permissions of which some are missing. `page`: where they are listed; `who`: who needs
     them, for the message."""
     lost = [one for one in wanted if one in missing]
+    fix = f"ask an administrator to allow them, see {page}"
     fatal = [one.permission for one in lost if not one.without]
     if fatal:
         message = f"{who} may not: {_listed(fatal)}"
-        yield CheckResult(subject, "error", message, f"an administrator allows them: {page}", {"missing": fatal})
+        yield CheckResult(subject, "error", message, fix, {"missing": fatal})
     for effect in dict.fromkeys(one.without for one in lost if one.without):
         names = [one.permission for one in lost if one.without == effect]
         message = f"{effect}, without {_listed(names)}"
-        yield CheckResult(subject, "warning", message, f"an administrator allows them: {page}", {"missing": names})
+        yield CheckResult(subject, "warning", message, fix, {"missing": names})
     if not lost:
         count = len({one.permission for one in wanted})
         yield CheckResult(subject, "ok", f"{who} may do all that is needed ({count} permissions)", "", {"missing": []})

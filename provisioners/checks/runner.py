@@ -34,7 +34,7 @@ class _Running:
         return found
 
     def _run(self) -> None:
-        # Within attentive(), calls are retried for seconds only, and not at all once nobody waits for the result.
+        # Within attentive(), calls are retried for seconds only, and not at all after the timeout.
         try:
             with attentive(lambda: time.monotonic() > self._until):
                 self._found.extend(self.step.run())

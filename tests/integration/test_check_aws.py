@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from cloudgpu.cli import main
 from cloudgpu.provisioners.aws.rights import PERMISSIONS, check_job_dir_rights, check_rights
 from cloudgpu.provisioners.checks.rights import needs
 from cloudgpu.provisioners.shared import infra_outputs
@@ -17,7 +18,7 @@ from cloudgpu.provisioners.shared.infra_outputs import Infrastructure
 from cloudgpu.tests.standins.aws import Aws
 from cloudgpu.tests.standins.aws.control import KEY
 from cloudgpu.tests.standins.check_command import CheckCommand, statuses
-from cloudgpu.tests.standins.faults import error
+from cloudgpu.tests.standins.faults import HANG, error
 
 from .test_aws_permissions import BUCKET, GROUPS, LAUNCH, MORE, REGION, S3, Account, actions
 
@@ -143,7 +144,7 @@ def test_an_expired_token(account: Account, check: CheckCommand) -> None:
 def test_a_login_that_expires(
     account: Account, check: CheckCommand, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, case: tuple[int, str]
 ) -> None:
-    """Of IAM Identity Center: what `aws sso login` stores says when it expires."""
+    """The token that `aws sso login` stores says when a login of IAM Identity Center expires."""
     minutes, status = case
     start = "https://example.awsapps.com/start"
     config, cache = tmp_path / "config", tmp_path / ".aws/sso/cache"
@@ -204,6 +205,14 @@ def test_no_quota_at_all(account: Account, check: CheckCommand) -> None:
 def test_a_region_that_is_not_there(account: Account, check: CheckCommand) -> None:
     told = check("aws", "--region", "us-nowhere-1")["quota"][0]
     assert check.code == 6 and told["status"] == "error" and "AWS has no region us-nowhere-1" in told["message"]
+
+
+def test_a_target_that_hangs_does_not_delay_another(account: Account, capsys: pytest.CaptureFixture[str]) -> None:
+    account.aws.control.fail("*", HANG, times=None)
+    code = main(["check", "local", "aws", "--timeout", "4s", "--json"])
+    here, there = json.loads(capsys.readouterr().out)["targets"]
+    assert code == 6 and here["works"] and here["seconds"] < there["seconds"] and not there["works"]
+    assert "no answer within 4 s" in [one["message"] for one in there["checks"] if one["status"] == "error"]
 
 
 def test_a_bucket_that_is_missing_or_forbidden(account: Account, check: CheckCommand) -> None:
