@@ -93,6 +93,7 @@ def _check_options(targets: Sequence[str], regions: Sequence[str], job_dirs: Seq
     """Refuse regions and URLs that concern none of the targets. Raises CommandError."""
     from ..control.check import unknown_regions
     from ..jobspecs.catalog.machines import regions as regions_of
+    from ..jobspecs.fields import FORMS
     from ..jobspecs.suggest import did_you_mean
     from ..jobspecs.targets import info
 
@@ -102,9 +103,9 @@ def _check_options(targets: Sequence[str], regions: Sequence[str], job_dirs: Seq
         raise CommandError(f"--region {region}: no target has it", hint=hint, exit_code=Exit.USAGE)
     schemes = {scheme for target in targets for scheme in info(target).schemes}
     for url in job_dirs:
-        scheme, colon, rest = url.partition("://")
-        if not colon or not rest or scheme not in schemes:
-            hint = f"write a URL of {', '.join(f'{one}://' for one in sorted(schemes))}"
+        scheme, _, rest = url.partition("://")
+        if scheme not in schemes or not rest.strip("/") or rest.startswith("/") != (scheme == "file"):
+            hint = f"write {' or '.join(form for one, form in FORMS.items() if one in schemes)}"
             raise CommandError(f"--job-dir {url}: no target can use it", hint=hint, exit_code=Exit.USAGE)
 
 

@@ -88,7 +88,7 @@ def _of_target(target: str, request: CheckRequest, stacks: Sequence[Infrastructu
     asked = tuple(region for region in request.regions if about.has_tables and _may_have(target, region))
     regions = asked or tuple(dict.fromkeys(stack.region for stack in stacks))
     job_dirs = named or tuple(dict.fromkeys(stack.job_dir for stack in stacks if stack.job_dir))
-    return replace(request, regions=regions, job_dirs=job_dirs)
+    return replace(request, regions=regions, job_dirs=job_dirs, stacks=tuple(stacks))
 
 
 def _may_have(target: str, region: str) -> bool:

@@ -12,7 +12,7 @@ from ..base import ProvisionError
 from ..checks import job_dirs, sdk
 from ..checks.endpoints import check_endpoints
 from ..checks.quotas import Allowance, show
-from ..checks.results import CheckRequest, CheckResult, Step, from_error
+from ..checks.results import CheckRequest, CheckResult, Step, from_error, parsing
 from ..shared.api_calls import with_context
 from .catalog import quotas
 from .clients import Clients
@@ -45,7 +45,7 @@ def steps(request: CheckRequest) -> list[Step]:
         Step("credentials", partial(check_login, clients), is_gate=True),
         Step("network", network, is_gate=True),
         Step("account", partial(_account, clients), is_gate=True),
-        Step("rights", lambda: check_rights(clients, regions()[0])),
+        Step("rights", lambda: check_rights(clients, regions()[0], request.stacks)),
         Step("quota", lambda: _all_quotas(clients, regions())),
         Step("job_dir", lambda: _job_dirs(clients, request.job_dirs, regions()[0])),
     ]
@@ -53,7 +53,8 @@ def steps(request: CheckRequest) -> list[Step]:
 
 def _account(clients: Clients) -> Iterator[CheckResult]:
     try:
-        identity = clients.identity
+        with parsing("ask whose credentials these are"):
+            identity = clients.identity
     except ProvisionError as error:
         yield from_error("credentials" if error.error_class in ("auth", "expired") else "account", error)
         return
@@ -68,7 +69,8 @@ def _all_quotas(clients: Clients, regions: tuple[str, ...]) -> Iterator[CheckRes
 
 def _quotas(clients: Clients, region: str) -> Iterator[CheckResult]:
     try:
-        clients.check_region(region)
+        with parsing("ask for the account's regions"):
+            clients.check_region(region)
     except ProvisionError as error:
         yield from_error("quota", error, needed=error.error_class in ("invalid", "not_offered"))
         if error.error_class in ("invalid", "not_offered"):
@@ -76,8 +78,9 @@ def _quotas(clients: Clients, region: str) -> Iterator[CheckResult]:
     service = clients.service_quotas(region)
 
     def ask(quota: quotas.Quota) -> float:
-        with translate_errors(f"ask for quota {quota.code} of {region}", clients.clock):
-            return quotas.limit(service, quota)
+        doing = f"ask for quota {quota.code} of {region}"
+        with parsing(doing), translate_errors(doing, clients.clock):
+            return float(quotas.limit(service, quota))
 
     listed = quotas.gpu_quotas()
     with ThreadPoolExecutor(_AT_ONCE, "cloudgpu-check") as pool:
@@ -101,9 +104,11 @@ def _job_dirs(clients: Clients, urls: tuple[str, ...], region: str) -> Iterator[
 
 def _region_of(clients: Clients, bucket: str, region: str) -> str:
     """Return a bucket's region, which S3 names in responses to everyone who may list it; "": unknown."""
+    answer: Any
     try:
-        answer: Any = clients.s3(region).head_bucket(Bucket=bucket)
-    except Exception as error:  # noqa: BLE001 - check_readable() reports it; boto3's classes are imported lazily
-        answer = getattr(error, "response", {})
+        with translate_errors(f"look at the bucket {bucket}", clients.clock):
+            answer = clients.s3(region).head_bucket(Bucket=bucket)
+    except ProvisionError as error:  # check_readable() reports it
+        answer = getattr(error.__cause__, "response", {})
     headers = answer.get("ResponseMetadata", {}).get("HTTPHeaders", {})
     return str(headers.get("x-amz-bucket-region", ""))

@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..base import ProvisionError
-from ..checks.results import CheckResult, one_line
+from ..checks.results import CheckResult, one_line, parsing
 from ..checks.rights import Need, compare, needs
 from ..shared.api_calls import with_context
-from ..shared.infra_outputs import known
+from ..shared.infra_outputs import Infrastructure
 from ..shared.tags import OWNER
 from .clients import Clients
 from .errors import translate_errors
@@ -55,13 +55,15 @@ class _Decision(NamedTuple):
     """Why nothing could be simulated; "": it could."""
 
 
-def check_rights(clients: Clients, region: str) -> Iterator[CheckResult]:
-    """Yield which permissions the caller lacks for launches, groups of jobs, gc and the catalogue."""
+def check_rights(clients: Clients, region: str, stacks: Sequence[Infrastructure] = ()) -> Iterator[CheckResult]:
+    """Yield which permissions the caller lacks for launches, groups of jobs, gc and the catalogue. `stacks`: infra
+    stacks, whose role launches use."""
     if clients.identity.is_root:
         message = "the root user may do everything"
         yield CheckResult("rights", "warning", message, "use an IAM user or role with fewer rights", {"missing": []})
         return
-    wanted = [_eased(one) for one in needs(PERMISSIONS) if one.set != "job_dir"]
+    has_role = any(stack.machine_role for stack in stacks)
+    wanted = [_eased(one) if has_role else one for one in needs(PERMISSIONS) if one.set != "job_dir"]
     found = _simulate(clients, region, wanted, {})
     if not found.unknown:
         yield from compare(wanted, found.missing, page=PAGE, who="these credentials")
@@ -83,9 +85,9 @@ def check_job_dir_rights(clients: Clients, region: str, bucket: str, prefix: str
 
 
 def _eased(need: Need) -> Need:
-    """Return the need without urgency if an infra stack has made what it is for: the machines' role."""
+    """Return the need as optional if it is for making roles, one of which an infra stack has made."""
     makes_roles = need.set == "launch" and need.permission.startswith("iam:") and need.permission != "iam:PassRole"
-    if makes_roles and any(stack.machine_role for stack in known("aws")):
+    if makes_roles:
         return need._replace(without="jobs with inputs or outputs outside the stack's bucket cannot run")
     return need
 
@@ -137,7 +139,8 @@ def _policy_source(clients: Clients, region: str) -> str:
         return arn
     if kind != "assumed-role":
         return ""
-    with translate_errors("ask for the path of these credentials' role", clients.clock):
+    doing = "ask for the path of these credentials' role"
+    with parsing(doing), translate_errors(doing, clients.clock):
         return clients.iam(region).get_role(RoleName=rest.partition("/")[0])["Role"]["Arn"]
 
 
@@ -167,7 +170,8 @@ def _allowed(clients: Clients, region: str, source: str, question: _Question, pr
         )
     )
     decisions: dict[str, list[str]] = {}
-    with translate_errors("simulate the policies of these credentials", clients.clock):
+    doing = "simulate the policies of these credentials"
+    with parsing(doing), translate_errors(doing, clients.clock):
         for page in pages:
             for one in page["EvaluationResults"]:
                 parts = [part["EvalResourceDecision"] for part in one.get("ResourceSpecificResults", ())]

@@ -13,7 +13,6 @@ from ..checks import job_dirs, sdk
 from ..checks.endpoints import check_endpoints
 from ..checks.quotas import Allowance, show
 from ..checks.results import CheckRequest, CheckResult, Step, from_error
-from ..shared.infra_outputs import known
 from .account import authority
 from .catalog import quotas
 from .catalog.regions import check_regions, regions_of
@@ -42,15 +41,15 @@ def steps(request: CheckRequest) -> list[Step]:
         Step("network", lambda: check_endpoints([clients.account.endpoint, authority()], "Azure"), is_gate=True),
         Step("account", partial(check_account, clients), is_gate=True),
         Step("api", partial(_providers, clients)),
-        Step("rights", lambda: check_subscription(clients, assigns=not _has_identity())),
+        Step("rights", lambda: check_subscription(clients, assigns=not _has_identity(request))),
         Step("quota", lambda: (found for region in regions for found in _quotas(clients, region))),
         Step("job_dir", lambda: _job_dirs(clients, request.job_dirs, regions[0])),
     ]
 
 
-def _has_identity() -> bool:
+def _has_identity(request: CheckRequest) -> bool:
     """Return whether launches use an identity that exists, and assign no roles."""
-    return bool(os.environ.get(IDENTITY_SETTING)) or any(stack.machine_role for stack in known("azure"))
+    return bool(os.environ.get(IDENTITY_SETTING)) or any(stack.machine_role for stack in request.stacks)
 
 
 def _providers(clients: Clients) -> Iterator[CheckResult]:

@@ -53,7 +53,8 @@ def _held(clients: Clients, scope: str) -> Sequence[Mapping[str, Any]]:
     found: list[Mapping[str, Any]] = []
     for _ in range(_MOST_PAGES):
         page = clients.get(url, "ask for your permissions")
-        found += [one for one in page.get("value") or () if isinstance(one, dict)]
+        listed = page.get("value")
+        found += [one for one in listed if isinstance(one, dict)] if isinstance(listed, list) else []
         url = str(page.get("nextLink") or "")
         if not url:
             return found

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from obstore.exceptions import BaseError
 
@@ -27,6 +29,8 @@ def check_readable(url: str) -> CheckResult:
     values = {"url": url}
     try:
         store = open_store(url, make=False)
+        if store.folder is not None:
+            return _check_folder(store.folder, values)
         try:
             _read(store)
         except (BaseError, OSError, ValueError) as error:
@@ -36,6 +40,24 @@ def check_readable(url: str) -> CheckResult:
     except (JobDirError, CredentialsError) as error:
         return CheckResult("job_dir", "error", one_line(str(error)), "", values)
     return CheckResult("job_dir", "ok", f"{url} can be read", "", values)
+
+
+def existing(folder: Path) -> Path:
+    """Return the folder, or the nearest parent that exists."""
+    return next(path for path in (folder, *folder.parents) if os.path.lexists(path))
+
+
+def can_write(folder: Path) -> bool:
+    """Return whether files can be created in a folder, without creating one."""
+    return folder.is_dir() and os.access(folder, os.W_OK | os.X_OK)
+
+
+def _check_folder(folder: Path, values: Mapping[str, Any]) -> CheckResult:
+    """Return whether a local folder can be written, or created by the first job."""
+    there = existing(folder)
+    if can_write(there):
+        return CheckResult("job_dir", "ok", f"{folder} can be written", "", values)
+    return CheckResult("job_dir", "error", f"{there} cannot be written", f"`chmod u+rwx {there}`", values)
 
 
 def _read(store: Store) -> None:

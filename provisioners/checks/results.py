@@ -6,11 +6,13 @@ control/check.py runs them with a timeout. A step only reads: it creates, change
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+import contextlib
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
 from ..base import ProvisionError
+from ..shared.infra_outputs import Infrastructure
 
 Subject = Literal[
     "sdk", "credentials", "network", "account", "api", "rights", "quota", "job_dir", "machine", "clusters", "set_up"
@@ -44,6 +46,8 @@ class CheckRequest:
     """Regions that the user named, or that have an infra stack; (): the target's default."""
     job_dirs: tuple[str, ...] = ()
     """URLs of parents of job dirs."""
+    stacks: tuple[Infrastructure, ...] = ()
+    """Infra stacks of the target's cloud that this computer knows."""
 
 
 class Step(NamedTuple):
@@ -53,6 +57,16 @@ class Step(NamedTuple):
     run: Callable[[], Iterable[CheckResult]]
     is_gate: bool = False
     """If it finds an error, the steps after it are skipped. Steps that are no gates run at the same time."""
+
+
+@contextlib.contextmanager
+def parsing(doing: str) -> Iterator[None]:
+    """Context manager: raise ProvisionError if a provider's answer does not have the expected form."""
+    try:
+        yield
+    except (LookupError, TypeError, ValueError, AttributeError) as error:
+        message = f"{doing}: an unexpected answer ({type(error).__name__}); does a proxy answer in its place?"
+        raise ProvisionError("transient", message, scope="cloud") from error
 
 
 def from_error(subject: Subject, error: ProvisionError, *, needed: bool = True) -> CheckResult:

@@ -13,9 +13,9 @@ from ..base import ProvisionError
 from ..checks import job_dirs, sdk
 from ..checks.endpoints import check_endpoints
 from ..checks.quotas import Allowance, show
-from ..checks.results import CheckRequest, CheckResult, Status, Step, Subject, from_error
+from ..checks.results import CheckRequest, CheckResult, Status, Step, Subject, from_error, parsing
 from ..shared.api_calls import with_context
-from ..shared.infra_outputs import known
+from ..shared.infra_outputs import Infrastructure
 from .account import Account
 from .catalog import quotas
 from .clients import Clients
@@ -43,7 +43,7 @@ def steps(request: CheckRequest) -> list[Step]:
     return [
         *gates(clients.account, "compute", partial(check_account, clients)),
         Step("api", partial(_compute, clients.rest, regions[0])),
-        Step("rights", lambda: rights(clients.rest, sets, _accounts(clients))),
+        Step("rights", lambda: rights(clients.rest, sets, _accounts(clients, request.stacks))),
         Step("quota", lambda: (found for region in regions for found in _quotas(clients.rest, region))),
         Step("job_dir", lambda: check_job_dirs(clients.rest, "gcp", request.job_dirs, regions[0])),
     ]
@@ -138,14 +138,15 @@ def show_quotas(target: str, region: str, limits: Limits, project: str, blocked_
 def cloud_quotas(rest: Rest, region: str, wanted: Sequence[quotas.Quota]) -> Limits:
     """Return the limits that only the Cloud Quotas API knows. Raises ProvisionError."""
     ids = list({quota.quota_id: quota for quota in wanted}.values())
-    with ThreadPoolExecutor(_AT_ONCE, "cloudgpu-check") as pool:
+    with ThreadPoolExecutor(_AT_ONCE, "cloudgpu-check") as pool, parsing(f"ask for the quotas of {region}"):
         answers = list(pool.map(with_context(partial(quotas.cloud_limits, rest)), ids))
     found = {quota.quota_id: infos for quota, infos in zip(ids, answers, strict=True) if infos is not None}
-    limits = {
-        quota: quotas.granted(found[quota.quota_id], region, quota.gpu_family)
-        for quota in wanted
-        if quota.quota_id in found
-    }
+    with parsing(f"read the quotas of {region}"):
+        limits = {
+            quota: quotas.granted(found[quota.quota_id], region, quota.gpu_family)
+            for quota in wanted
+            if quota.quota_id in found
+        }
     return {quota: quotas.Allowed(limit, None) for quota, limit in limits.items() if limit is not None}
 
 
@@ -155,35 +156,40 @@ def _compute(rest: Rest, region: str) -> Iterator[CheckResult]:
     return enabled(rest, "compute.googleapis.com", ask)
 
 
-def _accounts(clients: Clients) -> list[str]:
+def _accounts(clients: Clients, stacks: Sequence[Infrastructure]) -> list[str]:
     """Return the service accounts that machines get."""
     if clients.named_account:
         return [clients.named_account]
-    stacks = [stack.machine_role for stack in known("gcp") if stack.machine_role]
-    return list(dict.fromkeys(stacks)) or [clients.service_account]
+    roles = [stack.machine_role for stack in stacks if stack.machine_role]
+    return list(dict.fromkeys(roles)) or [clients.service_account]
 
 
 def _quotas(rest: Rest, region: str) -> Iterator[CheckResult]:
     path = f"compute/v1/projects/{{project}}/regions/{region}"
     try:
-        answer = rest.get("compute", path, f"ask for the quotas of {region}", fields="quotas")
+        of_region = _limits(rest, path, f"ask for the quotas of {region}")
     except ProvisionError as error:
         yield from_google("quota", error, rest.project, needed=error.error_class in ("invalid", "not_offered"))
         return
-    of_region = quotas.region_limits(answer)
     gpus = [quota for quota in quotas.quotas("gcp") if quota.unit == "GPUs"]
     limits = {quota: of_region[quota.metric] for quota in gpus if quota.metric in of_region}
     unread: list[CheckResult] = []
     blocked_by = ""
     try:
-        total = rest.get("compute", "compute/v1/projects/{project}", "ask for the project's quotas", fields="quotas")
-        everywhere = quotas.region_limits(total).get(_ALL_GPUS)
+        everywhere = _limits(rest, "compute/v1/projects/{project}", "ask for the project's quotas").get(_ALL_GPUS)
         blocked_by = _ALL_GPUS if everywhere is not None and not everywhere.limit else ""
         limits |= cloud_quotas(rest, region, [quota for quota in gpus if quota.metric not in of_region])
     except ProvisionError as error:
         unread.append(from_google("quota", error, rest.project))
     yield show_quotas("gcp", region, limits, rest.project, blocked_by)
     yield from unread
+
+
+def _limits(rest: Rest, path: str, doing: str) -> dict[str, quotas.Allowed]:
+    """Return metric -> limit and usage, of a region or the project. Raises ProvisionError."""
+    answer = rest.get("compute", path, doing, fields="quotas")
+    with parsing(doing):
+        return quotas.region_limits(answer)
 
 
 def _location(rest: Rest, bucket: str) -> str:

@@ -7,8 +7,9 @@ permission. Compute Engine has none for a project.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from ..base import ProvisionError
 from ..checks.results import CheckResult
@@ -30,7 +31,7 @@ def check_project(rest: Rest, sets: Sequence[str]) -> Iterator[CheckResult]:
     for at in range(0, len(names), _MOST):
         body = {"permissions": names[at : at + _MOST]}
         path, doing = "v1/projects/{project}:testIamPermissions", "ask for your permissions in the project"
-        held |= set(rest.post("cloudresourcemanager", path, doing, body).get("permissions") or ())
+        held |= _held(rest.post("cloudresourcemanager", path, doing, body))
     missing = [one for one in wanted if one.permission not in held]
     yield from compare(wanted, missing, page=PAGE, who=_WHO)
 
@@ -49,8 +50,7 @@ def check_service_accounts(rest: Rest, emails: Sequence[str]) -> Iterator[CheckR
             fix = f"`gcloud iam service-accounts create {email.partition('@')[0]}`, see {PAGE}; or `cloudgpu infra up`"
             yield CheckResult("rights", "error", f"the machines' service account {email} is not there", fix)
             continue
-        held = answer.get("permissions") or ()
-        missing = [one for one in wanted if one.permission not in held]
+        missing = [one for one in wanted if one.permission not in _held(answer)]
         if missing:
             yield from compare(wanted, missing, page=PAGE, who=f"on {email}, {_WHO}")
 
@@ -61,6 +61,11 @@ def check_bucket(rest: Rest, bucket: str) -> Iterator[CheckResult]:
     names = [one.permission for one in wanted]
     path = f"storage/v1/b/{bucket}/iam/testPermissions"
     answer = rest.get("storage", path, f"ask for your permissions in {bucket}", permissions=names)
-    held = answer.get("permissions") or ()
-    missing = [one for one in wanted if one.permission not in held]
+    missing = [one for one in wanted if one.permission not in _held(answer)]
     yield from compare(wanted, missing, page=PAGE, who=_WHO, subject="job_dir")
+
+
+def _held(answer: Mapping[str, Any]) -> set[str]:
+    """Return the permissions in an answer, which has no field for none."""
+    listed = answer.get("permissions")
+    return set(map(str, listed)) if isinstance(listed, list) else set()

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import importlib.metadata
-import os
 import platform
 import shutil
 import sys
 from collections.abc import Iterator
 from functools import partial
-from pathlib import Path
 
 from ...jobspecs.home import HOME_VARIABLE, home
-from ..checks.job_dirs import check_readable
+from ..checks.job_dirs import can_write, check_readable, existing
 from ..checks.results import CheckRequest, CheckResult, Step
 from .gpus import find_gpus
 from .node_slots import cores
@@ -57,10 +55,10 @@ def _python() -> Iterator[CheckResult]:
 def _folder() -> Iterator[CheckResult]:
     """Yield whether the state directory, in which jobs run and keep their files, can be written, and its space."""
     folder = home()
-    there = next(path for path in (folder, *folder.parents) if os.path.lexists(path))
+    there = existing(folder)
     free = shutil.disk_usage(there).free / 1e9
     values = {"url": (folder / "jobs").as_uri(), "region": None, "free_gb": round(free, 1)}
-    if not _can_write(there):
+    if not can_write(there):
         fix = f"`chmod u+rwx {there}`, or set {HOME_VARIABLE} to another folder"
         yield CheckResult("job_dir", "error", f"{there} cannot be written", fix, values)
     elif free < _LITTLE_GB:
@@ -72,7 +70,3 @@ def _folder() -> Iterator[CheckResult]:
 
 def _bucket(url: str) -> Iterator[CheckResult]:
     yield check_readable(url)
-
-
-def _can_write(folder: Path) -> bool:
-    return folder.is_dir() and os.access(folder, os.W_OK | os.X_OK)

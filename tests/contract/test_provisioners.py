@@ -646,7 +646,7 @@ class TestCheck:
     @where("reads")
     def test_every_answer_is_an_error(self, standin: Standin) -> None:
         """No fault of a service is a traceback, or counts as well."""
-        for fault in (HTML, error("AccessDenied", 403, "no\x1b[31m"), error("weird", 418)):
+        for fault in (HTML, error("AccessDenied", 403, "no\x1b[31m"), error("weird", 418), error("odd", 200)):
             standin.control.heal()
             standin.control.fail("*", fault, where={"service": "!login|oauth2|sts"}, times=None)
             results = checked(standin, 2.0)

@@ -71,8 +71,10 @@ def test_json_has_every_target_and_stable_keys(capsys: pytest.CaptureFixture[str
         (["\x1b[31m"], "known: local, aws"),
         (["aws", "gcp", "--region", "us-eest-1"], "did you mean us-east-1"),
         (["local", "--region", "us-east-1"], "no target has it"),
-        (["aws", "--job-dir", "gs://bucket/jobs"], "write a URL of s3://"),
+        (["aws", "--job-dir", "gs://bucket/jobs"], "write s3://BUCKET/FOLDER"),
         (["aws", "--job-dir", "bucket"], "no target can use it"),
+        (["gcp", "--job-dir", "gs:///folder"], "write gs://BUCKET/FOLDER"),
+        (["local", "--job-dir", "file://folder"], "file:///FOLDER"),
         (["aws", "--timeout", "soon"], "soon"),
     ],
 )
@@ -99,6 +101,14 @@ def test_this_machine(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkey
     blocked.write_text("")
     monkeypatch.setenv("CLOUDGPU_HOME", str(blocked / "home"))
     code, out, _ = run(capsys, "local")
+    assert code == 6 and "cannot be written" in " ".join(out.split())
+
+
+def test_a_local_job_dir(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    code, out, _ = run(capsys, "local", "--job-dir", (tmp_path / "a" / "b").as_uri())
+    assert code == 0 and "can be written" in " ".join(out.split()) and not (tmp_path / "a").exists()
+    (tmp_path / "file").write_text("")
+    code, out, _ = run(capsys, "local", "--job-dir", (tmp_path / "file" / "b").as_uri())
     assert code == 6 and "cannot be written" in " ".join(out.split())
 
 
