@@ -19,6 +19,8 @@ class _Running:
         self._until = until
         self._found: list[CheckResult] = []
         self._defect: Exception | None = None
+        self._is_late = False
+        """A retry was given up because of the timeout."""
         self._thread = threading.Thread(target=self._run, daemon=True, name=f"cloudgpu-check-{step.subject}")
         self._thread.start()
 
@@ -26,7 +28,7 @@ class _Running:
         """Wait for the step and return its results; a timeout is an error beside those that it had by then."""
         self._thread.join(max(self._until - time.monotonic(), 0.0))
         found = list(self._found)
-        if self._thread.is_alive():
+        if self._is_late or self._thread.is_alive():
             message = f"no answer within {timeout_s:g} s"
             found.append(CheckResult(self.step.subject, "error", message, "check the network; or a longer --timeout"))
         elif self._defect is not None:
@@ -37,11 +39,12 @@ class _Running:
         # Within attentive(), calls are retried for seconds only, and not at all after the timeout.
         try:
             with attentive(lambda: time.monotonic() > self._until):
-                self._found.extend(self.step.run())
+                for result in self.step.run():
+                    self._found.append(result)
         except ProvisionError as error:
             self._found.append(from_error(self.step.subject, error))
         except LaunchInterruptedError:
-            return
+            self._is_late = True
         except OSError as error:
             self._found.append(CheckResult(self.step.subject, "error", one_line(str(error))))
         except Exception as error:  # noqa: BLE001 - raised in the thread that waits

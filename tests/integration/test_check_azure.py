@@ -139,6 +139,14 @@ def test_quotas_of_0(azure: AzureControl, check: CheckCommand) -> None:
     assert told["status"] == "ok" and "any family -/48" in told["message"]
 
 
+def test_quotas_that_are_throttled(azure: AzureControl, check: CheckCommand) -> None:
+    slower = error("TooManyRequests", 429, "slower", **{"Retry-After": "600"})
+    azure.fail("locations.usages", slower, times=None)
+    told = check("azure")["quota"][0]
+    assert check.code == 0 and told["status"] == "warning" and told["message"].startswith("not checked")
+    assert told["fix"] == "try again in a minute"
+
+
 def test_a_region_that_is_not_there(azure: AzureControl, check: CheckCommand) -> None:
     told = check("azure", "--region", "eastuss")["quota"][0]
     assert check.code == 6 and "did you mean" in told["message"]

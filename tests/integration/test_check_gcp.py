@@ -159,6 +159,13 @@ def test_apis_that_only_the_check_needs(gce: GceControl, check: CheckCommand) ->
     assert check("vertex")["quota"][0]["status"] == "warning"
 
 
+def test_quotas_that_are_throttled(gce: GceControl, check: CheckCommand) -> None:
+    slower = error("rateLimitExceeded", 429, "slower", **{"Retry-After": "600"})
+    gce.fail("regions.get", slower, times=None)
+    found = check("gcp")
+    assert check.code == 0 and {found["quota"][0]["status"], found["api"][0]["status"]} == {"warning"}
+
+
 def test_quotas_of_0(gce: GceControl, check: CheckCommand) -> None:
     gce.set_quota(REGION, "NVIDIA_T4_GPUS", 3)
     told = check("gcp")["quota"][0]

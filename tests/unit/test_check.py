@@ -20,6 +20,8 @@ from cloudgpu.provisioners.checks.quotas import Allowance, show
 from cloudgpu.provisioners.checks.results import CheckResult, Step, Subject, from_error
 from cloudgpu.provisioners.checks.rights import Need, compare
 from cloudgpu.provisioners.checks.runner import run_steps
+from cloudgpu.provisioners.shared.api_calls import pause
+from cloudgpu.provisioners.shared.clock import SystemClock
 
 LONG_S = 180.0
 
@@ -65,6 +67,16 @@ class TestRunner:
         over.set()
         assert [(one.subject, one.status) for one in found] == [("quota", "ok"), ("quota", "error"), ("rights", "ok")]
         assert found[1].message == "no answer within 0.5 s"
+
+    def test_a_retry_that_is_given_up_at_the_timeout_is_no_success(self) -> None:
+        def throttled() -> Iterator[CheckResult]:
+            clock = SystemClock()
+            while True:
+                pause(clock, 0.01)
+            yield from ()
+
+        found = run_steps([Step("account", throttled, is_gate=True), step("rights", "ok")], 0.2)
+        assert [one.status for one in found] == ["error", "skipped"]
 
     def test_a_hanging_gate_skips_the_rest(self) -> None:
         over = threading.Event()
