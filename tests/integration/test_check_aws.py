@@ -8,6 +8,7 @@ import json
 from collections.abc import Iterator
 from pathlib import Path
 
+import boto3
 import pytest
 
 from cloudgpu.cli import main
@@ -118,6 +119,25 @@ def test_where_nothing_may_be_simulated_dry_runs_tell_a_part(
     permit(account, monkeypatch, "ec2:RunInstances", simulates=False)
     found = check("aws")
     assert check.code == 6 and found["rights"][0]["values"]["missing"] == ["ec2:RunInstances"]
+
+
+def test_a_role_s_policies_are_found_by_its_path(
+    account: Account, check: CheckCommand, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The ARN of a role's session lacks the path, without which IAM does not know the role."""
+    trust = json.dumps({"Version": "2012-10-17", "Statement": []})
+    role = account.iam.create_role(RoleName="dev", Path="/team/", AssumeRolePolicyDocument=trust)["Role"]
+    session = boto3.client("sts").assume_role(RoleArn=role["Arn"], RoleSessionName="me")["Credentials"]
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", session["AccessKeyId"])
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", session["SecretAccessKey"])
+    monkeypatch.setenv("AWS_SESSION_TOKEN", session["SessionToken"])
+    found = check("aws")
+    assert found["account"][0]["values"]["identity"].endswith(":assumed-role/dev/me")
+    sources = {one.params["PolicySourceArn"] for one in account.aws.control.calls("SimulatePrincipalPolicy")}
+    assert check.code == 0 and sources == {role["Arn"]} and ":role/team/dev" in role["Arn"]
+    account.aws.control.fail("GetRole", error("AccessDenied", 403), times=None)
+    assert "by dry runs" in check("aws")["rights"][0]["message"]
+    assert session["SecretAccessKey"] not in json.dumps(check.report)
 
 
 def test_with_a_stack_rights_on_roles_are_no_error(
