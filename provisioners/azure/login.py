@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from ..base import ProvisionError
 from ..checks.results import CheckResult, from_error
-from .account import SUBSCRIPTION, could_be_used, default_subscription
+from .account import SUBSCRIPTION, default_subscription, is_set_up
 from .clients import Clients, translate_errors
 
 _VERSION = "2022-12-01"
@@ -29,7 +29,7 @@ def check_login(clients: Clients) -> Iterator[CheckResult]:
         fix = f"`az login`, or set {SUBSCRIPTION} (`az account list` shows them)"
         yield CheckResult("credentials", "error", message, fix)
         return
-    if not could_be_used():
+    if not is_set_up():
         yield CheckResult("credentials", "error", "no Azure credentials were found", _LOGIN)
         return
     source, where = _source()

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from ..base import ProvisionError
 from ..checks.results import CheckResult, from_error
-from .account import Account, adc_file, could_be_used
+from .account import Account, adc_file, is_set_up
 from .clients import Clients, translate_errors
 
 _KEY_FILE = "GOOGLE_APPLICATION_CREDENTIALS"
@@ -17,7 +17,7 @@ _LOGIN = f"`gcloud auth application-default login`, or name a key file in {_KEY_
 
 def check_login(account: Account) -> Iterator[CheckResult]:
     """Yield whether credentials and a project are found, and from where. Sends no request."""
-    if not could_be_used():
+    if not is_set_up():
         yield CheckResult("credentials", "error", "no Google credentials were found", _LOGIN)
         return
     source, where = _source()
