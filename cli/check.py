@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -48,8 +49,8 @@ def command(
     cloudgpu check --json
 
     For each target: SDK, credentials and when they expire, network, account, enabled APIs, permissions, GPU quotas, and
-    the job dir. All targets are asked at the same time. Nothing is created, changed or deleted. Without --region the
-    regions of infra stacks are used, else the configured or a usual one; without --job-dir the buckets of infra stacks.
+    the job dir. All targets are asked at the same time. Nothing is created, changed or deleted. Without --region and
+    --job-dir those of `cloudgpu config` are used, else those of infra stacks; else a usual region.
 
     Exit code 0: every TARGET works, perhaps with warnings; without a TARGET, at least one works. Else 6.
     """
@@ -58,7 +59,7 @@ def command(
 
     chosen = _targets(targets)
     _check_options(chosen, regions, job_dirs)
-    request = CheckRequest(regions, job_dirs)
+    request, defaults = CheckRequest(regions, job_dirs), check.configured(Path.cwd())
     waiting = list(chosen)
     with ProgressLine() as progress:
 
@@ -67,7 +68,7 @@ def command(
             progress(f"waiting for {', '.join(waiting)}" if waiting else "")
 
         progress(f"checking {', '.join(chosen)}")
-        reports = check.check(chosen, request, timeout, show)
+        reports = check.check(chosen, request, timeout, show, defaults)
     if as_json:
         echo_json({"targets": [_json(report) for report in reports]})
     else:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Literal
+from pathlib import Path
+from types import MappingProxyType
+from typing import Literal, NamedTuple
 
 from ..jobspecs.catalog.machines import regions as regions_of
+from ..jobspecs.configuration.effective import configured_defaults
 from ..jobspecs.targets import WITH_TABLES, info, listed
 from ..provisioners import can_launch, is_set_up
 from ..provisioners.checks.results import CheckRequest, CheckResult, Step
@@ -51,19 +54,44 @@ def unknown_regions(targets: Sequence[str], regions: Sequence[str]) -> list[str]
     return [region for region in regions if not any(region in known for known in tables)]
 
 
+class Defaults(NamedTuple):
+    """Configured defaults of job files."""
+
+    regions: tuple[str, ...] = ()
+    job_dirs: Mapping[str, str] = MappingProxyType({})
+    """Target -> URL; "": of all targets."""
+
+    def job_dir_of(self, target: str) -> str:
+        """Return the job dir of jobs on a target; "": none is configured, or its machines cannot reach it."""
+        url = self.job_dirs.get(target) or self.job_dirs.get("", "")
+        return url if url.partition("://")[0] in info(target).schemes else ""
+
+
+def configured(folder: Path) -> Defaults:
+    """Return the defaults of job files in a folder. Raises ConfigError, OSError."""
+    values = {one.key: one.value for one in configured_defaults(folder)}
+    regions, job_dir = values.get("resources.region") or (), values.get("job_dir") or {}
+    return Defaults(
+        (regions,) if isinstance(regions, str) else tuple(regions),
+        {"": job_dir} if isinstance(job_dir, str) else dict(job_dir),
+    )
+
+
 def check(
     targets: Sequence[str],
     request: CheckRequest,
     timeout_s: float,
     progress: Callable[[TargetReport], None] = lambda _: None,
+    defaults: Defaults | None = None,
 ) -> list[TargetReport]:
     """Return the reports of targets, in their order; `progress` gets each as soon as it is complete.
 
-    Reads only. Takes at most about `timeout_s`, however many targets there are.
+    Regions and job dirs that the request does not name are the `defaults`, else those of infra stacks. Reads only.
+    Takes at most about `timeout_s`, however many targets there are.
     """
     pool = ThreadPoolExecutor(max(len(targets), 1), "cloudgpu-check")
     try:
-        futures = [pool.submit(_check, target, request, timeout_s) for target in targets]
+        futures = [pool.submit(_check, target, request, timeout_s, defaults or Defaults()) for target in targets]
         for future in as_completed(futures):
             progress(future.result())
         return [future.result() for future in futures]
@@ -71,23 +99,30 @@ def check(
         pool.shutdown(wait=False, cancel_futures=True)
 
 
-def _check(target: str, request: CheckRequest, timeout_s: float) -> TargetReport:
+def _check(target: str, request: CheckRequest, timeout_s: float, defaults: Defaults) -> TargetReport:
     begun = time.monotonic()
+    stacks: list[Infrastructure] = []
+    unreadable: list[CheckResult] = []
     try:
-        mine, unreadable = _of_target(target, request, infra_outputs.known(info(target).host or target)), []
+        stacks = infra_outputs.load_all(info(target).host or target)
     except ValueError as error:  # a stack's record, with the command that mends it
-        mine, unreadable = _of_target(target, request, []), [CheckResult("job_dir", "error", str(error))]
+        unreadable.append(CheckResult("job_dir", "error", str(error)))
+    mine = _of_target(target, request, stacks, defaults)
     results = [*run_steps(_steps(target, mine), timeout_s), *unreadable]
     return TargetReport(target, _state(target, results), tuple(results), time.monotonic() - begun)
 
 
-def _of_target(target: str, request: CheckRequest, stacks: Sequence[Infrastructure]) -> CheckRequest:
-    """Return the request with the regions and job dirs that concern a target: those named, or those of its stacks."""
+def _of_target(
+    target: str, request: CheckRequest, stacks: Sequence[Infrastructure], defaults: Defaults
+) -> CheckRequest:
+    """Return the request with the regions and job dirs that concern a target."""
     about = info(target)
     named = tuple(url for url in request.job_dirs if url.partition("://")[0] in about.schemes)
     asked = tuple(region for region in request.regions if about.has_tables and _may_have(target, region))
-    regions = asked or tuple(dict.fromkeys(stack.region for stack in stacks))
-    job_dirs = named or tuple(dict.fromkeys(stack.job_dir for stack in stacks if stack.job_dir))
+    usual = tuple(region for region in defaults.regions if about.has_tables and region in regions_of(target))
+    regions = asked or usual or tuple(dict.fromkeys(stack.region for stack in stacks))
+    url = defaults.job_dir_of(target)
+    job_dirs = named or ((url,) if url else tuple(dict.fromkeys(one.job_dir for one in stacks if one.job_dir)))
     return replace(request, regions=regions, job_dirs=job_dirs, stacks=tuple(stacks))
 
 

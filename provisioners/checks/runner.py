@@ -7,7 +7,7 @@ import time
 from collections.abc import Sequence
 
 from ..base import ProvisionError
-from ..shared.api_calls import LaunchInterruptedError, attentive
+from ..shared.api_calls import LaunchInterruptedError, interruptible
 from .results import CheckResult, Step, from_error, one_line
 
 
@@ -36,9 +36,9 @@ class _Running:
         return found
 
     def _run(self) -> None:
-        # Within attentive(), calls are retried for seconds only, and not at all after the timeout.
+        # Within interruptible(), calls are retried for seconds only, and not at all after the timeout.
         try:
-            with attentive(lambda: time.monotonic() > self._until):
+            with interruptible(lambda: time.monotonic() > self._until):
                 for result in self.step.run():
                     self._found.append(result)
         except ProvisionError as error:

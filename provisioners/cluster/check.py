@@ -15,7 +15,7 @@ from ..stacks.clusters import Cluster
 def steps(request: CheckRequest) -> list[Step]:  # noqa: ARG001 - clusters have their own regions and folders
     """Return the checks."""
     try:
-        known = clusters.known()
+        known = clusters.load_all()
     except ValueError as error:
         return [Step("clusters", partial(_unreadable, str(error)))]
     folders = [Step("job_dir", partial(_folder, one)) for one in known]

@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 
 from cloudgpu.cli import main
+from cloudgpu.control import check
+from cloudgpu.provisioners.checks.results import CheckRequest
 
 OUTSIDE = Path(__file__).parents[1] / "contract" / "outside"
 
@@ -113,14 +115,14 @@ def test_a_local_job_dir(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> 
 
 
 def test_a_target_of_another_package(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    def check(key: str) -> subprocess.CompletedProcess[str]:
+    def check_with(key: str) -> subprocess.CompletedProcess[str]:
         environ = {**os.environ, "PYTHONPATH": str(OUTSIDE), "SHED_KEY": key}
         command = [sys.executable, "-m", "cloudgpu", "check", "shed"]
         return subprocess.run(command, env=environ, capture_output=True, text=True, timeout=300, check=False)
 
-    done = check("under the mat")
+    done = check_with("under the mat")
     assert done.returncode == 0 and "4 benches" in done.stdout
-    done = check("")
+    done = check_with("")
     assert done.returncode == 6 and "write the key's name into SHED_KEY" in done.stdout
 
 
@@ -141,11 +143,24 @@ def test_a_target_without_checks_of_its_own(
     (tmp_path / "bare-1.dist-info" / "entry_points.txt").write_text("[cloudgpu.targets]\nbare = bare:INFO\n")
     command = [sys.executable, "-m", "cloudgpu", "check", "bare"]
 
-    def check(**more: str) -> subprocess.CompletedProcess[str]:
+    def check_with(**more: str) -> subprocess.CompletedProcess[str]:
         environ = {**os.environ, "PYTHONPATH": str(tmp_path), **more}
         return subprocess.run(command, env=environ, capture_output=True, text=True, timeout=300, check=False)
 
-    done = check()
+    done = check_with()
     assert done.returncode == 6 and "bring it" in done.stdout and "is not set up" in done.stdout
-    done = check(BARE="1")
+    done = check_with(BARE="1")
     assert done.returncode == 0 and "bare works" in done.stdout
+
+
+def test_configured_job_dirs_and_regions_are_checked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "jobs"
+    config = tmp_path / "config.toml"
+    job_dirs = f'{{local = "{folder.as_uri()}", aws = "s3://bucket/jobs"}}'
+    config.write_text(f'[defaults]\njob_dir = {job_dirs}\nresources.region = "us-west-2"\n')
+    monkeypatch.setenv("CLOUDGPU_CONFIG", str(config))
+    defaults = check.configured(tmp_path)
+    assert defaults.regions == ("us-west-2",) and defaults.job_dir_of("aws") == "s3://bucket/jobs"
+    assert defaults.job_dir_of("gcp") == "" and check.Defaults((), {"": "s3://bucket/jobs"}).job_dir_of("gcp") == ""
+    [report] = check.check(["local"], CheckRequest(), 180.0, defaults=defaults)
+    assert [one.values["url"] for one in report.results if one.subject == "job_dir"][1:] == [folder.as_uri()]
