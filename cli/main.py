@@ -36,10 +36,11 @@ class Entry(NamedTuple):
     summary: str
 
 
-_DESCRIBE, _RUN, _WATCH = "Describe a job", "Run it", "Watch it"
+_SET_UP, _DESCRIBE, _RUN, _WATCH = "Set up", "Describe a job", "Run it", "Watch it"
 _STAND, _KEEP = "Keep machines and networks", "Look after what runs"
 
 COMMANDS: dict[str, Entry] = {
+    "check": Entry(_SET_UP, "Show which targets can be used from here, and what is missing."),
     "validate": Entry(_DESCRIBE, "Check job files: every mistake, where, what to write."),
     "plan": Entry(_DESCRIBE, "Show where a job can run and for how much; starts nothing."),
     "convert": Entry(_DESCRIBE, "Turn an AI Platform or Vertex AI file into a job file."),

@@ -49,8 +49,8 @@ _PAUSE_S = (1.0, 60.0)
 LOGIN_S = 30.0
 """Maximum pause in seconds after a step whose credentials were refused, so that renewed ones are used soon."""
 _QUIET_WANTED_S = 0.4
-"""Maximum seconds between two polls of a job on a target with a queue while other jobs wait in the queue: these can
-start soon after the polled job has ended."""
+"""Maximum seconds between two polls of a running job while other jobs wait in its target's queue, so that the next job
+starts soon after this one has ended."""
 _QUIET_CLOUD_S = (1.0, 3.0)
 """First and maximum seconds between two polls of a job while nothing changes, unless the target's poll_s overrides
 them. They bound the cost of the polls of a cloud, which grows with the number of jobs."""
