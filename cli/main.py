@@ -52,6 +52,7 @@ COMMANDS: dict[str, Entry] = {
     "preempt": Entry(_RUN, "Give a running job a preemption notice, as a cloud would."),
     "status": Entry(_WATCH, "List jobs, or show one with its attempts, machines and report."),
     "logs": Entry(_WATCH, "Print or follow what a job's program writes."),
+    "outputs": Entry(_WATCH, "List or download the files that a job has produced."),
     "events": Entry(_WATCH, "Print or follow what happened to a job."),
     "wait": Entry(_WATCH, "Wait for a job to end; the exit code is its outcome."),
     "cost": Entry(_WATCH, "Show what jobs have cost so far."),
@@ -62,13 +63,17 @@ COMMANDS: dict[str, Entry] = {
     "verify-resume": Entry(_KEEP, "Check that a program, killed and resumed, ends the same, bit for bit."),
     "image": Entry(_KEEP, "Build, push and run the image in which jobs run."),
     "supervise": Entry(_KEEP, "Run the supervisor in the foreground."),
+    "rm": Entry(_KEEP, "Remove ended jobs with their logs, checkpoints and outputs."),
+    "prune": Entry(_KEEP, "Remove all jobs that ended long ago; shows them first."),
     "gc": Entry(_KEEP, "Find machines no job needs any more, and end them."),
     "config": Entry(_KEEP, "Show and change defaults of job files and settings of this computer."),
     "completion": Entry(_KEEP, "Print the completion script of a shell."),
 }
 
 
-_FOLDERS = frozenset({"catalog", "cluster", "config", "goodput", "gpus", "image", "infra", "status", "verify-resume"})
+_FOLDERS = frozenset(
+    {"catalog", "cluster", "config", "goodput", "gpus", "image", "infra", "outputs", "status", "verify-resume"}
+)
 """Commands that are packages: the command is in `cli/<name>/command.py`."""
 
 
