@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, replace
 from functools import partial
@@ -13,6 +13,7 @@ from typing import Literal, NamedTuple
 
 from ..jobspecs.catalog.machines import regions as regions_of
 from ..jobspecs.configuration.effective import configured_defaults
+from ..jobspecs.configuration.files import ConfigError
 from ..jobspecs.targets import WITH_TABLES, info, listed
 from ..provisioners import can_launch, is_set_up
 from ..provisioners.checks.results import CheckRequest, CheckResult, Step
@@ -69,12 +70,21 @@ class Defaults(NamedTuple):
 
 def configured(folder: Path) -> Defaults:
     """Return the defaults of job files in a folder. Raises ConfigError, OSError."""
-    values = {one.key: one.value for one in configured_defaults(folder)}
-    regions, job_dir = values.get("resources.region") or (), values.get("job_dir") or {}
-    return Defaults(
-        (regions,) if isinstance(regions, str) else tuple(regions),
-        {"": job_dir} if isinstance(job_dir, str) else dict(job_dir),
-    )
+    regions: tuple[str, ...] = ()
+    job_dirs: Mapping[str, str] = {}
+    for key, value, source in configured_defaults(folder):
+        if key == "resources.region":
+            regions = tuple(value) if isinstance(value, list) else (value,)
+            _require_texts(regions, f"{source}: {key} must be a region, or a list of regions")
+        elif key == "job_dir":
+            job_dirs = value if isinstance(value, Mapping) else {"": value}
+            _require_texts(job_dirs.values(), f"{source}: {key} must be a URL, or a table of URLs by cloud")
+    return Defaults(regions, job_dirs)
+
+
+def _require_texts(values: Iterable[object], otherwise: str) -> None:
+    if not all(isinstance(value, str) for value in values):
+        raise ConfigError(otherwise, "`cloudgpu config edit` checks the file")
 
 
 def check(

@@ -164,3 +164,13 @@ def test_configured_job_dirs_and_regions_are_checked(tmp_path: Path, monkeypatch
     assert defaults.job_dir_of("gcp") == "" and check.Defaults((), {"": "s3://bucket/jobs"}).job_dir_of("gcp") == ""
     [report] = check.check(["local"], CheckRequest(), 180.0, defaults=defaults)
     assert [one.values["url"] for one in report.results if one.subject == "job_dir"][1:] == [folder.as_uri()]
+
+
+@pytest.mark.parametrize("line", ["job_dir = [1]", "job_dir = {aws = [1]}", "resources.region = {a = 1}"])
+def test_a_configuration_that_is_wrong(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, line: str
+) -> None:
+    (tmp_path / "config.toml").write_text(f"[defaults]\n{line}\n")
+    monkeypatch.setenv("CLOUDGPU_CONFIG", str(tmp_path / "config.toml"))
+    code, out, err = run(capsys, "local")
+    assert code not in (0, 70) and "config.toml" in err and not out
