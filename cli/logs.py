@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from typing import TYPE_CHECKING
 
@@ -11,6 +12,7 @@ from .exit_codes import Exit
 from .shared.errors import CommandError
 from .shared.job.follow import Follower, Interrupts, LineFormat, LogFilter
 from .shared.job.job_argument import find_job, job_argument, watch
+from .shared.job.report_view import resume_lines
 from .shared.options import DURATION
 from .shared.output import remark
 
@@ -61,7 +63,12 @@ def command(
     watch(found)
     with Interrupts() as interrupts:
         ended = follower.follow(interrupts)
-    return None if ended else Exit.INTERRUPTED
+    if not ended:
+        return Exit.INTERRUPTED
+    sys.stdout.flush()  # the log's last line comes before the remark
+    for line in resume_lines(found):
+        remark(line)
+    return None
 
 
 def _print_from(url: str, chosen: LogFilter, *, follow: bool, timestamps: bool) -> Exit | None:

@@ -25,3 +25,11 @@ class SubmitError(ControlError):
 
 class NotRunningError(ControlError):
     """The operation needs a running attempt, and the job has none."""
+
+
+class ResumeError(SubmitError):
+    """The job cannot go on, or not with these changes."""
+
+
+class NotEndedError(ControlError):
+    """The operation needs a job that has ended."""

@@ -52,6 +52,8 @@ class ProgramContext:
     """Maximum number of such restarts."""
     earlier: Mapping[str, Any] = field(default_factory=dict)
     """Interruptions before this start: checkpoint.interval.History as JSON."""
+    progress_since: int = 0
+    """As in AttemptRecord."""
 
     @property
     def notice(self) -> Path:
@@ -139,6 +141,7 @@ def _job_env(place: ProgramContext) -> dict[str, str]:
         "CLOUDGPU_MARKET": place.market,
         "CLOUDGPU_WRITER": place.writer,
         "CLOUDGPU_INTERRUPTIONS": json.dumps(place.earlier) if place.earlier else "",
+        "CLOUDGPU_PROGRESS_SINCE": str(place.progress_since) if place.progress_since else "",
     }
     return {**always, **{name: value for name, value in known.items() if value}}
 

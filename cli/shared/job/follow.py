@@ -151,9 +151,14 @@ class Follower:
         chosen: LogFilter,
         *,
         events: bool = False,
+        after_event: int = 0,
         keep_alive: Callable[[], object] = lambda: None,
     ) -> None:
-        """Create a follower. `keep_alive` is called every few seconds; see job_argument.watch()."""
+        """Create a follower.
+
+        after_event  sequence number of the last event that is not printed
+        keep_alive   called every few seconds; see job_argument.watch()
+        """
         self.job = job
         self._keep_alive_by = keep_alive
         self._form = form
@@ -162,7 +167,7 @@ class Follower:
         self._cursor: Cursor | None = None
         self._lines: deque[LogLine] = deque()
         self._unread = False
-        self._event = 0 if events else None
+        self._event = after_event if events else None
         self._heard: set[int | None] = set()
         """Attempts with printed lines; their "running" event is not printed."""
         self.said_reason = ""

@@ -27,7 +27,14 @@ def summary(job: Job, *, said: str = "") -> str:
     """Return how the job ended, then its report, for the end of `submit`. `said`: a reason that was already printed."""
     reason = f": {clean(job.reason)}" if job.reason and job.reason != said else ""
     tone = STATE_TONES[job.state]
-    return "\n".join([f"{job.id} {style(job.state, tone, err=True)}{reason}", *report_lines(job.report())])
+    lines = [f"{job.id} {style(job.state, tone, err=True)}{reason}", *report_lines(job.report())]
+    return "\n".join([*lines, *resume_lines(job)])
+
+
+def resume_lines(job: Job) -> list[str]:
+    """Return the line that says how an ended job goes on from its checkpoint; none if it has saved nothing."""
+    command = job.resume_command
+    return [] if command is None else [f"go on from step {job.saved_step:,}:  {command}"]
 
 
 def report_lines(report: Report) -> list[str]:
