@@ -15,7 +15,7 @@ from .shared.jobfile.job_file_options import overrides, say_outside_end, say_rem
 from .shared.jobfile.plan_view import offer_text, plan_json, plan_text
 from .shared.jobfile.program_args import ProgramArgsCommand
 from .shared.options import json_option, yes_option
-from .shared.output import echo_json, remark, warning
+from .shared.output import can_ask, echo_json, remark, warning
 
 if TYPE_CHECKING:
     from ..control.submit.resumption import Resumption
@@ -76,9 +76,8 @@ def command(
         return _show(draft, plan, as_json=as_json)
     offer = first_offer(plan, draft.spec, as_json=as_json)
     remark(f"{found.id}: {draft.describe_start()}; {offer_text(offer)}")
-    if loss := draft.describe_loss():
-        warning(loss)
     say_outside_end(plan)
+    _confirm_loss(draft, yes=yes)
     confirm(offer, draft.spec, yes=yes)
     resumed, interrupted = start(lambda on_progress: found.begin_run(draft, plan, on_progress=on_progress))
     return attend(resumed, interrupted=interrupted, detach=detach, as_json=as_json, verb="resumed")
@@ -99,6 +98,16 @@ def _plan(draft: Resumption, cluster: str | None) -> tuple[Resumption, Plan]:
     plan = plan_today(draft.spec)
     say_tables()
     return draft, with_groups(draft.spec, plan)
+
+
+def _confirm_loss(draft: Resumption, *, yes: bool) -> None:
+    """Say which checkpoints are dropped and, on a terminal, ask."""
+    loss = draft.describe_loss()
+    if not loss:
+        return
+    warning(loss)
+    if can_ask() and not yes:
+        click.confirm("start over?", default=False, err=True, abort=True)
 
 
 def _show(draft: Resumption, plan: Plan, *, as_json: bool) -> Exit:

@@ -89,13 +89,13 @@ def command(
     from ..control.jobs import find_origin, submit
 
     offer = first_offer(plan, loaded.spec, as_json=as_json)
-    if start_from is not None:
-        find_origin(start_from)  # a mistake in it is reported before anything is asked or uploaded
-    remark(f"{loaded.spec.name}: {offer_text(offer)}")
+    origin = None if start_from is None else find_origin(start_from)  # before anything is asked or uploaded
+    begin = "" if origin is None else f" from a checkpoint of {origin.job}"
+    remark(f"{loaded.spec.name}{begin}: {offer_text(offer)}")
     say_launcher(loaded, offer)
     say_outside_end(plan)
     confirm(offer, loaded.spec, yes=yes)
-    job, interrupted = start(lambda on_progress: submit(loaded, plan, start_from=start_from, on_progress=on_progress))
+    job, interrupted = start(lambda on_progress: submit(loaded, plan, start_from=origin, on_progress=on_progress))
     return attend(job, interrupted=interrupted, detach=detach, as_json=as_json, verb="submitted")
 
 

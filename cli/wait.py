@@ -33,7 +33,7 @@ def command(job: str, timeout: float | None, as_json: bool) -> Exit:
     with ProgressLine() as progress:
         ended = found.wait(lambda seen: progress(_line(seen)), timeout)
     if as_json:
-        echo_json(job_json(found))
+        echo_json(job_json(found.look_for_checkpoint()))
     elif ended:
         click.echo(f"{found.id} {found.state}" + (f": {clean(found.reason)}" if found.reason else ""))
         for line in resume_lines(found):

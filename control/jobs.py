@@ -63,6 +63,7 @@ class Job:
         self.row = row
         self._watch_mark: WatchMark | None = None
         self._attempts = attempts
+        self._found_step: int | None = None
 
     @property
     def id(self) -> str:
@@ -155,12 +156,11 @@ class Job:
 
     @property
     def saved_step(self) -> int | None:
-        """Step of the newest checkpoint that the program reported, from which the job would go on; None: there is
-        none."""
+        """Step of the newest checkpoint that the program reported, or that look_for_checkpoint() found; None: none."""
         from .reconcile.decisions import saved_step
 
         steps = [saved_step(attempt) for attempt in self.row.with_progress(self.attempts())]
-        return max(steps, default=0) or None
+        return max(steps, default=0) or self._found_step
 
     @property
     def resume_command(self) -> str | None:
@@ -169,12 +169,25 @@ class Job:
             return None
         return f"cloudgpu resume {self.id}{_limit_option(self.row)}"
 
+    def look_for_checkpoint(self) -> Job:
+        """Read the newest checkpoint's step from the job dir if the job has ended and its program counted steps, but
+        reported no save; return self. A program that dies may have saved more than it reported."""
+        from ..protocol.jobdir import JobDirError
+        from ..runtime.checkpoint_copy import survey
+
+        counted = any(attempt.progress for attempt in self.row.with_progress(self.attempts()))
+        if not self.done or not counted or self.saved_step is not None:
+            return self
+        with suppress(JobDirError):  # the report is all that is known then
+            self._found_step = next(iter(survey(self.open_dir(), self.row.run.progress_since).steps), None)
+        return self
+
     def refresh(self) -> Job:
         """Read the row again and return self. Raises NoSuchJobError."""
         row = self._store.job(self.id)
         if row is None:
             raise NoSuchJobError(f"{self.id} is no longer in the store")
-        self.row, self._attempts = row, None
+        self.row, self._attempts, self._found_step = row, None, None
         return self
 
     def attempts(self) -> list[Attempt]:
@@ -372,20 +385,20 @@ def submit(
     loaded: LoadedSpec,
     plan: Plan,
     *,
-    start_from: str | None = None,
+    start_from: str | Origin | None = None,
     on_progress: ProgressCallback | None = None,
     supervise: bool = True,
 ) -> Job:
     """Upload the code, store the job and ensure that a supervisor runs. Raises SubmitError.
 
     `start_from`: JOB or JOB@STEP, from a copy of whose newest checkpoint, or that of a step, the training starts. JOB
-    is an id or a name, or the URL of a job's folder.
+    is an id or a name, or the URL of a job's folder; or what find_origin() returned for it.
     """
     from .submit.submission import prepare
     from .submit.submittable_offers import usable_offers
 
     store, offers = open_store(), usable_offers(loaded.spec, plan)
-    origin = None if start_from is None else find_origin(start_from)
+    origin = find_origin(start_from) if isinstance(start_from, str) else start_from
     _prepare_supervisor(offers, supervise=supervise)
     row = prepare(loaded, offers, on_progress or _no_progress, origin)
     begin = "" if row.source is None else f" from step {row.source.step:,} of {row.source.job}"

@@ -41,7 +41,7 @@ def command(*, job: str | None, everything: bool, active: bool, watching: bool, 
     def show() -> bool:
         from .view import job_text, status_json
 
-        found.refresh()
+        found.refresh().look_for_checkpoint()
         if watching:
             watch(found, read_only=True)
             found.mark_watched()

@@ -163,7 +163,7 @@ def _head(seen: JobView) -> str:
         ("cost", money(seen.cost) + ("" if job.done else " so far")),
         ("job dir", clean(job.job_dir)),
         *([] if job.row.source is None else [("from", _source(job.row.source))]),
-        *([] if (command := job.resume_command) is None else [("go on", f"from step {job.saved_step:,}: {command}")]),
+        *([] if (command := job.resume_command) is None else [("go on", command)]),
     ]
     return "\n".join([f"{style(job.id, 'title')}  {state}{reason}", *(f"  {name:10} {text}" for name, text in facts)])
 

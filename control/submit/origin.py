@@ -87,7 +87,10 @@ def of_row(row: JobRow, attempts: Sequence[Attempt], step: int | None) -> Origin
 
 def of_url(url: str, step: int | None) -> Origin:
     """Return the job of a folder as origin, without this computer's store. Raises SubmitError, JobDirError."""
-    folder = JobDir(url, make=False)
+    try:
+        folder = JobDir(url, make=False)
+    except JobDirError as error:
+        raise SubmitError(f"--from: {error}") from error
     try:
         record = JobRecord.read(folder, JOB_KEY)
         numbers = attempt_numbers(folder)

@@ -12,7 +12,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ...jobspecs.targets import info
 from ...protocol.jobdir import JOB_KEY, JobDir, JobDirError, JobRecord, RecordError, read_job, run_key
@@ -72,26 +72,25 @@ class Resumption:
         return used_job_dirs(self.row, self.attempts)[0]
 
     def describe_start(self) -> str:
-        """Return where the training goes on, as a sentence."""
+        """Return where the training begins, as a sentence."""
         if self.step is not None:
             return f"goes on from the checkpoint of step {self.step:,}"
-        if self.start_over and self.saved.steps:
-            return f"starts over: {_describe_dropped(self.saved)} will never be restored"
+        if self.saved.steps:
+            return f"starts over, without the {self._dropped()}"
         return "starts from the beginning: it has saved no checkpoint"
 
     def describe_loss(self) -> str:
-        """Return what becomes of the dropped checkpoints, for `start_over`; "": there are none."""
+        """Return what becomes of the checkpoints that `start_over` drops; "": there are none."""
         if not self.start_over or not self.saved.steps:
             return ""
         return (
-            f"{_describe_dropped(self.saved)} will not be restored any more, and are removed as new ones take their "
-            f"place (checkpoint.keep); to keep one, first: cloudgpu submit FILE --from {self.row.id}@STEP"
+            f"the {self._dropped()} ({self.saved.size / 1e6:,.1f} MB) will never be restored again, and are removed as "
+            f"new ones take their place; to keep one, first: cloudgpu submit FILE --from {self.row.id}@STEP"
         )
 
-
-def _describe_dropped(saved: Saved) -> str:
-    steps = ", ".join(f"{step:,}" for step in reversed(saved.steps))
-    return f"the checkpoints of its earlier runs (steps {steps}; {saved.size / 1e6:,.1f} MB)"
+    def _dropped(self) -> str:
+        steps = ", ".join(f"{step:,}" for step in reversed(self.saved.steps))
+        return f"checkpoint{'s' * (len(self.saved.steps) != 1)} of step {steps}"
 
 
 def draft(
@@ -267,7 +266,7 @@ def _record(resumption: Resumption, offers: Sequence[Offer], code: str | None) -
     """Return the run's record. On this machine the job keeps the variables of the shell that submitted it."""
     row, spec, before = resumption.row, resumption.spec, resumption.record
     record = job_record(row.id, spec, program_of(spec), code)
-    shell = {"search_path": before.search_path, "submitter_env": before.submitter_env}
+    shell: dict[str, Any] = {"search_path": before.search_path, "submitter_env": before.submitter_env}
     if before.search_path is None and any(info(offer.cloud).is_here for offer in offers):
         shell = from_this_shell(spec)
     return dataclasses.replace(record, **shell, source=before.source)

@@ -33,8 +33,8 @@ def summary(job: Job, *, said: str = "") -> str:
 
 def resume_lines(job: Job) -> list[str]:
     """Return the line that says how an ended job goes on from its checkpoint; none if it has saved nothing."""
-    command = job.resume_command
-    return [] if command is None else [f"go on from step {job.saved_step:,}:  {command}"]
+    command = job.look_for_checkpoint().resume_command
+    return [] if command is None else [f"go on from its checkpoint:  {command}"]
 
 
 def report_lines(report: Report) -> list[str]:
