@@ -2,7 +2,7 @@
 
     <job_dir>/<job id>/
       job.json                          the resolved spec; machines get its sha256 at boot
-      runs/<sha256>.json                the same of a later run, if `cloudgpu resume` changed it
+      runs/<sha256>.json                the same of a later run, which `cloudgpu resume` began
       code/<sha256>.tar.gz
       agent/<sha256>.pyz                what a machine in a cloud downloads first, and runs
       attempts/0001/attempt.json        offer, nodes, ranks
@@ -136,6 +136,8 @@ class JobRecord(Record):
     """The whole JobSpec in stored form, for users and later versions; machines do not read it."""
     source: dict[str, str | int] = field(default_factory=dict)
     """Job from whose checkpoint the first run started: `job`, `job_dir`, `step`; empty: from the beginning."""
+    run: int = 1
+    """Number of the run. Each has a record of its own, which agents that know of no runs refuse."""
 
     def inputs_on(self, cloud: str) -> dict[str, str]:
         """Return path -> URL of the inputs for machines of a cloud."""

@@ -220,8 +220,7 @@ def prepare(resumption: Resumption, offers: list[Offer], on_progress: ProgressCa
         on_progress("submitting", 0, 0)
         data = _record(resumption, offers, code).to_bytes()
         sha256 = hashlib.sha256(data).hexdigest()
-        if sha256 != row.job_sha256:
-            JobDir(url, make=False, bucket=bucket).put(run_key(sha256), data)
+        JobDir(url, make=False, bucket=bucket).put(run_key(sha256), data)
     except JobDirError:
         if bucket is not None:
             bucket.reconnect()  # the next submission reads the credentials again
@@ -269,7 +268,7 @@ def _record(resumption: Resumption, offers: Sequence[Offer], code: str | None) -
     shell: dict[str, Any] = {"search_path": before.search_path, "submitter_env": before.submitter_env}
     if before.search_path is None and any(info(offer.cloud).is_here for offer in offers):
         shell = from_this_shell(spec)
-    return dataclasses.replace(record, **shell, source=before.source)
+    return dataclasses.replace(record, **shell, source=before.source, run=row.run.number + 1)
 
 
 def _url(row: JobRow, loaded: LoadedSpec, cloud: str) -> str:
