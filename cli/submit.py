@@ -111,7 +111,7 @@ def _plan(loaded: LoadedSpec, cluster: str | None) -> tuple[LoadedSpec, Plan]:
 
 
 def _load(ctx: click.Context, word: Path, gcloud: dict[str, Any]) -> LoadedSpec:
-    """Load the job. As with gcloud, `word` is the job's name; if it names a file, it is the config instead."""
+    """Load the job of the file `word`. With --config, or with gcloud's flags but no such file, `word` is its name."""
     config, flags = gcloud.pop("gcloud_config"), take(gcloud)
     if config is not None or (flags and not _looks_like_a_file(word)):
         return load_spec(config, overrides(ctx), flags, job=str(word))

@@ -268,7 +268,7 @@ def _record(resumption: Resumption, offers: Sequence[Offer], code: str | None) -
     shell: dict[str, Any] = {"search_path": before.search_path, "submitter_env": before.submitter_env}
     if before.search_path is None and any(info(offer.cloud).is_here for offer in offers):
         shell = from_this_shell(spec)
-    return dataclasses.replace(record, **shell, source=before.source, run=row.run.number + 1)
+    return dataclasses.replace(record, **shell, source=before.source, run_number=row.run.number + 1)
 
 
 def _url(row: JobRow, loaded: LoadedSpec, cloud: str) -> str:

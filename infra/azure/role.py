@@ -12,7 +12,7 @@ from ..components import child_of
 from .resource_groups import TYPES, assign, definition, role_of, tags_of
 
 SWITCH_OFF = ("Microsoft.Compute/virtualMachines/deallocate/action",)
-"""Custom permission, since the built-in role that launches assign on their own group also allows starting and
+"""Actions of a custom role. The built-in role that launches assign for their own group would also allow starting and
 restarting."""
 
 

@@ -143,8 +143,8 @@ def _resumed_at(job: Job) -> int:
 
 
 def _followed(follower: Follower, interrupts: Interrupts) -> bool:
-    """Return whether the job has ended. KeyboardInterrupt (a second Ctrl-C while a step hangs) counts as the first
-    Ctrl-C."""
+    """Follow the job; return True when it has ended, False after Ctrl-C. KeyboardInterrupt, raised by a second
+    Ctrl-C while a step hangs, has the same effect as the first."""
     from ....protocol.jobdir import JobDirError
 
     try:
