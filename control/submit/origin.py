@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("cloudgpu.submit")
 
 _STEP = re.compile(r"(.+)@(\d{1,15})", re.ASCII | re.DOTALL)
+_ID = re.compile("[a-z][a-z0-9-]{0,99}")
 _SHOWN_STEPS = 8
 
 
@@ -99,6 +100,8 @@ def of_url(url: str, step: int | None) -> Origin:
         raise SubmitError(f"--from {url}: {error}") from error
     if record is None:
         raise SubmitError(f"{url} is no job's folder: there is no {JOB_KEY}")
+    if not _ID.fullmatch(record.job_id):
+        raise SubmitError(f"--from {url}: its {JOB_KEY} has an invalid job_id, {record.job_id!r:.80}")
     return _checked(Origin(record.job_id, (folder,), 0 if newest is None else newest.progress_since, step))
 
 

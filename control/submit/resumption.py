@@ -33,6 +33,8 @@ if TYPE_CHECKING:
     from ..store.model import Attempt, JobRow
     from .upload import ProgressCallback
 
+_SHOWN_STEPS = 5
+"""Maximum number of steps that a message lists."""
 _FIXED = {
     "name": "the job keeps its name, which its id and folder contain",
     "job_dir": "the job stays in its folder; `cloudgpu submit FILE --from JOB` starts a new job elsewhere from a copy",
@@ -89,8 +91,9 @@ class Resumption:
         )
 
     def _dropped(self) -> str:
-        steps = ", ".join(f"{step:,}" for step in reversed(self.saved.steps))
-        return f"checkpoint{'s' * (len(self.saved.steps) != 1)} of step {steps}"
+        steps = [f"{step:,}" for step in reversed(self.saved.steps)]
+        listed = ", ".join(steps) if len(steps) <= _SHOWN_STEPS else f"{steps[0]} to {steps[-1]}"
+        return f"checkpoint{'s' * (len(steps) != 1)} of step {listed}"
 
 
 def draft(

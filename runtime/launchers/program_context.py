@@ -55,7 +55,7 @@ class ProgramContext:
     earlier: Mapping[str, Any] = field(default_factory=dict)
     """Interruptions before this start: checkpoint.schedule.interval.History as JSON."""
     progress_since: int = 0
-    """As in AttemptRecord."""
+    """Value of AttemptRecord.progress_since."""
 
     @property
     def notice(self) -> Path:

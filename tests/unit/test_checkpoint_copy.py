@@ -165,9 +165,11 @@ def test_a_folder_is_enough_and_its_dropped_progress_does_not_count(source: JobD
         of_url(source.url, None)
 
 
-@pytest.mark.parametrize("content", [None, b"", b"[]", b'{"job_id": 7}'])
+@pytest.mark.parametrize(
+    "content", [None, b"", b"[]", b'{"job_id": 7}', b'{"job_id": "a\\u001b[2J", "name": "a", "run": "true"}']
+)
 def test_a_folder_of_no_job_is_refused(source: JobDir, content: bytes | None) -> None:
     if content is not None:
         source.put(JOB_KEY, content)
-    with pytest.raises(SubmitError, match=r"no job's folder|not a JobRecord"):
+    with pytest.raises(SubmitError, match=r"no job's folder|not a JobRecord|invalid job_id"):
         of_url(source.url, None)
