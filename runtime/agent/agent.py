@@ -141,7 +141,7 @@ class Agent:
         """Return the record of the job's run. Raises MissingError."""
         found = read_job(self._job_dir, self._sha256)
         if found is None:
-            raise MissingError(f"{self._job_dir.url}: there is no {JOB_KEY}")
+            raise MissingError(f"{self._job_dir.url}: reading {JOB_KEY}: there is no such object")
         return found
 
     def _start_services(self, before: EarlierRun) -> None:

@@ -150,7 +150,7 @@ def test_a_new_job_starts_from_anothers_checkpoint(home: Path, tmp_path: Path) -
     first = submit_text(text, folder(tmp_path / "code", fails=True), supervise=False)
     supervised = Supervised()
     assert supervised.finish(first) == "failed"
-    step = first.saved_step
+    step = first.look_for_checkpoint().saved_step
     second = submit_text(text, folder(tmp_path / "mended"), supervise=False, start_from=f"{first.id}@{step}")
     assert second.row.source is not None and (second.row.source.job, second.row.source.step) == (first.id, step)
     assert supervised.finish(second) == "succeeded", second.reason
