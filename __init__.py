@@ -13,7 +13,10 @@ inspect_machine()          return CPUs, memory (GB), GPUs and hourly price of th
 plan(spec, *, machine, today, clouds=None)
                            return a Plan: Offers, best first, and Refusals with their reasons; machine=None refuses
                            the target `local`. Raises ValueError if `clouds` has an unknown target
-submit(loaded, plan)       upload the code, store the job, start the supervisor; return a Job. Raises SubmitError
+submit(loaded, plan)       upload the code, store the job, start the supervisor; return a Job. Raises SubmitError.
+                           start_from="JOB[@STEP]": train on from a copy of that job's checkpoint
+resume(ref, overrides=())  go on with an ended job from its newest checkpoint; return the Job. code=FOLDER ships other
+                           code, start_over=True drops the progress. Raises SubmitError, NotEndedError, SpecError
 get_job(ref)               return the Job with this id, prefix of an id, or name. Raises NoSuchJobError
 list_jobs(active_only=False, limit=50)
                            return the stored Jobs, newest first
@@ -27,7 +30,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from .control.jobs import Job, get_job, list_jobs, submit
+    from .control.jobs import Job, get_job, list_jobs, resume, submit
     from .jobspecs.diagnostics import SpecError
     from .jobspecs.loading.draft import LoadedSpec
     from .jobspecs.loading.loader import load_file as load
@@ -54,6 +57,7 @@ __all__ = [
     "list_jobs",
     "load",
     "plan",
+    "resume",
     "submit",
 ]
 
@@ -72,6 +76,7 @@ _HOMES = {
     "list_jobs": (".control.jobs", "list_jobs"),
     "load": (".jobspecs.loading.loader", "load_file"),
     "plan": (".jobspecs.planner.planner", "plan"),
+    "resume": (".control.jobs", "resume"),
     "submit": (".control.jobs", "submit"),
 }
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -12,7 +13,7 @@ from .exit_codes import Exit
 from .shared.errors import CommandError
 from .shared.job.follow import Follower, Interrupts, LineFormat, LogFilter
 from .shared.job.job_argument import find_job, job_argument, watch
-from .shared.job.report_view import outputs_lines
+from .shared.job.report_view import closing_lines
 from .shared.options import DURATION
 from .shared.output import remark
 from .shared.text import amount, plural
@@ -93,13 +94,14 @@ def command(
         follower.print_all()
         return None
     watch(found)
-    was_done = found.done
     with Interrupts() as interrupts:
         ended = follower.follow(interrupts)
-    if ended and not was_done:
-        for line in outputs_lines(found):
-            click.echo(line, err=True)
-    return None if ended else Exit.INTERRUPTED
+    if not ended:
+        return Exit.INTERRUPTED
+    sys.stdout.flush()  # the log's last line comes before the closing lines
+    for line in closing_lines(found):
+        click.echo(line, err=True)
+    return None
 
 
 def _check_options(*, follow: bool, tail: int | None, folder: Path | None, force: bool) -> None:

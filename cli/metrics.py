@@ -53,7 +53,10 @@ def command(*, job: str | None, folder: str | None, node: str | None, as_csv: bo
     if as_csv and as_json:
         raise click.UsageError("--csv and --json cannot be printed at once")
     found = None if job is None else find_job(job, newest=True)
-    rows = _of_folder(folder or "", node) if found is None else _read(found.open_dir(), "checkpoints", node)
+    if found is None:
+        rows = _of_folder(folder or "", node)
+    else:
+        rows = _read(found.open_dir(), "checkpoints", node, found.row.run.progress_since)
     if as_json:
         for row in rows:
             echo_json_line(row.to_json())
@@ -81,7 +84,7 @@ def _of_folder(folder: str, node: str | None) -> list[Row]:
     return _read(JobDir(folder if "://" in folder else local_url(Path(folder)), make=False), "", node)
 
 
-def _read(job_dir: JobDir, folder: str, node: str | None) -> list[Row]:
+def _read(job_dir: JobDir, folder: str, node: str | None, since: int = 0) -> list[Row]:
     from ..protocol.metrics import read_metrics, trainings
 
     found = trainings(job_dir, folder)
@@ -93,7 +96,7 @@ def _read(job_dir: JobDir, folder: str, node: str | None) -> list[Row]:
     chosen = [name for name in found if node is None or name.rpartition("/")[2] == node]
     if node is not None and not chosen:
         raise CommandError(f"there are no checkpoints of a node {node}", exit_code=Exit.USAGE)
-    return read_metrics(job_dir, chosen[0]) if chosen else []
+    return read_metrics(job_dir, chosen[0], since) if chosen else []
 
 
 def _names(rows: Sequence[Row]) -> list[str]:

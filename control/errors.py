@@ -29,3 +29,11 @@ class NotRunningError(ControlError):
 
 class RemovalError(ControlError):
     """The job cannot be removed: it has not ended, another job needs it, or its folder is not its own."""
+
+
+class ResumeError(SubmitError):
+    """The job cannot go on, or not with these changes."""
+
+
+class NotEndedError(ControlError):
+    """The operation needs a job that has ended."""

@@ -1,28 +1,31 @@
-"""Jobs, for the command line and Python programs: submit, query, wait, cancel, preempt, remove.
+"""Jobs, for the command line and Python programs: submit, resume, query, wait, cancel, preempt, remove.
 
-All calls return at once except `submit` (uploads the code) and `Job.wait`. Errors: ControlError (errors.py),
-JobDirError (protocol/jobdir.py), ProvisionError (provisioners/base.py).
+All calls return at once except `submit` and `resume` (they upload the code) and `Job.wait`. Errors: ControlError
+(errors.py), JobDirError (protocol/jobdir.py), ProvisionError (provisioners/base.py).
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import asdict
 from decimal import Decimal
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ..jobspecs.unit_text import format_duration
 from .accounting import cost
-from .errors import ControlError, NoSuchJobError, NotRunningError, SubmitError
+from .errors import ControlError, NoSuchJobError, NotEndedError, NotRunningError, SubmitError
 from .reconcile.queue import SOON_S, places
 from .reconcile.steps.migration import used_job_dirs
 from .store import states
 from .store.model import Attempt, Event, JobRow
-from .store.store import Store, open_store
+from .store.store import LostRaceError, Store, open_store
 from .supervisor.spawn import ensure_supervisor
 
 if TYPE_CHECKING:
-    from ..jobspecs.loading.draft import LoadedSpec
+    from ..jobspecs.loading.draft import LoadedSpec, Overrides
     from ..jobspecs.models import JobSpec
     from ..jobspecs.plan import Offer, Plan
     from ..protocol.attempt_signal import WatchMark
@@ -32,9 +35,21 @@ if TYPE_CHECKING:
     from ..provisioners.base import Allocation
     from .accounting.report import Report
     from .reconcile.node_observation import Reported
+    from .submit.origin import Origin
+    from .submit.resumption import Resumption
     from .submit.upload import ProgressCallback
 
-__all__ = ["Job", "count_jobs", "ensure_supervisor", "get_job", "list_jobs", "orphans", "submit", "terminate_orphan"]
+__all__ = [
+    "Job",
+    "count_jobs",
+    "ensure_supervisor",
+    "get_job",
+    "list_jobs",
+    "orphans",
+    "resume",
+    "submit",
+    "terminate_orphan",
+]
 
 _POLL_S = 0.2
 _ENSURE_S = 3.0
@@ -49,6 +64,7 @@ class Job:
         self.row = row
         self._watch_mark: WatchMark | None = None
         self._attempts = attempts
+        self._found_step: int | None = None
 
     @property
     def id(self) -> str:
@@ -149,12 +165,40 @@ class Job:
         """US dollars spent until now; None: unknown."""
         return cost.spent(self.row, self._current(), time.time())
 
+    @property
+    def saved_step(self) -> int | None:
+        """Step of the newest checkpoint that the program reported, or that look_for_checkpoint() found; None: none."""
+        from .reconcile.decisions import saved_step
+
+        steps = [saved_step(attempt) for attempt in self.row.with_progress(self.attempts())]
+        return max(steps, default=0) or self._found_step
+
+    @property
+    def resume_command(self) -> str | None:
+        """Command with which the job goes on from its checkpoint; None: it has not ended, or has saved nothing."""
+        if not self.done or self.saved_step is None:
+            return None
+        return f"cloudgpu resume {self.id}{_limit_option(self.row)}"
+
+    def look_for_checkpoint(self) -> Job:
+        """Read the newest checkpoint's step from the job dir if the job has ended and its program counted steps, but
+        reported no save; return self. A program that dies may have saved more than it reported."""
+        from ..protocol.jobdir import JobDirError
+        from ..runtime.checkpoint_copy import survey
+
+        counted = any(attempt.progress for attempt in self.row.with_progress(self.attempts()))
+        if not self.done or not counted or self.saved_step is not None:
+            return self
+        with suppress(JobDirError):  # the report is all that is known then
+            self._found_step = next(iter(survey(self.open_dir(), self.row.run.progress_since).steps), None)
+        return self
+
     def refresh(self) -> Job:
         """Read the row again and return self. Raises NoSuchJobError."""
         row = self._store.job(self.id)
         if row is None:
             raise NoSuchJobError(f"{self.id} is no longer in the store")
-        self.row, self._attempts = row, None
+        self.row, self._attempts, self._found_step = row, None, None
         return self
 
     def attempts(self) -> list[Attempt]:
@@ -206,6 +250,61 @@ class Job:
         message = f"preemption notice for {', '.join(nodes)}: {after_s:g} s"
         self._store.add_event(self.row, "notice", message, time.time())
         return nodes
+
+    def draft_resumption(
+        self, overrides: Overrides = (), *, code: str | Path | None = None, start_over: bool = False
+    ) -> Resumption:
+        """Return what resume() would do, for planning; writes nothing. Raises as resume() does."""
+        from .submit import resumption
+
+        self.refresh()
+        folder = None if code is None else Path(code)
+        return resumption.draft(self.row, self.attempts(), overrides, code=folder, start_over=start_over)
+
+    def resume(
+        self,
+        overrides: Overrides = (),
+        *,
+        code: str | Path | None = None,
+        start_over: bool = False,
+        on_progress: ProgressCallback | None = None,
+        supervise: bool = True,
+    ) -> Job:
+        """Begin a further run of this ended job from its newest checkpoint; return self.
+
+        overrides   changes of the job, as for load(): {"limits.cost": "20 USD"}. Limits and retries count anew
+        code        folder to ship instead of the job's code
+        start_over  do not restore the checkpoints of earlier runs, now or later
+
+        Raises NotEndedError, SubmitError (ResumeError if the job cannot go on so), SpecError, JobDirError.
+        """
+        from .submit.planning import plan_today
+
+        draft = self.draft_resumption(overrides, code=code, start_over=start_over)
+        return self.begin_run(draft, plan_today(draft.spec), on_progress=on_progress, supervise=supervise)
+
+    def begin_run(
+        self, draft: Resumption, plan: Plan, *, on_progress: ProgressCallback | None = None, supervise: bool = True
+    ) -> Job:
+        """Begin the run that was drafted, on the offers of its plan; return self.
+
+        Raises SubmitError, NotEndedError, JobDirError.
+        """
+        from .submit import resumption
+        from .submit.submittable_offers import usable_offers
+
+        offers = usable_offers(draft.spec, plan)
+        _prepare_supervisor(offers, supervise=supervise)
+        row = resumption.prepare(draft, offers, on_progress or _no_progress)
+        message = f"run {row.run.number}: {draft.describe_start()}; the best offer is {row.offers[0].label}"
+        try:
+            self._store.resume_job(draft.row, row, message)
+        except LostRaceError as error:
+            raise NotEndedError(f"{self.id} was resumed, or otherwise changed, by another command") from error
+        self.refresh()
+        if supervise:
+            _supervise(self.id, "resumed")
+        return self
 
     def wait(self, on_poll: Callable[[Job], None] | None = None, timeout_s: float | None = None) -> bool:
         """Wait until the job is done; return False on timeout. Calls `on_poll` after each poll (5 per second)."""
@@ -303,6 +402,10 @@ class Job:
             "ended": row.ended,
             "next_try": self.next_try,
             "attempt": row.attempt,
+            "run": row.run.number,
+            "source": None if row.source is None else asdict(row.source),
+            "saved_step": self.saved_step,
+            "resume_command": self.resume_command,
             "job_dir": self.job_dir,
             "cost_usd": None if spent is None else str(spent),
             "offer": self.offer.to_json(),
@@ -321,25 +424,84 @@ class Job:
 
 
 def submit(
-    loaded: LoadedSpec, plan: Plan, *, on_progress: ProgressCallback | None = None, supervise: bool = True
+    loaded: LoadedSpec,
+    plan: Plan,
+    *,
+    start_from: str | Origin | None = None,
+    on_progress: ProgressCallback | None = None,
+    supervise: bool = True,
 ) -> Job:
-    """Upload the code, store the job and ensure that a supervisor runs. Raises SubmitError."""
+    """Upload the code, store the job and ensure that a supervisor runs. Raises SubmitError.
+
+    `start_from`: JOB or JOB@STEP, from a copy of whose newest checkpoint, or that of a step, the training starts. JOB
+    is an id or a name, or the URL of a job's folder; or what find_origin() returned for it.
+    """
     from .submit.submission import prepare
     from .submit.submittable_offers import usable_offers
-    from .supervisor.outdated import replace_if_different
 
     store, offers = open_store(), usable_offers(loaded.spec, plan)
+    origin = find_origin(start_from) if isinstance(start_from, str) else start_from
+    _prepare_supervisor(offers, supervise=supervise)
+    row = prepare(loaded, offers, on_progress or _no_progress, origin)
+    begin = "" if row.source is None else f" from step {row.source.step:,} of {row.source.job}"
+    store.insert_job(row, f"submitted{begin}; the best offer is {row.offers[0].label}")
+    if supervise:
+        _supervise(row.id, "submitted")
+    return Job(store, row)
+
+
+def resume(
+    ref: str,
+    overrides: Overrides = (),
+    *,
+    code: str | Path | None = None,
+    start_over: bool = False,
+    on_progress: ProgressCallback | None = None,
+) -> Job:
+    """Begin a further run of an ended job, by id or name; see Job.resume()."""
+    return get_job(ref).resume(overrides, code=code, start_over=start_over, on_progress=on_progress)
+
+
+def find_origin(ref: str) -> Origin:
+    """Return the job from whose checkpoint another one is to start; `ref`: JOB[@STEP]. Raises SubmitError,
+    NoSuchJobError, JobDirError."""
+    from .submit import origin
+
+    job, step = origin.split_step(ref)
+    if "://" in job:
+        return origin.of_url(job, step)
+    found = get_job(job)
+    return origin.of_row(found.row, found.attempts(), step)
+
+
+def _prepare_supervisor(offers: Sequence[Offer], *, supervise: bool) -> None:
+    """Replace a supervisor that cannot launch on these offers' targets."""
+    from .supervisor.outdated import replace_if_different
+
     if supervise and replace_if_different({offer.cloud for offer in offers}):
         # Needed now: another process may have stored a job for the supervisor that was just stopped
         ensure_supervisor()
-    row = prepare(loaded, offers, on_progress or (lambda _what, _done, _total: None))
-    store.insert_job(row, f"submitted; the best offer is {row.offers[0].label}")
-    if supervise:
-        try:
-            ensure_supervisor(row.id)
-        except ControlError as error:
-            raise SubmitError(f"{row.id} is submitted, and waits: {error}") from error
-    return Job(store, row)
+
+
+def _supervise(job_id: str, what: str) -> None:
+    """Ensure that a supervisor advances a job that was just stored. Raises SubmitError."""
+    try:
+        ensure_supervisor(job_id)
+    except ControlError as error:
+        raise SubmitError(f"{job_id} is {what}, and waits: {error}") from error
+
+
+def _no_progress(_what: str, _done: int, _total: int) -> None:
+    """Ignore progress."""
+
+
+def _limit_option(row: JobRow) -> str:
+    """Return the option that renews, or raises, the limit by which a job ended; "" if it ended otherwise."""
+    if row.cause == "cost" and row.policy.cost_usd is not None:
+        return f" --set limits.cost='{row.policy.cost_usd} USD'"
+    if row.cause == "duration" and row.policy.duration_s is not None:
+        return f" --set limits.duration={format_duration(row.policy.duration_s)}"
+    return ""
 
 
 def get_job(ref: str) -> Job:

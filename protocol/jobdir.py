@@ -2,6 +2,7 @@
 
     <job_dir>/<job id>/
       job.json                          the resolved spec; machines get its sha256 at boot
+      runs/<sha256>.json                the same of a later run, which `cloudgpu resume` began
       code/<sha256>.tar.gz
       agent/<sha256>.pyz                agent, which a machine in a cloud downloads first, and runs
       attempts/0001/attempt.json        offer, nodes, ranks
@@ -18,6 +19,7 @@ Every write that decides something is create-only: local folders have no compare
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Any, ClassVar, Literal, get_args
@@ -65,9 +67,16 @@ __all__ = [
     "node_key",
     "portable_url",
     "read_generation",
+    "read_job",
+    "run_key",
 ]
 
 JOB_KEY = "job.json"
+
+
+def run_key(sha256: str) -> str:
+    """Return the key of a later run's JobRecord; that of the first run has JOB_KEY."""
+    return f"runs/{sha256}.json"
 
 
 def code_key(sha256: str) -> str:
@@ -127,11 +136,23 @@ class JobRecord(Record):
     """Seconds without GPU activity after which the job is stopped. If set, nodes with GPUs report their idle time."""
     spec: dict[str, Any] = field(default_factory=dict)
     """The whole JobSpec in stored form, for users and later versions; machines do not read it."""
+    source: dict[str, str | int] = field(default_factory=dict)
+    """Job from whose checkpoint the first run started: `job`, `job_dir`, `step`; empty: from the beginning."""
+    run_number: int = 1
+    """Number of the run. Each has a record of its own, which agents that know of no runs refuse."""
 
     def inputs_on(self, cloud: str) -> dict[str, str]:
         """Return path -> URL of the inputs for machines of a cloud."""
         found = {path: where if isinstance(where, str) else where.get(cloud) for path, where in self.inputs.items()}
         return {path: url for path, url in found.items() if url is not None}
+
+
+def read_job(job_dir: JobDir, sha256: str) -> bytes | None:
+    """Return the job's record with this sha256; else job.json, or None if that is missing. Raises JobDirError."""
+    found = job_dir.find(JOB_KEY, JobRecord.MOST_BYTES)
+    if found is None or hashlib.sha256(found).hexdigest() == sha256:
+        return found
+    return job_dir.find(run_key(sha256), JobRecord.MOST_BYTES) or found
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,6 +186,8 @@ class AttemptRecord(Record):
     folder that it left. "": the job has not moved."""
     earlier: dict[str, Any] = field(default_factory=dict)
     """Interruptions of the job's earlier attempts: checkpoint.interval.History as JSON."""
+    progress_since: int = 0
+    """Number of the first attempt whose checkpoints may be restored, as the job has started over; 0: all may be."""
 
 
 GenerationKind = Literal["failure", "interruption", "members", "closed"]

@@ -126,9 +126,10 @@ def trainings(job_dir: JobDir, folder: str = "checkpoints") -> list[str]:
     return [inner for inner in within if any(map(Name.parse, job_dir.folders(inner)))]
 
 
-def read_metrics(job_dir: JobDir, folder: str = "checkpoints") -> list[Row]:
+def read_metrics(job_dir: JobDir, folder: str = "checkpoints", since: int = 0) -> list[Row]:
     """Return the rows of all steps, oldest first, up to the newest checkpoint; empty if nothing was logged.
 
+    `since`: number of the first attempt whose checkpoints count.
     Raises JobDirError if the job dir cannot be read, or a segment is missing or damaged.
     """
 
@@ -136,12 +137,12 @@ def read_metrics(job_dir: JobDir, folder: str = "checkpoints") -> list[Row]:
         return job_dir.find(f"{folder}/{key}".lstrip("/"), _MOST_BYTES)
 
     for _ in range(_TRIES):
-        newest = _newest(job_dir, folder)
+        newest = _newest(job_dir, folder, since)
         if newest is None:
             return []
         try:
             segment = find_segment(find, newest)
-            if segment is None and newest != _newest(job_dir, folder):
+            if segment is None and newest != _newest(job_dir, folder, since):
                 continue
             return [] if segment is None else list(_merged(_history(find, segment)))
         except ValueError as error:
@@ -149,9 +150,9 @@ def read_metrics(job_dir: JobDir, folder: str = "checkpoints") -> list[Row]:
     raise JobDirError(f"{job_dir.url}: checkpoints come and go faster than they can be read")
 
 
-def _newest(job_dir: JobDir, folder: str) -> str | None:
+def _newest(job_dir: JobDir, folder: str, since: int) -> str | None:
     names = sorted(filter(None, map(Name.parse, job_dir.folders(folder))), key=lambda name: name.age, reverse=True)
-    for name in names:
+    for name in (name for name in names if name.attempt >= since):
         inside = job_dir.files(f"{folder}/{name}".lstrip("/"))
         if "COMMIT.json" in inside and "DAMAGED.json" not in inside:
             return str(name)

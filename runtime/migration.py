@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from ..protocol.jobdir import JOB_KEY, JobDir, JobDirError, JobRecord
+from ..protocol.jobdir import JOB_KEY, JobDir, JobDirError, JobRecord, read_job
 from ..protocol.metrics import trainings
 from ..storage.copying import Copier, InterruptedCopyError
 from .checkpoint.errors import AllDamagedError
@@ -53,6 +53,8 @@ def move(
     target: JobDir,
     attempt: int,
     *,
+    sha256: str = "",
+    since: int = 0,
     keep_going: Callable[[], bool],
     on_begin: Callable[[Transferred], None],
     on_copied: Callable[[], None],
@@ -61,6 +63,8 @@ def move(
 
     sources     job dirs of the earlier attempts, newest first; `target` may be one of them
     attempt     number of the attempt that will resume
+    sha256      of the job's current record; "": that of its first run
+    since       number of the first attempt whose checkpoints may be restored
     keep_going  polled during the copy; False: cancel with InterruptedCopyError
     on_begin    called with each checkpoint before it is copied
     on_copied   called after each object
@@ -70,9 +74,9 @@ def move(
     """
     copiers = [Copier(source, target, keep_going, on_copied) for source in sources]
     copied_job = _furnish(copiers[0])
-    found = _transfer_each(copiers, attempt, on_begin)
+    found = _transfer_each(copiers, attempt, since, on_begin)
     lost = {folder: one for folder, one in found.items() if one.is_lost}
-    if lost and _on_damage(copiers[0].source) != "restart":
+    if lost and _on_damage(copiers[0].source, sha256) != "restart":
         places = dict.fromkeys(f"{url}/{folder}" for folder, one in lost.items() for url, _ in one.damaged)
         raise AllDamagedError(", ".join(places), [reason for one in lost.values() for reason in one.reasons()])
     _copy_outputs(copiers[0])
@@ -81,7 +85,7 @@ def move(
 
 
 def _transfer_each(
-    copiers: Sequence[Copier], attempt: int, on_begin: Callable[[Transferred], None]
+    copiers: Sequence[Copier], attempt: int, since: int, on_begin: Callable[[Transferred], None]
 ) -> dict[str, _Training]:
     """Copy the newest intact checkpoint of each training; return the trainings by folder."""
     found: dict[str, _Training] = {}
@@ -90,23 +94,25 @@ def _transfer_each(
             for folder in trainings(copier.source):
                 one = found.setdefault(folder, _Training())
                 if one.found is None:
-                    one.found = transfer(folder, copier, attempt, one.damaged, on_begin, marked=marked)
+                    one.found = transfer(folder, copier, attempt, one.damaged, on_begin, marked=marked, since=since)
             if any(one.found for one in found.values()) and not any(one.is_lost for one in found.values()):
                 return found
     return found
 
 
 def _furnish(copier: Copier) -> bool:
-    """Copy code and agent, then job.json, which marks them as complete; return False if the target has them already.
+    """Copy code, agent and records of later runs, then job.json, which marks them as complete; return False if the
+    target has them all already.
 
     Raises JobDirError if the target holds another job.
     """
     described = copier.source.get(JOB_KEY, JobRecord.MOST_BYTES)
-    if copier.target.find(JOB_KEY, JobRecord.MOST_BYTES) == described:
-        return False
-    for folder in ("code", "agent"):
+    has_copied = False
+    for folder in ("code", "agent", "runs"):
         for entry in copier.source.entries(folder):
-            copier.copy_new(entry)
+            has_copied |= copier.copy_new(entry)
+    if copier.target.find(JOB_KEY, JobRecord.MOST_BYTES) == described:
+        return has_copied
     if not copier.target.create(JOB_KEY, described):
         raise JobDirError(f"{copier.target.url} holds another job already")
     return True
@@ -121,6 +127,6 @@ def _copy_outputs(copier: Copier) -> None:
             copier.copy(entry)
 
 
-def _on_damage(job_dir: JobDir) -> str:
+def _on_damage(job_dir: JobDir, sha256: str) -> str:
     """Return the job's checkpoint.on_damage: "stop" or "restart". Raises JobDirError."""
-    return JobRecord.from_bytes(job_dir.get(JOB_KEY, JobRecord.MOST_BYTES)).checkpoint_on_damage
+    return JobRecord.from_bytes(read_job(job_dir, sha256) or b"").checkpoint_on_damage

@@ -56,10 +56,12 @@ class Copier:
 
         self.stream(entry.key, entry.size, PART, read)
 
-    def copy_new(self, entry: Entry) -> None:
-        """Copy an object whose key names its content, unless the target has it with the same size."""
-        if self.target.size(entry.key) != entry.size:
-            self.copy(entry)
+    def copy_new(self, entry: Entry) -> bool:
+        """Copy an object whose key names its content; return False if the target has it with the same size."""
+        if self.target.size(entry.key) == entry.size:
+            return False
+        self.copy(entry)
+        return True
 
     def write(self, key: str, data: bytes) -> None:
         """Write a small object, which is durable on return."""

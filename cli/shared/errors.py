@@ -139,6 +139,7 @@ _HANDLERS: dict[str, Callable[[Any], Exit]] = {
     "cloudgpu.jobspecs.catalog.table_overrides.TableError": _text_handler(Exit.UNAVAILABLE),
     "cloudgpu.control.errors.NoSuchJobError": _text_handler(Exit.USAGE),
     "cloudgpu.control.errors.NotRunningError": _text_handler(Exit.USAGE),
+    "cloudgpu.control.errors.NotEndedError": _text_handler(Exit.USAGE),
     "cloudgpu.control.errors.SubmitError": _text_handler(Exit.IMPOSSIBLE),
     "cloudgpu.control.errors.ControlError": _text_handler(Exit.UNAVAILABLE),
     "cloudgpu.infra.errors.BadRequestError": _infra_error(Exit.USAGE),

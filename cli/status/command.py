@@ -53,7 +53,7 @@ def command(
     def show() -> bool:
         from .view import job_text, status_json
 
-        found.refresh()
+        found.refresh().look_for_checkpoint()
         if watching:
             watch(found, read_only=True)
             found.mark_watched()

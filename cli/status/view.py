@@ -16,7 +16,7 @@ from ..shared.text import ago, clock, duration, iso, money
 
 if TYPE_CHECKING:
     from ...control.jobs import Job
-    from ...control.store.model import Attempt
+    from ...control.store.model import Attempt, Source
 
 _T = TypeVar("_T")
 
@@ -181,8 +181,14 @@ def _head(seen: JobView) -> str:
         ("where", seen.job.offer.place),
         ("cost", money(seen.cost) + ("" if job.done else " so far")),
         ("job dir", clean(job.job_dir) + _REMOVED.get(job.row.goal, "").format(job.id)),
+        *([] if job.row.source is None else [("from", _source(job.row.source))]),
+        *([] if (command := job.resume_command) is None else [("go on", command)]),
     ]
     return "\n".join([f"{style(job.id, 'title')}  {state}{reason}", *(f"  {name:10} {text}" for name, text in facts)])
+
+
+def _source(source: Source) -> str:
+    return clean(f"step {source.step:,} of {source.job}, {source.job_dir}")
 
 
 def _attempts(seen: JobView) -> str:

@@ -74,6 +74,12 @@ def spent(job: JobRow, current: Attempt | None, now: float) -> Decimal | None:
     return None if cost is None or job.spent is None else job.spent + cost
 
 
+def spent_in_run(job: JobRow, current: Attempt | None, now: float) -> Decimal | None:
+    """Return the cost of a job's current run until now, as spent()."""
+    whole = spent(job, current, now)
+    return None if whole is None else whole - job.run.spent_before
+
+
 def reserve(limit: Decimal, price: Decimal, grace_s: float) -> Decimal:
     """Return the US dollars reserved for stopping the job within its cost limit: at most a fifth of the limit."""
     return min(charge(price, grace_s), limit * _RESERVE_PART)

@@ -98,16 +98,18 @@ def wanted_end(job: JobRow, current: Attempt | None, now: float) -> End | None:
         return End(_STOPPED_AS[job.cause], job.cause, login_hints.plain(job.reason))
     if job.goal == "cancel":
         return End("cancelled", "cancel", "cancelled by its user")
-    if policy.duration_s is not None and now - job.created >= policy.duration_s:
+    if policy.duration_s is not None and now - job.begun >= policy.duration_s:
         limit = datetime.timedelta(seconds=policy.duration_s)
-        return End("stopped", "duration", f"limits.duration reached: {limit} since it was submitted")
+        begun = "submitted" if job.run.begun is None else "resumed"
+        return End("stopped", "duration", f"limits.duration reached: {limit} since it was {begun}")
     if policy.cost_usd is not None:
-        already = cost.spent(job, current, now)
+        already = cost.spent_in_run(job, current, now)
         price = current.price if current is not None and current.state != "ended" else Decimal(0)
         if already is None or price is None:
             return End("stopped", "cost", "limits.cost is set and the price is unknown")
         if already + cost.reserve(policy.cost_usd, price, GRACE_S["cost"]) >= policy.cost_usd:
-            return End("stopped", "cost", f"limits.cost reached: {already:.2f} of {policy.cost_usd} USD spent")
+            since = "" if job.run.begun is None else " since it was resumed"
+            return End("stopped", "cost", f"limits.cost reached: {already:.2f} of {policy.cost_usd} USD spent{since}")
     return None
 
 
@@ -127,10 +129,13 @@ _STOPPED_AS = {"cancel": "cancelled", "duration": "stopped", "cost": "stopped", 
 def decide(
     job: JobRow, attempts: Sequence[Attempt], now: float, elsewhere: Sequence[Refused] = ()
 ) -> End | Start | Later:
-    """Decide what follows the newest attempt; all attempts have ended.
+    """Decide what follows the newest attempt of the job's run; all attempts have ended. What happened in earlier runs
+    does not count.
 
+    `attempts`: all of the job.
     `elsewhere`: recent capacity refusals of other jobs, see Store.capacity_refusals().
     """
+    attempts = job.in_run(attempts)
     last = attempts[-1] if attempts else None
     if last is not None and last.outcome == "succeeded":
         return End("succeeded", "", last.reason, 0)
@@ -276,10 +281,11 @@ def search_deadline(job: JobRow, attempts: Sequence[Attempt]) -> float:
     """
     if job.policy.capacity_s is None:
         return math.inf
+    attempts = job.in_run(attempts)
     before = attempts[:-1] if attempts and attempts[-1].outcome == "" else attempts
     before = before[: len(before) - len(current_search(before))]
     begun = before[-1].ended if before else None
-    return (job.created if begun is None else begun) + job.policy.capacity_s
+    return (job.begun if begun is None else begun) + job.policy.capacity_s
 
 
 def _fail(asked: Sequence[Refused]) -> End:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from decimal import Decimal
 from typing import Any, NamedTuple
@@ -18,16 +18,16 @@ QUEUES = frozenset(name for name in CLOUDS if info(name).is_here)
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """The settings of a job that the supervisor acts on, as plain values, fixed at submission."""
+    """The settings of a job that the supervisor acts on, as plain values, fixed when a run begins."""
 
     failures: int
     """Number of restarts allowed after failures of the program."""
     preemptions: int | None = None
     """Number of restarts allowed after interruptions; None: no limit."""
     duration_s: int | None = None
-    """Maximum seconds from submission to end."""
+    """Maximum seconds from the beginning of the run to its end."""
     cost_usd: Decimal | None = None
-    """Maximum US dollars for all attempts together."""
+    """Maximum US dollars for all attempts of the run together."""
     gpu_idle_s: int | None = None
     """Seconds without GPU activity after which the job is stopped."""
     price_usd: Decimal | None = None
@@ -52,6 +52,35 @@ class Policy:
     """Priority in a target's queue, from 0 to 100; higher values go first."""
     accounts: dict[str, str] = field(default_factory=dict)
     """Cloud -> account of its submitter's credentials (provisioners/shared/accounts.py), if known."""
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One run of a job, from its submission or a `cloudgpu resume` to an end. Limits and retries count per run."""
+
+    number: int = 1
+    begun: float | None = None
+    """Epoch seconds of the resume; None: the first run, which began when the job was created."""
+    after_attempt: int = 0
+    """Number of the last attempt of the earlier runs."""
+    spent_before: Decimal = Decimal(0)
+    """US dollars of the earlier runs."""
+    progress_since: int = 0
+    """Number of the first attempt whose checkpoints may be restored, as the job has started over; 0: all may be."""
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """The job from whose checkpoint another one was started. It must not be deleted before that has ended."""
+
+    job: str
+    """Id."""
+    job_dir: str
+    """URL of the folder that holds the checkpoint."""
+    step: int
+
+
+FIRST_RUN = Run()
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +118,7 @@ class JobRow:
     not_before: float
     """Epoch seconds before which machines are not requested again."""
     spent: Decimal | None
-    """US dollars of all ended attempts; None: unknown."""
+    """US dollars of all ended attempts of all runs; None: unknown."""
     created: float
     updated: float
     ended: float | None
@@ -97,6 +126,23 @@ class JobRow:
     lease_beat: int
     waiting_since: float | None = None
     """Epoch seconds of the first of the `waits`; not valid if `waits` is 0."""
+    run: Run = FIRST_RUN
+    """The current run, or the last one if the job has ended."""
+    source: Source | None = None
+    """None: the job was not started from another one."""
+
+    @property
+    def begun(self) -> float:
+        """Epoch seconds when the current run began."""
+        return self.created if self.run.begun is None else self.run.begun
+
+    def in_run(self, attempts: Sequence[Attempt]) -> Sequence[Attempt]:
+        """Return the attempts of the current run."""
+        return [attempt for attempt in attempts if attempt.number > self.run.after_attempt]
+
+    def with_progress(self, attempts: Sequence[Attempt]) -> Sequence[Attempt]:
+        """Return the attempts whose checkpoints may be restored."""
+        return [attempt for attempt in attempts if attempt.number >= self.run.progress_since]
 
     @property
     def is_removed(self) -> bool:

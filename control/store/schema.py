@@ -7,7 +7,7 @@ from ..errors import StoreError
 from .database import Database
 from .sqlite import SqliteDatabase, file_of
 
-REVISIONS = ("0001", "0002", "0003", "0004", "0005", "0006")
+REVISIONS = ("0001", "0002", "0003", "0004", "0005", "0006", "0007")
 """Every schema that this version can upgrade, oldest first."""
 HEAD = REVISIONS[-1]
 

@@ -23,7 +23,7 @@ from ...protocol.jobdir import Generation, Progress, RecordError, Timeline
 from ...protocol.records import Record
 from ...provisioners.base import Allocation, NodeRequest
 from ..errors import DamagedRowError
-from .model import Attempt, JobRow, Observation, Policy
+from .model import FIRST_RUN, Attempt, JobRow, Observation, Policy, Run, Source
 
 _T = TypeVar("_T")
 
@@ -43,7 +43,7 @@ def _checked(value: _T) -> _T:
 
 _HINTS: dict[type, dict[str, Any]] = {
     kind: typing.get_type_hints(kind)
-    for kind in (Allocation, Attempt, JobRow, NodeRequest, Offer, Policy, RoleOffer, Observation)
+    for kind in (Allocation, Attempt, JobRow, NodeRequest, Offer, Policy, RoleOffer, Observation, Run, Source)
 }
 """Class -> annotations of its fields."""
 
@@ -96,6 +96,21 @@ def _load_policy(text: str) -> Policy:
     return _checked(Policy(**known | {name: Decimal(known[name]) for name in _AMOUNTS if name in known}))
 
 
+def _dump_run(run: Run) -> str:
+    return _dump({**dataclasses.asdict(run), "spent_before": str(run.spent_before)})
+
+
+def _load_run(text: str) -> Run:
+    values = json.loads(text)
+    known = {name: values[name] for name in _HINTS[Run] if values.get(name) is not None}
+    return _checked(Run(**known | {"spent_before": Decimal(known["spent_before"])}))
+
+
+def _load_source(text: str) -> Source:
+    values = json.loads(text)
+    return _checked(Source(**{name: values[name] for name in _HINTS[Source]}))
+
+
 def _offer(value: Mapping[str, object]) -> Offer:
     offer = _checked(Offer.from_json(value))
     for role in offer.roles:
@@ -143,6 +158,8 @@ _DECIMAL: _Codec = (str, Decimal)
 _CODECS: dict[str, _Codec] = {
     "spec": (_dump, json.loads),
     "policy": (_dump_policy, _load_policy),
+    "run": (_dump_run, _load_run),
+    "source": (lambda source: _dump(dataclasses.asdict(source)), _load_source),
     "offers": (_dump_offers, _load_offers),
     "offer": (lambda offer: _dump(offer.to_json()), functools.lru_cache(256)(lambda text: _offer(json.loads(text)))),
     "allocation": (lambda one: _dump(one.to_json()), lambda text: _checked(Allocation.from_json(json.loads(text)))),
@@ -159,7 +176,7 @@ _CODECS: dict[str, _Codec] = {
     "cost": _DECIMAL,
     "spent": _DECIMAL,
 }
-_NULL: dict[str, object] = {"generations": (), "hints": ()}
+_NULL: dict[str, object] = {"generations": (), "hints": (), "run": FIRST_RUN}
 """Field -> value stored as NULL; for all other fields it is None."""
 
 

@@ -18,7 +18,7 @@ class Transition:
 
 
 JOB_STATES = {
-    "queued": "waits for its first machines",
+    "queued": "waits for the first machines of its run",
     "starting": "machines were got; the program does not run yet",
     "running": "the program runs on at least one node",
     "recovering": "was interrupted; waits for new machines",
@@ -58,6 +58,11 @@ JOB_TRANSITIONS = (
     Transition("stopping", "succeeded", "every node had succeeded before it could be stopped"),
 )
 
+JOB_RESUMPTIONS = tuple(
+    Transition(state, "queued", "`cloudgpu resume` begins a further run") for state in sorted(JOB_END)
+)
+"""Transitions out of final states: only a command makes them, never a supervisor."""
+
 ATTEMPT_STATES = {
     "launching": "written down before machines are asked for, with its token and its price",
     "running": "the machines are known",
@@ -94,12 +99,18 @@ class IllegalTransitionError(RuntimeError):
 
 
 _JOB_MOVES = frozenset((move.old, move.new) for move in JOB_TRANSITIONS)
+_RESUMPTIONS = frozenset((move.old, move.new) for move in JOB_RESUMPTIONS)
 _ATTEMPT_MOVES = frozenset((move.old, move.new) for move in ATTEMPT_TRANSITIONS)
 
 
 def check_job(old: str, new: str) -> None:
     """Raise IllegalTransitionError unless the change is permitted. A job may stay in any state that is not final."""
     _check("job", old, new, _JOB_MOVES, JOB_END)
+
+
+def check_resumption(old: str, new: str) -> None:
+    """Raise IllegalTransitionError unless a further run may begin so."""
+    _check("job", old, new, _RESUMPTIONS, JOB_END)
 
 
 def check_attempt(old: str, new: str) -> None:

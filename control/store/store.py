@@ -216,6 +216,19 @@ class Store:
             insert(connection, "jobs", serialization.encode_row(job))
             _add_event(connection, job.id, None, time=job.created, kind="submitted", message=message)
 
+    def resume_job(self, ended: JobRow, resumed: JobRow, message: str) -> None:
+        """Begin a further run of an ended job. Raises LostRaceError if it has been resumed since it was read.
+
+        The lease is released: no supervisor advances an ended job.
+        """
+        states.check_resumption(ended.state, resumed.state)
+        same = "id = :of AND ended IS NOT NULL AND state = :read_state AND attempt = :read_attempt AND updated = :read"
+        read = {"of": ended.id, "read_state": ended.state, "read_attempt": ended.attempt, "read": ended.updated}
+        values = {**serialization.encode_changes(ended, resumed), "lease_owner": None}
+        with self._transaction() as connection:
+            _expect_one(_update(connection, "jobs", values, same, **read), ended)
+            _add_event(connection, ended.id, None, time=resumed.updated, kind="resumed", message=message)
+
     def set_goal(self, job_id: str, goal: str, message: str, time: float) -> bool:
         """Set the job's goal ("run" or "cancel"); return False if it has ended or has that goal already."""
         with self._transaction() as connection:

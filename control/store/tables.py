@@ -37,6 +37,8 @@ jobs = Table(
     Column("lease_owner", Text),
     Column("lease_beat", Integer, nullable=False),
     Column("waiting_since", Float(53)),
+    Column("run", Text),
+    Column("source", Text),
     Index("jobs_by_name", "name"),
     Index("jobs_by_created", "created"),
     Index("jobs_by_ended", "ended"),

@@ -36,6 +36,8 @@ from .upload import Uploader
 if TYPE_CHECKING:
     from ...jobspecs.loading.draft import LoadedSpec
     from ...jobspecs.models import CloudName, JobSpec
+    from ...storage.buckets import Bucket
+    from .origin import Origin
     from .upload import ProgressCallback
 
 log = logging.getLogger("cloudgpu.submit")
@@ -47,38 +49,51 @@ MASK = "***"
 """Replaces the values of environment variables in the store, which may be shared; only job.json has the values."""
 
 
-def prepare(loaded: LoadedSpec, offers: list[Offer], on_progress: ProgressCallback) -> JobRow:
+def prepare(
+    loaded: LoadedSpec, offers: list[Offer], on_progress: ProgressCallback, origin: Origin | None = None
+) -> JobRow:
     """Upload the code and job.json for usable offers (submittable_offers.py). Returns a row that is not stored yet.
 
-    If it fails, the job's local folders are removed. Raises SubmitError, JobDirError, StoreError.
+    `origin`: job from whose checkpoint it starts, which is copied. If it fails, the job's local folders are removed.
+    Raises SubmitError, JobDirError, StoreError.
     """
     job_id = f"{loaded.spec.name}-{_random_suffix()}"
     urls = _job_dir_urls(loaded, list(dict.fromkeys(offer.cloud for offer in offers)), job_id)
     try:
-        return _ship(loaded, offers, job_id, urls, on_progress)
+        return _ship(loaded, offers, job_id, urls, on_progress=on_progress, origin=origin)
     except BaseException:
         _remove_unused(urls.values())
         raise
 
 
 def _ship(
-    loaded: LoadedSpec, offers: list[Offer], job_id: str, urls: dict[str, str], on_progress: ProgressCallback
+    loaded: LoadedSpec,
+    offers: list[Offer],
+    job_id: str,
+    urls: dict[str, str],
+    *,
+    on_progress: ProgressCallback,
+    origin: Origin | None,
 ) -> JobRow:
     spec, url = loaded.spec, urls[offers[0].cloud]
-    program = _program(spec)
+    program = program_of(spec)
     for other in set(urls.values()) - {url}:
         JobDir(other).list("code")  # detect a missing bucket now, before machines run
-    bucket = _buckets(frozenset(os.environ.items())).of(url)
+    bucket = bucket_of(url)
     try:
         shipper = Uploader(url, on_progress, bucket)
         code = None if spec.code is None else shipper.code(loaded.base / spec.code)
         agents = shipper.agents(offers)
+        source = None if origin is None else origin.copy_to(JobDir(url, bucket=bucket), on_progress)
         on_progress("submitting", 0, 0)
-        record = _job_record(job_id, spec, program, code)
+        record = job_record(job_id, spec, program, code)
         if any(info(offer.cloud).is_here for offer in offers):
-            record = dataclasses.replace(record, search_path=_search_path(), submitter_env=_submitter_env(spec))
+            record = dataclasses.replace(record, **from_this_shell(spec))
+        if source is not None:
+            record = dataclasses.replace(record, source=dataclasses.asdict(source))
         data = record.to_bytes()
         row = _row(job_id, spec, offers, urls, hashlib.sha256(data).hexdigest(), agents=agents)
+        row = dataclasses.replace(row, source=source)
         if not JobDir(url, bucket=bucket).create(JOB_KEY, data):
             raise SubmitError(f"{url} holds another job already")
     except JobDirError:
@@ -93,6 +108,12 @@ def _remove_unused(urls: Iterable[str]) -> None:
     for folder in {local_folder(url) for url in urls}:
         if folder is not None and not (folder / JOB_KEY).exists():
             shutil.rmtree(folder, ignore_errors=True)
+
+
+def bucket_of(url: str) -> Bucket | None:
+    """Return the connections to the bucket of a job dir, shared by all submissions of this process; None: it is a local
+    folder."""
+    return _buckets(frozenset(os.environ.items())).of(url)
 
 
 @functools.lru_cache(maxsize=1)
@@ -121,7 +142,7 @@ def _accounts(offers: Iterable[Offer]) -> dict[str, str]:
     return found
 
 
-def _program(spec: JobSpec) -> str | list[str]:
+def program_of(spec: JobSpec) -> str | list[str]:
     """Return the command to start. Raises SubmitError for an image's own entrypoint (not supported yet)."""
     if spec.run is None:
         raise SubmitError("this version cannot start an image's own entrypoint: write `run:`")
@@ -136,11 +157,11 @@ def _job_dir_urls(loaded: LoadedSpec, clouds: Sequence[str], job_id: str) -> dic
     """Return cloud -> URL of this job's folder there; equal for all clouds if the job file names a single job dir."""
     given = loaded.spec.job_dir
     if not isinstance(given, Mapping):
-        return dict.fromkeys(clouds, _job_dir_url(loaded, given, job_id))
-    return {cloud: _job_dir_url(loaded, loaded.spec.job_dir_on(cloud), job_id) for cloud in clouds}
+        return dict.fromkeys(clouds, job_dir_url(loaded, given, job_id))
+    return {cloud: job_dir_url(loaded, loaded.spec.job_dir_on(cloud), job_id) for cloud in clouds}
 
 
-def _job_dir_url(loaded: LoadedSpec, given: str | None, job_id: str) -> str:
+def job_dir_url(loaded: LoadedSpec, given: str | None, job_id: str) -> str:
     """Return the URL of this job's folder. A local folder is created, readable only by its owner because job.json holds
     `env`.
 
@@ -170,6 +191,11 @@ def _expanded(given: str) -> Path:
         raise SubmitError(message) from error
 
 
+def from_this_shell(spec: JobSpec) -> dict[str, Any]:
+    """Return the fields of JobRecord with which a job on this machine runs as in the submitter's shell."""
+    return {"search_path": _search_path(), "submitter_env": _submitter_env(spec)}
+
+
 def _search_path() -> str:
     """Return PATH of the submitter's shell; the supervisor's may differ.
 
@@ -195,7 +221,7 @@ def _submitter_env(spec: JobSpec) -> dict[str, str]:
     return chosen
 
 
-def _job_record(job_id: str, spec: JobSpec, program: str | list[str], code: str | None) -> JobRecord:
+def job_record(job_id: str, spec: JobSpec, program: str | list[str], code: str | None) -> JobRecord:
     return JobRecord(
         job_id=job_id,
         name=spec.name,
@@ -220,7 +246,6 @@ def _row(
     job_id: str, spec: JobSpec, offers: list[Offer], urls: dict[str, str], sha256: str, *, agents: dict[str, str]
 ) -> JobRow:
     now = time.time()
-    retry, limits = spec.retry, spec.limits
     return JobRow(
         id=job_id,
         name=spec.name,
@@ -229,25 +254,8 @@ def _row(
         cause="",
         reason="",
         exit_code=None,
-        spec=_masked(spec.to_stored()),
-        policy=Policy(
-            preemptions=None if retry.preemption == "unlimited" else retry.preemption,
-            failures=retry.failure,
-            duration_s=limits.duration,
-            cost_usd=limits.cost,
-            gpu_idle_s=limits.gpu_idle,
-            price_usd=limits.price,
-            capacity_s=_capacity_s(retry.capacity, offers),
-            least_nodes=spec.least_nodes,
-            agents=agents,
-            reads=sorted({url for url in spec.inputs.values() if isinstance(url, str)}),
-            reads_on=_reads(spec, urls),
-            images=_images(spec),
-            priority=spec.priority,
-            grouped=spec.recover == "fleet",
-            job_dirs=urls if len(set(urls.values())) > 1 else {},
-            accounts=_accounts(offers),
-        ),
+        spec=masked(spec.to_stored()),
+        policy=policy_of(spec, offers, urls, agents),
         offers=tuple(offers),
         job_dir=urls[offers[0].cloud],
         job_sha256=sha256,
@@ -262,6 +270,29 @@ def _row(
         ended=None,
         lease_owner=None,
         lease_beat=0,
+    )
+
+
+def policy_of(spec: JobSpec, offers: list[Offer], urls: dict[str, str], agents: dict[str, str]) -> Policy:
+    """Return the settings of a run. `urls`: cloud -> URL of the job's folder; `agents`: as in Policy."""
+    retry, limits = spec.retry, spec.limits
+    return Policy(
+        preemptions=None if retry.preemption == "unlimited" else retry.preemption,
+        failures=retry.failure,
+        duration_s=limits.duration,
+        cost_usd=limits.cost,
+        gpu_idle_s=limits.gpu_idle,
+        price_usd=limits.price,
+        capacity_s=_capacity_s(retry.capacity, offers),
+        least_nodes=spec.least_nodes,
+        agents=agents,
+        reads=sorted({url for url in spec.inputs.values() if isinstance(url, str)}),
+        reads_on=_reads(spec, urls),
+        images=_images(spec),
+        priority=spec.priority,
+        grouped=spec.recover == "fleet",
+        job_dirs=urls if len(set(urls.values())) > 1 else {},
+        accounts=_accounts(offers),
     )
 
 
@@ -292,5 +323,5 @@ def _capacity_s(asked: Literal["unlimited"] | int | None, offers: list[Offer]) -
     return None if asked == "unlimited" else asked
 
 
-def _masked(stored: dict[str, Any]) -> dict[str, Any]:
+def masked(stored: dict[str, Any]) -> dict[str, Any]:
     return {**stored, "env": dict.fromkeys(stored["env"], MASK)} if stored.get("env") else stored

@@ -31,6 +31,7 @@ from ...protocol.jobdir import (
     attempt_key,
     code_key,
     node_key,
+    read_job,
 )
 from ...protocol.logs import LogWriter
 from ...protocol.outputs import FOLDER as OUTPUTS
@@ -116,7 +117,7 @@ class Agent:
         """Run the node from claim to result; return the agent's exit code."""
         self._wakeup.listen_to_signals()
         self._state.mkdir(parents=True, exist_ok=True)
-        job_data = self._retry(lambda: self._job_dir.get(JOB_KEY, JobRecord.MOST_BYTES))
+        job_data = self._retry(self._read_job)
         claim = OwnClaim(self._home, self._marker)
         if not claim.is_held or not self._retry(lambda: self._job_dir.create(self._key("claim"), claim.content)):
             note(f"{self._node} of attempt {self._attempt} is run by another agent")
@@ -139,6 +140,13 @@ class Agent:
             note(gone.order.reason)
             return SUPERSEDED if gone.order.word == _SUPERSEDED else VANISHED
         return self._end(ending)
+
+    def _read_job(self) -> bytes:
+        """Return the record of the job's run. Raises MissingError."""
+        found = read_job(self._job_dir, self._sha256)
+        if found is None:
+            raise MissingError(f"{self._job_dir.url}: reading {JOB_KEY}: there is no such object")
+        return found
 
     def _start_services(self, before: EarlierRun) -> None:
         """Start the heartbeat, the log, and the watchers for orders and the provider's notices."""
@@ -263,6 +271,7 @@ class Agent:
             offer=attempt.offer,
             max_failures=attempt.failures_left,
             earlier=attempt.earlier,
+            progress_since=attempt.progress_since,
         )
         return place, Budget(attempt.failures_left, attempt.interruptions_left), attempt.heals
 

@@ -106,7 +106,8 @@ def find_store(folder: str | os.PathLike[str] | None, world: int) -> CheckpointS
             return _open(os.environ.get("CLOUDGPU_CHECKPOINTS") or "checkpoints")
         alone = world == 1 and from_environment("CLOUDGPU_WORLD_SIZE", int, 1) > 1
         node = re.sub(r"\.\d+$", "", os.environ.get("CLOUDGPU_NODE", "node")) if alone else ""
-        return CheckpointStore(JobDir(url, make=False), f"checkpoints/{node}")
+        since = from_environment("CLOUDGPU_PROGRESS_SINCE", int, 0)
+        return CheckpointStore(JobDir(url, make=False), f"checkpoints/{node}", since=since)
     except JobDirError as error:
         raise CheckpointError(str(error)) from error
 

@@ -80,8 +80,11 @@ class Commit(Record):
 class CheckpointStore:
     """The checkpoints of one training. Every method raises JobDirError if the job dir cannot be read or written."""
 
-    def __init__(self, job_dir: JobDir, prefix: str) -> None:
+    def __init__(self, job_dir: JobDir, prefix: str, *, since: int = 0) -> None:
+        """Open a store. `since`: number of the first attempt whose checkpoints may be restored. Older ones are removed
+        like others when newer ones take their place (retain())."""
         self.job_dir = job_dir
+        self._since = since
         self.prefix = prefix.strip("/")
         self._local = job_dir.folder / self.prefix if job_dir.folder else None
 
@@ -293,12 +296,16 @@ class CheckpointStore:
         return [name for name, condition in self.conditions().items() if condition in wanted]
 
     def committed(self) -> list[Name]:
-        """Return the checkpoints not known to be damaged, newest first, including unreadable ones."""
-        return self.in_condition(Condition.GOOD, Condition.UNREADABLE)
+        """Return the checkpoints that may be restored and are not known to be damaged, newest first, including
+        unreadable ones."""
+        return self._restorable(Condition.GOOD, Condition.UNREADABLE)
 
     def damaged(self) -> list[Name]:
-        """Return the checkpoints that are marked as damaged, newest first."""
-        return self.in_condition(Condition.DAMAGED)
+        """Return the checkpoints that might be restored but are marked as damaged, newest first."""
+        return self._restorable(Condition.DAMAGED)
+
+    def _restorable(self, *wanted: Condition) -> list[Name]:
+        return [name for name in self.in_condition(*wanted) if name.attempt >= self._since]
 
     def _condition(self, name: Name) -> Condition:
         try:

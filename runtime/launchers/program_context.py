@@ -54,6 +54,8 @@ class ProgramContext:
     """Maximum number of such restarts."""
     earlier: Mapping[str, Any] = field(default_factory=dict)
     """Interruptions before this start: checkpoint.schedule.interval.History as JSON."""
+    progress_since: int = 0
+    """Value of AttemptRecord.progress_since."""
 
     @property
     def notice(self) -> Path:
@@ -142,6 +144,7 @@ def _job_env(place: ProgramContext) -> dict[str, str]:
         "CLOUDGPU_MARKET": place.market,
         "CLOUDGPU_WRITER": place.writer,
         "CLOUDGPU_INTERRUPTIONS": json.dumps(place.earlier) if place.earlier else "",
+        "CLOUDGPU_PROGRESS_SINCE": str(place.progress_since) if place.progress_since else "",
     }
     return {**always, **{name: value for name, value in known.items() if value}}
 

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from cloudgpu.control.jobs import ensure_supervisor
+from cloudgpu.protocol.jobdir import run_key
 from cloudgpu.provisioners.shared.infra_outputs import Infrastructure
 from cloudgpu.tests.standins.aws.jobs import TYPE, AwsJobs, agents, jobs
 from cloudgpu.tests.standins.aws.stacks import create_stack
@@ -53,6 +54,25 @@ def test_no_capacity_then_a_spot_notice_then_resumed_elsewhere(jobs: AwsJobs) ->
     assert len(begins) == 2 and "begins at 0 " not in begins[1]
     assert total(60) in log
     assert jobs.instances(job)[-1].zone not in (first, second)
+
+
+def test_a_cancelled_job_is_resumed_with_a_change_on_another_machine(jobs: AwsJobs) -> None:
+    job = jobs.submit(counting(60, lingers=True), text=RESOURCES + OFTEN)
+    jobs.wait_for(lambda: jobs.instances(job, running=True), job)
+    jobs.wait_for(lambda: jobs.is_saved(job), job)
+    job.cancel()
+    jobs.finish(job, "cancelled")
+    first = job.job_dir
+    job.resume({"env": {"LR": "0.5"}, "resources.market": "on-demand"})
+    jobs.finish(job)
+    assert job.job_dir == first
+    assert [attempt.outcome for attempt in job.attempts()] == ["stopped", "succeeded"], jobs.diagnostics(job)
+    log = jobs.log(job)
+    begins = [line for line in log if "begins at" in line]
+    assert len(begins) == 2 and begins[1].startswith("attempt 2") and "begins at 0 " not in begins[1]
+    assert total(60) in log
+    assert [machine.market for machine in jobs.instances(job)] == ["spot", "on-demand"]
+    assert jobs.job_dir(job).exists(run_key(job.row.job_sha256))
 
 
 def test_a_reboot_resumes_in_place(jobs: AwsJobs) -> None:

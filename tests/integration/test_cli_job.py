@@ -138,6 +138,62 @@ def test_a_final_failure_is_reported_once_and_not_retried(cloudgpu: Shell, tmp_p
     assert (again.stdout + again.stderr).count("exit code 3") == 2, "once for each attempt or restart"
 
 
+RESUMABLE = """
+import sys
+from cloudgpu.runtime import Checkpointer
+
+class Total:
+    value = 0
+    def state_dict(self):
+        return {"value": self.value}
+    def load_state_dict(self, state):
+        self.value = state["value"]
+
+total = Total()
+ckpt = Checkpointer(total=total, every=1)
+print(f"begins at {ckpt.step}", flush=True)
+for step in ckpt.steps(int(sys.argv[1])):
+    total.value += step
+    if sys.argv[2:] and step == 4:
+        ckpt.wait()
+        sys.exit("a bug")
+print(f"sum {total.value}")
+"""
+
+
+def test_a_job_that_has_ended_is_resumed_changed_and_started_over(cloudgpu: Shell, tmp_path: Path) -> None:
+    (tmp_path / "code").mkdir()
+    (tmp_path / "code" / "train.py").write_text(RESUMABLE)
+    file = job_file(tmp_path, "python train.py", code="code", retry={"failure": 0})
+    done = cloudgpu("submit", file, "--", "9", "fails")
+    job = json.loads(cloudgpu("status", "--json").stdout)[0]["id"]
+    command = f"cloudgpu resume {job}"
+    assert done.returncode == 1 and f"go on from its checkpoint:  {command}" in done.stderr
+    assert command in cloudgpu("status", job).stdout and command in cloudgpu("wait", job).stderr
+    assert command in cloudgpu("logs", job, "--follow").stderr
+    failed = cloudgpu.status(job)
+    assert (failed["run"], failed["source"], failed["resume_command"]) == (1, None, command)
+
+    step = json.loads(cloudgpu("resume", job, "--dry-run", "--json").stdout)["step"]
+    assert 0 < step <= 4 and cloudgpu.status(job)["run"] == 1
+    done = cloudgpu("resume", job, "--", "9")
+    assert done.returncode == 0 and done.stdout.splitlines()[-1] == f"sum {sum(range(9))}"
+    assert f"begins at {step}" in done.stdout and "begins at 0" not in done.stdout, "only the log of its own run"
+    assert "attempt 1 failed" not in done.stderr.partition("attempts  2 attempts")[0]
+
+    done = cloudgpu("resume", job, "--start-over", "--detach")
+    assert done.stdout.strip() == job and "will never be restored again" in done.stderr
+    assert cloudgpu("resume", job).returncode == 2 or cloudgpu.status(job)["run"] == 4
+    assert cloudgpu("wait", job).returncode == 0
+    assert "begins at 0" in cloudgpu("logs", job, "--attempt", "3").stdout
+
+    done = cloudgpu("submit", file, "--from", f"{job}@9", "--name", "second", "--", "12")
+    assert done.returncode == 0 and "begins at 9" in done.stdout, done.stderr
+    assert cloudgpu.status("second")["source"] == {"job": job, "job_dir": failed["job_dir"], "step": 9}
+    wrong = cloudgpu("submit", file, "--from", f"{job}@7777")
+    assert wrong.returncode == 4 and "has no checkpoint of step 7777" in wrong.stderr
+
+
 def test_status_events_cost_and_wait(cloudgpu: Shell, tmp_path: Path) -> None:
     assert "no jobs" in cloudgpu("status").stdout
     assert "no jobs" in cloudgpu("cost").stdout

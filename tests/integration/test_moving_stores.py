@@ -12,6 +12,7 @@ from cloudgpu.protocol.checkpoint_names import Name
 from cloudgpu.protocol.jobdir import JOB_KEY, JobDir, JobDirError, JobRecord
 from cloudgpu.runtime.checkpoint.errors import AllDamagedError
 from cloudgpu.runtime.checkpoint.format.manifest import RankManifest, data_file
+from cloudgpu.runtime.checkpoint_copy import copy_checkpoints
 from cloudgpu.runtime.migration import Moved, move
 from cloudgpu.storage.copying import InterruptedCopyError
 from cloudgpu.storage.objects import PART
@@ -141,3 +142,19 @@ def test_it_is_an_error_if_all_checkpoints_are_damaged(s3: S3, gcs: GcsControl) 
             moved(S3.url, PLACES["gs"])
     assert all(f"{name}: {data_file(1)} differs" in str(caught.value) for name in names)
     assert open_store(PLACES["gs"]).committed() == []
+
+
+def test_a_new_job_starts_from_a_copy_in_another_store(s3: S3, gcs: GcsControl, tmp_path: Path) -> None:
+    name = save(S3.url, 10)
+    first = Name(10, 0, name.nonce)
+    for url in (PLACES["gs"], (tmp_path / "job").as_uri()):
+        broken = s3.fail("GET", data_file(1), status=503, code="SlowDown")
+        with pytest.raises(JobDirError, match="SlowDown"):
+            copy_checkpoints(JobDir(S3.url), JobDir(url), step=None, since=0, on_bytes=lambda _done, _total: None)
+        assert open_store(url).committed() == []
+        broken.times = 0
+        s3.fail("GET", data_file(0), garble=True, times=1)
+        copied = copy_checkpoints(JobDir(S3.url), JobDir(url), step=None, since=0, on_bytes=lambda _done, _total: None)
+        assert copied is not None and copied.step == 10
+        assert open_store(url).names() == [first]
+        verify(open_store(url), first)

@@ -100,6 +100,9 @@ def test_a_running_job_is_taken_over_and_loses_nothing(before: Path, project: Pa
     assert len(job.attempts()) == 1
     assert total(STEPS) in run_command("logs", job.id)
 
+    resumed = run_command("resume", job.id)  # what the previous version stored can go on
+    assert f"begins at {STEPS} " in resumed and len(job.refresh().attempts()) == 2
+
 
 def test_a_checkpoint_is_restored_by_this_version(before: Path, project: Path) -> None:
     command = [sys.executable, "count.py"]

@@ -16,6 +16,7 @@ from typing import Any, Literal
 from cloudgpu.jobspecs.plan import Offer
 from cloudgpu.protocol.checkpoint_names import Name
 from cloudgpu.protocol.jobdir import (
+    AttemptRecord,
     Generation,
     GenerationKind,
     Heartbeat,
@@ -399,21 +400,27 @@ class StoringCloud(FakeCloud):
             self._restore(machine)
 
     def _restore(self, machine: Machine) -> None:
-        machine.restored = _newest(machine.job_dir)
+        machine.restored = _newest(machine.job_dir, _since(machine))
         if machine.restored < self.saved_step:
             where = f"{machine.node} of attempt {machine.request.attempt} in {machine.job_dir.url}"
             self.violations.append(f"{where} begins at step {machine.restored}, and {self.saved_step} are saved")
 
     def _progress(self, machine: Machine) -> dict[str, Any]:
         told = super()._progress(machine)
-        if self.stores and self.saved_step > _newest(machine.job_dir):
-            _save(machine.job_dir, self.saved_step, machine.request.attempt)
+        if self.stores and self.saved_step > _newest(machine.job_dir, _since(machine)):
+            save_checkpoint(machine.job_dir, self.saved_step, machine.request.attempt)
         return told
 
 
-def _newest(job_dir: JobDir) -> int:
+def _since(machine: Machine) -> int:
+    """Return the first attempt whose checkpoints the machine may restore, as its agent reads it."""
+    record = AttemptRecord.read(machine.job_dir, attempt_key(machine.request.attempt))
+    return 0 if record is None else record.progress_since
+
+
+def _newest(job_dir: JobDir, since: int) -> int:
     """Return the step of the newest complete checkpoint: committed, with matching manifests."""
-    store = CheckpointStore(job_dir, "checkpoints")
+    store = CheckpointStore(job_dir, "checkpoints", since=since)
     for name in store.committed():
         commit = store.read_commit(name)
         if store.digests(name, len(commit.manifests)) == commit.manifests:
@@ -421,9 +428,9 @@ def _newest(job_dir: JobDir) -> int:
     return 0
 
 
-def _save(job_dir: JobDir, step: int, attempt: int) -> None:
+def save_checkpoint(job_dir: JobDir, step: int, attempt: int, *, folder: str = "checkpoints") -> None:
     """Write and commit a checkpoint of one rank."""
-    store, name, data = CheckpointStore(job_dir, "checkpoints"), Name.new(step, attempt, step), bytes(range(100))
+    store, name, data = CheckpointStore(job_dir, folder), Name.new(step, attempt, step), bytes(range(100))
     store.write_rank(RankManifest(str(name), 0, 1, step, len(data), [], {}), memoryview(data))
     store.commit(name, store.digests(name, 1), finished=False, time=0.0)
 

@@ -115,11 +115,13 @@ class World:
         apart: bool = False,
         on_damage: str = "stop",
         job_dir: str = "",
+        spec: dict[str, Any] | None = None,
     ) -> str:
         """Add a job to the store and write its job.json, as control.jobs.submit() does; return the job's id.
 
         apart: with a separate job dir for each of the offers' clouds
         job_dir: URL of the job's folder; "": a local one
+        spec: in stored form; None: name and program only
         """
         self._count += 1
         job_id = f"{name}-{self._count:08d}"
@@ -135,6 +137,7 @@ class World:
             now=self.clock.now(),
             policy=dataclasses.replace(policy or make_policy(), job_dirs=job_dirs),
             job_sha256=hashlib.sha256(record).hexdigest(),
+            spec=spec or {"name": name, "run": "true"},
         )
         self.store.insert_job(row, "submitted")
         return job_id

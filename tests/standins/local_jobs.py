@@ -35,11 +35,20 @@ __all__ = [
 ]
 
 
-def submit_text(text: str, folder: Path, *, nodes: int = 1, price: str = "0", supervise: bool = True) -> Job:
+def submit_text(
+    text: str,
+    folder: Path,
+    *,
+    nodes: int = 1,
+    price: str = "0",
+    supervise: bool = True,
+    start_from: str | None = None,
+) -> Job:
     """Submit a job file with a hand-made plan, since the planner is not under test."""
     head = "resources: {accelerator: none, cloud: local}\n"
     loaded = load_text(head + text, base=folder)
-    return submit(loaded, Plan((make_offer(nodes=nodes, price=price),)), supervise=supervise)
+    plan = Plan((make_offer(nodes=nodes, price=price),))
+    return submit(loaded, plan, supervise=supervise, start_from=start_from)
 
 
 @pytest.fixture

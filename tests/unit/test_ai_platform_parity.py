@@ -14,7 +14,7 @@ import pytest
 
 import cloudgpu
 from cloudgpu.control.reconcile.node_replacement import node_records, node_requests
-from cloudgpu.control.submit.submission import _job_record, _program
+from cloudgpu.control.submit.submission import job_record, program_of
 from cloudgpu.control.submit.submittable_offers import usable_offers
 from cloudgpu.jobspecs.dialects.gcloud_flags import apply
 from cloudgpu.jobspecs.loading.loader import load_file
@@ -98,7 +98,7 @@ def test_both_targets_have_offers_of_the_same_cluster(spec: JobSpec) -> None:
 
 def tf_configs(spec: JobSpec, offer: Offer) -> list[dict[str, Any]]:
     """Return the TF_CONFIG of every machine, in rank order."""
-    record = _job_record("census-x7k2", spec, _program(spec), None)
+    record = job_record("census-x7k2", spec, program_of(spec), None)
     nodes = node_records(node_requests(offer))
     assert choose_launcher(record, nodes, Path("/")).launcher == "tensorflow"
     places = [

@@ -15,6 +15,7 @@ import pytest
 from cloudgpu.cli import main, submit
 from cloudgpu.cli.exit_codes import Exit
 from cloudgpu.cli.shared.errors import CommandError
+from cloudgpu.cli.shared.job.start import confirm
 from cloudgpu.cli.shared.jobfile.job_file_options import FLAGS
 from cloudgpu.cli.shared.jobfile.plan_view import offer_text
 from cloudgpu.jobspecs.diagnostics import SpecError
@@ -208,9 +209,9 @@ def test_offer_text(given: Offer, text: str) -> None:
 def test_money_needs_a_word_where_nobody_can_be_asked(price: str | None) -> None:
     free, limited = load_text(JOB), load_text(JOB, overrides=["limits.cost=5 USD"])
     with pytest.raises(CommandError) as caught:
-        submit._confirm(offer(price), free, yes=False)
+        confirm(offer(price), free.spec, yes=False)
     assert caught.value.exit_code is Exit.USAGE
     assert ("limits.cost" in caught.value.hint) == (price is not None), "a limit refuses what has no price"
-    submit._confirm(offer(price), free, yes=True)
-    submit._confirm(offer(price), limited, yes=False)
-    submit._confirm(offer("0"), free, yes=False)
+    confirm(offer(price), free.spec, yes=True)
+    confirm(offer(price), limited.spec, yes=False)
+    confirm(offer("0"), free.spec, yes=False)

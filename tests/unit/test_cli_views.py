@@ -13,8 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from cloudgpu.cli import submit as submit_command
-from cloudgpu.cli.shared.job import job_view, report_view
+from cloudgpu.cli.shared.job import job_view, report_view, start
 from cloudgpu.cli.shared.job.follow import Follower, Interrupts, LineFormat, LogFilter
 from cloudgpu.cli.status import view as status_view
 from cloudgpu.control import jobs
@@ -210,7 +209,7 @@ def test_the_log_of_a_job_that_has_ended_cannot_be_read(running: Job, capsys: py
     job.unread = (4, 5)
     with Interrupts() as interrupts, pytest.raises(JobDirError):
         Follower(job, LineFormat(job), LogFilter()).follow(interrupts)
-    assert submit_command._followed(Follower(job, LineFormat(job), LogFilter()), interrupts)
+    assert start._followed(Follower(job, LineFormat(job), LogFilter()), interrupts)
     assert capsys.readouterr().err == "warning: the rest of the log cannot be read: no route to host\n"
 
 

@@ -44,7 +44,7 @@ HEAVY = {
 
 def test_the_rules_were_found() -> None:
     assert set(MAY_IMPORT) == {"cli", "control", "infra", "jobspecs", "protocol", "provisioners", "runtime", "storage"}
-    assert {"archive", "autolaunch", "goodput", "migration"} == RUNTIME_SEAM
+    assert {"archive", "autolaunch", "checkpoint_copy", "goodput", "migration"} == RUNTIME_SEAM
 
 
 def modules() -> list[Path]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import shutil
 import threading
@@ -16,7 +17,16 @@ import pytest
 import torch
 
 from cloudgpu.protocol.checkpoint_names import Name
-from cloudgpu.protocol.jobdir import JOB_KEY, JobDir, JobDirError, JobRecord, code_key, local_url
+from cloudgpu.protocol.jobdir import (
+    JOB_KEY,
+    JobDir,
+    JobDirError,
+    JobRecord,
+    code_key,
+    local_url,
+    read_job,
+    run_key,
+)
 from cloudgpu.protocol.metrics import read_metrics
 from cloudgpu.runtime.checkpoint.errors import AllDamagedError, CheckpointError, FencedError
 from cloudgpu.runtime.checkpoint.format.manifest import data_file
@@ -94,6 +104,23 @@ def test_all_that_a_program_goes_on_from_is_there_and_nothing_else(source: JobDi
     for key in (JOB_KEY, code_key("0" * 64), "agent/1.pyz", "outputs/plots/loss.txt"):
         assert target.get(key) == source.get(key)
     assert target.list("attempts") == []
+
+
+def test_a_run_that_starts_over_takes_its_record_and_no_checkpoint_along(source: JobDir, tmp_path: Path) -> None:
+    target = make(tmp_path / "target")
+    assert moved(source, target).copied_job
+    record = JobRecord(job_id="job-1", name="job", run="false", checkpoint_on_damage="restart").to_bytes()
+    sha256 = hashlib.sha256(record).hexdigest()
+    source.put(run_key(sha256), record)
+    source.put(code_key("1" * 64), b"mended")
+    for name in CheckpointStore(target, FOLDER).names():
+        CheckpointStore(target, FOLDER).discard(name)
+    found = moved(source, target, 3, sha256=sha256, since=3)
+    assert found.copied_job and found.checkpoints == () and CheckpointStore(target, FOLDER).names() == []
+    assert read_job(target, sha256) == record and target.exists(code_key("1" * 64))
+    train(source, attempt=3, until=10)
+    assert [one.step for one in moved(source, target, 4, sha256=sha256, since=3).checkpoints] == [10]
+    assert not moved(source, target, 4, sha256=sha256, since=3).copied_job
 
 
 def test_metrics_go_on_without_a_gap_and_a_way_back_is_no_other(source: JobDir, tmp_path: Path) -> None:

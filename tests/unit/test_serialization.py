@@ -85,6 +85,8 @@ JOB: dict[str, Any] = {
     "lease_owner": "elsewhere/1/a",
     "lease_beat": 14,
     "waiting_since": None,
+    "run": None,
+    "source": None,
 }
 ATTEMPT: dict[str, Any] = {
     "job_id": "job-00000001",

@@ -9,9 +9,17 @@ import pytest
 
 from cloudgpu.control.reconcile.decisions import _AFTER
 from cloudgpu.control.store import states
-from cloudgpu.control.store.states import ATTEMPT_STATES, ATTEMPT_TRANSITIONS, JOB_STATES, JOB_TRANSITIONS, OUTCOMES
+from cloudgpu.control.store.states import (
+    ATTEMPT_STATES,
+    ATTEMPT_TRANSITIONS,
+    JOB_RESUMPTIONS,
+    JOB_STATES,
+    JOB_TRANSITIONS,
+    OUTCOMES,
+)
 
 PAGE = Path(states.__file__).parents[2] / "docs" / "explanation" / "control.md"
+MOVES = (JOB_TRANSITIONS, JOB_RESUMPTIONS, ATTEMPT_TRANSITIONS)
 MACHINES = {
     "job": (JOB_STATES, JOB_TRANSITIONS, states.JOB_END, states.check_job, "queued"),
     "attempt": (ATTEMPT_STATES, ATTEMPT_TRANSITIONS, states.ATTEMPT_END, states.check_attempt, "launching"),
@@ -55,7 +63,7 @@ def test_something_follows_upon_every_outcome() -> None:
     "row",
     [
         *((name, text) for names in (JOB_STATES, ATTEMPT_STATES, OUTCOMES) for name, text in names.items()),
-        *((move.old, move.new, move.when) for moves in (JOB_TRANSITIONS, ATTEMPT_TRANSITIONS) for move in moves),
+        *((move.old, move.new, move.when) for moves in MOVES for move in moves),
     ],
     ids=" ".join,
 )
@@ -66,5 +74,14 @@ def test_the_page_shows_the_table(row: tuple[str, ...]) -> None:
 def test_the_page_shows_nothing_else() -> None:
     rows = [line for line in PAGE.read_text(encoding="utf-8").split("## Leases")[0].splitlines() if line[:1] == "|"]
     tables = len([line for line in rows if set(line) <= {"|", "-", " "}])
-    written = len(JOB_STATES) + len(ATTEMPT_STATES) + len(OUTCOMES) + len(JOB_TRANSITIONS) + len(ATTEMPT_TRANSITIONS)
+    written = len(JOB_STATES) + len(ATTEMPT_STATES) + len(OUTCOMES) + sum(map(len, MOVES))
     assert len(rows) - 2 * tables == written
+
+
+def test_only_a_resumption_leaves_a_final_state() -> None:
+    for state in JOB_STATES:
+        if state in states.JOB_END:
+            states.check_resumption(state, "queued")
+            continue
+        with pytest.raises(states.IllegalTransitionError):
+            states.check_resumption(state, "running" if state == "queued" else "queued")

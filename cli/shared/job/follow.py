@@ -151,11 +151,16 @@ class Follower:
         chosen: LogFilter,
         *,
         events: bool = False,
+        after_event: int = 0,
         tail: int | None = None,
         keep_alive: Callable[[], object] = lambda: None,
     ) -> None:
-        """Create a follower. `tail`: begin with that many lines from the end; None: with the first one. `keep_alive` is
-        called every few seconds; see job_argument.watch()."""
+        """Create a follower.
+
+        after_event  sequence number of the last event that is not printed
+        tail         number of lines from the end to begin with; None: begin with the first line
+        keep_alive   called every few seconds; see job_argument.watch()
+        """
         self.job = job
         self._keep_alive_by = keep_alive
         self._form = form
@@ -165,7 +170,7 @@ class Follower:
         self._tail = tail
         self._lines: deque[LogLine] = deque()
         self._unread = False
-        self._event = 0 if events else None
+        self._event = after_event if events else None
         self._heard: set[int | None] = set()
         """Attempts with printed lines; their "running" event is not printed."""
         self.said_reason = ""

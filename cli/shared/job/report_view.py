@@ -28,7 +28,12 @@ def summary(job: Job, *, said: str = "") -> str:
     reason = f": {clean(job.reason)}" if job.reason and job.reason != said else ""
     tone = STATE_TONES[job.state]
     head = f"{job.id} {style(job.state, tone, err=True)}{reason}"
-    return "\n".join([head, *report_lines(job.report()), *outputs_lines(job)])
+    return "\n".join([head, *report_lines(job.report()), *closing_lines(job)])
+
+
+def closing_lines(job: Job) -> list[str]:
+    """Return what can be done with an ended job: get its outputs, or go on from its checkpoint."""
+    return [*outputs_lines(job), *resume_lines(job)]
 
 
 def outputs_lines(job: Job) -> list[str]:
@@ -47,6 +52,12 @@ def outputs_lines(job: Job) -> list[str]:
         lines.append(f"          get them: {command}")
     lines += [f"outputs   {style('warning', 'warn', err=True)}: {clean(name)} is missing" for name in missing]
     return lines
+
+
+def resume_lines(job: Job) -> list[str]:
+    """Return the line that says how an ended job goes on from its checkpoint; none if it has saved nothing."""
+    command = job.look_for_checkpoint().resume_command
+    return [] if command is None else [f"go on from its checkpoint:  {command}"]
 
 
 def report_lines(report: Report) -> list[str]:

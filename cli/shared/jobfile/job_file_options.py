@@ -215,18 +215,9 @@ def say_tables() -> None:
 
 def plan_spec(loaded: LoadedSpec) -> Plan:
     """Plan a job file for today and, if it may run locally, for this machine."""
-    import datetime
+    from ....control.submit.planning import plan_today
 
-    from ....jobspecs.planner.planner import plan
-    from ....jobspecs.targets import info
-
-    clouds = loaded.spec.resources.cloud
-    machine = None
-    if clouds is None or any(info(cloud).is_here for cloud in clouds):
-        from ....provisioners.local.provisioner import inspect_machine
-
-        machine = inspect_machine()
-    return plan(loaded.spec, machine=machine, today=datetime.datetime.now(datetime.UTC).date())
+    return plan_today(loaded.spec)
 
 
 def refuse_unreachable(loaded: LoadedSpec) -> None:

@@ -55,7 +55,8 @@ class NodeReplacer:
         policy = self._context.job.policy
         if policy.preemptions is None or all(view.end is None for view in seen):
             return None
-        earlier = [one for one in self._context.attempts() if one.number != attempt.number]
+        in_run = self._context.job.in_run(self._context.attempts())
+        earlier = [one for one in in_run if one.number != attempt.number]
         return left_in_place(policy, [*earlier, attempt]).interruptions
 
     def _regroup(self, attempt: Attempt, regroup: Regroup, nodes: Mapping[str, NodeView]) -> bool:

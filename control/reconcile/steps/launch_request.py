@@ -73,8 +73,8 @@ def _lifetime(context: AttemptContext) -> int | None:
     begun = attempt.created if attempt.launched is None else attempt.launched
     lives = [] if info(attempt.offer.cloud).is_here else [LONGEST_S]
     if job.policy.duration_s is not None:
-        lives.append(job.created + job.policy.duration_s - begun + GRACE_S["duration"])
+        lives.append(job.begun + job.policy.duration_s - begun + GRACE_S["duration"])
     if job.policy.cost_usd is not None and attempt.price is not None and job.spent is not None:
-        left = cost.seconds_left(job.policy.cost_usd, job.spent, attempt.price)
+        left = cost.seconds_left(job.policy.cost_usd, job.spent - job.run.spent_before, attempt.price)
         lives += [] if left is None else [left]
     return max(1, round(min(lives) + LATE_S)) if lives else None

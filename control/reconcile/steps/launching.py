@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, replace
 
 from ....jobspecs.targets import info
-from ....protocol.jobdir import JOB_KEY, AttemptRecord, JobRecord, RecordError, attempt_key
+from ....protocol.jobdir import JOB_KEY, AttemptRecord, RecordError, attempt_key, read_job
 from ....provisioners.base import HasShortage, NodeRequest, ProvisionError
 from ....provisioners.shared.accounts import OTHER_ACCOUNT
 from ....provisioners.shared.api_calls import LaunchInterruptedError, interruptible
@@ -121,15 +121,15 @@ class Launcher:
         return conclude(self._context, Verdict("error", reason, None, None))
 
     def _damage(self) -> str:
-        """Return how job.json differs from the submitted one; "": it does not."""
-        job_dir = self._context.job_dir
+        """Return how the run's job.json differs from the submitted one; "": it does not."""
+        job_dir, sha256 = self._context.job_dir, self._context.job.job_sha256
         try:
-            found = job_dir.find(JOB_KEY, JobRecord.MOST_BYTES)
+            found = read_job(job_dir, sha256)
         except RecordError:  # not a valid record
             found = b""
         if found is None:
             return f"{job_dir.url}/{JOB_KEY} is missing"
-        if hashlib.sha256(found).hexdigest() != self._context.job.job_sha256:
+        if hashlib.sha256(found).hexdigest() != sha256:
             return f"{job_dir.url}/{JOB_KEY} is not the one that was submitted"
         return ""
 
@@ -164,7 +164,7 @@ class Launcher:
         context, attempt = self._context, self._context.attempt
         left, here = self._migrator.left_dir(), context.job_dir.url
         attempts = context.attempts()
-        tries = left_in_place(context.job.policy, attempts)
+        tries = left_in_place(context.job.policy, context.job.in_run(attempts))
         record = AttemptRecord(
             attempt=attempt.number,
             offer=attempt.offer.to_json(),
@@ -174,6 +174,7 @@ class Launcher:
             heals=heals,
             job_dir=here if left != here else "",
             earlier=earlier_history(attempts),
+            progress_since=context.job.run.progress_since,
         )
         key, content = attempt_key(attempt.number), record.to_bytes()
         places = dict.fromkeys((left, here))

@@ -89,6 +89,8 @@ class CloudMigrator:
                 [context.open_dir(url) for url in worked],
                 context.open_dir(here),
                 number,
+                sha256=context.job.job_sha256,
+                since=context.job.run.progress_since,
                 keep_going=self._is_wanted(),
                 on_begin=begin,
                 on_copied=copied,

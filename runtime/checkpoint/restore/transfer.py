@@ -50,6 +50,7 @@ def transfer(
     on_begin: Callable[[Transferred], None],
     *,
     marked: bool = False,
+    since: int = 0,
 ) -> Transferred | None:
     """Copy the newest intact checkpoint of a folder and return it; None if there is none.
 
@@ -58,10 +59,11 @@ def transfer(
     on_begin  called before the first file is copied, if any
     marked    True: try only the checkpoints marked as damaged, since an earlier reader may have been at fault; the mark
               of an intact one is removed
+    since     number of the first attempt whose checkpoints may be restored
 
     Raises JobDirError if a job dir cannot be read or written, InterruptedCopyError if the copy is interrupted.
     """
-    source = CheckpointStore(copier.source, folder)
+    source = CheckpointStore(copier.source, folder, since=since)
     source.claim(attempt)
     for name in source.damaged() if marked else source.committed():
         key = copier.source.url, name
@@ -115,7 +117,7 @@ class _Transfer:
             files = Files(self._source, self._name, commit)
             for rank in range(files.world):
                 manifest = files.manifest(rank)
-                with self._reader(manifest) as read:
+                with verified_chunks(self._source, self._name, manifest) as read:
                     for start in range(0, manifest.size, manifest.chunk_size):
                         self._copier.check()
                         read(start, min(start + manifest.chunk_size, manifest.size))
@@ -130,23 +132,9 @@ class _Transfer:
         manifest = files.manifest(rank)
         if described in self._target_files and self._target_files.get(file) == manifest.size:
             return
-        with self._reader(manifest) as read:
+        with verified_chunks(self._source, self._name, manifest) as read:
             self._copier.stream(self._key(file), manifest.size, manifest.chunk_size, read)
         self._copier.write(self._key(described), retry_if_damaged(lambda: files.content(rank), None))
-
-    @contextmanager
-    def _reader(self, manifest: RankManifest) -> Iterator[Callable[[int, int], memoryview]]:
-        """Yield a function (start, end) that returns one chunk of a rank's data, verified; offsets in bytes."""
-        data = open_data(self._source, self._name, manifest.rank, manifest.size)
-
-        def read(start: int, end: int) -> memoryview:
-            expected = manifest.chunks[start // manifest.chunk_size]
-            return retry_if_damaged(lambda: _verified(data, start, end, expected, data_file(manifest.rank)), data.path)
-
-        try:
-            yield read
-        finally:
-            data.close()
 
     def _copy_metrics(self) -> None:
         """Copy the checkpoint's metrics segments, oldest first: a segment in the target implies all earlier ones."""
@@ -173,6 +161,23 @@ class _Transfer:
 
     def _key(self, file: str = "") -> str:
         return f"{self._source.prefix}/{self._name}" + (f"/{file}" if file else "")
+
+
+@contextmanager
+def verified_chunks(
+    store: CheckpointStore, name: Name, manifest: RankManifest
+) -> Iterator[Callable[[int, int], memoryview]]:
+    """Yield a function that returns a verified chunk of a rank's data, as bytes. It raises UnusableError."""
+    data = open_data(store, name, manifest.rank, manifest.size)
+
+    def read(start: int, end: int) -> memoryview:
+        expected = manifest.chunks[start // manifest.chunk_size]
+        return retry_if_damaged(lambda: _verified(data, start, end, expected, data_file(manifest.rank)), data.path)
+
+    try:
+        yield read
+    finally:
+        data.close()
 
 
 def _verified(data: DataFile, start: int, end: int, expected: str, file: str) -> memoryview:
