@@ -1,0 +1,1 @@
+"""Secrets of a job, as its nodes read them."""
