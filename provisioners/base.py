@@ -103,6 +103,9 @@ class LaunchRequest:
     nodes must then have the same machine type."""
     account: str = ""
     """Account to launch in (provisioners/shared/accounts.py); credentials of another account are refused. "": any."""
+    secrets_pass: str = field(default="", repr=False)
+    """With it the machines prove to the supervisor that they are the job's (protocol/sealed_secrets.py); "": the job
+    has no secrets that the supervisor sends."""
     repeated: bool = field(default=False, compare=False)
     """The same request may have been sent before, without an answer. For targets that cannot detect this by the
     token."""

@@ -204,6 +204,7 @@ def _job_record(job_id: str, spec: JobSpec, program: str | list[str], code: str 
         setup=spec.setup if spec.setup is None or isinstance(spec.setup, str) else list(spec.setup),
         env=dict(spec.env),
         launcher=spec.launcher,
+        secrets=dict(spec.secrets),
         code=code,
         checkpoint_every=spec.checkpoint.every,
         checkpoint_keep=spec.checkpoint.keep,

@@ -6,12 +6,13 @@ Most messages come from the validators in fields.py and units.py; here are those
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 from ..catalog import find_accelerator
 from ..diagnostics import MAX_PROBLEMS, Loc, MistakesError, Problem, quote
 from ..fields import MAX_RETRIES
 from ..models import JobSpec
+from ..secrets import name_problem
 from ..suggest import odd_character
 from ..units import parse_duration, parse_money, parse_rate, parse_whole
 from .unknown_keys import meaning
@@ -149,12 +150,20 @@ def _mapping(place: Loc, details: ErrorDetails, document: Mapping[str, object]) 
     hint = "write each as KEY: VALUE on its own line"
     if value is None:
         hint = "write KEY: VALUE below it, or delete the key"
+    elif place == ("env",) and _are_names(value):
+        hint = f"write secrets: [{', '.join(value)}] if their values are those of your shell"
     elif isinstance(value, str):
         hint = next(
             (f"write {place[-1]}: {{{key}: {value}}}" for key, takes in _MAIN_KEYS.get(place[-1:], ()) if takes(value)),
             hint,
         )
     return _completed(Problem(place, "wrong-type", "expected keys and values", hint), value)
+
+
+def _are_names(value: object) -> TypeGuard[list[str]]:
+    """Return whether a value is a list of names of variables, with which other tools mean the shell's values."""
+    is_list = isinstance(value, list | tuple) and 0 < len(value) <= 8
+    return is_list and not any(name_problem(str(name)) for name in value)
 
 
 def _takes(parse: Callable[[str], object]) -> Callable[[str], bool]:

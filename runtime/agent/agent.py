@@ -17,7 +17,7 @@ import time
 import uuid
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from ...protocol.jobdir import (
     JOB_KEY,
@@ -34,12 +34,14 @@ from ...protocol.jobdir import (
 )
 from ...protocol.logs import LogWriter
 from ...protocol.pace import Pace
+from ...protocol.sealed_secrets import PASS_VARIABLE
 from ..archive import ArchiveError, unpack
 from ..launchers import LauncherError, ProgramContext, choose_launcher, environment, machine_environment, setup_process
 from ..notices import CloudNotices, NodeDir, Order, Orders, Watcher
 from ..processes.exit_verdict import Ending, failed_setup, judge
 from ..processes.program import MARKER, Process
 from ..retry import retry
+from ..secrets.masking import LineMasker
 from .generations import Ledger
 from .heartbeat import HeartbeatThread, read_progress
 from .membership import LeftOutError
@@ -48,6 +50,9 @@ from .restart import Budget, scope
 from .resume import EarlierRun, OwnClaim, read_earlier_run
 from .runner import PEER_S, POLL_S, Interrupted, Runner, StopHooks, Vanished, Wakeup
 from .timeline import History
+
+if TYPE_CHECKING:
+    from ..secrets.job_secrets import Request
 
 DONE, BUG, CLAIMED, JOB_DIR_LOST, VANISHED, SUPERSEDED, STAYED = 0, 1, 3, 4, 5, 6, 7
 """Exit codes of the agent: result written; unexpected error; another agent has claimed this node; job dir lost, no
@@ -69,6 +74,8 @@ _LAST_LINES_S = 30.0
 _OUTPUTS_S = 6 * 3_600.0  # upload timeout for outputs, unless an order sets an earlier deadline
 _BUILD_POLL_S = 0.2  # poll interval while another job builds the environment
 _RESULT_S = 2.0  # reserved before a deadline to write the last log lines and the result
+_SECRETS_POLL_S = 0.1  # between two looks for the job's secrets in a local folder
+_FAR_SECRETS_POLL_S = 2.0  # the same in an object store, where requests cost money
 _SUPERSEDED = "superseded"
 _ACKNOWLEDGE_S = (
     30.0  # how long an attempt's first node waits for the others to save before it acknowledges to the provider
@@ -79,6 +86,10 @@ _T = TypeVar("_T")
 
 class _ErrorEnd(Exception):  # noqa: N818 - ends the node; not a bug
     """cloudgpu cannot run the node; the message is the reason."""
+
+
+class _NoSecretsError(Exception):
+    """The submitter's computer has not sent the job's secrets in time; the message is the reason."""
 
 
 class Agent:
@@ -101,6 +112,8 @@ class Agent:
         self._has_begun = False
         """True if the program has been started, by this run of the agent or an earlier one."""
         self._marker = os.environ.get(MARKER) or uuid.uuid4().hex
+        self._masker = LineMasker()
+        self._secrets_pass = os.environ.get(PASS_VARIABLE, "")
         self._lost = ""
         """Reason for which the job dir is lost; "": it is not."""
         self._state = self._home / "state"
@@ -129,6 +142,8 @@ class Agent:
             ending = self._work(job_data)
         except _ErrorEnd as error:
             ending = Ending("error", None, str(error))
+        except _NoSecretsError as error:
+            ending = Ending("again", None, str(error))
         except Interrupted:
             ending = judge([], self._orders.deciding, asked=False, listening=False)
         except Vanished as gone:
@@ -139,7 +154,7 @@ class Agent:
     def _start_services(self, before: EarlierRun) -> None:
         """Start the heartbeat, the log, and the watchers for orders and the provider's notices."""
         self._history = History(before.heartbeat)
-        self._log = LogWriter(self._job_dir, self._attempt, self._node, before.chunk, self._pace)
+        self._log = LogWriter(self._job_dir, self._attempt, self._node, before.chunk, self._pace, self._masker)
         self._watcher = Watcher(
             self._job_dir, self._attempt, self._node, self._orders, self._log.add_agent_line, pace=self._pace
         )
@@ -183,6 +198,7 @@ class Agent:
         if hashlib.sha256(job_data).hexdigest() != self._sha256:
             raise _ErrorEnd(f"{JOB_KEY} differs from the job that this machine was launched for: its sha256 differs")
         place, budget, heals = self._place(job_data)
+        request = self._request_secrets(place.job)
         self._fetch_code(place.job)
         try:
             choice = choose_launcher(place.job, place.nodes, self._code)
@@ -193,6 +209,7 @@ class Agent:
         launcher = choice.launcher
         self._history.setup_begins()
         self._fetch_inputs(place.job.inputs_on(str(place.offer.get("cloud", "local"))))
+        place = dataclasses.replace(place, secrets=self._read_secrets(place.job, request))
         place, failure = self._set_up(place)
         if failure is not None:
             return failure
@@ -294,6 +311,59 @@ class Agent:
             raise _ErrorEnd(str(error)) from error
         except OSError as error:
             raise _ErrorEnd(f"the inputs cannot be written: {error}") from error
+
+    def _request_secrets(self, job: JobRecord) -> Request | None:
+        """Ask the submitter's computer for the secrets that only it can read; None: there are none.
+
+        Asked first, so that they come while code and inputs are fetched.
+        """
+        if not any("://" not in source for source in job.secrets.values()):
+            return None
+        from ..secrets.job_secrets import Request
+
+        request = Request.make(job.job_id, self._attempt, self._node, self._secrets_pass)
+        self._heart.request_secrets(request.recipient.key, request.proof)
+        return request
+
+    def _read_secrets(self, job: JobRecord, request: Request | None) -> dict[str, str]:
+        """Return the values of the job's secrets, which the log masks from then on."""
+        if not job.secrets:
+            return {}
+        from ..secrets.job_secrets import SecretsError, read_references
+
+        try:
+            references = {name: source for name, source in job.secrets.items() if "://" in source}
+            values = read_references(references, self._log.add_agent_line) if references else {}
+        except SecretsError as error:
+            raise _ErrorEnd(str(error)) from error
+        if request is not None:
+            values |= self._await_secrets(request, job.secrets.keys() - references.keys())
+        self._masker.add_values(values.values())
+        return values
+
+    def _await_secrets(self, request: Request, names: set[str]) -> dict[str, str]:
+        """Return the values that the submitter's computer sends. Raises _NoSecretsError after WAIT_S."""
+        from ..secrets.job_secrets import WAIT_S
+
+        waits = False
+
+        def look() -> dict[str, str] | None:
+            nonlocal waits
+            values = self._retry(lambda: request.read(self._job_dir, names, self._log.add_agent_line))
+            if values is None and not waits:
+                waits = True
+                self._log.add_agent_line(f"waiting for the secrets {', '.join(sorted(names))}")
+            return values
+
+        every_s = _SECRETS_POLL_S if self._job_dir.folder is not None else _FAR_SECRETS_POLL_S
+        values = self._runner.poll(look, WAIT_S, every_s)
+        self._heart.request_secrets("", "")
+        if values is None:
+            raise _NoSecretsError(
+                f"the secrets {', '.join(sorted(names))} did not come from the submitter's computer within "
+                f"{WAIT_S / 60:.0f} min"
+            )
+        return values
 
     def _ship_outputs(self, place: ProgramContext) -> None:
         if not place.job.outputs:
@@ -433,12 +503,12 @@ class Agent:
         progress = read_progress(self._state / "progress.json")
         if not self._log.close(0.0 if self._lost else self._last_lines_s):
             note("the last lines of the log could not be written")
-        note(f"{ending.outcome}: {ending.reason}")
+        note(self._masker.mask(f"{ending.outcome}: {ending.reason}"))
         self._history.finish()
         result = Result(
             ending.outcome,
             ending.exit_code,
-            ending.reason,
+            self._masker.mask(ending.reason),
             self._started,
             time.time(),
             progress,

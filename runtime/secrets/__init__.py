@@ -1,1 +1,1 @@
-"""Secrets of a job, as its nodes read them."""
+"""A job's secrets on a machine: where their values come from, and what keeps them out of the log."""
