@@ -60,7 +60,7 @@ def parse(text: str) -> SecretReference:
     known = schemes()
     scheme = known.get(scheme_of(text))
     if scheme is None:
-        suggestion = did_you_mean(scheme_of(text), known)
+        suggestion = did_you_mean(scheme_of(text), known, 1)
         names = one_of([f"{name}://" for name in known])
         raise ValueError(f"expected a reference that begins with {names}" + (f"; {suggestion}" if suggestion else ""))
     address, mark, key = text.partition("://")[2].partition("#")

@@ -92,7 +92,7 @@ def _completed(problem: Problem, value: object) -> Problem:
     """Append the actual value to an "expected" message, and a hint on look-alike characters."""
     message, hint = problem.message, problem.hint
     if message.startswith("expected"):
-        is_secret = problem.loc[:1] == ("env",) and isinstance(value, str)
+        is_secret = problem.loc[:1] in (("env",), ("secrets",)) and isinstance(value, str)
         message += f", not {'a text' if is_secret else _shown(value)}"
     if isinstance(value, str) and not value.isascii():
         hint = "; ".join(filter(None, (hint, f"there is {odd_character(value)}")))

@@ -33,7 +33,12 @@ _THROTTLED = 429
 
 
 class SecretError(Exception):
-    """A secret cannot be read; the message names it and says what to do."""
+    """A secret cannot be read; the message says why, and what to do."""
+
+    def __init__(self, message: str, *, passes: bool = False) -> None:
+        """`passes`: the service was unreachable, failing or throttling, so a later attempt may succeed."""
+        super().__init__(message)
+        self.passes = passes
 
 
 class UnavailableError(Exception):
@@ -98,18 +103,17 @@ def retrying(attempt: Callable[[], dict[str, Any] | Refusal], service: Service, 
             found = attempt()
         except UnavailableError as error:
             lacks = isinstance(error, NoCredentialsError)
-            limit_s, why = patience.credentials_s if lacks else patience.total_s, str(error)
+            limit_s = patience.credentials_s if lacks else patience.total_s
+            failure = SecretError(str(error), passes=not lacks)
         else:
             if not isinstance(found, Refusal):
                 return found
-            limit_s, why = patience.total_s, str(found)
-            if service.unready(found):
-                limit_s, why = unready_s, service.explain(found)
-            elif not _is_passing(found, service.busy):
-                raise SecretError(service.explain(found))
+            passes = _is_passing(found, service.busy)
+            failure = SecretError(str(found) if passes else service.explain(found), passes=passes)
+            limit_s = patience.total_s if passes else unready_s if service.unready(found) else 0.0
             wait = max(wait, found.after_s)
         if patience.clock() + wait - begun > limit_s:
-            raise SecretError(why)
+            raise failure
         patience.sleep(wait)
         pause = min(2 * pause, _PAUSES_S[1])
 

@@ -9,22 +9,20 @@ from __future__ import annotations
 
 import importlib
 import json
+import threading
 from collections.abc import Mapping
-from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 from urllib.parse import parse_qsl
 
 from .api import PATIENT, Patience, SecretError
 
-__all__ = ["CLOUDS", "MOST_BYTES", "Reference", "SecretError", "is_reference", "read_secret", "read_secrets"]
+__all__ = ["CLOUDS", "MOST_BYTES", "Reads", "Reference", "SecretError", "is_reference", "read_secret"]
 
 CLOUDS = ("aws", "gcp", "azure")
 """Clouds with a module in this package that has SCHEME and read()."""
 MOST_BYTES = 64 << 10
 """Maximum size of a value in UTF-8: that of the secret managers, and less than Linux allows an environment variable."""
 _REFERENCE_CHARACTERS = 4_096
-_READERS = 16
-"""Maximum number of secrets that are read concurrently."""
 
 
 class Reference(NamedTuple):
@@ -71,21 +69,45 @@ def read_secret(reference: str, patience: Patience = PATIENT) -> str:
         value: str = module.read(found, patience)
         return _checked(_selected(value, found.key) if found.key else value)
     except SecretError as error:
-        raise SecretError(f"{reference}: {error}") from None
+        raise SecretError(f"{reference}: {error}", passes=error.passes) from None
 
 
-def read_secrets(references: Mapping[str, str], patience: Patience = PATIENT) -> dict[str, str]:
-    """Return the values of secrets by name, all read concurrently. Raises SecretError, with a line for each failure."""
-    if not references:
-        return {}
-    with ThreadPoolExecutor(min(len(references), _READERS), "secrets") as readers:
-        pending = {name: readers.submit(read_secret, one, patience) for name, one in references.items()}
-    failures = {name: error for name, one in pending.items() if (error := one.exception()) is not None}
-    if unexpected := [error for error in failures.values() if not isinstance(error, SecretError)]:
-        raise unexpected[0]
-    if failures:
-        raise SecretError("\n".join(f"{name}: {error}" for name, error in failures.items()))
-    return {name: one.result() for name, one in pending.items()}
+class Reads:
+    """Concurrent reads of several secrets, in threads that do not outlive this process: a node that is to stop does not
+    wait for them."""
+
+    def __init__(self, references: Mapping[str, str], patience: Patience = PATIENT) -> None:
+        """Start reading. `references`: name -> reference."""
+        self._values: dict[str, str] = {}
+        self._failures: dict[str, Exception] = {}
+        self._threads = [
+            threading.Thread(target=self._read, args=(name, one, patience), name="secrets", daemon=True)
+            for name, one in references.items()
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def values(self) -> dict[str, str] | None:
+        """Return the values by name; None: not all have come yet.
+
+        Raises SecretError, with a line for each secret that cannot be read.
+        """
+        if any(thread.is_alive() for thread in self._threads):
+            return None
+        refused = {name: one for name, one in sorted(self._failures.items()) if isinstance(one, SecretError)}
+        for error in self._failures.values():
+            if not isinstance(error, SecretError):
+                raise error
+        if refused:
+            message = "\n".join(f"the secret {name}: {error}" for name, error in refused.items())
+            raise SecretError(message, passes=all(error.passes for error in refused.values()))
+        return self._values
+
+    def _read(self, name: str, reference: str, patience: Patience) -> None:
+        try:
+            self._values[name] = read_secret(reference, patience)
+        except Exception as error:  # noqa: BLE001 - raised again by values()
+            self._failures[name] = error
 
 
 def _selected(value: str, key: str) -> str:
