@@ -34,6 +34,12 @@ def absolute(secrets: Mapping[str, str], base: Path) -> dict[str, str]:
     return found
 
 
+def files_of(sources: Mapping[str, str]) -> list[Path]:
+    """Return the files of sources with absolute paths: they are not shipped with the code."""
+    parts = (source.partition(":") for source in sources.values())
+    return [Path(path) for kind, _, path in parts if kind in PATH_KINDS]
+
+
 def read_values(sources: Mapping[str, str], environ: Mapping[str, str]) -> dict[str, str]:
     """Return the values of sources with absolute paths, name -> value. Raises SourceError with every problem."""
     found, problems = {}, []

@@ -30,7 +30,7 @@ from ...storage.stores import Buckets
 from ...storage.urls import local_folder
 from .. import paths
 from ..errors import SubmitError
-from ..secrets.sources import SourceError, absolute
+from ..secrets.sources import SourceError, absolute, files_of
 from ..store.model import JobRow, Policy
 from . import submitter_environment
 from .upload import Uploader
@@ -73,14 +73,14 @@ def _ship(
     bucket = _buckets(frozenset(os.environ.items())).of(url)
     try:
         shipper = Uploader(url, on_progress, bucket)
-        code = None if spec.code is None else shipper.code(loaded.base / spec.code)
+        sources = submitted_sources(loaded)
+        code = None if spec.code is None else shipper.code(loaded.base / spec.code, files_of(sources))
         agents = shipper.agents(offers)
         on_progress("submitting", 0, 0)
         record = _job_record(job_id, spec, program, code)
         if any(info(offer.cloud).is_here for offer in offers):
             record = dataclasses.replace(record, search_path=_search_path(), submitter_env=_submitter_env(spec))
         data = record.to_bytes()
-        sources = submitted_sources(loaded)
         row = _row(job_id, spec, offers, urls, hashlib.sha256(data).hexdigest(), agents=agents, sources=sources)
         if not JobDir(url, bucket=bucket).create(JOB_KEY, data):
             raise SubmitError(f"{url} holds another job already")
