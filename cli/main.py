@@ -49,6 +49,7 @@ COMMANDS: dict[str, Entry] = {
     "submit": Entry(_RUN, "Run a job and follow its log until it ends."),
     "cancel": Entry(_RUN, "Stop jobs; each may save a checkpoint first."),
     "preempt": Entry(_RUN, "Give a running job a preemption notice, as a cloud would."),
+    "secrets": Entry(_RUN, "Give a job the values of its secrets again."),
     "status": Entry(_WATCH, "List jobs, or show one with its attempts, machines and report."),
     "logs": Entry(_WATCH, "Print or follow what a job's program writes."),
     "events": Entry(_WATCH, "Print or follow what happened to a job."),

@@ -6,8 +6,9 @@ JobDirError (protocol/jobdir.py), ProvisionError (provisioners/base.py).
 
 from __future__ import annotations
 
+import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any
@@ -16,6 +17,7 @@ from .accounting import cost
 from .errors import ControlError, NoSuchJobError, NotRunningError, SubmitError
 from .reconcile.queue import SOON_S, places
 from .reconcile.steps.migration import used_job_dirs
+from .secrets.channel import give
 from .store import states
 from .store.model import Attempt, Event, JobRow
 from .store.store import Store, open_store
@@ -160,6 +162,33 @@ class Job:
             ensure_supervisor(self.id)
         self.refresh()
 
+    def provide_secrets(self, changed: Mapping[str, str] | None = None) -> list[str]:
+        """Read the job's secrets that only this computer can read, and give them to the supervisor; return their names.
+
+        changed: name -> source to read it from this time, instead of the one it was submitted with
+        Raises SubmitError if a value cannot be read here, NotRunningError if the job has ended or needs none.
+        """
+        from pathlib import Path
+
+        from .secrets.sources import SourceError, absolute, read_values
+
+        self.refresh()
+        sources = self.row.policy.secrets
+        if self.done:
+            raise NotRunningError(f"{self.id} is {self.state}: it needs no secrets any more")
+        if not sources:
+            raise NotRunningError(f"{self.id} has no secrets that come from this computer")
+        if unknown := sorted((changed or {}).keys() - sources.keys()):
+            raise NotRunningError(f"{self.id} has no secret {', '.join(unknown)}; it has {', '.join(sources)}")
+        try:
+            values = read_values({**sources, **absolute(changed or {}, Path.cwd())}, os.environ)
+        except SourceError as error:
+            raise SubmitError(str(error)) from error
+        ensure_supervisor()
+        give(self.id, values)
+        ensure_supervisor(self.id)
+        return list(values)
+
     def preempt(self, after_s: float, node: str | None = None) -> list[str]:
         """Send the machines a notice of preemption in `after_s` seconds; return the nodes. Raises NotRunningError."""
         from ..protocol.attempt_signal import send_signal
@@ -290,7 +319,11 @@ def submit(
     if supervise and replace_if_different({offer.cloud for offer in offers}):
         # Needed now: another process may have stored a job for the supervisor that was just stopped
         ensure_supervisor()
+    values = _secret_values(loaded)
     row = prepare(loaded, offers, on_progress or (lambda _what, _done, _total: None))
+    if values and supervise:  # before the job is stored, so that it does not begin by waiting for them
+        ensure_supervisor()
+        give(row.id, values)
     store.insert_job(row, f"submitted; the best offer is {row.offers[0].label}")
     if supervise:
         try:
@@ -298,6 +331,17 @@ def submit(
         except ControlError as error:
             raise SubmitError(f"{row.id} is submitted, and waits: {error}") from error
     return Job(store, row)
+
+
+def _secret_values(loaded: LoadedSpec) -> dict[str, str]:
+    """Return the values of the secrets that only this computer can read, name -> value. Raises SubmitError."""
+    from .secrets.sources import SourceError, read_values
+    from .submit.submission import submitted_sources
+
+    try:
+        return read_values(submitted_sources(loaded), os.environ)
+    except SourceError as error:
+        raise SubmitError(str(error)) from error
 
 
 def get_job(ref: str) -> Job:

@@ -50,6 +50,9 @@ class NodeView:
     """It is the replacement of a lost node, and ready."""
     reported: bool = False
     """It has reported at least once: the machine existed and is paid for."""
+    secrets_key: str = ""
+    """Public key with which its agent asks for the job's secrets; "": it waits for none."""
+    secrets_proof: str = ""
     last_report: float | None = None
     """Time of its last report, in epoch seconds of its machine's clock; None: never."""
 

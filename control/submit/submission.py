@@ -23,13 +23,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from ...jobspecs.plan import Offer
-from ...jobspecs.secrets import is_reference
+from ...jobspecs.secrets import from_submitter, is_reference
 from ...jobspecs.targets import info
 from ...protocol.jobdir import JOB_KEY, SCHEMES, JobDir, JobDirError, JobRecord, local_url, portable_url
 from ...storage.stores import Buckets
 from ...storage.urls import local_folder
 from .. import paths
 from ..errors import SubmitError
+from ..secrets.sources import SourceError, absolute, files_of
 from ..store.model import JobRow, Policy
 from . import submitter_environment
 from .upload import Uploader
@@ -72,14 +73,15 @@ def _ship(
     bucket = _buckets(frozenset(os.environ.items())).of(url)
     try:
         shipper = Uploader(url, on_progress, bucket)
-        code = None if spec.code is None else shipper.code(loaded.base / spec.code)
+        sources = submitted_sources(loaded)
+        code = None if spec.code is None else shipper.code(loaded.base / spec.code, files_of(sources))
         agents = shipper.agents(offers)
         on_progress("submitting", 0, 0)
         record = _job_record(job_id, spec, program, code)
         if any(info(offer.cloud).is_here for offer in offers):
             record = dataclasses.replace(record, search_path=_search_path(), submitter_env=_submitter_env(spec))
         data = record.to_bytes()
-        row = _row(job_id, spec, offers, urls, hashlib.sha256(data).hexdigest(), agents=agents)
+        row = _row(job_id, spec, offers, urls, hashlib.sha256(data).hexdigest(), agents=agents, sources=sources)
         if not JobDir(url, bucket=bucket).create(JOB_KEY, data):
             raise SubmitError(f"{url} holds another job already")
     except JobDirError:
@@ -87,6 +89,14 @@ def _ship(
             bucket.reconnect()  # the next submission reads the credentials again
         raise
     return row
+
+
+def submitted_sources(loaded: LoadedSpec) -> dict[str, str]:
+    """Return the secrets whose values only this computer can read, with absolute paths. Raises SubmitError."""
+    try:
+        return absolute(from_submitter(loaded.spec.secrets), loaded.base)
+    except SourceError as error:
+        raise SubmitError(str(error)) from error
 
 
 def _remove_unused(urls: Iterable[str]) -> None:
@@ -218,7 +228,14 @@ def _job_record(job_id: str, spec: JobSpec, program: str | list[str], code: str 
 
 
 def _row(
-    job_id: str, spec: JobSpec, offers: list[Offer], urls: dict[str, str], sha256: str, *, agents: dict[str, str]
+    job_id: str,
+    spec: JobSpec,
+    offers: list[Offer],
+    urls: dict[str, str],
+    sha256: str,
+    *,
+    agents: dict[str, str],
+    sources: dict[str, str],
 ) -> JobRow:
     now = time.time()
     retry, limits = spec.retry, spec.limits
@@ -248,6 +265,8 @@ def _row(
             priority=spec.priority,
             grouped=spec.recover == "fleet",
             job_dirs=urls if len(set(urls.values())) > 1 else {},
+            secrets=sources,
+            secrets_pass=secrets.token_hex(16) if sources else "",
             accounts=_accounts(offers),
         ),
         offers=tuple(offers),

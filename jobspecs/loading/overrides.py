@@ -72,12 +72,21 @@ def apply_overrides(document: dict[str, object], overrides: Sequence[Override]) 
     diagnostics = []
     for override in overrides:
         try:
-            document = _put(document, override.path, override)
+            document = _put(_with_named_secrets(document, override), override.path, override)
         except SpecError as error:
             diagnostics += error.diagnostics
     if diagnostics:
         raise SpecError(diagnostics)
     return document
+
+
+def _with_named_secrets(document: dict[str, object], override: Override) -> dict[str, object]:
+    """Return the document with a list of secrets as a mapping, if the override sets one of them by its name."""
+    names = document.get("secrets")
+    is_named = override.path[:1] == ("secrets",) and not str(override.path[-1]).isdecimal()
+    if not is_named or not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        return document
+    return {**document, "secrets": dict.fromkeys(names)}
 
 
 def _put(container: object, path: Loc, override: Override) -> Any:  # a value of the document

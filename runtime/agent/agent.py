@@ -77,6 +77,7 @@ _BUILD_POLL_S = 0.2  # poll interval while another job builds the environment
 _RESULT_S = 2.0  # reserved before a deadline to write the last log lines and the result
 _SECRETS_POLL_S = 0.1  # between two looks for the job's secrets in a local folder
 _FAR_SECRETS_POLL_S = 2.0  # the same in an object store, where requests cost money
+_SAY_SECRETS_S = 5.0  # of waiting for secrets, after which the log says so
 _SUPERSEDED = "superseded"
 _ACKNOWLEDGE_S = (
     30.0  # how long an attempt's first node waits for the others to save before it acknowledges to the provider
@@ -355,13 +356,13 @@ class Agent:
         """Return the values that the submitter's computer sends. Raises _NoSecretsError after WAIT_S."""
         from ..secrets.job_secrets import WAIT_S
 
-        waits = False
+        said_at = time.monotonic() + _SAY_SECRETS_S
 
         def look() -> dict[str, str] | None:
-            nonlocal waits
+            nonlocal said_at
             values = self._retry(lambda: request.read(self._job_dir, names, self._log.add_agent_line))
-            if values is None and not waits:
-                waits = True
+            if values is None and time.monotonic() > said_at:
+                said_at = float("inf")
                 self._log.add_agent_line(f"waiting for the secrets {', '.join(sorted(names))}")
             return values
 

@@ -78,12 +78,13 @@ class LineMasker:
 def _forms(value: str) -> set[str]:
     """Return a value, its lines, and what programs make of it: JSON, URLs, base64."""
     data = value.encode("utf-8", "surrogateescape")
+    whole = data[: len(data) // 3 * 3]  # the base64 of the rest depends on what follows it
     encoded = {
         json.dumps(value)[1:-1],
         json.dumps(value, ensure_ascii=False)[1:-1],
         repr(value)[1:-1],
-        base64.b64encode(data).decode().rstrip("="),
-        base64.urlsafe_b64encode(data).decode().rstrip("="),
+        base64.b64encode(whole).decode(),
+        base64.urlsafe_b64encode(whole).decode(),
         quote(data),
         quote(data, safe=""),
         quote_plus(data),

@@ -46,6 +46,7 @@ def launch_request(
         images=dict(job.policy.images),
         grouped=context.is_group,
         account=attempt.account or "",
+        secrets_pass=context.secrets_pass,
         repeated=repeated,
     )
 
