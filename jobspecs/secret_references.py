@@ -45,7 +45,10 @@ class SecretReference(NamedTuple):
 def schemes() -> Mapping[str, SecretScheme]:
     """Return the schemes by name."""
     rows = csv_tables.rows("secret_schemes", "scheme", "form", "pattern", "options", "secret")
-    return {name: SecretScheme(name, *cells[:2], tuple(cells[2].split()), cells[3]) for name, *cells in rows}
+    return {
+        name: SecretScheme(name, form, pattern, tuple(options.split()), secret)
+        for name, form, pattern, options, secret in rows
+    }
 
 
 def scheme_of(source: str) -> str:

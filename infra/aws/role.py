@@ -67,7 +67,7 @@ class MachineRole(pulumi.ComponentResource):
             f"{name}-jobs",
             role=role.id,
             policy=pulumi.Output.all(args["job_dir"], partition, profile.arn).apply(
-                lambda known: json.dumps(fleet_policy(*known, secrets, args.get("region", "*")))
+                lambda known: json.dumps(fleet_policy(*known, secrets=secrets, region=args.get("region", "*")))
             ),
             opts=child_of(self),
         )
@@ -78,7 +78,7 @@ class MachineRole(pulumi.ComponentResource):
 
 
 def fleet_policy(
-    job_dir: str, partition: str, profile_arn: str, secrets: Sequence[str] = (), region: str = "*"
+    job_dir: str, partition: str, profile_arn: str, *, secrets: Sequence[str] = (), region: str = "*"
 ) -> dict[str, Any]:
     """Return the policy of a stack's machines.
 

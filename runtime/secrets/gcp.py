@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from ..notices.metadata import LINK_LOCAL, MetadataError, MetadataServer
+from ..notices.metadata import LINK_LOCAL, MetadataError, MetadataServer, Reply
 from .api import (
     NoCredentialsError,
     Patience,
@@ -194,7 +194,7 @@ def _login_token() -> str:
         ) from None
     try:
         credentials, _ = google.auth.default(scopes=[_SCOPE])
-        credentials.refresh(Request())
+        credentials.refresh(Request())  # type: ignore[no-untyped-call]
     except TransportError as error:
         raise NoCredentialsError(f"Google gives no token: {_line(error)}") from None
     except GoogleAuthError as error:
@@ -234,7 +234,7 @@ def _metadata_json(path: str) -> dict[str, Any]:
         raise NoCredentialsError(str(error)) from None
 
 
-def _ask_metadata(path: str) -> Any:
+def _ask_metadata(path: str) -> Reply:
     try:
         server = MetadataServer(os.environ.get("GCE_METADATA_HOST") or LINK_LOCAL, _ignore, _METADATA_S)
         return server.request(path, {"Metadata-Flavor": "Google"})

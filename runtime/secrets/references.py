@@ -124,7 +124,7 @@ def _selected(value: str, key: str) -> str:
     if isinstance(found, bool):
         return "true" if found else "false"
     if not isinstance(found, str):
-        kind = {dict: "an object", list: "a list"}.get(type(found), "null")
+        kind = "null" if found is None else "an object" if isinstance(found, dict) else "a list"
         raise SecretError(f"the key {key} of the secret is {kind}: only text, numbers, true and false can be used")
     return found
 

@@ -151,7 +151,7 @@ def role_assignments_of(clients: Clients, group: Group) -> list[tuple[str, str]]
     """Return scope and name of each role assignment that a launch may have created, from its group's tags."""
     containers = [found for value in group.access if (found := Container.from_tag(value)) is not None]
     scopes = [(one.scope(clients.subscription), role) for one in containers for role in (READER, WRITER)]
-    secrets = [found for value in group.access if (found := VaultSecret.from_tag(value)) is not None]
+    secrets = [secret for value in group.access if (secret := VaultSecret.from_tag(value)) is not None]
     scopes += [(one.scope(clients.subscription), SECRETS) for one in secrets]
     if containers:
         scopes.append((group_id(clients.subscription, group.name), SWITCH_OFF))

@@ -57,7 +57,7 @@ class AzureControl(Control):
         self.do("prices/set", size=size, region=region, market=market, usd=usd)
 
     def add_secret(
-        self, vault: str, secret: str, value: str, *, group: str = "vaults", content_type: str | None = None
+        self, vault: str, secret: str, value: str, *, group: str = "storage", content_type: str | None = None
     ) -> str:
         """Add a version to a secret of a vault, which is created if needed; return the version."""
         told = {"vault": vault, "group": group, "secret": secret, "value": value, "content_type": content_type}

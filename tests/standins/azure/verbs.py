@@ -113,8 +113,9 @@ class Verbs:
         return storage
 
     def add_secret(self, *, vault: str, group: str, secret: str, value: str, content_type: str | None) -> str:
-        known = {"vault": vault, "group": group, "secret": secret, "value": value, "content_type": content_type}
-        return keyvault.add_secret(self._world, **known)
+        return keyvault.add_secret(
+            self._world, vault=vault, group=group, secret=secret, value=value, content_type=content_type
+        )
 
     def disable_secret(self, vault: str, secret: str) -> None:
         for bundle in self._world.secrets[vault.lower(), secret.lower()].values():
