@@ -16,8 +16,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar
 
-from .jobdir import node_key
-from .records import Record, RecordError
+from .jobdir import RecordError, node_key
+from .records import Record
 
 if TYPE_CHECKING:
     from nacl.public import PrivateKey

@@ -103,7 +103,7 @@ def _put(container: object, path: Loc, override: Override) -> Any:  # a value of
             hint = f"the list has the entries 0 to {len(container) - 1}" if container else "the list is empty"
             raise _refused(override.label, f"there is no entry {quote(step)} in this list", hint)
         return [*container[:index], _put(container[index], tuple(rest), override), *container[index + 1 :]]
-    inside_what = "this value" if override.path[0] == "env" else quote(container)
+    inside_what = "this value" if override.path[0] in ("env", "secrets") else quote(container)
     raise _refused(override.label, f"there are no keys inside {inside_what}", "set the whole value")
 
 

@@ -27,6 +27,8 @@ _ALTERNATIVES: dict[Loc, tuple[Loc, str]] = {
     ("run",): (("image",), "name an image whose own entrypoint is the program")
 }
 """Alternative to a missing key, with a hint."""
+_SHOWN_NAMES = 8
+"""Maximum number of names in a hint."""
 _QUOTES = 'put quotes around a text that contains ": " or begins with [ or {'
 
 
@@ -162,8 +164,9 @@ def _mapping(place: Loc, details: ErrorDetails, document: Mapping[str, object]) 
 
 def _are_names(value: object) -> TypeGuard[list[str]]:
     """Return whether a value is a list of names of variables, with which other tools mean the shell's values."""
-    is_list = isinstance(value, list | tuple) and 0 < len(value) <= 8
-    return is_list and not any(name_problem(str(name)) for name in value)
+    if not isinstance(value, list) or not 0 < len(value) <= _SHOWN_NAMES:
+        return False
+    return not any(name_problem(str(name)) for name in value)
 
 
 def _takes(parse: Callable[[str], object]) -> Callable[[str], bool]:
