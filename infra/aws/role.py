@@ -45,11 +45,11 @@ class MachineRole(pulumi.ComponentResource):
 
     def __init__(self, name: str, args: MachineRoleArgs, opts: pulumi.ResourceOptions | None = None) -> None:
         check_arguments("MachineRole", name, args, MachineRoleArgs)
+        secrets = args.get("secrets", [])
+        check_secrets(name, secrets, _SECRET, "aws-secretsmanager://NAME or ARN")
         super().__init__(f"{TYPES}:MachineRole", name, {}, opts)
         labels = tags_of(args)
         owner = str(labels[tags.OWNER])
-        secrets = args.get("secrets", [])
-        check_secrets(name, secrets, _SECRET, "aws-secretsmanager://NAME or ARN")
         partition = aws.get_partition_output(opts=pulumi.InvokeOutputOptions(parent=self)).partition
         role = aws.iam.Role(
             f"{name}-role",
