@@ -16,6 +16,7 @@ import boto3
 import google_crc32c
 import pytest
 
+from cloudgpu.control.jobs import Job
 from cloudgpu.runtime.secrets import aws, gcp
 from cloudgpu.runtime.secrets.api import Patience
 from cloudgpu.runtime.secrets.references import MOST_BYTES, Reads, SecretError, is_reference, read_secret
@@ -29,6 +30,9 @@ from ..standins.faults import HTML, LOSE, RESET, Control, Fault, error
 from ..standins.gcp import Gcp
 from ..standins.gcp.project import MACHINE, PROJECT
 from ..standins.gcp_metadata import InstanceMetadata as GcpMetadata
+from ..standins.local_jobs import home, submit_text
+
+__all__ = ["home"]
 
 CANARY = "canary-4f1c"
 FAST = Patience(total_s=20.0, unready_s=0.0, sleep=lambda _s: time.sleep(0.01))
@@ -396,3 +400,38 @@ class TestReferences:
         monkeypatch.setenv("AWS_REGION", REGION)
         monkeypatch.setenv("AWS_ENDPOINT_URL", endpoint)
         assert "expected https://HOST" in refused("aws-secretsmanager://a")
+
+
+class TestJobs:
+    """Jobs on this machine, which read with the submitter's own credentials."""
+
+    @pytest.fixture(autouse=True)
+    def made(self, of_aws: Aws, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, home: Path) -> Cloud:
+        return on_aws(monkeypatch, tmp_path, of_aws)
+
+    def submit(self, folder: Path, source: str) -> Job:
+        (folder / "code").mkdir(exist_ok=True)
+        text = f"name: quiet\nsecrets: {{TOKEN: '{source}'}}\nrun: test $TOKEN = {CANARY}\n"
+        return submit_text(text, folder / "code")
+
+    def test_it_is_read_with_the_submitters_credentials(self, made: Cloud, tmp_path: Path) -> None:
+        made.control.fail(made.action, made.throttled, times=2)
+        job = self.submit(tmp_path, made.reference)
+        assert job.wait(timeout_s=180) and job.state == "succeeded", job.reason
+
+    def test_one_that_cannot_be_read_ends_the_job_at_once(self, made: Cloud, tmp_path: Path) -> None:
+        job = self.submit(tmp_path, "aws-secretsmanager://elsewhere#key")
+        assert job.wait(timeout_s=180) and job.state == "failed"
+        assert "the secret TOKEN: aws-secretsmanager://elsewhere#key: there is no such secret" in job.reason
+        assert len(job.attempts()) == 1
+
+    def test_a_cancel_does_not_wait_for_a_service_that_is_down(self, made: Cloud, tmp_path: Path) -> None:
+        made.control.fail(made.action, HTML, times=None)
+        job = self.submit(tmp_path, made.reference)
+        end = time.monotonic() + 180
+        while not made.control.calls(made.action) and time.monotonic() < end:
+            time.sleep(0.05)
+        begun = time.monotonic()
+        job.cancel()
+        assert job.wait(timeout_s=180) and job.state == "cancelled", job.reason
+        assert time.monotonic() - begun < 100, "the service is asked for two minutes"

@@ -190,3 +190,19 @@ class TestStacks:
         stored = {key: value for key, value in self.STACK.to_json().items() if key != "secrets"}
         assert Infrastructure.from_json(stored).secrets == ()
         assert Infrastructure.from_json(self.STACK.to_json()) == self.STACK
+
+    @pytest.mark.parametrize(
+        ("options", "code", "why"),
+        [
+            (["--secret", "aws-secretmanager://x"], 2, "did you mean aws-secretsmanager?"),
+            (["--secret", "hunter2"], 2, "expected a reference that begins with"),
+            (["--secret", "gcp-secretmanager://x"], 4, "machines of aws cannot read gcp-secretmanager://x"),
+            (["--secret", "aws-secretsmanager://x", "--no-secrets"], 2, "exclude each other"),
+        ],
+    )
+    def test_infra_refuses_what_it_cannot_grant(
+        self, options: list[str], code: int, why: str, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        assert main(["infra", "up", "--cloud", "aws", "--region", "us-east-1", *options]) == code
+        text = capsys.readouterr().err
+        assert why in text and "hunter2" not in text
