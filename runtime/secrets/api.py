@@ -67,7 +67,7 @@ class Refusal(NamedTuple):
 
 
 class Service(NamedTuple):
-    """What retrying() must know of a secret manager."""
+    """Properties of a secret manager on which retries depend."""
 
     busy: frozenset[str]
     """Error codes of throttling, beside the status 429."""
