@@ -29,8 +29,8 @@ from ...protocol.jobdir import JOB_KEY, SCHEMES, JobDir, JobDirError, JobRecord,
 from ...storage.stores import Buckets
 from ...storage.urls import local_folder
 from .. import paths
-from ..errors import SubmitError
-from ..secrets.sources import SourceError, absolute, files_of
+from ..errors import SourceError, SubmitError
+from ..secrets.sources import absolute, files_of
 from ..store.model import JobRow, Policy
 from . import submitter_environment
 from .upload import Uploader
