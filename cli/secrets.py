@@ -63,7 +63,8 @@ def provide(ctx: click.Context, /, *, job: str, secrets: tuple[str, ...], env_fi
 
 def _in_file(path: Path, names: Collection[str]) -> dict[str, str]:
     """Return name -> source of the secrets that a dotenv file has. Raises CommandError."""
-    from ..control.secrets.sources import SourceError, read_env_file
+    from ..control.errors import SourceError
+    from ..control.secrets.sources import read_env_file
 
     try:
         variables = read_env_file(path.absolute())

@@ -14,7 +14,7 @@ from decimal import Decimal
 from typing import TYPE_CHECKING, Any
 
 from .accounting import cost
-from .errors import ControlError, NoSuchJobError, NotRunningError, SubmitError
+from .errors import ControlError, NoSuchJobError, NotRunningError, SourceError, SubmitError
 from .reconcile.queue import SOON_S, places
 from .reconcile.steps.migration import used_job_dirs
 from .secrets.channel import give
@@ -170,7 +170,7 @@ class Job:
         """
         from pathlib import Path
 
-        from .secrets.sources import SourceError, absolute, read_values
+        from .secrets.sources import absolute, read_values
 
         self.refresh()
         sources = self.row.policy.secrets
@@ -335,7 +335,7 @@ def submit(
 
 def _secret_values(loaded: LoadedSpec) -> dict[str, str]:
     """Return the values of the secrets that only this computer can read, name -> value. Raises SubmitError."""
-    from .secrets.sources import SourceError, read_values
+    from .secrets.sources import read_values
     from .submit.submission import submitted_sources
 
     try:

@@ -64,7 +64,7 @@ class Recipient:
 
 
 @dataclass(frozen=True, slots=True)
-class _Content(Record):
+class BoxContent(Record):
     """What a box contains. Everything but `values` is compared with the recipient."""
 
     MOST_BYTES: ClassVar[int] = MOST_BYTES
@@ -93,7 +93,7 @@ def seal(to: Recipient, values: Mapping[str, str], secrets_pass: str) -> bytes:
     from nacl.exceptions import CryptoError
     from nacl.public import PublicKey, SealedBox
 
-    content = _Content(to.job_id, to.attempt, to.node, _mac(secrets_pass, _ANSWER, to), dict(values))
+    content = BoxContent(to.job_id, to.attempt, to.node, _mac(secrets_pass, _ANSWER, to), dict(values))
     try:
         return bytes(SealedBox(PublicKey(bytes.fromhex(to.key))).encrypt(content.to_bytes()))
     except (CryptoError, ValueError, RuntimeError) as error:  # RuntimeError: a key of small order
@@ -106,7 +106,7 @@ def open_box(data: bytes, private: PrivateKey, to: Recipient, secrets_pass: str)
     from nacl.public import SealedBox
 
     try:
-        content = _Content.from_bytes(SealedBox(private).decrypt(data))
+        content = BoxContent.from_bytes(SealedBox(private).decrypt(data))
     except CryptoError as error:
         raise BoxError("it is encrypted to another key, or damaged") from error
     except RecordError:  # without its message, which may quote a value

@@ -16,11 +16,13 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from .. import paths
 from ..errors import ControlError
-from .vault import Vault
+
+if TYPE_CHECKING:
+    from .vault import Vault
 
 log = logging.getLogger("cloudgpu.supervisor")
 

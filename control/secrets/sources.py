@@ -9,15 +9,12 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from ...jobspecs.secrets import ENV, ENV_FILE, FILE, LEAST_CHARACTERS, MOST_BYTES
+from ..errors import SourceError
 
 PATH_KINDS = (FILE, ENV_FILE)
 _ENV_FILE_BYTES = 1 << 20
 _ALL_BYTES = 1 << 20
 """Maximum size of all values of a job together, in bytes."""
-
-
-class SourceError(Exception):
-    """A value cannot be read; the message says which one, and what to do, without the value."""
 
 
 def absolute(secrets: Mapping[str, str], base: Path) -> dict[str, str]:

@@ -6,8 +6,7 @@ import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from ...jobspecs.secrets import ENV
-from .sources import SourceError, read_values
+from ..errors import SourceError
 
 
 @dataclass(slots=True)
@@ -29,6 +28,9 @@ class Vault:
         Values from files are read anew, so that they survive a restart of the supervisor. Variables of this process's
         own environment are never used: they are those of an arbitrary shell.
         """
+        from ...jobspecs.secrets import ENV  # slow to import, and most processes that import this module need none
+        from .sources import read_values
+
         with self._lock:
             held = dict(self._values.get(job_id, {}))
         missing = {name: source for name, source in sources.items() if name not in held}

@@ -29,8 +29,8 @@ from ...protocol.jobdir import JOB_KEY, SCHEMES, JobDir, JobDirError, JobRecord,
 from ...storage.stores import Buckets
 from ...storage.urls import local_folder
 from .. import paths
-from ..errors import SubmitError
-from ..secrets.sources import SourceError, absolute, files_of
+from ..errors import SourceError, SubmitError
+from ..secrets.sources import absolute, files_of
 from ..store.model import JobRow, Policy
 from . import submitter_environment
 from .upload import Uploader
@@ -196,11 +196,11 @@ def _search_path() -> str:
 def _submitter_env(spec: JobSpec) -> dict[str, str]:
     """Return the variables of the submitter's shell for a job on this machine."""
     chosen, secret = submitter_environment.choose(os.environ)
-    unset = [name for name in secret if name not in spec.env]
+    unset = [name for name in secret if name not in spec.env and name not in spec.secrets]
     if unset:
         log.warning(
-            "%s: not passed on, for what seems to hold a secret is not stored with a job; name it in `env:` if the "
-            "program needs it",
+            "%s: not passed on, for what seems to hold a secret is not stored with a job; name it in "
+            "`secrets:` if the program needs it",
             ", ".join(unset),
         )
     return chosen

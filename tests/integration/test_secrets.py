@@ -12,9 +12,7 @@ from pathlib import Path
 from urllib.parse import unquote
 
 import pytest
-from click.testing import CliRunner
 
-from cloudgpu.cli.main import main
 from cloudgpu.control.errors import NotRunningError, SubmitError
 from cloudgpu.control.jobs import Job, ensure_supervisor
 from cloudgpu.control.store.store import open_store
@@ -23,6 +21,7 @@ from cloudgpu.protocol.jobdir import Heartbeat, node_key
 from cloudgpu.protocol.sealed_secrets import new_key, public_key
 from cloudgpu.provisioners.local.machine import marked
 from cloudgpu.tests.standins.canary import new_canary, places_in_folder, watched_command_lines
+from cloudgpu.tests.standins.commands import Commands
 from cloudgpu.tests.standins.local_jobs import home, stop_supervisor, submit_text
 
 __all__ = ["home"]
@@ -118,8 +117,9 @@ def test_a_program_gets_its_secrets_and_nothing_keeps_them(home: Path, files: Fi
 
 
 def test_a_job_whose_supervisor_was_killed_waits_without_machines(
-    home: Path, files: Files, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    home: Path, files: Files, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    cloudgpu = Commands(capsys, tmp_path)
     job = submit_text(files.text + "secrets: [CANARY]\n", tmp_path / "code")
     until(job, lambda: files.begun == ["1-worker-0.1"], "it begins")
     stop_supervisor(signal.SIGKILL)
@@ -128,15 +128,13 @@ def test_a_job_whose_supervisor_was_killed_waits_without_machines(
     until(job, lambda: waits(job), "it waits")
     assert "without machines" in job.reason and f"cloudgpu secrets provide {job.id}" in job.reason
     assert job.attempts()[-1].launched is None
-    shown = CliRunner().invoke(main, ["status", job.id])
-    assert f"cloudgpu secrets provide {job.id}" in " ".join(shown.output.split())
+    assert f"cloudgpu secrets provide {job.id}" in " ".join(cloudgpu.well("status", job.id).out.split())
+    assert cloudgpu.well("status", job.id, "--json").json["cause"] == "secrets"
     monkeypatch.delenv("CANARY")
     with pytest.raises(SubmitError, match="CANARY is not set here"):
         job.provide_secrets()
-    given = CliRunner().invoke(
-        main, ["secrets", "provide", job.id, "--secret", f"CANARY=file:{files.folder / 'wanted'}"]
-    )
-    assert (given.exit_code, given.stdout) == (0, f"{job.id}: given to the supervisor: CANARY\n"), given.output
+    given = cloudgpu.well("secrets", "provide", job.id, "--secret", f"CANARY=file:{files.folder / 'wanted'}")
+    assert given.out == f"{job.id}: given to the supervisor: CANARY\n"
     until(job, lambda: "2-worker-0.1" in files.begun, "it goes on")
     files.end()
     finish(job)
@@ -144,7 +142,6 @@ def test_a_job_whose_supervisor_was_killed_waits_without_machines(
 
 
 def test_a_file_is_read_again_by_the_next_supervisor(home: Path, files: Files, tmp_path: Path) -> None:
-    (tmp_path / "code" / "token").symlink_to(files.folder / "wanted")
     job = submit_text(files.text + "secrets: {CANARY: file:../files/wanted}\n", tmp_path / "code")
     until(job, lambda: files.begun == ["1-worker-0.1"], "it begins")
     stop_supervisor(signal.SIGKILL)
@@ -233,23 +230,26 @@ def test_what_is_missing_is_an_error_before_anything_is_made(
     assert not (home / "jobs").exists()
 
 
-def test_flags_give_secrets_and_a_value_among_them_is_refused(home: Path, files: Files, tmp_path: Path) -> None:
+def test_flags_give_secrets_and_a_value_among_them_is_refused(
+    home: Path, files: Files, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    cloudgpu = Commands(capsys, tmp_path)
     code = tmp_path / "code"
     (code / "job.yaml").write_text("name: flags\nresources: {cloud: local}\nrun: 'env; ls -A'\n")
     (files.folder / "dot.env").write_text('MY_TOKEN="hidden one"\nLR=0.1\n')
     (code / ".env").write_text(f"CANARY={files.canary[:7]}\n")
     flags = ["--env-file", str(files.folder / "dot.env"), "--env", "HOME", "--secret", "CANARY=env-file:.env"]
-    with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(code)
-        done = CliRunner().invoke(main, ["submit", "job.yaml", *flags])
-    assert done.exit_code == 0, done.output
-    lines = done.stdout.splitlines()
+    monkeypatch.chdir(code)
+    done = cloudgpu.well("submit", "job.yaml", *flags)
+    lines = done.out.splitlines()
     assert {"MY_TOKEN=***", "CANARY=***", "LR=0.1", f"HOME={os.environ['HOME']}"} <= set(lines)
     assert ".env" not in lines and "job.yaml" in lines
-    assert "secrets, stored nowhere: MY_TOKEN" in done.stderr and "stored with the job: LR" in done.stderr
+    assert "secrets, stored nowhere: MY_TOKEN" in done.err and "stored with the job: LR" in done.err
     assert places_in_folder("hidden one", home) == []
-    literal = CliRunner().invoke(main, ["submit", str(code / "job.yaml"), "--secret", "X=hf_hidden"])
-    assert literal.exit_code == 2 and "hf_hidden" not in literal.output and "never the value itself" in literal.output
+    literal = cloudgpu.run("submit", "job.yaml", "--secret", "X=hf_hidden")
+    assert literal.code == 2
+    assert "hf_hidden" not in literal.out + literal.err
+    assert "never the value itself" in " ".join(literal.err.split())
 
 
 def test_the_sealed_box_is_removed_at_the_end(home: Path, files: Files, tmp_path: Path) -> None:

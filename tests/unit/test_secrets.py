@@ -12,12 +12,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cloudgpu.control import paths
+from cloudgpu.control.errors import SourceError
 from cloudgpu.control.secrets import channel
-from cloudgpu.control.secrets.sources import SourceError, absolute, files_of, read_env_file, read_values
+from cloudgpu.control.secrets.sources import absolute, files_of, read_env_file, read_values
 from cloudgpu.control.secrets.vault import Vault
 from cloudgpu.jobspecs.diagnostics import SpecError
 from cloudgpu.jobspecs.loading.loader import load_text
@@ -113,6 +114,7 @@ def test_names_that_do_not(name: str) -> None:
     assert not looks_secret(name)
 
 
+@settings(deadline=None)
 @given(st.text(max_size=60))
 def test_no_source_is_misread(text: str) -> None:
     """An arbitrary text, such as a value, is a source only in one of the documented forms."""
@@ -310,6 +312,7 @@ def masked_pieces(values: list[str], pieces: list[str]) -> str:
     return "".join(found) + "".join(text for _, _, text in masker.rest())
 
 
+@settings(deadline=None)
 @given(st.data())
 def test_a_value_is_masked_however_its_line_is_cut(data: st.DataObject) -> None:
     letters = st.sampled_from("ab/é")

@@ -146,7 +146,8 @@ def _note_secret(ctx: click.Context, parameter: click.Parameter, values: tuple[s
 
 def secret_sources(ctx: click.Context, parameter: click.Parameter, values: tuple[str, ...]) -> dict[str, str]:
     """Return name -> source of `--secret NAME[=SOURCE]`, with absolute paths. A value given by mistake is not shown."""
-    from ....control.secrets.sources import SourceError, absolute
+    from ....control.errors import SourceError
+    from ....control.secrets.sources import absolute
     from ....jobspecs.secrets import name_problem, source_problem
 
     found: dict[str, str] = {}
@@ -196,7 +197,8 @@ def _read_env_files(given: _Given) -> None:
     CommandError."""
     if not given.env_files:
         return
-    from ....control.secrets.sources import SourceError, read_env_file
+    from ....control.errors import SourceError
+    from ....control.secrets.sources import read_env_file
     from ....jobspecs.secrets import ENV_FILE, looks_secret
 
     for file in given.env_files:

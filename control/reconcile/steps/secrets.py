@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from ....protocol.jobdir import JobDirError, node_key
 from ....protocol.sealed_secrets import BOX_PREFIX, BoxError, Recipient, seal
-from ...secrets.sources import SourceError
+from ...errors import SourceError
 from ..node_replacement import all_node_names
 from ..outcomes import NodeView
 from .context import AttemptContext
