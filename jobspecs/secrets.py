@@ -9,13 +9,12 @@ from typing import Annotated, Any
 from pydantic import BeforeValidator, WithJsonSchema
 
 from .diagnostics import MistakesError, Problem, mistake, quote
+from .secret_references import parse, schemes
 from .suggest import one_of
 
 ENV, FILE, ENV_FILE = "env", "file", "env-file"
 SUBMITTER_KINDS = (ENV, FILE, ENV_FILE)
 """Kinds of sources that only the submitter's computer can read; the machines read all others themselves."""
-MANAGERS = ("aws-secretsmanager", "gcp-secretmanager", "azure-keyvault")
-"""Schemes of the secret managers that machines read with their own roles."""
 MAX_SECRETS = 100
 LEAST_CHARACTERS = 4
 """Minimum length of a value: a shorter one cannot be masked in logs."""
@@ -30,7 +29,6 @@ _LOOKS_SECRET = re.compile(
     r"|(?:^|_)(?:KEY|PAT|PWD)$"
 )
 _NOT_SECRET = re.compile(r"TOKENIZERS?_|MAX_TOKENS|NUM_TOKENS|TOKEN_(?:LENGTH|COUNT|LIMIT)|TOKENS$|_FILE$|_PATH$")
-_FORMS = "env:NAME, file:PATH, env-file:PATH, aws-secretsmanager://…, gcp-secretmanager://… or azure-keyvault://…"
 
 
 def looks_secret(name: str) -> bool:
@@ -140,22 +138,29 @@ def _problem(name: str, source: object) -> Problem | None:
 
 def _source_problem(name: str, source: object) -> Problem | None:
     if isinstance(source, str) and (message := source_problem(source)):
+        if is_reference(source):
+            return Problem((name,), "bad-secret", message, "docs/guides/secret-managers.md explains each form")
         return Problem((name,), "bad-secret", message, f"write {ENV}:{name}, and export {name} before `submit`")
     if not isinstance(source, str):
-        return Problem((name,), "wrong-type", "expected where the value comes from", f"write one of {_FORMS}")
+        return Problem((name,), "wrong-type", "expected where the value comes from", f"write {_forms()}")
     return None
+
+
+def _forms() -> str:
+    return one_of(["env:NAME", "file:PATH", "env-file:PATH", *(f"{name}://…" for name in schemes())])
 
 
 def source_problem(source: str) -> str:
     """Return what is wrong with a source; "": nothing. The text is not repeated, for it may be the value itself."""
-    if "://" in source:
-        scheme, _, rest = source.partition("://")
-        if scheme in MANAGERS and rest and not re.search(r"[\s\x00-\x1f\x7f]", rest):
-            return ""
-        return f"expected {one_of([f'{one}://…' for one in MANAGERS])}, without spaces"
+    if is_reference(source):
+        try:
+            parse(source)
+        except ValueError as error:
+            return str(error)
+        return ""
     kind, colon, rest = source.partition(":")
     if not colon or kind not in SUBMITTER_KINDS:
-        return f"expected where the value comes from, never the value itself: {_FORMS}"
+        return f"expected where the value comes from, never the value itself: {_forms()}"
     if not rest.strip() or "\0" in rest or len(rest) > 4_096:
         return f"expected {kind}:{'NAME' if kind == ENV else 'PATH'}"
     if kind == ENV and not _NAME.fullmatch(rest):
@@ -165,7 +170,7 @@ def source_problem(source: str) -> str:
 
 _SOURCE_SCHEMA = {
     "type": "string",
-    "pattern": f"^({'|'.join(SUBMITTER_KINDS)}):.+$|^({'|'.join(MANAGERS)})://\\S+$",
+    "pattern": f"^({'|'.join(SUBMITTER_KINDS)}):.+$|^[a-z]+-[a-z]+://\\S+$",
     "maxLength": 4_200,
 }
 _NAME_SCHEMA = {"type": "string", "pattern": f"^{_NAME.pattern}$"}

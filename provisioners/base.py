@@ -94,6 +94,8 @@ class LaunchRequest:
     """URLs (`s3://bucket/prefix`) outside the job dir that the machines may read: the job's inputs."""
     writes: tuple[str, ...] = ()
     """URLs outside the job dir that the machines may write: the job's outputs."""
+    secrets: tuple[str, ...] = ()
+    """References (jobspecs/secret_references.py) to the secrets that the machines read themselves."""
     images: Mapping[str, str] = field(default_factory=dict)
     """Role -> container image in which its program runs, for roles whose job file names one."""
     grouped: bool = False

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from ...jobspecs.plan import Offer
-from ...jobspecs.secrets import from_submitter
+from ...jobspecs.secrets import from_submitter, is_reference
 from ...jobspecs.targets import info
 from ...protocol.jobdir import JOB_KEY, SCHEMES, JobDir, JobDirError, JobRecord, local_url, portable_url
 from ...storage.stores import Buckets
@@ -260,6 +260,7 @@ def _row(
             agents=agents,
             reads=sorted({url for url in spec.inputs.values() if isinstance(url, str)}),
             reads_on=_reads(spec, urls),
+            references=sorted({source for source in spec.secrets.values() if is_reference(source)}),
             images=_images(spec),
             priority=spec.priority,
             grouped=spec.recover == "fleet",

@@ -12,6 +12,7 @@ import argparse
 import contextlib
 import dataclasses
 import hashlib
+import math
 import os
 import time
 import uuid
@@ -90,7 +91,7 @@ class _ErrorEnd(Exception):  # noqa: N818 - ends the node; not a bug
 
 
 class _NoSecretsError(Exception):
-    """The submitter's computer has not sent the job's secrets in time; the message is the reason."""
+    """The job's secrets did not come in time, but may for a later attempt; the message is the reason."""
 
 
 class Agent:
@@ -330,17 +331,26 @@ class Agent:
         """Return the values of the job's secrets, which the log masks from then on."""
         if not job.secrets:
             return {}
-        from ..secrets.job_secrets import SecretsError, read_references
+        from ..secrets.job_secrets import remark_unmaskable
 
-        try:
-            references = {name: source for name, source in job.secrets.items() if "://" in source}
-            values = read_references(references, self._log.add_agent_line) if references else {}
-        except SecretsError as error:
-            raise _ErrorEnd(str(error)) from error
+        references = {name: source for name, source in job.secrets.items() if "://" in source}
+        values = self._read_references(references) if references else {}
+        remark_unmaskable(values, self._log.add_agent_line)
         if request is not None:
             values |= self._await_secrets(request, job.secrets.keys() - references.keys())
         self._masker.add_values(values.values())
         return values
+
+    def _read_references(self, references: Mapping[str, str]) -> dict[str, str]:
+        """Return the values of references to secret managers. Raises _ErrorEnd, or _NoSecretsError if a later attempt
+        may succeed."""
+        from ..secrets.references import Reads, SecretError
+
+        reads = Reads(references)
+        try:
+            return self._runner.poll(reads.values, math.inf, _SECRETS_POLL_S) or {}
+        except SecretError as error:
+            raise (_NoSecretsError if error.passes else _ErrorEnd)(str(error)) from error
 
     def _await_secrets(self, request: Request, names: set[str]) -> dict[str, str]:
         """Return the values that the submitter's computer sends. Raises _NoSecretsError after WAIT_S."""

@@ -1,4 +1,4 @@
-"""Get the values of a job's secrets for one node: from secret managers, and from the submitter's computer."""
+"""Get the values of a job's secrets for one node from the submitter's computer; references.py reads the others."""
 
 from __future__ import annotations
 
@@ -15,10 +15,6 @@ if TYPE_CHECKING:
 
 WAIT_S = 1_800.0
 """Maximum seconds for which a paid machine waits for values from the submitter's computer."""
-
-
-class SecretsError(Exception):
-    """A secret has no value; the message says which one and why, without the value."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,18 +53,8 @@ class Request:
         return None if values is None else {name: values[name] for name in names}
 
 
-def read_references(references: Mapping[str, str], say: Callable[[str], None]) -> dict[str, str]:
-    """Return the values of references to secret managers, name -> value. Raises SecretsError."""
-    from .references import SecretError, read_secret
-
-    found = {}
-    for name, reference in references.items():
-        try:
-            found[name] = read_secret(reference)
-        except SecretError as error:
-            raise SecretsError(f"the secret {name}: {error}") from error
-        if "\0" in found[name]:
-            raise SecretsError(f"the secret {name} has a NUL character, which no variable can hold")
-        if len(found[name]) < LEAST_CHARACTERS:
+def remark_unmaskable(values: Mapping[str, str], say: Callable[[str], None]) -> None:
+    """Log the names of secrets that are too short to be masked."""
+    for name, value in values.items():
+        if len(value) < LEAST_CHARACTERS:
             say(f"the secret {name} has fewer than {LEAST_CHARACTERS} characters: it cannot be masked in the log")
-    return found

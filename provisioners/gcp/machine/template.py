@@ -44,6 +44,7 @@ def template(
     reservation: str | None = None,
     policies: Sequence[str] = (),
     called: str = "",
+    reads_secrets: bool = False,
 ) -> dict[str, Any]:
     """Return `instanceProperties`, spelt as in the SDK's messages. Raises ProvisionError for an unsupported fleet.
 
@@ -62,6 +63,7 @@ def template(
         labels=labels,
         network_tags=(CLOSED_TAG, called or fleet_name(fleet.name)),
         reservation=named,
+        reads_secrets=reads_secrets,
     )
     made["description"] = f"Machine of {PREFIX}'s fleet {fleet.name}"
     made["metadata"] = metadata(script)
