@@ -76,7 +76,7 @@ class SteadyClock:
 
 
 class LineFilter(Protocol):
-    """What changes lines before they are written, such as the masking of secrets."""
+    """Filter of lines before they are written, such as one that masks secrets."""
 
     def mask(self, text: str) -> str:
         """Return what is written of a whole text."""

@@ -65,7 +65,7 @@ class Recipient:
 
 @dataclass(frozen=True, slots=True)
 class BoxContent(Record):
-    """What a box contains. Everything but `values` is compared with the recipient."""
+    """Content of a box. Everything but `values` is compared with the recipient."""
 
     MOST_BYTES: ClassVar[int] = MOST_BYTES
     MOST_CHARACTERS: ClassVar[int] = 1 << 18

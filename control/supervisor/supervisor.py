@@ -294,7 +294,10 @@ class Supervisor:
         step = Step(self._tools, watched.memory, job, attempt)
         watched.memory.pause_s, watched.memory.is_passed = 0.0, False
         changed = step.take()
-        if not watched.memory.is_passed:
+        if watched.memory.is_passed:
+            self._leases.give_back(job)  # the supervisor of another computer may have its secrets
+            watched.expire()
+        else:
             self._tools.queue.restore(job.id)
         watched.trouble = None
         if not changed and job.not_before <= watched.memory.time.now() and step.note_login(""):

@@ -203,7 +203,7 @@ def test_a_machine_that_waits_is_named_with_what_to_do(home: Path, files: Files,
     ticks(lambda: job.cause == "secrets", "it waits")
     assert job.reason.startswith("worker-0.1 waits for its secrets, and is paid for meanwhile, at most 30 min: ")
     assert job.reason.endswith(f"Give them: `cloudgpu secrets provide {job.id}`")
-    # Somebody who may write to the job dir asks with a key of their own.
+    # Another program that may write to the job dir asks with a key of its own.
     job_dir, key = job.open_dir(), node_key(1, "worker-0.1", "heartbeat.json")
     beat = Heartbeat.read(job_dir, key)
     assert beat is not None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import dataclasses
 import gzip
 import json
 import os
@@ -231,7 +232,7 @@ def test_a_strange_message_neither_ends_the_socket_nor_is_repeated(
 
 
 def recipient(key: str, **changes: Any) -> Recipient:
-    return Recipient(**{"job_id": "j", "attempt": 1, "node": "worker-0.1", "key": key} | changes)
+    return dataclasses.replace(Recipient("j", 1, "worker-0.1", key), **changes)
 
 
 def test_a_box_is_opened_by_its_recipient_only() -> None:
@@ -265,7 +266,8 @@ def test_a_key_needs_the_proof_of_the_pass_for_this_node() -> None:
 
 
 def test_an_agent_ignores_and_removes_boxes_that_others_have_planted(tmp_path: Path) -> None:
-    job_dir, said = JobDir(tmp_path.as_uri(), make=True), []
+    job_dir = JobDir(tmp_path.as_uri(), make=True)
+    said: list[str] = []
     request = Request.make("j", 1, "worker-0.1", "pass")
     key = request.recipient.box_key
     assert request.read(job_dir, {"A"}, said.append) is None

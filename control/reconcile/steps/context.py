@@ -164,8 +164,8 @@ class AttemptContext(JobContext):
 
     @property
     def secrets_pass(self) -> str:
-        """What the attempt's machines prove that they are the job's with; "": they get no pass at their launch, as a
-        group's or a cluster's machines get their work from the fleet's folder."""
+        """Proof of the attempt's machines that they are the job's; "": they get none at their launch, as a group's or a
+        cluster's machines get their work from the fleet's folder."""
         if self.is_group or info(self.attempt.offer.cloud).outlives_jobs:
             return ""
         return self.job.policy.secrets_pass
