@@ -346,7 +346,7 @@ class Agent:
         may succeed."""
         from ..secrets.references import Reads, SecretError
 
-        reads = Reads(references)
+        reads = Reads(references, self._log.add_agent_line)
         try:
             return self._runner.poll(reads.values, math.inf, _SECRETS_POLL_S) or {}
         except SecretError as error:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import importlib
 import json
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import NamedTuple
 from urllib.parse import parse_qsl
 
@@ -76,8 +76,9 @@ class Reads:
     """Concurrent reads of several secrets, in threads that do not outlive this process: a node that is to stop does not
     wait for them."""
 
-    def __init__(self, references: Mapping[str, str], patience: Patience = PATIENT) -> None:
-        """Start reading. `references`: name -> reference."""
+    def __init__(self, references: Mapping[str, str], say: Callable[[str], None], patience: Patience = PATIENT) -> None:
+        """Start reading. `references`: name -> reference; `say` logs a line, from any thread."""
+        self._say = say
         self._values: dict[str, str] = {}
         self._failures: dict[str, Exception] = {}
         self._threads = [
@@ -104,8 +105,11 @@ class Reads:
         return self._values
 
     def _read(self, name: str, reference: str, patience: Patience) -> None:
+        def say(reason: str) -> None:
+            self._say(f"the secret {name}: {reference}: {reason}; it is read again")
+
         try:
-            self._values[name] = read_secret(reference, patience)
+            self._values[name] = read_secret(reference, patience._replace(say=say))
         except Exception as error:  # noqa: BLE001 - raised again by values()
             self._failures[name] = error
 
@@ -113,7 +117,7 @@ class Reads:
 def _selected(value: str, key: str) -> str:
     """Return the value under a key of a JSON object. Numbers are returned as they are written."""
     try:
-        document = json.loads(value, parse_int=str, parse_float=str)
+        document = json.loads(value, parse_int=str, parse_float=str, parse_constant=str)
     except (ValueError, RecursionError):
         document = None
     if not isinstance(document, dict):

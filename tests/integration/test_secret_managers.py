@@ -174,7 +174,7 @@ def cloud(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, tmp_p
 
 
 def read_all(references: dict[str, str], patience: Patience = FAST) -> dict[str, str]:
-    reads = Reads(references, patience)
+    reads = Reads(references, lambda _line: None, patience)
     while (values := reads.values()) is None:
         time.sleep(0.01)
     return values
@@ -418,6 +418,8 @@ class TestJobs:
         made.control.fail(made.action, made.throttled, times=2)
         job = self.submit(tmp_path, made.reference)
         assert job.wait(timeout_s=180) and job.state == "succeeded", job.reason
+        (line,) = [one.text for one in job.logs().read()[0] if "it is read again" in one.text]
+        assert line.startswith(f"the secret TOKEN: {made.reference}: HTTP 400 ThrottlingException")
 
     def test_one_that_cannot_be_read_ends_the_job_at_once(self, made: Cloud, tmp_path: Path) -> None:
         job = self.submit(tmp_path, "aws-secretsmanager://elsewhere#key")
