@@ -16,7 +16,7 @@ from urllib.parse import parse_qsl
 
 from .api import PATIENT, Patience, SecretError
 
-__all__ = ["CLOUDS", "MOST_BYTES", "Reads", "Reference", "SecretError", "is_reference", "read_secret"]
+__all__ = ["CLOUDS", "MOST_BYTES", "Reads", "Reference", "SecretError", "read_secret"]
 
 CLOUDS = ("aws", "gcp", "azure")
 """Clouds with a module in this package that has SCHEME and read()."""
@@ -28,7 +28,6 @@ _REFERENCE_CHARACTERS = 4_096
 class Reference(NamedTuple):
     """A parsed reference."""
 
-    text: str
     scheme: str
     path: str
     options: Mapping[str, str]
@@ -45,13 +44,7 @@ class Reference(NamedTuple):
         path, _, query = address.partition("?")
         if not separator or not path or (mark and not key):
             raise SecretError(f"{text}: no reference to a secret: expected SCHEME://PATH[#KEY]")
-        return cls(text, scheme, path, dict(parse_qsl(query, keep_blank_values=True)), key)
-
-
-def is_reference(source: str) -> bool:
-    """Return whether the source of a secret's value is a reference that read_secret() may read."""
-    scheme, separator, _ = source.partition("://")
-    return bool(separator) and scheme.partition("-")[0] in CLOUDS
+        return cls(scheme, path, dict(parse_qsl(query, keep_blank_values=True)), key)
 
 
 def read_secret(reference: str, patience: Patience = PATIENT) -> str:
