@@ -49,7 +49,7 @@ def command(
     from ..jobspecs import job_file
 
     flags = take_flags(ctx, gcloud, has_file=file is not None)
-    loaded = load_spec(file, overrides(ctx), flags)
+    loaded = load_spec(file, overrides(ctx), flags, with_defaults=False)
     spec = _moved(loaded, output)
     text = job_file.to_text(spec, loaded.notes) if form == "yaml" else job_file.to_json(spec)
     if output is None:

@@ -24,7 +24,7 @@ MEANINGS: dict[Exit, str] = {
     Exit.OK: "the command did what it was asked to; for `submit` and `wait`: the job succeeded",
     Exit.FAILED: "the job failed; for `infra preview --expect-no-changes`: something would be changed",
     Exit.USAGE: "the command line is wrong, or names a job that is not there or not in a state for it",
-    Exit.INVALID: "the job file is invalid",
+    Exit.INVALID: "the job file or the configuration is invalid",
     Exit.IMPOSSIBLE: "the job file is valid, but nothing can run it; for `infra` and `cluster`: a check refuses it",
     Exit.STOPPED: "the job was cancelled or stopped by one of its limits; for `wait --timeout`: it still runs",
     Exit.UNAVAILABLE: "the store, the job dir or the target cannot be used now",

@@ -164,7 +164,7 @@ def _confirm_alive(doubtful: Sequence[JudgedLeftover], *, expired_only: bool, ye
 
 
 def _remove(going: Sequence[JudgedLeftover], now: float, *, others: bool, expired_only: bool, alive: bool) -> None:
-    """Remove all that can be removed. Raises CommandError that lists the failures."""
+    """Remove leftovers; a failure does not stop the others. Raises CommandError that lists the failures."""
     from ..control import gc_policy
     from ..provisioners import ProvisionError
 

@@ -63,12 +63,17 @@ COMMANDS: dict[str, Entry] = {
     "image": Entry(_KEEP, "Build, push and run the image in which jobs run."),
     "supervise": Entry(_KEEP, "Run the supervisor in the foreground."),
     "gc": Entry(_KEEP, "Find machines no job needs any more, and end them."),
+    "config": Entry(_KEEP, "Show and change defaults of job files and settings of this computer."),
     "completion": Entry(_KEEP, "Print the completion script of a shell."),
 }
 
 
-_FOLDERS = frozenset({"catalog", "cluster", "goodput", "gpus", "image", "infra", "status", "verify-resume"})
-"""Commands of several modules: the command is in `command.py` of the folder of its name."""
+_FOLDERS = frozenset({"catalog", "cluster", "config", "goodput", "gpus", "image", "infra", "status", "verify-resume"})
+"""Commands that are packages: the command is in `cli/<name>/command.py`."""
+
+
+_WITHOUT_SETTINGS = frozenset({"config", "completion", "schema"})
+"""Commands that work with an invalid configuration file: they show and mend it, or need none."""
 
 
 def load_command(name: str) -> click.Command:
@@ -117,13 +122,22 @@ class LazyGroup(click.Group):
 
 @click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": MAX_COLUMNS})
 @click.version_option(__version__, "-V", "--version", prog_name=PROGRAM, message="%(prog)s %(version)s")
-def cli() -> None:
+@click.pass_context
+def cli(ctx: click.Context) -> None:
     """Run training jobs on GPU machines: checked before they cost money, resumed after every interruption.
 
     \b
     cloudgpu plan job.yaml      where it can run, and for how much
     cloudgpu submit job.yaml    run it there and follow its log
     """
+    if ctx.invoked_subcommand not in _WITHOUT_SETTINGS:
+        from ..jobspecs.home import config_file
+
+        if config_file().exists():
+            from ..jobspecs.configuration.effective import apply_settings
+            from ..jobspecs.configuration.files import user_file
+
+            apply_settings(os.environ, user_file())
 
 
 def run() -> NoReturn:
@@ -167,7 +181,7 @@ def _run(words: list[str]) -> int:
 
 
 def _print_any_text() -> None:
-    """Print characters that the terminal's encoding lacks as escapes instead of failing."""
+    """Make stdout and stderr print characters that their encoding lacks as escapes, instead of raising an error."""
     for stream in (sys.stdout, sys.stderr):
         reconfigure = getattr(stream, "reconfigure", None)  # None: the stream is closed, or replaced by a test
         if reconfigure is not None:

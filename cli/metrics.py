@@ -122,7 +122,8 @@ def _show(rows: Sequence[Row]) -> None:
 
 
 def curve(values: Sequence[float], width: int) -> str:
-    """Return a line of bars, each the mean of its share of the values; `!` marks a share with a non-finite value."""
+    """Return a line of bars, each for the mean of an equal share of the values; `!` marks a share with a non-finite
+    value."""
     bars = min(width, len(values))
     parts = [values[len(values) * bar // bars : len(values) * (bar + 1) // bars] for bar in range(bars)]
     means = [sum(part) / len(part) for part in parts]

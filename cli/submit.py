@@ -116,7 +116,7 @@ def _plan(loaded: LoadedSpec, cluster: str | None) -> tuple[LoadedSpec, Plan]:
 
 
 def _load(ctx: click.Context, word: Path, gcloud: dict[str, Any]) -> LoadedSpec:
-    """Load the job. As with gcloud, `word` is the job's name; if it names a file, it is the config instead."""
+    """Load the job of the file `word`. With --config, or with gcloud's flags but no such file, `word` is its name."""
     config, flags = gcloud.pop("gcloud_config"), take(gcloud)
     if config is not None or (flags and not _looks_like_a_file(word)):
         return load_spec(config, overrides(ctx), flags, job=str(word))
@@ -178,7 +178,7 @@ _LARGE_CODE = (
 
 
 def _ship(loaded: LoadedSpec, plan: Plan) -> tuple[Job, bool]:
-    """Submit the job; return it, and whether Ctrl-C was pressed after it could have been created."""
+    """Submit the job; return the job, and whether Ctrl-C was pressed while it was being stored."""
     from ..control.jobs import submit
 
     interrupts, is_large = Interrupts(), False
@@ -225,8 +225,8 @@ def _follow(job: Job, *, interrupted: bool) -> Exit:
 
 
 def _followed(follower: Follower, interrupts: Interrupts) -> bool:
-    """Return whether the job has ended. KeyboardInterrupt (a second Ctrl-C while a step hangs) counts as the first
-    Ctrl-C."""
+    """Follow the job; return True when it has ended, False after Ctrl-C. KeyboardInterrupt, raised by a second
+    Ctrl-C while a step hangs, has the same effect as the first."""
     from ..protocol.jobdir import JobDirError
 
     try:

@@ -99,7 +99,8 @@ def _check(file: str | None, changes: Overrides, flags: Mapping[str, str]) -> tu
 
 
 _EXPLAINED_BY = {"retired-accelerator": "accelerator-retired", "retired-machine-type": "machine-type-retired"}
-"""Loader warning -> planner rule that replaces it, as it adds the date of retirement and an alternative."""
+"""Code of a loader's warning -> planner rule whose finding replaces the warning: it adds the date of retirement and
+an alternative."""
 
 
 def _refusals(loaded: LoadedSpec) -> list[Refusal] | None:

@@ -34,7 +34,7 @@ class JudgedLeftover:
     is_expired: bool
 
     def is_removable(self, *, others: bool, expired_only: bool, alive: bool) -> bool:
-        """Return whether it may be removed. A resource that an attempt needs is kept even if it has expired.
+        """Return whether the resource may be removed. If an attempt needs it, it is kept even if it has expired.
 
         others: also remove expired resources of other stores
         expired_only: of this store, remove only expired resources
@@ -105,7 +105,7 @@ def find(targets: Sequence[str], regions: Sequence[str], now: float) -> Search:
             continue
         searched.append(target)
         found += here.leftovers
-        missed |= {f"{target} {place}": why for place, why in here.missed.items()}
+        missed |= {f"{target} {place}": why for place, why in here.failed.items()}
     # The store is read after the targets, so that it knows the resources created during the search.
     return Search([_judge_by(store, leftover, now) for leftover in found], searched, missed)
 

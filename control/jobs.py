@@ -81,7 +81,7 @@ class Job:
 
     @property
     def exit_code(self) -> int | None:
-        """Exit code of the user's program (negative: killed by that signal) if it ended the job."""
+        """Exit code of the user's program (negative: killed by that signal); None: the job did not end by it."""
         return self.row.exit_code
 
     @property
@@ -95,7 +95,7 @@ class Job:
 
     @property
     def next_try(self) -> float | None:
-        """Epoch seconds of the next attempt to get machines, if the job waits for it."""
+        """Epoch seconds of the next try to get machines; None: the job is not between two tries."""
         waits = not self.done and self.row.not_before > time.time()
         return self.row.not_before if waits else None
 
@@ -126,7 +126,7 @@ class Job:
 
     @property
     def offers(self) -> list[Offer]:
-        """Offers it was submitted with, in order of preference."""
+        """Offers with which the job was submitted, in order of preference."""
         return list(self.row.offers)
 
     @property

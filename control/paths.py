@@ -13,7 +13,7 @@ DATABASE_VARIABLE = "CLOUDGPU_DATABASE_URL"
 
 
 def make_private(folder: Path) -> Path:
-    """Create a folder that only its owner can read, as home.private() does. Raises StoreError."""
+    """Create a folder that only its owner can read (see home.private). Raises StoreError."""
     try:
         private(folder)
     except OSError as error:

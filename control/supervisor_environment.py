@@ -1,7 +1,7 @@
-"""Environment variables that select the cloud accounts, and those that the running supervisor has.
+"""Environment variables with cloud settings and credentials, compared with those of the running supervisor.
 
-Project, account and credentials of a cloud come from the environment of the process that calls it: the supervisor. Its
-lock file has a keyed hash of each variable, never a value.
+Project, account and credentials of a cloud are taken from the environment of the process that calls the cloud, the
+supervisor. Its lock file has a keyed hash of each variable, never a value.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ _STORE = "store"
 
 
 def settings_of(clouds: Collection[str], environ: Mapping[str, str]) -> frozenset[str]:
-    """Return the names of these clouds' settings that are in an environment."""
-    return frozenset().union(*(one.settings.among(environ) for one in _targets(clouds)))
+    """Return the names of the variables with settings of these clouds that are set in an environment."""
+    return frozenset().union(*(one.settings.set_in(environ) for one in _targets(clouds)))
 
 
 def credentials_of(clouds: Collection[str], environ: Mapping[str, str]) -> frozenset[str]:
-    """Return the names of these clouds' credentials that are in an environment."""
-    return frozenset().union(*(one.credentials.among(environ) for one in _targets(clouds)))
+    """Return the names of the variables with credentials for these clouds that are set in an environment."""
+    return frozenset().union(*(one.credentials.set_in(environ) for one in _targets(clouds)))
 
 
 def credentials_among(cloud: str, environ: Mapping[str, str]) -> list[str]:
-    """Return the names of one cloud's credentials that are in an environment, sorted."""
+    """Return the sorted names of the variables with credentials for a cloud that are set in an environment."""
     return sorted(credentials_of([cloud], environ))
 
 
@@ -54,7 +54,10 @@ def has_new_password(theirs: Mapping[str, str], salt: bytes) -> bool:
 
 
 def differing(names: Collection[str], theirs: Mapping[str, str], salt: bytes) -> list[str]:
-    """Return the names, sorted, whose values differ from those hashed in `theirs`, a result of hashes()."""
+    """Return the sorted names of variables whose values in this process differ from those hashed in `theirs`.
+
+    theirs: result of hashes() in the other process, with `salt`
+    """
     ours = {name: _hash(os.environ[name], salt) for name in names if os.environ.get(name)}
     return sorted(name for name in names if ours.get(name) != theirs.get(name))
 

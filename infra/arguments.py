@@ -67,7 +67,8 @@ def _check_tags(what: str, args: Mapping[str, Any]) -> None:
 
 
 def fleet_spec(name: str, values: Mapping[str, Any], check: Callable[[FleetSpec], None]) -> FleetSpec:
-    """Return the fleet that `values` describe. Raises ArgumentError, also for whatever `check` rejects."""
+    """Return the fleet that `values` describe. Raises ArgumentError if they are invalid or `check` rejects the
+    fleet."""
     with translate_provision_errors(name):
         try:
             fleet = FleetSpec.model_validate(dict(values))
@@ -104,7 +105,7 @@ def check_fleet_name(name: str, fleet_name: str) -> None:
 
 
 def check_size(argument: str, text: str, limit: int) -> str:
-    """Return `text`. Raises ArgumentError if it is longer than `limit` bytes in UTF-8."""
+    """Return `text` unchanged. Raises ArgumentError if it is longer than `limit` bytes in UTF-8."""
     size = len(text.encode())
     if size > limit:
         raise ArgumentError(f"{argument}: {size:,} bytes, of which a machine can have {limit:,} at most")

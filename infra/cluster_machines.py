@@ -53,10 +53,10 @@ def _reserved_until(settings: FleetSettings) -> float | None:
 def settings_for(
     stack: str, fleet: FleetSpec, stands_in: Infrastructure, before: FleetSettings | None = None
 ) -> FleetSettings:
-    """Return settings with the newest image and agent, without creating resources.
+    """Return settings with the newest image and agent; no resource is created. Raises InfraError, ProvisionError.
 
-    With market reservation, the fleet keeps the reservation of `before`, whose capacity its machines occupy; without
-    `before` it gets a reservation with capacity for all machines. Raises InfraError, ProvisionError.
+    With market reservation: the fleet keeps the reservation in `before`, as its machines occupy the capacity.
+    Without `before` it gets a reservation with capacity for all its machines.
     """
     from ..control.submit.submission import owner_name
     from ..protocol.jobdir import agent_key

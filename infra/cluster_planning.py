@@ -40,8 +40,8 @@ def plan_cluster(
 ) -> ClusterPlan:
     """Return a plan for the best offer. A running cluster keeps its region, and if possible its machines (`before`).
 
-    Raises NoOfferError if no offer exists, RefusedError if no offer's region has an infra stack or the cluster's file
-    no longer allows its region.
+    Raises NoOfferError if no offer exists. Raises RefusedError if no region with an offer has an infra stack, or if
+    the cluster's file no longer allows the cluster's region.
     """
     clouds = loaded.cluster.resources.cloud or FLEET_CLOUDS
     found = plan(loaded.job, machine=None, today=today, clouds=clouds)
@@ -104,8 +104,8 @@ def _is_as_before(offer: Offer, before: FleetSpec) -> bool:
 
 
 def _keep_settings(fleet: FleetSpec, before: FleetSpec) -> FleetSpec:
-    """Return the fleet with settings that unchanged machines keep: `peers`, even if only one machine is left, and the
-    zones of their reservation if the file still allows them."""
+    """Return the fleet with the settings that machines of the same kind keep: `peers`, even if only one machine is
+    left, and the zones of their reservation if the file still allows these."""
     if not are_alike(fleet, before):
         return fleet
     stays = fleet.market == "reservation" and (not fleet.zones or set(before.zones) <= set(fleet.zones))

@@ -45,7 +45,7 @@ class Report:
     changes: tuple[Change, ...]
     """Sorted by name."""
     price: Price | None
-    """None: the operation creates nothing."""
+    """Price of the stack after the operation; None: the operation creates nothing."""
     quota: str = ""
     """Result of the quota check for the machines; "": the stack has no machines."""
     findings: tuple[Finding, ...] = ()
@@ -138,8 +138,8 @@ def _destroyed(changes: Iterable[Change]) -> Iterable[Finding]:
 
 
 def _unprotected(changes: Iterable[Change]) -> Iterator[Finding]:
-    """Yield a refusal for each unprotected resource with data: an interrupted `down --delete-bucket` leaves it
-    unprotected."""
+    """Yield a refusal for each resource with data that would be deleted because it is unprotected, as after an
+    interrupted `down --delete-bucket`."""
     for change in changes:
         if change.op == "delete" and change.kind in _HOLDS_DATA:
             message = f"{change.name} ({change.kind}) would be deleted with every checkpoint in it: it is not protected"

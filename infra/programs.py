@@ -28,9 +28,9 @@ class Terms:
     cap_usd_h: str | None
     """limits.price in US dollars per hour; None: no limit."""
     on_demand: int
-    """ClusterFile's value, even if the cluster has fewer machines now."""
+    """Number of on-demand machines in the cluster's file, even if the cluster has been scaled below it."""
     on_demand_usd_h: str | None = None
-    """Like price_usd_h, for the machines bought on demand, which cost more; None: unknown, or there are none."""
+    """Like price_usd_h, for the on-demand machines of a spot fleet; None: unknown, or there are none."""
 
     def price_of(self, fleet: FleetSpec) -> Decimal | None:
         """Return US dollars per hour of all machines; None: unknown."""

@@ -87,7 +87,7 @@ class FleetSettings:
     fleet_dir: str
     """URL of the fleet folder below `infrastructure.job_dir`, in which the machines find their orders."""
     account: str = ""
-    """Like InfraSettings.account."""
+    """Account of the machines; see InfraSettings.account."""
     expires: float | None = None
     """Epoch seconds after which any cleanup, such as the infra stack's reaper, may delete the machines; None: never.
     Stored on the group or its resource group."""

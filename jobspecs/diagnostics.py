@@ -12,7 +12,7 @@ Severity = Literal["error", "warning"]
 
 
 MAX_PROBLEMS = 100
-"""Maximum number of problems reported per file; more would not be read, and computing hints takes time."""
+"""Maximum number of problems reported per file: a user would not read more, and hints take time to compute."""
 
 
 class Problem(NamedTuple):
@@ -22,9 +22,9 @@ class Problem(NamedTuple):
     code: str
     """Stable kebab-case name, e.g. "unknown-accelerator", for scripts and SARIF."""
     message: str
-    """States what is wrong."""
+    """Sentence that says what is wrong."""
     hint: str = ""
-    """Says what to write instead."""
+    """Sentence that says what to write instead."""
     severity: Severity = "error"
     in_key: bool = False
     """True if the key itself is wrong, not its value."""
@@ -36,7 +36,7 @@ class Diagnostic(NamedTuple):
     file: str
     """Name as given by the user; `--set resources.region` for a value from the command line."""
     line: int
-    """0 if the mistake is in no file."""
+    """Line number; 0 if the mistake is not in a file."""
     column: int
     code: str
     message: str
@@ -70,16 +70,16 @@ class MistakesError(ValueError):
 
 
 def mistake(code: str, message: str, hint: str = "") -> MistakesError:
-    """Return the error for a validator's whole value."""
+    """Return the error for a mistake that concerns the whole value of a validator."""
     return MistakesError(Problem((), code, message, hint))
 
 
 def quote(text: object, limit: int = 60) -> str:
-    """Return a user's text for a message: one line, no control characters, bounded length, in backticks."""
+    """Return a user's text in backticks for a message: one line, no control characters, at most `limit` characters."""
     return f"`{shorten(str(text), limit)}`"
 
 
 def shorten(text: str, limit: int = 60) -> str:
-    """Return the text on one line, without control characters, of bounded length."""
+    """Return the text in one line, with control characters escaped, cut to `limit` characters before the escaping."""
     shown = text if len(text) <= limit else text[: limit - 1] + "…"
     return "".join(char if char.isprintable() else ascii(char)[1:-1] for char in shown)

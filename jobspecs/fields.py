@@ -1,7 +1,7 @@
 """Types of the job file's fields: parsing of their text, and messages for invalid values.
 
-Validators describe mistakes for the user and, by MistakesError, their place; the loader finds the line. Each type
-carries the JSON Schema of what the loader accepts.
+Validators raise MistakesError, which describes mistakes for the user with their place in the value; the loader adds the
+line. Each type has the JSON Schema of the values that the loader accepts.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ JOB_DIR_SCHEMES = tuple(FORMS)
 _MAX_LIST = 64
 _MAX_ENV = 1_000
 _MAX_WORD = 64
-"""Maximum characters of a wrong word that are used to find a hint."""
+"""Maximum characters of a wrong word from which a hint is derived."""
 # Names of markets and roles in clouds and other tools.
 _FOREIGN_WORDS = {
     "preemptible": "spot",
@@ -91,7 +91,7 @@ def _choice(options: tuple[str, ...]) -> BeforeValidator:
 
 
 def _unknown(value: object, options: tuple[str, ...]) -> MistakesError:
-    """Return the mistake, which lists all options."""
+    """Return the error for a value that is not among the options; it lists them."""
     words = [_meant(word, options) for word in str(value)[:_MAX_WORD].split(",")]
     hint = f"did you mean {words[0]}?" if words[0] else did_you_mean(str(value), options)
     if len(words) > 1 and all(words):
@@ -106,7 +106,7 @@ def _check_cloud(value: object) -> Any:
 
 
 def _meant(word: str, options: tuple[str, ...]) -> str:
-    """Return the option that corresponds to another tool's word; "" if there is none."""
+    """Return the option that a word means, which may be another tool's word for it; "" if there is none."""
     plain = word.strip()
     word = plain.lower().replace("_", "-").replace(" ", "-")
     aliases = (name for name, one in targets.built_in().items() if word in one.aliases)
@@ -115,8 +115,10 @@ def _meant(word: str, options: tuple[str, ...]) -> str:
 
 
 def _text(most: int, *, least: int = 0) -> tuple[Any, ...]:
-    """Return the annotations of a bounded str. The schema also allows numbers and booleans: editors see YAML types, the
-    loader text."""
+    """Return the annotations of a str of `least` to `most` characters.
+
+    The schema also allows numbers and booleans: editors validate YAML's types, but the loader reads all values as text.
+    """
     kinds = {"type": ["string", "number", "boolean"], "minLength": least, "maxLength": most}
     return (StringConstraints(min_length=least, max_length=most), WithJsonSchema(kinds))
 
@@ -264,8 +266,10 @@ def _check_outputs(value: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def _path_problem(path: str, *, absolute: bool) -> Problem | None:
-    """Return the problem of a path on the machine; it must be in the code's folder or, if `absolute`, may start at the
-    root."""
+    """Return the problem of a path on the machine; None if it is valid.
+
+    A relative path must be in the code's folder. `absolute`: allow paths that begin with "/".
+    """
     parts = path.split("/")
     if ".." in parts or "\0" in path or not path.strip("/."):
         return Problem((path,), "bad-path", f"{quote(path)} leads out of the job's folder, or nowhere", in_key=absolute)
@@ -276,7 +280,11 @@ def _path_problem(path: str, *, absolute: bool) -> Problem | None:
 
 
 def _word_or(word: str, parse: Any, write: Any, schema: dict[str, Any]) -> tuple[Any, ...]:
-    """Return the annotations of a field that takes one word, or a value that `parse` accepts."""
+    """Return the annotations of a field that takes a certain word, or a value that `parse` accepts.
+
+    write   converts a parsed value for serialization
+    schema  JSON Schema of the other values
+    """
 
     def read(value: Any) -> Any:
         try:

@@ -1,5 +1,4 @@
-"""Clusters (machines that outlive jobs): ClusterFile, the model of cluster.yaml, and FleetSpec, from which machines are
-made."""
+"""Models of clusters (machines that outlive jobs): ClusterFile for cluster.yaml, FleetSpec for a group of machines."""
 
 from __future__ import annotations
 
@@ -32,13 +31,13 @@ FleetCloud = Annotated[str, AfterValidator(_check_fleet_cloud)]
 
 NEVER = "never"
 EXPIRY_S = 7 * 86_400
-"""Default of a cluster file's `expires`, in seconds: a forgotten cluster must not bill forever."""
+"""Default of a cluster file's `expires`, in seconds, so that a forgotten cluster does not cost money forever."""
 LEAST_EXPIRY_S = 600
-"""Minimum lifetime in seconds: machines take minutes to boot, and leave a minute early."""
+"""Minimum of `expires`, in seconds: machines take minutes to boot, and stop a minute before they expire."""
 
 
 def parse_expiry(value: object) -> int | None:
-    """Return the seconds of a duration; None for `never`. Raises ValueError."""
+    """Return the seconds of a duration; None for `never`. Raises ValueError if invalid or below LEAST_EXPIRY_S."""
     if str(value).strip() == NEVER:
         return None
     try:
@@ -104,9 +103,9 @@ class FleetSpec(_Model):
     """Zones for machines, spelled as in offers; empty: all zones of the region that have them."""
     machine_type: str
     accelerator: str | None
-    """Canonical name; None: no GPU."""
+    """Canonical name of the accelerator; None: no GPU."""
     gpus: str = "0"
-    """GPUs per machine, the text of a Fraction: "8", "1/8"."""
+    """GPUs per machine, as text of a Fraction: "8", "1/8"."""
     market: Market = "on-demand"
     on_demand: int = Field(default=0, ge=0)
     """Number of machines, out of `size`, to buy on demand in market spot."""
@@ -122,7 +121,10 @@ class FleetSpec(_Model):
 
     @classmethod
     def from_json(cls, value: Mapping[str, object]) -> FleetSpec:
-        """Read stored JSON; unknown keys of another version are dropped. Raises pydantic's ValidationError."""
+        """Return a FleetSpec from stored JSON values; unknown keys of another version are dropped.
+
+        Raises pydantic's ValidationError.
+        """
         return cls.model_validate({key: one for key, one in value.items() if key in cls.model_fields})
 
     @property
@@ -132,16 +134,15 @@ class FleetSpec(_Model):
 
     @property
     def template_hash(self) -> str:
-        """16 hex digits; fleets with the same value have the same template. It does not depend on the number of
-        machines."""
+        """Hash of all fields except _NOT_IN_TEMPLATE, 16 hex digits; fleets with the same value share a template."""
         values = self.model_dump(mode="json", exclude=set(_NOT_IN_TEMPLATE))
         return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def fleet_of(cluster: ClusterFile, offer: Offer, zones: Sequence[str] = ()) -> FleetSpec:
-    """Return the fleet of a cluster file for an offer of its plan. The offer's zone is ignored in favour of `zones`.
+    """Return the fleet of a cluster file for an offer of its plan, in `zones` (not in the offer's zone).
 
-    The offer has one role, as a cluster file has no roles.
+    The offer has one role, because a cluster file has no roles.
     """
     (role,) = offer.roles
     return FleetSpec.model_validate(

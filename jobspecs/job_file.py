@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from .models import AcceleratorRequest, JobSpec
 
 _INLINE_WIDTH = 70
-"""Maximum columns of a list or mapping that is written on one line."""
+"""Maximum columns of a list that is written on one line."""
 _COMMENT_WIDTH = 98
 
 
@@ -27,7 +27,7 @@ def to_mapping(spec: JobSpec) -> dict[str, Any]:
     for name in ("cloud", "region", "zone", "market"):
         if name in resources:
             resources[name] = _one_or_list(resources[name])
-    # The accelerator comes first, as readers look for it first.
+    # The accelerator comes first, because readers look for it first.
     job["resources"] = dict(sorted(resources.items(), key=lambda item: _rank(item[0])))
     if not job["resources"]:
         del job["resources"]
@@ -40,15 +40,14 @@ def to_text(spec: JobSpec, notes: Sequence[str] = ()) -> str:
 
 
 def to_json(spec: JobSpec) -> str:
-    """Return the job file as JSON. As JSON is YAML, it can be loaded."""
+    """Return the job file as JSON, which can be loaded, because JSON is valid YAML."""
     import json
 
     return json.dumps(to_mapping(spec), indent=2, ensure_ascii=False) + "\n"
 
 
 def dump(value: Mapping[str, object]) -> str:
-    """Return YAML in block style; short lists and mappings of plain values on one line, multi-line texts as literal
-    blocks."""
+    """Return block-style YAML, with short lists of plain values on one line and multi-line text as literal blocks."""
     import yaml
 
     return yaml.dump(

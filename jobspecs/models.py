@@ -1,7 +1,7 @@
-"""Pydantic models of the job file: shapes and bounds. Whether names exist is checked by jobspecs.rules.
+"""Pydantic models of the job file, which check types and bounds. jobspecs.rules checks whether names exist.
 
 Users' files are validated strictly: extra keys are refused. Stored jobs are read leniently: `JobSpec.from_stored()`
-drops keys of other versions, so that an upgrade never strands a running job.
+drops keys of other versions, so that a running job survives an upgrade of cloudgpu.
 """
 
 from __future__ import annotations
@@ -249,8 +249,10 @@ class JobSpec(_Model):
     @field_validator("run")
     @classmethod
     def _program_or_image(cls, value: object, info: ValidationInfo) -> Any:  # a Command or None
-        """Require an image for every machine without `run`; an invalid `image` or `roles` is absent from
-        `info.data`."""
+        """Require `run`, unless there is an image for every machine.
+
+        If `image` or `roles` is invalid, and so absent from `info.data`, nothing is required.
+        """
         if value is not None or not {"image", "roles"} <= info.data.keys():
             return value
         roles = info.data["roles"]
@@ -312,5 +314,5 @@ class JobSpec(_Model):
 
     @classmethod
     def from_stored(cls, value: Mapping[str, object]) -> JobSpec:
-        """Read the output of to_stored(), possibly of another version: unknown keys are dropped."""
+        """Return a spec from the output of to_stored(); unknown keys, of another version, are dropped."""
         return cls.model_validate(value, extra="ignore")

@@ -1,4 +1,4 @@
-"""Result of planning: offers in order of preference, and refusals with reasons. Plain values."""
+"""Result of planning: offers in order of preference, and refusals with reasons, as plain values."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ class RoleOffer:
     vcpus: int | None
     memory_gb: float | None
     price: Decimal | None
-    """US dollars per hour of ONE machine with GPUs, without disk; None: unknown. An upper bound if the offer's price
-    is."""
+    """US dollars per hour of one machine with its GPUs, without disk; None: unknown. If the offer has `price_at_most`,
+    this may be an upper bound too."""
 
 
 class Offer(NamedTuple):
@@ -39,11 +39,11 @@ class Offer(NamedTuple):
     cloud: str
     region: str
     zone: str | None
-    """None if the provider chooses the zone."""
+    """Zone; None if the provider chooses it."""
     market: str
     roles: tuple[RoleOffer, ...]
     disk_gb: float
-    """GB per machine."""
+    """Disk size per machine, in GB."""
     disk_price: Decimal | None
     """US dollars per hour of all disks; None: unknown."""
     price: Decimal | None
@@ -55,7 +55,7 @@ class Offer(NamedTuple):
     price_at_most: bool = False
     """True if `price` is an upper bound: the on-demand price in place of an unknown Spot price."""
     price_from: Decimal | None = None
-    """Lower bound of the whole job's price if `price` is unknown. It satisfies no limit."""
+    """Lower bound of the whole job's price if `price` is unknown, in which case the offer is above any limits.price."""
 
     @property
     def nodes(self) -> int:
@@ -131,7 +131,7 @@ class Offer(NamedTuple):
 
 
 class Refusal(NamedTuple):
-    """Impossible way to run the job: the rule that forbids it, and an alternative."""
+    """Way in which the job cannot run, with the rule that forbids it and an alternative."""
 
     rule: str
     """Name of the rule in jobspecs.rules, e.g. "count-on-machine-type"."""
@@ -139,13 +139,13 @@ class Refusal(NamedTuple):
     subject: str
     """Refused combination, e.g. "gcp n1-standard-4 + V100:3"."""
     message: str
-    """States what is wrong."""
+    """Sentence that says what is wrong."""
     allowed: str
     """Allowed alternative; "" if there is none."""
     price: Decimal | None = None
-    """Price per hour of the whole job, if known: shows why a seemingly cheaper way was not chosen."""
+    """Price of the whole job in US dollars per hour, if known; it explains why a cheaper way was not chosen."""
     key: Loc = ()
-    """Path of the job file's key that the refusal is about."""
+    """Path of the key in the job file that caused the refusal."""
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -159,7 +159,7 @@ class Refusal(NamedTuple):
 
 
 class Plan(NamedTuple):
-    """Offers in order of preference, then of price; unknown prices last."""
+    """Offers in order of preference, then of price (unknown prices last), and refusals."""
 
     offers: tuple[Offer, ...]
     refusals: tuple[Refusal, ...] = ()
@@ -169,8 +169,10 @@ class Plan(NamedTuple):
         return self.offers[0] if self.offers else None
 
     def to_json(self) -> dict[str, Any]:
-        """Return the output of `cloudgpu plan --json`. Keys are only ever added;
-        docs/explanation/planning.md describes them."""
+        """Return the output of `cloudgpu plan --json`, which docs/explanation/planning.md describes.
+
+        Later versions may add keys, but do not remove or change any.
+        """
         return {
             "offers": [offer.to_json() for offer in self.offers],
             "refusals": [refusal.to_json() for refusal in self.refusals],
@@ -178,7 +180,7 @@ class Plan(NamedTuple):
 
 
 class LocalGpu(NamedTuple):
-    """GPU of this machine, as its driver names it."""
+    """GPU of this machine, with the name that its driver reports."""
 
     uuid: str
     name: str
@@ -186,13 +188,13 @@ class LocalGpu(NamedTuple):
 
 
 class LocalMachine(NamedTuple):
-    """Hardware of this machine, as inspected by the caller; the planner itself is pure."""
+    """Hardware of this machine, which the caller inspects, since the planner is pure."""
 
     cpus: int
     memory_gb: float
     gpus: tuple[LocalGpu, ...] = ()
     price: Decimal = Decimal(0)
-    """US dollars per hour that this machine costs its owner (CLOUDGPU_LOCAL_PRICE); 0: already paid for."""
+    """Cost of this machine to its owner in US dollars per hour (CLOUDGPU_LOCAL_PRICE); 0: already paid for."""
 
 
 def _text(amount: Decimal | None) -> str | None:

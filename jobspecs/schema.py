@@ -1,7 +1,8 @@
-"""JSON Schema of job files (draft 2020-12), for editors: it accepts what the loader accepts.
+"""JSON Schema of job files (draft 2020-12), for editors: it accepts the files that the loader accepts.
 
-Editors parse `8`, `no` and `1.10` as number and boolean while the loader takes their text, so text fields accept those
-too. Checks beyond a schema (names that exist, keys that exclude each other) are left to `validate`.
+Editors parse `8`, `no` and `1.10` as numbers and booleans, but the loader reads them as text, so text fields accept
+numbers and booleans too. A schema cannot check whether names exist, or whether keys exclude each other; the command
+`validate` does.
 """
 
 from __future__ import annotations
@@ -28,18 +29,18 @@ _PROGRAM = {
         },
     ]
 }
-"""A job has `run`, or an image on every machine, whose own entrypoint is the program."""
+"""Condition that a job has `run`, or for every machine an image, whose entrypoint is then the program."""
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
 
 
 class _Generator(GenerateJsonSchema):
-    """Schema generator without titles made of field names, and with defaults as a user would write them."""
+    """Schema generator that omits titles, and writes defaults in the form of a job file."""
 
     def field_title_should_be_set(self, schema: object) -> bool:  # noqa: ARG002 - Pydantic's signature
         return False
 
     def default_schema(self, schema: Any) -> JsonSchemaValue:  # Pydantic's signature
-        """Drop defaults that are not plain JSON; `json_schema_extra` of the field states them."""
+        """Omit defaults that are not plain JSON values; the field's `json_schema_extra` has them instead."""
         generated = super().default_schema(schema)
         if not isinstance(schema.get("default"), str | int | None) or generated.get("default", 0) is None:
             generated.pop("default", None)

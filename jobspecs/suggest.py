@@ -1,7 +1,7 @@
-"""Suggestions for misspelt names ("did you mean"): nearest known names, and characters that only look right.
+"""Suggestions for misspelt names ("did you mean"): the nearest known names, and look-alike characters.
 
-Only called for mistakes, so it does not slow down correct job files. User text is compared character by character and
-never used as a pattern.
+These functions are called only for mistakes, so they do not slow down correct job files. The user's text is compared
+character by character and never used as a regular expression.
 """
 
 from __future__ import annotations
@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 _MAX_TEXT = 64
-"""Maximum characters of a text to compare; longer ones are not misspelt names."""
+"""Maximum length of a text, in characters, for which suggestions are computed; longer texts are no names."""
 _EDIT = 2
-"""Cost of a wrong, missing, additional or swapped character."""
+"""Cost of a wrong, missing or additional character, and of two swapped characters."""
 _SLIP = 1
 """Cost of confusing two similar characters (`H1OO`, `us_east_1`)."""
 _SLIPS = frozenset(
@@ -25,7 +25,7 @@ _LOOK_ALIKES = str.maketrans(
 
 
 def closest(text: str, options: Iterable[str], n: int = 3) -> list[str]:
-    """Return at most `n` options that `text` may mean, the likeliest first; [] if none is near."""
+    """Return at most `n` options that are similar to `text`, the most similar first."""
     wanted = looks_like(text).strip().lower()
     if not wanted or len(wanted) > _MAX_TEXT:
         return []
@@ -39,7 +39,7 @@ def closest(text: str, options: Iterable[str], n: int = 3) -> list[str]:
 
 
 def did_you_mean(text: str, options: Iterable[str], n: int = 3) -> str:
-    """Return `did you mean a or b?`, or "" if nothing is near."""
+    """Return `did you mean a or b?`, or "" if no option is similar."""
     found = closest(text, options, n)
     return f"did you mean {one_of(found)}?" if found else ""
 
@@ -50,7 +50,7 @@ def one_of(options: Sequence[str]) -> str:
 
 
 def looks_like(text: str) -> str:
-    """Return the text as it looks: look-alike letters become Latin ones, invisible characters are removed."""
+    """Return the text with look-alike letters replaced by Latin ones, and without invisible characters."""
     if text.isascii():
         return text
     import unicodedata
@@ -60,8 +60,10 @@ def looks_like(text: str) -> str:
 
 
 def odd_character(text: str) -> str:
-    """Return the first non-ASCII character by name, e.g. `CYRILLIC SMALL LETTER A (U+0430) at character 2`; "" if
-    none."""
+    """Return the name and position of the first non-ASCII character; "" if there is none.
+
+    Example: `CYRILLIC SMALL LETTER A (U+0430) at character 2`.
+    """
     import unicodedata
 
     for place, char in enumerate(text, start=1):
@@ -71,7 +73,10 @@ def odd_character(text: str) -> str:
 
 
 def _cost(wanted: str, option: str, limit: int) -> int | None:
-    """Return the edit cost between the texts; None above the limit. A missing end is cheap: `p4d`, `A100-80`."""
+    """Return the edit cost from `wanted` to `option`; None if it exceeds `limit`.
+
+    A missing end costs only one edit: `p4d`, `A100-80`.
+    """
     if option == wanted:
         return 0
     if len(wanted) >= 3 and option.startswith(wanted):
@@ -82,8 +87,10 @@ def _cost(wanted: str, option: str, limit: int) -> int | None:
 
 
 def _distance(a: str, b: str, limit: int) -> int | None:
-    """Return the Damerau-Levenshtein distance (optimal string alignment) with these costs; None if it exceeds the
-    limit."""
+    """Return the Damerau-Levenshtein distance (optimal string alignment) with costs _EDIT and _SLIP.
+
+    None if it exceeds `limit`.
+    """
     before: list[int] = []
     row = [_EDIT * j for j in range(len(b) + 1)]
     for i, char in enumerate(a, start=1):

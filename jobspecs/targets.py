@@ -1,9 +1,8 @@
 """Targets as data: places where jobs can run, with the properties that planner, rules and control use.
 
-The built-in ones are rows of tables/targets.csv. Another package adds one with an entry point of the group
-`cloudgpu.targets`, whose name is the target's and whose object is a TargetInfo:
-docs/guides/adding-a-target.md. Entry points
-are read only for a name that is not built in, or to list all targets.
+Built-in targets are rows of tables/targets.csv. Another package adds a target with an entry point of the group
+`cloudgpu.targets`; the entry point's name is the target's, and its object a TargetInfo
+(docs/guides/adding-a-target.md). Entry points are read only for a name that is not built in, or to list all targets.
 """
 
 from __future__ import annotations
@@ -14,11 +13,11 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 GROUP = "cloudgpu.targets"
-"""Entry point group of targets."""
+"""Name of the entry point group by which other packages add targets."""
 CLOUDS = ("local", "aws", "gcp", "vertex", "azure")
-"""Built-in targets that a job file can name, listed here to avoid reading the table; a test compares the two."""
+"""Built-in targets that a job file can name. They are listed here so that the table need not be read."""
 CLUSTER = "cluster"
-"""Built-in target of `--cluster`."""
+"""Built-in target of jobs that are submitted with `--cluster`."""
 WITH_TABLES = ("aws", "gcp", "vertex", "azure")
 """Targets with tables of machine types, in display order."""
 FLEET_CLOUDS = ("aws", "gcp", "azure")
@@ -33,16 +32,16 @@ _log = logging.getLogger("cloudgpu.jobspecs")
 
 
 class TargetInfo(NamedTuple):
-    """Place where jobs run, such as a cloud's service. Pure data: a row of tables/targets.csv, with defaults."""
+    """Place where jobs run, such as a cloud's service: a row of tables/targets.csv, or another package's target."""
 
     name: str
     code: str = ""
-    """`module:name` of its provisioners.target.Target; "": this version can plan for it, but not launch there."""
+    """`module:name` of the target's provisioners.target.Target; "": this version can plan for it, but not launch."""
     planner: str = ""
-    """`module:function` for machines `own`: (JobSpec, date) -> Plan. Pure: no network access."""
+    """`module:function` of its planner, if `machines` is "own": (JobSpec, date) -> Plan, without network access."""
     machines: Machines = "own"
     host: str = ""
-    """Target whose machines it runs on; "": its own machines."""
+    """Target on whose machines it runs; "": it has its own machines."""
     schemes: tuple[str, ...] = ("s3", "gs", "az", "file")
     """URL schemes of stores that its machines reach with their default credentials, for job dirs and inputs."""
     secret_schemes: tuple[str, ...] = ()
@@ -54,13 +53,13 @@ class TargetInfo(NamedTuple):
     image: bool = False
     """True if the program can run in a container image of the user's choice."""
     gpu_idle: bool = False
-    """True if it can stop a job whose GPUs idle."""
+    """True if it can stop a job whose GPUs are idle."""
     fractional: bool = False
     """True if it offers fractions of a GPU."""
     zones: bool = False
     """True if the caller chooses the zone; otherwise the provider chooses it within the region."""
     zone_ids: bool = False
-    """True if its zones have other names in each account, and are written by their ids."""
+    """True if the names of its zones differ between accounts, so that job files contain their ids."""
     replaces_nodes: bool = False
     """True if a single lost machine of several can be replaced while the others continue."""
     heals: bool = False
@@ -73,11 +72,11 @@ class TargetInfo(NamedTuple):
     """Markets in which a job can have a dedicated group that replaces lost machines (`recover: fleet`)."""
     launchers: frozenset[str] = frozenset({"none"})
     aliases: tuple[str, ...] = ()
-    """Other names of it, for hints."""
+    """Other names of the target, for hints."""
     families: str = ""
-    """Pattern of the machine types, in lower case, that `catalog refresh` queries; "": none."""
+    """Regular expression of the machine types, in lower case, that `catalog refresh` queries; "": none."""
     custom: str = ""
-    """Pattern of user-defined (custom) machine types, in lower case, which are not supported; "": none."""
+    """Regular expression of custom machine types, in lower case, which are not supported; "": none."""
     capacity_retry_s: float | None = None
     """Seconds before a place without capacity is retried; None: the default."""
     poll_s: tuple[float, float] | None = None
@@ -85,7 +84,7 @@ class TargetInfo(NamedTuple):
 
     @property
     def is_here(self) -> bool:
-        """True if its machine is the supervisor's own."""
+        """True if its machine is the one on which the supervisor runs."""
         return self.machines == "here"
 
     @property
@@ -107,12 +106,12 @@ def built_in() -> dict[str, TargetInfo]:
 
 
 def find(name: str) -> TargetInfo | None:
-    """Return the target of this name, built in or of another package; None if there is none."""
+    """Return the target with a name, built in or of another package; None if there is none."""
     return built_in().get(name) or _from_entry_point(name)
 
 
 def info(name: str) -> TargetInfo:
-    """Return the target of this name; for one that is no longer installed, the defaults."""
+    """Return the target with a name; for a target that is no longer installed, a TargetInfo with defaults."""
     return find(name) or TargetInfo(name)
 
 
@@ -132,7 +131,7 @@ def listed() -> dict[str, TargetInfo]:
 
 
 def on_host(host: str) -> tuple[str, ...]:
-    """Return the built-in targets that run on a target's machines, itself first."""
+    """Return the built-in targets that run on a target's machines: the target itself, then others."""
     return tuple(name for name, one in built_in().items() if host in {name, one.host})
 
 

@@ -1,6 +1,6 @@
 """Hints for invalid shorthand values: `12 hours`, `24GiB..`, `$5/h`.
 
-Imported for mistakes only. Hints name valid text; "" if the meaning is uncertain.
+This module is imported only for mistakes. A hint contains valid text; it is "" if the meaning is uncertain.
 """
 
 from __future__ import annotations
@@ -48,13 +48,16 @@ def size_hint(text: str) -> str:
 
 
 def range_hint(low: str, high: str) -> str:
-    """Return the hint for a range such as `24GiB..` or `24..80`; it is a range as well."""
+    """Return the hint for a range of sizes such as `24GiB..` or `24..80`."""
     ends = [_meant_size(end) if end else "" for end in (low, high)]
     return f"write {'..'.join(ends)}" if ends != ["", ""] and all(map(bool, ends)) == bool(low and high) else ""
 
 
 def amount_hint(text: str, example: str) -> str:
-    """Return the hint for `5`, `$5/h`, `1,000 USD`, for `5 USD` if a rate is expected, or for other currencies."""
+    """Return the hint for an amount such as `5`, `$5/h` or `1,000 USD`, for a missing `/h`, or another currency.
+
+    example  valid text, from which the expected unit is taken: `50 USD` or `5 USD/h`
+    """
     if len(text) > _MAX_TEXT:
         return ""
     meant = re.fullmatch(_LOOSE_AMOUNT, text.lower())

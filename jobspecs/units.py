@@ -1,9 +1,8 @@
 """Shorthand values of the job file: `8`, `2..8`, `24GB..`, `12h`, `50 USD`, `5 USD/h`.
 
-Each shorthand is a plain Python value with a Pydantic annotation that parses the user's text, checks its bounds,
-serializes it to the shortest equivalent text, and carries its JSON Schema.
-All parsers raise ValueError with a sentence on what is allowed. The loader completes a sentence that begins with
-"expected" by the actual value.
+Each shorthand is a plain Python value with a Pydantic annotation that parses the user's text, checks bounds, serializes
+the value to the shortest equivalent text, and has its JSON Schema. All parsers raise ValueError with a sentence that
+says what is allowed. If the sentence begins with "expected", the loader appends the actual value.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from pydantic import BeforeValidator, PlainSerializer, WithJsonSchema
 from .diagnostics import MistakesError, mistake
 from .unit_text import AMOUNT, DURATION_SECONDS, MAX_DURATION_S, RATE, SIZE, format_duration, format_size
 
-# Patterns as text: `re` compiles and caches each on first use, which most runs never reach.
+# Patterns are kept as text: most runs use none of them, and `re` compiles and caches each on first use.
 _DURATION = r"(?a)(?:(\d{1,6})d)?(?:(\d{1,7})h)?(?:(\d{1,8})m)?(?:(\d{1,9})s)?"
 _SIZE_GB = {"MB": Decimal("0.001"), "GB": Decimal(1), "TB": Decimal(1000)}
 _ENDLESS = frozenset(("never", "none", "unlimited", "infinite", "inf", "no"))
@@ -33,7 +32,8 @@ MAX_COUNT = 1_024
 def parse_duration(value: object, *, least_s: int = 1, endless: str = "") -> int:
     """Return the seconds of `90s`, `30m`, `12h`, `1d` or a sum such as `1h30m`; a number without unit is refused.
 
-    `endless` is the hint for a word such as `never`.
+    least_s  minimum duration in seconds
+    endless  hint for a word such as `never`
     """
     text = str(value).strip()
     match = re.fullmatch(_DURATION, text)
@@ -107,7 +107,10 @@ def parse_rate(value: object) -> Decimal:
 
 
 def parse_count(value: object) -> Fraction:
-    """Return a number of GPUs: `8`, or a fraction of one as `1/8` or `0.125`. A Fraction, as 1/6 has no exact float."""
+    """Return a number of GPUs: `8`, or a fraction of a GPU such as `1/8` or `0.125`.
+
+    The result is a Fraction, because 1/6 has no exact float.
+    """
     if isinstance(value, Fraction):
         return value
     text = str(value).strip()
@@ -126,7 +129,7 @@ def parse_count(value: object) -> Fraction:
 
 @dataclass(frozen=True, slots=True)
 class SizeRange:
-    """Sizes in GB, bounds inclusive; None is open. Text form: `24GB..`, `..80GB`, `24GB..80GB`, `40GB`."""
+    """Range of sizes in GB, with inclusive bounds; None: no bound. Text: `24GB..`, `..80GB`, `24GB..80GB`, `40GB`."""
 
     least: float | None
     most: float | None
@@ -161,7 +164,7 @@ class SizeRange:
 
 @dataclass(frozen=True, slots=True)
 class CountRange:
-    """GPUs per machine, bounds inclusive. Text form: `8`, `2..8`, `4..`, `1/8`."""
+    """Range of GPUs per machine, with inclusive bounds; None: no maximum. Text: `8`, `2..8`, `4..`, `1/8`."""
 
     least: Fraction
     most: Fraction | None
@@ -188,7 +191,10 @@ class CountRange:
 
 @dataclass(frozen=True, slots=True)
 class NodeRange:
-    """Number of identical machines, bounds inclusive. Text form: `4`, `2..4`; planning and prices use the maximum."""
+    """Range of numbers of identical machines, with inclusive bounds; planning and prices use the maximum.
+
+    Text: `4`, `2..4`.
+    """
 
     least: int
     most: int
@@ -217,7 +223,7 @@ def _text_schema(pattern: str, *examples: str) -> dict[str, Any]:
 
 
 def shorthand(parse: Callable[[Any], Any], write: Callable[[Any], Any], schema: dict[str, Any]) -> tuple[Any, ...]:
-    """Return the annotations of a type: parser, serializer and JSON Schema."""
+    """Return the annotations of a type: parser, serializer (`write`) and JSON Schema."""
     return (BeforeValidator(parse), PlainSerializer(write), WithJsonSchema(schema))
 
 

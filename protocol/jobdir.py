@@ -3,10 +3,10 @@
     <job_dir>/<job id>/
       job.json                          the resolved spec; machines get its sha256 at boot
       code/<sha256>.tar.gz
-      agent/<sha256>.pyz                what a machine in a cloud downloads first, and runs
+      agent/<sha256>.pyz                agent, which a machine in a cloud downloads first, and runs
       attempts/0001/attempt.json        offer, nodes, ranks
       attempts/0001/stop.json           request to the attempt's machines to end: Stop
-      attempts/0001/signal.json         changes when these machines must read the others, or are watched: Signal
+      attempts/0001/signal.json         replaced when machines must read stop.json or notice.json at once: Signal
       attempts/0001/nodes/worker-0.1/   claim (create-only), address.json, notice.json, heartbeat.json,
                                         log/00000001.gz ..., result.json (create-only)
       attempts/0001/generations/0002.json     create-only: how the program continues after one of its processes died
@@ -110,8 +110,8 @@ class JobRecord(Record):
     search_path: str | None = None
     """PATH for setup and program; None: the machine's own. Set only if the job runs on the submitter's own machine."""
     submitter_env: dict[str, str] | None = None
-    """Variables of the submitter's shell that are on an allow-list, replacing the machine's; None: the machine's
-    own. Set only if the job runs on the submitter's own machine."""
+    """Variables of the submitter's shell that are on an allow-list. They replace the machine's own variables; None:
+    the machine's are used. Set only if the job runs on the submitter's own machine."""
     checkpoint_every: str | int = "auto"
     """Seconds, or "auto"."""
     checkpoint_keep: int = 3
@@ -175,7 +175,7 @@ GenerationKind = Literal["failure", "interruption", "members", "closed"]
 class Generation(Record):
     """generations/<g>.json, create-only: what follows generation g - 1 of an attempt's program.
 
-    They are numbered from 2 without gaps. Each has the attempt's use of its budgets so far. `failure` and
+    They are numbered from 2 without gaps. Each counts the attempt's failures and interruptions so far. `failure` and
     `interruption`: a process died, and the program restarts on the same nodes. `members`: the supervisor changes the
     nodes. `closed` is the last: the program has ended on some node for `reason`, and is not restarted on any.
     """
@@ -208,8 +208,8 @@ class Generation(Record):
 def read_generation(job_dir: JobDir, attempt: int, number: int) -> Generation | None:
     """Return the generation with this number; None: it does not exist yet. Raises JobDirError.
 
-    An invalid record, or one with another number, counts as `closed`: its node cannot follow it either, and the
-    create-only object cannot be replaced.
+    An invalid record, or one with another number, is returned as `closed`: no node can act on it, and the create-only
+    object cannot be replaced.
     """
     key = generation_key(attempt, number)
     try:
@@ -225,7 +225,7 @@ def read_generation(job_dir: JobDir, attempt: int, number: int) -> Generation | 
 
 @dataclass(frozen=True, slots=True)
 class Claim(Record):
-    """Create-only: the machine and process that run an incarnation of a node."""
+    """claim, create-only: the machine and process that run an incarnation of a node."""
 
     machine: str
     nonce: str
@@ -266,7 +266,7 @@ class Progress(Record):
     lag: float | None = None
     """Typical seconds from a save's copy until the checkpoint is durable."""
     interval: float | None = None
-    """Current interval in seconds between two saves; None: it is given in steps."""
+    """Current interval in seconds between two saves; None: the interval is given in steps."""
     mean: float | None = None
     """Current estimate of the seconds between two interruptions."""
 
@@ -311,11 +311,11 @@ class Span(Record):
     generation: int
     started: float
     first_step: float | None = None
-    """When the first finished step was seen, accurate to a heartbeat; None: no step was seen."""
+    """Time at which the first finished step was seen, accurate to a heartbeat; None: no step was seen."""
     ended: float | None = None
-    """When its last process ended."""
+    """Time at which the last process of the generation ended; None: it runs."""
     reason: str = ""
-    """Why it ended; "" while it lasts, and after success."""
+    """Why the generation ended; "" while it lasts, and after success."""
     progress: Annotated[dict[str, Any], Progress] | None = None
     """Last Progress of this generation, as JSON."""
 
@@ -326,13 +326,13 @@ class Timeline(Record):
 
     claimed: float
     setup: float | None = None
-    """When the code was downloaded and the setup began."""
+    """Time at which the code was downloaded and the setup began."""
     ready: float | None = None
-    """When the setup was done and the program could start."""
+    """Time at which the setup was done and the program could start."""
     spans: list[Annotated[dict[str, Any], Span]] = field(default_factory=list)
     """Span objects as JSON, oldest first."""
     ended: float | None = None
-    """When all staged data was written."""
+    """Time at which all staged data was written."""
 
 
 NoticeKind = Literal["preempt", "terminate", "reboot", "maintenance", "freeze"]
@@ -381,7 +381,7 @@ class Signal(Record):
     """signal.json: an attempt's machines poll it, and read stop.json and notice.json when it has changed."""
 
     nonce: str
-    """Makes each signal differ from the previous one."""
+    """Random text that makes each signal differ from the previous one."""
     watch_s: float = 0.0
     """Seconds, from when a machine sees it, for which a command watches the job; 0: no command does."""
 
@@ -407,7 +407,7 @@ class Result(Record):
     ended: float
     progress: Annotated[dict[str, Any], Progress] | None = None
     final: bool = False
-    """The program declares that running it again is pointless."""
+    """True if the program declares that running it again is pointless."""
     timeline: Annotated[dict[str, Any], Timeline] | None = None
     """Timeline as JSON."""
 

@@ -35,14 +35,14 @@ GATHERED_BYTES = 2 << 20
 BUFFER_BYTES = 8 << 20
 """Maximum bytes of JSON in the queue."""
 
-_GATHER_S = 0.05  # time that a line waits for others to be written with it
-_INTERVAL_S = (0.15, 1.0)  # between two writes: first and maximum, the latter for continuous output
+_GATHER_S = 0.05  # seconds for which a line waits for further lines, to be written with them
+_INTERVAL_S = (0.15, 1.0)  # seconds between two writes: after silence, and at most, with continuous output
 _FAR_INTERVAL_S = (0.15, 1.5)  # the same for an object store, where each write costs money
-_IDLE_S = 3.0  # silence after which the interval is short again
+_IDLE_S = 3.0  # seconds without lines after which the interval is short again
 _RETRY_S = (0.2, 5.0)
-_CLOCKS_APART_S = 600.0  # maximum difference between a machine's clock and the store's
+_CLOCKS_APART_S = 600.0  # maximum seconds of difference between a machine's clock and the store's
 _MEMBER_LIMIT = 4 << 20  # maximum bytes of an unpacked member: MEMBER_BYTES and one line of escaped characters
-_WINDOW = 512 << 10  # bytes read of an object at a time: more than a writer puts into one
+_WINDOW = 512 << 10  # minimum bytes per ranged read of an object, unless fewer are left
 _ATTEMPT = re.compile(r"\d{4,9}", re.ASCII)
 _CHUNK = re.compile(r"(\d{8})\.gz", re.ASCII)
 _SURROGATE = re.compile("[\ud800-\udfff]")
@@ -59,10 +59,10 @@ class LogLine:
     """Rank of the process; None: a line of the agent or the setup."""
     stream: Stream
     text: str
-    """Without the line end; bytes that are not UTF-8 are replaced by U+FFFD."""
+    """Text without the line end; bytes that are not UTF-8 are replaced by U+FFFD."""
     attempt: int
     partial: bool = False
-    """The line continues in the next one of the same node, rank and stream (very long lines, prompts)."""
+    """True if the line continues in the next one of the same node, rank and stream (very long lines, prompts)."""
 
 
 class SteadyClock:
@@ -116,7 +116,7 @@ class LogWriter:
         self._closing = False
         self._pace = pace or Pace(free=True)
         self._urgent = False
-        """Queued lines must be written soon, even in the steady state."""
+        """True if queued lines must be written soon, even in the steady state."""
         self._changed = threading.Condition()
         self._chunk, self._content = chunk, b""
         self._members = b""  # kept until the write is confirmed: a write may succeed although its response is lost
@@ -285,7 +285,7 @@ class LogReader:
     ) -> tuple[list[LogLine], Cursor]:
         """Return at most `limit` lines after the cursor (None: from the beginning), and the new cursor.
 
-        Lines are ordered by attempt, then by time; no line means that there is none for now. `node` is a node's name
+        Lines are ordered by attempt, then by time; an empty list means that none is available yet. `node` is a name
         with or without its incarnation (`worker-0.1`, `worker-0`); `since` is in epoch seconds. A cursor is valid
         only for the filters it was made with. Raises JobDirError.
         """

@@ -59,12 +59,12 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """Rows between two points of a history."""
+    """A part of the logged rows of a training, stored in one file."""
 
     name: str
-    """Name of the checkpoint that it was written with."""
+    """Name of the checkpoint with which the segment was written."""
     parent: str | None
-    """Name of the closed segment before it; None: it is the first."""
+    """Name of the closed segment before this one; None: this is the first."""
     closed: bool
     lines: list[bytes] = field(default_factory=list)
     """Serialized rows."""
@@ -109,7 +109,10 @@ def key_of(data: bytes) -> str:
 
 
 def find_segment(find: Callable[[str], bytes | None], checkpoint: str) -> Segment | None:
-    """Return the key of a serialized segment in the checkpoints' folder. Raises ValueError if it is invalid."""
+    """Return the segment that was written with a checkpoint; None: there is none. Raises ValueError if it is invalid.
+
+    `find`: returns the content of a key in the checkpoints' folder; None: it does not exist
+    """
     data = find(open_key(checkpoint)) or find(closed_key(checkpoint))
     return None if data is None else Segment.from_bytes(data)
 

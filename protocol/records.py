@@ -1,8 +1,8 @@
 """Typed records, parsed and validated from JSON objects of the job dir. Standard library and obstore only.
 
-Any program with write access to a job dir may write arbitrary bytes there. A record is therefore validated against
-the annotations of its fields before it is used: its size before it is held in memory, then types, finite and bounded
-numbers, lengths of texts and depth of nesting.
+Any program with write access to a job dir may write arbitrary bytes there. A record's size is therefore checked before
+it is read into memory. Its fields are validated against their annotations: types, finite and bounded numbers, lengths
+of texts, depth of nesting.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ MOST_CHARACTERS = 64 << 10
 MOST_DEPTH = 32
 """Maximum levels of lists and objects in a value that may be any JSON."""
 MOST_INTEGER = 1 << 53
-"""Maximum magnitude of integers: every reader of JSON holds these exactly."""
+"""Maximum magnitude of integers: up to 2**53, every JSON reader represents them exactly."""
 MOST_NUMBER = 6e10
 """Maximum magnitude of other numbers, all of which are times in seconds: calendars end 200,000,000,000 s from now."""
 _SHOWN = 40
@@ -54,7 +54,7 @@ class Record:
     MOST_BYTES: ClassVar[int] = MOST_BYTES
     MOST_CHARACTERS: ClassVar[int] = MOST_CHARACTERS
     IS_LENIENT: ClassVar[bool] = False
-    """Invalid fields get their defaults; every field of such a class has one."""
+    """If true, invalid fields get their defaults; every field of such a class has a default."""
 
     @classmethod
     def read(cls, job_dir: JobDir, key: str) -> Self | None:
@@ -74,7 +74,7 @@ class Record:
 
     @classmethod
     def from_value(cls, value: object) -> Self:
-        """Return the record of a key; None: it does not exist. Raises JobDirError, RecordError if it is invalid."""
+        """Validate a parsed JSON value and return its record. Raises RecordError if it is invalid."""
         try:
             return cls(**_fields(cls, value))
         except _MisfitError as error:

@@ -19,7 +19,7 @@ Scope = Literal["zone", "region", "market", "cloud", "attempt"]
 tried; `hints` lists the offer's untried zones."""
 _UNAUTHENTICATED = 401
 """HTTP status for credentials that are not accepted (RFC 9110, 15.5.2)."""
-_MOVED = {
+_RENAMED_KEYS = {
     **dict.fromkeys(("project", "subscription", "account"), "account"),
     **{name: name for name in ("region", "zone", "owner")},
 }
@@ -76,7 +76,7 @@ class LaunchRequest:
     """Idempotency token, derived from (job, attempt, place) and stored before the call."""
     owner: Owner
     job_dir: str
-    """URL of the folder of this job, `<job_dir>/<job id>`."""
+    """URL of this job's folder: `job_dir` of the job file, and the job id."""
     job_sha256: str
     """Hash of job.json; the machine refuses a file with another hash."""
     region: str
@@ -99,16 +99,16 @@ class LaunchRequest:
     images: Mapping[str, str] = field(default_factory=dict)
     """Role -> container image in which its program runs, for roles whose job file names one."""
     grouped: bool = False
-    """The machines form a dedicated group that replaces lost machines itself (provisioners/stacks/job_groups.py). All
+    """True: the machines form a dedicated group that replaces lost machines (provisioners/stacks/job_groups.py). All
     nodes must then have the same machine type."""
     account: str = ""
     """Account to launch in (provisioners/shared/accounts.py); credentials of another account are refused. "": any."""
     secrets_pass: str = field(default="", repr=False)
     """With it the machines prove to the supervisor that they are the job's (protocol/sealed_secrets.py); "": the job
     has no secrets that the supervisor sends."""
-    repeated: bool = field(default=False, compare=False)
-    """The same request may have been sent before, without an answer. For targets that cannot detect this by the
-    token."""
+    may_be_retry: bool = field(default=False, compare=False)
+    """True if the same request may have been sent before, without an answer; for targets that cannot detect this by
+    the token."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,8 +126,8 @@ class Allocation:
     machines: dict[str, str]
     """Node -> the target's id of its machine."""
     region: str = ""
-    """Region as offers spell it; "": unknown. Known even if the launch call got no answer, like `owner` and
-    `account`."""
+    """Region as offers spell it; "": unknown. Region, owner and account are known even if the launch call got no
+    answer."""
     zone: str = ""
     """Zone as the provider spells it; "": unknown, or none."""
     owner: str = ""
@@ -154,7 +154,7 @@ class Allocation:
         """Deserialize the result of to_json(), including that of earlier versions, which kept some fields in
         `details`."""
         details: dict[str, str] = dict(value.get("details", {}))
-        moved: dict[str, Any] = {field: details.pop(key) for key, field in _MOVED.items() if key in details}
+        moved: dict[str, Any] = {field: details.pop(key) for key, field in _RENAMED_KEYS.items() if key in details}
         launched = [key for key in details if key.startswith(_LAUNCHED)]
         times = {key.removeprefix(_LAUNCHED): float(details.pop(key)) for key in launched}
         if "launched" in details:  # one launch time for all machines of a group
@@ -164,19 +164,19 @@ class Allocation:
 
 @dataclass(frozen=True, slots=True)
 class NodeState:
-    """Observed state of a node's machine. `gone`: it does not run and is no longer billed."""
+    """Observed state of a node's machine. In the phase `gone` it does not run and is no longer billed."""
 
     node: str
     phase: Literal["pending", "running", "gone"]
     detail: str = ""
     """Text from the provider, e.g. `terminated: Server.SpotInstanceTermination: …`."""
-    taken: bool = False
-    """The provider says that it reclaimed the machine: it did not fail, and no user terminated it."""
-    returns: bool = False
-    """The provider is restarting the same machine, e.g. after host maintenance: missing heartbeats do not mean that it
-    is lost."""
+    reclaimed: bool = False
+    """True if the provider says that it reclaimed the machine: it did not fail, and no user terminated it."""
+    restarting: bool = False
+    """True if the provider is restarting the machine, e.g. after host maintenance: missing heartbeats do not mean that
+    it is lost."""
     queued: bool = False
-    """The node waits for a machine and is not billed meanwhile: missing heartbeats do not mean that it is lost."""
+    """True if the node waits for a machine, unbilled: missing heartbeats do not mean that it is lost."""
     refused: ProvisionError | None = None
     """The error with which the provider refused a node after launch() had returned; the node never ran and is gone.
     Never `throttled` or `transient`."""
@@ -212,12 +212,12 @@ class ProvisionError(Exception):
         self.advice = advice
         """Advice to the user, also contained in the message; "": none."""
         self.is_unsent = is_unsent
-        """The call was not sent: the local rate limit (shared/token_bucket.py) allows it after `retry_after`
+        """True if the call was not sent: the local rate limit (shared/token_bucket.py) allows it after `retry_after`
         seconds."""
         self.may_have_created = False
-        """A create call was sent before this error: resources may exist, and the caller must clean up."""
+        """True if a create call was sent before this error: resources may exist, and the caller must clean up."""
         self.has_started = False
-        """Machines were started before this error and may have been billed."""
+        """True if machines were started before this error; they may have been billed."""
 
     def as_class(self, error_class: ErrorClass, more: str) -> ProvisionError:
         """Return a copy of the error with another class and `more` appended to its message."""
@@ -248,11 +248,11 @@ class ProvisionError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Ended:
+class TerminateResult:
     """Result of Provisioner.terminate()."""
 
     has_started: bool
-    """A machine existed, or may have existed."""
+    """True if a machine existed, or may have existed."""
     at: float | None = None
     """Epoch seconds at which the last machine was gone, before other resources were deleted; None: unknown."""
 
@@ -266,7 +266,7 @@ class Provisioner(Protocol):
     def observe(self, allocation: Allocation) -> list[NodeState]:
         """Return one state per node of the allocation. Raises ProvisionError."""
 
-    def terminate(self, allocation: Allocation) -> Ended | None:
+    def terminate(self, allocation: Allocation) -> TerminateResult | None:
         """Terminate the machines and delete the resources created for them. Idempotent; returns when nothing is billed
         any more. None: it is unknown what existed. Raises ProvisionError."""
 
@@ -306,7 +306,7 @@ class Explainer(Protocol):
 
 
 @runtime_checkable
-class Shared(Protocol):
+class HasShortage(Protocol):
     """Optional protocol of provisioners with a fixed set of machines, for which jobs queue."""
 
     def shortage(self, nodes: Sequence[NodeRequest], ahead: Mapping[str, int]) -> str:

@@ -23,16 +23,16 @@ _OF_A_STACK = "%s: what bills and is left to its stack %s: %s (`cloudgpu cluster
 
 
 @dataclass(frozen=True, slots=True)
-class Thing:
+class Resource:
     """One cloud resource."""
 
     kind: str
-    """e.g. "instance", "volume", "role"."""
+    """Kind of resource for the user, e.g. "instance", "volume", "role"."""
     id: str
     region: str
-    """"": the resource belongs to no region."""
+    """Region; "": the resource belongs to none."""
     detail: str = ""
-    """e.g. "g4dn.xlarge spot, running"."""
+    """Description for the user, e.g. "g4dn.xlarge spot, running"."""
     price: Decimal | None = Decimal(0)
     """Price in US dollars an hour by the tables; None: unknown."""
     created: float | None = None
@@ -51,18 +51,18 @@ class Thing:
 
 @dataclass(frozen=True, slots=True)
 class Leftover:
-    """All resources found of one launch."""
+    """Resources of one launch that were found by their tags."""
 
     target: str
     owner: str
     """Value of Owner.name."""
     job_id: str
-    """"": the tag is missing (likewise attempt 0)."""
+    """Job id; "": the tag is missing. `attempt` is 0 if its tag is missing."""
     attempt: int
     token: str
     expires: float | None
     """Epoch seconds after which any user may delete it; None: never."""
-    things: tuple[Thing, ...]
+    things: tuple[Resource, ...]
 
     @property
     def price(self) -> Decimal | None:
@@ -83,19 +83,19 @@ class Leftover:
 class Tagged(NamedTuple):
     """A resource with its tags, which users may have changed."""
 
-    thing: Thing
+    thing: Resource
     tags: Mapping[str, str]
 
 
-def launches(target: str, found: Iterable[Tagged]) -> list[Leftover]:
+def group_by_launch(target: str, found: Iterable[Tagged]) -> list[Leftover]:
     """Group resources by launch token; a resource without a token is a Leftover by itself.
 
-    Resources of a stack are left out: the stack deletes them (`cloudgpu infra down`, `cloudgpu cluster down`), and its
-    group would replace machines that gc terminates. Those that are billed are logged, since a stack may have been
-    forgotten.
+    Resources of a stack are left out: the stack deletes them (`cloudgpu infra down`, `cloudgpu cluster down`), and an
+    instance group of the stack would replace machines that gc terminates. Those that are billed are logged, since a
+    stack may have been forgotten.
     """
     groups: dict[str, list[Tagged]] = {}
-    of_stacks: dict[str, list[Thing]] = {}
+    of_stacks: dict[str, list[Resource]] = {}
     for one in found:
         if tags.STACK in one.tags:
             of_stacks.setdefault(one.tags[tags.STACK], []).append(one.thing)
@@ -126,34 +126,35 @@ def _launch(target: str, group: Sequence[Tagged]) -> Leftover:
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class Listing:
     """Result of find()."""
 
     leftovers: list[Leftover]
-    missed: Mapping[str, str] = field(default_factory=dict)
+    failed: Mapping[str, str] = field(default_factory=dict)
     """Region or resource kind that could not be listed ("eu-west-3", "roles") -> reason."""
 
 
 class Collector(Protocol):
     """Protocol of a cloud's module that finds and deletes tagged resources."""
 
-    def find(self, regions: Sequence[str]) -> Found:
+    def find(self, regions: Sequence[str]) -> Listing:
         """Return the resources of every owner in these regions (none: all enabled regions). Raises ProvisionError."""
 
     def remove(self, leftover: Leftover) -> None:
-        """Delete all its resources. Idempotent; returns when nothing is billed any more. Raises ProvisionError."""
+        """Delete all resources of a leftover. Idempotent; returns when nothing is billed any more. Raises
+        ProvisionError."""
 
 
-def find(target: str, owner: Owner, regions: Sequence[str] = ()) -> Found:
+def find(target: str, owner: Owner, regions: Sequence[str] = ()) -> Listing:
     """Return a target's resources tagged by cloudgpu: of every owner if it has a collector, otherwise of `owner` only.
     Raises ProvisionError."""
     if (collector := _collector(target)) is not None:
         return collector.find(regions)
-    return Found([_leftover(allocation, owner) for allocation in get_provisioner(target).find(owner)])
+    return Listing([_leftover(allocation, owner) for allocation in get_provisioner(target).find(owner)])
 
 
 def remove(leftover: Leftover) -> None:
-    """Delete all its resources. Idempotent. Raises ProvisionError."""
+    """Delete all resources of a leftover. Idempotent. Raises ProvisionError."""
     if (collector := _collector(leftover.target)) is not None:
         collector.remove(leftover)
         return
@@ -163,7 +164,7 @@ def remove(leftover: Leftover) -> None:
 
 
 def _leftover(allocation: Allocation, owner: Owner) -> Leftover:
-    things = tuple(Thing("machine", machine, "", node) for node, machine in allocation.machines.items())
+    things = tuple(Resource("machine", machine, "", node) for node, machine in allocation.machines.items())
     return Leftover(
         allocation.target, owner.name, allocation.job_id, allocation.attempt, allocation.token, None, things
     )

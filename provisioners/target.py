@@ -15,7 +15,7 @@ from typing import Any, Literal, NamedTuple
 from ..jobspecs import targets
 
 
-class Stop(NamedTuple):
+class SelfDelete(NamedTuple):
     """API request by which a machine deletes itself, for clouds that bill stopped machines (boot/stop_script.py)."""
 
     api: str
@@ -39,23 +39,23 @@ class Boot:
     """Size limit of user data, before base64; None: not user data (boot/ has the limits of the other ways)."""
     needs_identity: bool = False
     """The boot record must contain the client id of a managed identity, without which the machine can read nothing."""
-    stop: Stop | None = None
-    """None: stopped machines are not billed."""
+    stop: SelfDelete | None = None
+    """Request by which a machine deletes itself; None: not needed, since stopped machines are not billed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Variables:
+class EnvironmentVariables:
     """Set of environment variables, given by names and by prefixes of names."""
 
     names: tuple[str, ...] = ()
-    beginnings: tuple[str, ...] = ()
+    prefixes: tuple[str, ...] = ()
 
-    def among(self, environ: Mapping[str, str]) -> frozenset[str]:
+    def set_in(self, environ: Mapping[str, str]) -> frozenset[str]:
         """Return the names of these variables that are set in `environ`; empty ones count as unset."""
         return frozenset(
             name
             for name, value in environ.items()
-            if value and (name in self.names or (self.beginnings and name.startswith(self.beginnings)))
+            if value and (name in self.names or (self.prefixes and name.startswith(self.prefixes)))
         )
 
 
@@ -80,9 +80,9 @@ class Target:
     """Module that is a stacks.fleet_queries.FleetQueries; "": the target has no fleets."""
     boot: Boot | None = None
     """None: the target's machines do not boot with a bootstrap."""
-    settings: Variables = field(default_factory=Variables)
+    settings: EnvironmentVariables = field(default_factory=EnvironmentVariables)
     """Environment variables that select the account in which machines are launched."""
-    credentials: Variables = field(default_factory=Variables)
+    credentials: EnvironmentVariables = field(default_factory=EnvironmentVariables)
     """Environment variables whose values expire, or are rotated, while a supervisor runs."""
 
 

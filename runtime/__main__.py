@@ -1,4 +1,4 @@
-"""`python -m cloudgpu.runtime COMMAND …`: entry point of the container image and of the programs on a machine."""
+"""Entry point of the container image and of the programs on a machine: `python -m cloudgpu.runtime COMMAND …`."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ class Command(NamedTuple):
     module: str
     summary: str
     leaves_at_once: bool = False
-    """Exit by os._exit(): threads that hang on an unreachable job dir must not keep the machine running. A training
-    program (False) gets Python's normal shutdown."""
+    """True: exit by os._exit(), so that threads that hang on an unreachable job dir do not keep the machine running.
+    False: exit by Python's normal shutdown, as a training program needs."""
 
 
 COMMANDS = {

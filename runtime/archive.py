@@ -1,7 +1,7 @@
 """Archive of the code folder: packed when the job is submitted, verified and unpacked on the machine.
 
-The same folder gives the same bytes: names are sorted, times and owners are left out. The archive is untrusted when it
-is unpacked, because anyone with write access to the job dir can replace it.
+Archives are reproducible: the same folder gives the same bytes, because names are sorted, and times and owners omitted.
+An archive is untrusted when it is unpacked, because anyone with write access to the job dir can replace it.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from .ignore import IgnoreRules
 
 MAX_BYTES = 2_000_000_000
-"""Limit of the unpacked files together, in bytes. Code is small; data belongs in an object store."""
+"""Maximum total size of the unpacked files, in bytes. Code is small; data belongs in an object store."""
 MAX_FILES = 100_000
 _MAX_RATIO = 200  # limit of unpacked : packed size, applied from _RATIO_FROM unpacked bytes
 _RATIO_FROM = 256 << 20
@@ -157,7 +157,7 @@ def _add_file(tar: tarfile.TarFile, item: _Item) -> None:
     """Add a file to the archive. Raises _ChangedError if it was replaced or written to since it was listed."""
     source = cast("str", item.source)
     try:
-        # The path may now be a named pipe or a link: do not block on the one, do not follow the other.
+        # The path may have become a named pipe (O_NONBLOCK: do not block) or a link (O_NOFOLLOW: do not follow).
         handle = os.open(source, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError as error:
         if error.errno not in (errno.ENOENT, errno.ELOOP, errno.ENXIO):  # deleted; now a link; now a socket
@@ -315,7 +315,7 @@ def _unpack_into(archive: Path, root: Path) -> None:
     for path, target in links:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.symlink_to(target)
-    # Links that are safe one by one can escape in combination (x -> ., y -> x/..): check where each one resolves to.
+    # Links that are safe by themselves can escape in combination (x -> ., y -> x/..): check where each resolves to.
     for path, target in links:
         if Path(target).is_absolute() or not _inside(os.path.realpath(path), os.path.realpath(root)):
             raise ArchiveError(f"{str(path.relative_to(root))!r} in the code archive is a link that leads out of it")

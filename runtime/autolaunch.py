@@ -33,7 +33,7 @@ class NodeLayout:
         return sum(max(1, count) for count in self.gpus)
 
 
-# In order of precedence: a program that imports torch and also mpi4py or Horovod wants the ranks of the latter.
+# In order of precedence: a program that imports torch and also mpi4py or Horovod uses the ranks of mpi4py or Horovod.
 _FRAMEWORKS = {
     "horovod": "horovod",
     "mpi4py": "mpi",
@@ -82,7 +82,10 @@ def _launcher(framework: str | None, env: Mapping[str, str]) -> str | None:
 
 
 def _without_hint(found: Scan, shape: NodeLayout) -> Choice:
-    """Choose by the number of processes: most programs that train on several GPUs read the ranks that torchrun sets."""
+    """Return the choice for a program whose imports decide nothing: `none` for one process, else `torchrun`.
+
+    Most programs that train on several GPUs read the ranks that torchrun sets.
+    """
     read = f"{found.entry} imports nothing that decides" if found.entry else "the program cannot be read"
     if shape.ranks == 1:
         return Choice("none", f"there is one process; {read}")

@@ -4,9 +4,9 @@ All times are seconds, with the symbols of the literature:
 
     interval   τ, useful work between two saves
     cost       C, time for which a save blocks training
-    restart    R, from an interruption until training continues: detect, get a machine, boot, set up, start, restore
+    restart    R, time from an interruption until training continues: detect, get a machine, boot, set up, restore
     mean       M, mean time between interruptions of the whole job
-    lag        L, from the copy of a state until it is durable: more work to lose if saves are written in the background
+    lag        L, time from the copy of the state until it is durable, if saves are written in the background
 
 Young (1974), "A first order approximation to the optimum checkpoint interval", CACM 17(9).
 Daly (2006), "A higher order estimate of the optimum checkpoint interval for restart dumps", FGCS 22(3).
@@ -38,8 +38,9 @@ def daly_interval(cost: float, mean: float) -> float:
 def goodput(interval: float, cost: float, restart: float, mean: float, lag: float = 0.0) -> float:
     """Return G(τ) = τ / (M e^((R+L)/M) (e^((τ+C)/M) − 1)): the long-run ratio of useful time to paid time.
 
-    Exact for interruptions at a constant rate (exponential), which may also occur during a save or a restart
-    (Daly 2006). Work that was copied but is not yet durable must be redone, which counts like a longer restart.
+    The formula is exact for interruptions at a constant rate (exponential times between them), which may also occur
+    during a save or a restart (Daly 2006). State that was copied but is not yet durable is lost, which has the effect
+    of a longer restart.
     """
     if interval <= 0:
         return 0.0
@@ -56,10 +57,10 @@ def best_goodput(
 ) -> tuple[float, float | None]:
     """Return the best goodput of a job with U = `useful` seconds of work and n = `starts` starts, and its interval.
 
-    G = U / (U + n R + U C/τ + (n − 1) (τ/2 + L)). τ is Daly's optimum, at least L, because saves are written one after
-    the other; None: no saves. Each start costs R; each start but the first follows an interruption, which loses half an
-    interval on average. To first order; when M is much longer than all other times, it agrees with goodput().
-    `mean`: M; None: there was no interruption.
+    G = U / (U + n R + U C/τ + (n − 1) (τ/2 + L)), a first-order approximation, which agrees with goodput() if M is much
+    longer than all other times. τ is Daly's optimum, but at least L, because saves are written one after the other;
+    None: no saves. Each start costs R; each start but the first follows an interruption, which loses half an interval
+    on average. `mean`: M; None: there was no interruption.
     """
     if useful <= 0:
         return 0.0, None

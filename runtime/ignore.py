@@ -19,14 +19,14 @@ class IgnoreError(Exception):
 
 
 class IgnoreRules:
-    """Ignore rules of one folder: its own and those of its parent folders. The nearest file takes precedence."""
+    """Ignore rules that apply in one folder: from its ignore files and those of its parents; the nearest file wins."""
 
     def __init__(self, specs: tuple[tuple[str, GitIgnoreSpec], ...] = ()) -> None:
         self._specs = specs
 
     @classmethod
     def above(cls, folder: Path) -> IgnoreRules:
-        """Return the rules of the parents of `folder`, up to the root of its git repository; without one, no rules."""
+        """Return the rules of the parents of `folder`, up to the root of its git repository; none outside of one."""
         rules = cls()
         root = next((parent for parent in folder.parents if (parent / ALWAYS).exists()), None)
         if root is None or (folder / ALWAYS).exists():

@@ -1,8 +1,8 @@
-"""Migrate a job to another job dir, for example in another cloud: copy what its next attempt needs.
+"""Migrate a job to another job dir, for example in another cloud: copy the files that its next attempt needs.
 
-Code, agent and job.json come first. Then come the newest intact checkpoint, its metrics, and the outputs so far. If the
-last job dir holds no intact checkpoint, one from an earlier job dir is copied. Logs and other records of earlier
-attempts are not copied. Each step is idempotent and resumes after an interruption.
+Code, agent and job.json are copied first, then the newest intact checkpoint, its metrics, and the outputs so far. If
+the last job dir holds no intact checkpoint, one from an earlier job dir is copied. Logs and other records of earlier
+attempts are not copied. Each step is idempotent, so an interrupted migration can be resumed.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ class Moved:
     copied_job: bool
     """True: code, agent and job.json have been copied; False: the new job dir had them already."""
     checkpoints: tuple[Transferred, ...]
-    """One per training, several if each node trains separately; empty: there is no checkpoint to resume from."""
+    """Checkpoint of each training (several if each node trains separately); empty: there is none to resume from."""
     damaged: tuple[str, ...]
-    """Checkpoints that were skipped, each with the reason. Those marked as damaged before are tried, and listed,
-    only if there is no other intact checkpoint."""
+    """Reasons why damaged checkpoints were skipped, each with the checkpoint's name. A checkpoint that was marked as
+    damaged before is tried, and listed here, only if there is no other intact checkpoint."""
 
 
 @dataclass(slots=True)
@@ -57,7 +57,7 @@ def move(
     on_begin: Callable[[Transferred], None],
     on_copied: Callable[[], None],
 ) -> Moved:
-    """Copy to `target` what the next attempt needs to resume the training.
+    """Copy the files that the next attempt needs to resume the training to `target`.
 
     sources     job dirs of the earlier attempts, newest first; `target` may be one of them
     attempt     number of the attempt that will resume
@@ -97,7 +97,7 @@ def _transfer_each(
 
 
 def _furnish(copier: Copier) -> bool:
-    """Copy code, agent and, last, job.json, with which a machine can start; return False if they exist already.
+    """Copy code and agent, then job.json, which marks them as complete; return False if the target has them already.
 
     Raises JobDirError if the target holds another job.
     """
@@ -113,7 +113,7 @@ def _furnish(copier: Copier) -> bool:
 
 
 def _copy_outputs(copier: Copier) -> None:
-    """Copy the outputs that are missing in the target, or that differ in size or are older there."""
+    """Copy each output that is missing in the target, has another size there, or is newer in the source."""
     there = {entry.key: entry for entry in copier.target.entries("outputs")}
     for entry in copier.source.entries("outputs"):
         known = there.get(entry.key)

@@ -11,7 +11,7 @@ from pathlib import Path
 from ..protocol.jobdir import JobDir, JobDirError, attempt_key, local_url
 
 PARALLEL_UPLOADS = 8
-"""Maximum number of concurrent uploads; a large file is itself uploaded in several concurrent parts (objects.py)."""
+"""Maximum number of files uploaded at a time; a large file is uploaded in several concurrent parts (objects.py)."""
 _LARGE = 8 << 20
 _POLL_S = 0.5  # seconds between two checks of the time left, which a termination notice may shorten
 
@@ -19,11 +19,11 @@ _POLL_S = 0.5  # seconds between two checks of the time left, which a terminatio
 def write_output(name: str, data: bytes | str) -> str:
     """Write a file to the job's outputs/, or to ./outputs outside a job; return its URL.
 
-    name   may contain folders: "plots/loss.json"; an existing file is replaced
+    name   name of the file, which may contain folders: "plots/loss.json"; an existing file is replaced
     data   bytes, or text that is encoded as UTF-8
 
     Raises JobDirError if the file cannot be written, or if a newer attempt of the job has begun: a machine that was
-    frozen and replaced may resume, and must not overwrite the outputs of its replacement.
+    frozen and replaced may continue, and must not overwrite the outputs of its replacement.
 
         write_output("metrics.json", json.dumps({"accuracy": accuracy}))
     """
@@ -47,7 +47,10 @@ def upload_outputs(
     seconds_left: Callable[[], float],
     say: Callable[[str], None],
 ) -> None:
-    """Upload files and folders of the program's working folder, newest files first, until `seconds_left` reaches 0.
+    """Upload files and folders of the program's working folder, newest files first, until seconds_left() reaches 0.
+
+    wanted  paths relative to `folder`
+    prefix  of the keys in the job dir
 
     Failures are reported by `say`; nothing is raised. Each request carries a checksum, which the store verifies.
     """
@@ -80,7 +83,7 @@ def upload_outputs(
 
 
 def _files(wanted: Sequence[str], folder: Path, say: Callable[[str], None]) -> Iterator[tuple[Path, str]]:
-    """Yield each file with its name in outputs/. Links to folders, and files outside of `folder`, are left out."""
+    """Yield each file with its path relative to `folder`. Links that lead out of `folder` are omitted."""
     for name in wanted:
         place = folder / name
         if not place.exists():

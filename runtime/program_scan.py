@@ -24,13 +24,13 @@ _ASSIGNMENT = re.compile(r"[A-Za-z_]\w*=")
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """A Python start found in a command: exactly one of script, module and code is set."""
+    """A start of Python found in a command. Exactly one of `script`, `module` (-m) and `code` (-c) is set."""
 
     script: str | None = None
     module: str | None = None
     code: str | None = None
     folder: str = ""
-    """Working folder after the `cd` commands before it, relative to the code folder."""
+    """Working folder, relative to the code folder, after the `cd` commands that precede the start."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +70,7 @@ def scan(run: str | Sequence[str], code: Path | None) -> Scan:
 
 
 def python_start(words: Sequence[str], folder: str = "") -> Start | None:
-    """Return the Python program that a simple command starts, also through another command (`uv run python …`)."""
+    """Return the Python program that a simple command starts, also by way of another command (`uv run python …`)."""
     for at, word in enumerate(words):
         name = PurePosixPath(word).name
         if _PYTHON.fullmatch(name):
@@ -168,7 +168,7 @@ def _find(start: Start, code: Path) -> tuple[Path, Sequence[str], Path] | None:
 
 
 def _own_modules(names: Sequence[str], search: Path, code: Path) -> Iterator[Path]:
-    """Yield the files of the code folder for the imported names and their parent packages."""
+    """Yield the files in the code folder that define the imported names and their parent packages."""
     seen = set()
     for name in names:
         parts = name.split(".")

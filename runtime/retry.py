@@ -15,7 +15,7 @@ _E = TypeVar("_E", bound=Exception)
 def retry(call: Callable[[], _T], error: type[_E], is_last: Callable[[_E, float], bool], *, longest_s: float) -> _T:
     """Return the result of `call`, retrying it while it raises `error`. Raises the last error.
 
-    is_last    return True to stop retrying; called with the error and the next pause in seconds
+    is_last    called with the error and the next pause in seconds; returns True to stop retrying
     longest_s  limit of the pause, which starts at 0.2 seconds and doubles
     """
     pause = _FIRST_S

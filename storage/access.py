@@ -33,7 +33,10 @@ def unreachable(message: str) -> str:
 
 
 def is_lost(message: str) -> bool:
-    """Return whether a request was sent but its response was lost. obstore does not retry a create-only write then."""
+    """Return whether a request was sent, and may have succeeded, but its response was lost.
+
+    obstore does not retry a create-only write in this case.
+    """
     return bool(unreachable(message)) and "kind: Connect" not in message
 
 

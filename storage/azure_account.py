@@ -30,9 +30,10 @@ log = logging.getLogger("cloudgpu.job_dir")
 
 SCOPE = "https://storage.azure.com/.default"
 ACCOUNT = "AZURE_STORAGE_ACCOUNT"
-"""Variable of Azure's own tools for a URL without an account."""
+"""Environment variable of Azure's tools with the storage account for URLs that name none."""
 ENDPOINT = "AZURE_STORAGE_ENDPOINT"
-"""obstore's variable for a custom endpoint, with the account in its path: `http://127.0.0.1:10000/account`."""
+"""Environment variable of obstore with a custom endpoint that includes the account:
+`http://127.0.0.1:10000/account`."""
 
 _KEYS = ("AZURE_STORAGE_ACCOUNT_KEY", "AZURE_STORAGE_ACCESS_KEY", "AZURE_STORAGE_MASTER_KEY", "AZURE_STORAGE_KEY")
 _COMPLETE_CREDENTIALS = (
@@ -41,7 +42,7 @@ _COMPLETE_CREDENTIALS = (
     "AZURE_STORAGE_TOKEN",
     "AZURE_CREDENTIAL_TYPE",
 )
-"""Variables of obstore that provide complete credentials."""
+"""Environment variables of obstore, each of which provides complete credentials."""
 _SECRETS = ("AZURE_CLIENT_SECRET", "AZURE_FEDERATED_TOKEN_FILE")
 _ENDPOINT_NAMES = (ENDPOINT, "AZURE_ENDPOINT")
 _PROCESS_S = 20
@@ -131,7 +132,7 @@ def _authorize(found: Connection, config: AzureConfig) -> None:
 
 
 def has_key() -> bool:
-    """Return whether the account's key is used."""
+    """Return whether the environment has a key of the storage account, which is then used."""
     return bool(_first_of(_KEYS))
 
 

@@ -64,7 +64,7 @@ class BlobStorage:
     def __init__(self, url: str) -> None:
         self._url = url
         self._single: Deletions | None = None
-        """Set once the store has refused a batch: deletes blobs one by one. obstore sends every deletion as a batch."""
+        """Deletes blobs one by one; set once the store has refused a batch, which is all that obstore sends."""
 
     def portable(self) -> str:
         return complete(self._url)
@@ -82,7 +82,7 @@ class BlobStorage:
         try:
             obstore.delete(connection, path)
         except BaseError as error:
-            from . import azure_deletions  # imports http
+            from . import azure_deletions  # late, as it imports http
 
             if not azure_deletions.is_batch_refused(str(error)):
                 raise

@@ -1,7 +1,7 @@
 """Deletion of single blobs if Blob Storage refuses batches; obstore sends every deletion as a batch.
 
-It is not documented whether roles with conditions, which machines have, allow batches; each allows the deletion of a
-blob in the job's folder. Standard library and obstore only.
+The roles of machines have conditions. It is not documented whether such roles allow batches; they allow the deletion
+of single blobs in the job's folder. Standard library and obstore only.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _SIGNED = datetime.timedelta(minutes=15)
 
 
 def is_batch_refused(message: str) -> bool:
-    """Return whether a whole batch was refused, which says nothing about its single blobs. Uses obstore's message."""
+    """Return whether an error of obstore means that a whole batch was refused; single deletions may be permitted."""
     return _REFUSED.search(message) is not None
 
 
@@ -44,7 +44,7 @@ class Deletions:
     """Deletions in one container."""
 
     def __init__(self, url: str, store: AzureStore) -> None:
-        """Prepare deletions. `url`: of the container, or of a folder in it."""
+        """Prepare deletions; sends no request. `url`: URL of the container or of a folder in it."""
         self._store = store
         container, account, _ = azure_account.parts(azure_account.complete(url))
         base = azure_account.endpoint() or f"https://{account}.blob.core.windows.net"

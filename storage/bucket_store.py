@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from .buckets import Service
 
 RENEW_S = 10.0
-"""Minimum age in seconds of connections that renew() replaces; limits reconnects if many job dirs fail."""
+"""Age in seconds below which renew() keeps the connections: limits reconnects when many job dirs fail."""
 # seconds for which an absence in a listing is trusted; an object created since is still read with status 200
 _HIDDEN_S = 600.0
 _HIDDEN_KEYS = 1_000  # maximum number of remembered keys
@@ -133,7 +133,7 @@ class BucketStore:
         return f"{self._inside}{key}"
 
     def _under(self, prefix: str) -> str:
-        """Return the prefix, in the whole bucket, of keys in a folder of this one."""
+        """Return the prefix in the whole bucket for a folder in this store."""
         return self._at(f"{prefix.rstrip('/')}/") if prefix else self._inside
 
     @contextlib.contextmanager
@@ -148,7 +148,7 @@ class BucketStore:
             raise FileNotFoundError(key) from error
 
     def _hides_missing(self, key: str) -> bool:
-        """Return whether a refusal to read means a missing object, by a listing of its folder.
+        """List the folder of an object whose read was refused; return True if the object is missing.
 
         A listing costs a dozen times as much as a GET, so for a key that is polled it is made once in _HIDDEN_S.
         """

@@ -43,7 +43,7 @@ class Service(Protocol):
 
     @property
     def max_copy_s(self) -> float:
-        """Maximum seconds from the response to a copy request to the complete copy; 0: it is complete then."""
+        """Maximum seconds from the response to a copy request until the copy is complete; 0: complete at once."""
 
     def portable(self) -> str:
         """Return the URL including parts that come from this computer's environment. Raises CredentialsError."""
@@ -68,7 +68,7 @@ class Bucket:
     """The connections to one bucket, opened on first use. Thread-safe."""
 
     def __init__(self, url: str, service: Callable[[str], Service]) -> None:
-        """Prepare connections. `url`: of the bucket, or of any folder in it."""
+        """Prepare connections. `url`: URL of the bucket or of any folder in it."""
         parts = urlsplit(url)
         self.url = f"{parts.scheme}://{parts.netloc}"
         self._service = service(self.url)

@@ -29,7 +29,7 @@ _LOOK_S = 1.0
 
 
 class InterruptedCopyError(Exception):
-    """The copy is no longer wanted, or the caller has something else to do first."""
+    """The copy was ended because `keep_going` returned False."""
 
 
 class Copier:
@@ -46,7 +46,7 @@ class Copier:
         self._keep_going, self._on_copied = keep_going, on_copied
 
     def copy(self, entry: Entry) -> None:
-        """Copy an object of a listing of the source; replaces an existing one. Raises JobDirError."""
+        """Copy an object, given by its entry in the source; replace an existing one. Raises JobDirError."""
         if entry.size <= PART:
             self.write(entry.key, self.source.get(entry.key))
             return
@@ -97,7 +97,7 @@ class Copier:
                 pool.shutdown(cancel_futures=True)
 
     def _arrived(self, key: str) -> None:
-        """Make a local file durable, as objects in a store are on success; then report it."""
+        """Call `on_copied` after an object was written. A local file is made durable first."""
         if (folder := self.target.folder) is not None:
             path = folder / key
             try:

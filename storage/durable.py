@@ -1,4 +1,4 @@
-"""Atomic writes of files, durable across a power failure except by write(). All functions raise OSError."""
+"""Atomic writes of files. All but write() are also durable across a power failure. All functions raise OSError."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def flush_folder(folder: Path) -> None:
 
 
 def flush_file(path: Path) -> None:
-    """Make the content of a file durable across a power failure, if other code has written it."""
+    """Make the content of a file, which other code has written, durable across a power failure."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -48,7 +48,7 @@ def write(path: Path, data: bytes, *, mode: int = 0o666) -> None:
 
 
 def create(path: Path, data: bytes, *, replace: bool) -> bool:
-    """Write a small file: atomic and durable. Return False if it exists and must not be replaced."""
+    """Write a small file: atomic and durable. Return False if it exists and `replace` is false."""
     with _temporary(path, data, 0o666, flush=True) as temporary:
         if replace:
             temporary.replace(path)
@@ -60,7 +60,7 @@ def create(path: Path, data: bytes, *, replace: bool) -> bool:
 
 @contextlib.contextmanager
 def _temporary(path: Path, data: bytes, mode: int, *, flush: bool) -> Iterator[Path]:
-    """Write a file beside the one that it will replace, and finally remove it if it still exists.
+    """Write a temporary file beside its final path; on exit, remove it if it still exists (context manager).
 
     Its name is unique, even across machines, and is skipped by listings of the job dir.
     """

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 SCOPE = "https://www.googleapis.com/auth/devstorage.read_write"
 EMULATOR = "STORAGE_EMULATOR_HOST"
-"""Variable of Google's own clients for a custom endpoint."""
+"""Environment variable of Google's own clients with a custom endpoint."""
 
 _REFRESH_S = 20.0
 _SOURCES = (
@@ -39,7 +39,7 @@ _SOURCES = (
     "GOOGLE_SERVICE_ACCOUNT_KEY",
     "GOOGLE_BEARER_TOKEN",
 )
-"""Variables of obstore with credentials."""
+"""Environment variables from which obstore takes credentials."""
 _FILE = "GOOGLE_APPLICATION_CREDENTIALS"
 _LOADERS = {
     "authorized_user": ("google.oauth2.credentials", "from_authorized_user_info"),
@@ -228,11 +228,8 @@ class _GoogleAuth:
 
 
 def _load(content: Mapping[str, Any]) -> Any:  # any kind of credentials
-    """Create credentials from a file's content, without a request; google.auth.default() would also look up the
-    project.
-
-    Raises CredentialsError.
-    """
+    """Create credentials from a file's content. Sends no request, unlike google.auth.default(), which looks up the
+    project. Raises CredentialsError."""
     from google.auth.exceptions import GoogleAuthError
 
     module, make = _LOADERS.get(str(content["type"]), ("", ""))

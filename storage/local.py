@@ -41,7 +41,7 @@ class LocalStore:
     def __init__(self, url: str, folder: Path, *, make: bool) -> None:
         self.url, self.folder, self.make = url, folder, make
         self._opened: ObjectStore | None = None
-        """None until the folder exists."""
+        """Store of obstore for the folder; None until the folder exists."""
         self._open()
 
     def renew(self) -> None:

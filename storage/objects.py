@@ -35,7 +35,12 @@ Storage, whose multipart uploads are modelled on S3's."""
 
 _SMALL = 1 << 20  # bytes that can be sent within the `read_timeout` even over a slow link
 
-_CREATE_PAUSES_S = (0.1, 0.3, 1.0, 3.0)  # after a create was refused although no object exists
+_CREATE_PAUSES_S = (
+    0.1,
+    0.3,
+    1.0,
+    3.0,
+)  # seconds before each retry of a create that was refused although no object exists
 _COPY_PAUSE_S = 0.5
 REFUSED_S = 60.0
 """Maximum seconds for which a refusal (403, 401) is retried: a new role is effective only after a while."""
@@ -115,7 +120,7 @@ class JobDir:
         self._call(f"writing {key}", lambda: self._store.put(key, data, "small" if size <= _SMALL else "upload"))
 
     def upload(self, key: str, pieces: Iterator[memoryview], size: int) -> None:
-        """Write a large object in pieces; it appears when all of them are written.
+        """Write a large object in pieces; the object appears when all pieces are written.
 
         `size`: total bytes. Pieces are sent without a copy, so they must not change until this returns. At most
         UPLOADS requests run concurrently.
@@ -242,7 +247,7 @@ class JobDir:
             return empty
 
     def _await_copy(self, key: str, to: str) -> None:
-        """Wait until a copy has its content."""
+        """Wait until a copy has the size of its source. Raises JobDirError after the store's `max_copy_s`."""
         size, seconds = self.size(key), self._store.max_copy_s
         until = time.monotonic() + seconds
         while self.size(to) != size:
@@ -291,8 +296,8 @@ class JobDir:
             pause = min(2 * pause, _RETRY_PAUSES_S[1])
 
     def _call_once(self, doing: str, call: Callable[[], _T], *, moved: bool = False) -> _T:
-        """Send a request and convert its errors. `moved`: the bucket's region has been looked up for this call. A
-        region that this process knows does not prove that: another thread may have found it meanwhile."""
+        """Send a request and convert its errors. If the bucket is in another region, look the region up and send the
+        request once more, with `moved`."""
         try:
             return call()
         except AlreadyExistsError as error:

@@ -70,7 +70,7 @@ _IMDS = re.compile("/latest/(api/token|meta-data/iam)")
 
 
 PLAIN_HTTP = "CLOUDGPU_AWS_PLAIN_HTTP"
-"""Set to 1, it allows an endpoint with plain http on another host."""
+"""Environment variable that, if it is 1, allows an endpoint with plain http on another host."""
 
 
 class _Connection(TypedDict, total=False):
@@ -174,7 +174,7 @@ def _check_endpoint() -> None:
 
 
 def _find_region(bucket: str) -> str | None:
-    """Return the bucket's region, which S3 returns to an anonymous request in any region; None: unknown."""
+    """Return the bucket's region; None: unknown. S3 returns it to an anonymous request in any region."""
     import http.client
 
     given = _endpoint()
@@ -219,7 +219,8 @@ def _bucket(url: str) -> str:
 
 
 def _from_files() -> Callable[[], S3Credential] | None:
-    """Return a provider of credentials from botocore if there are files for it. Raises CredentialsError."""
+    """Return a provider of the credentials that botocore reads from files; None: there are none of its files, or no
+    botocore. Raises CredentialsError if files are needed and botocore is missing."""
     there = [name for name, usual in _FILES if Path(os.environ.get(name) or usual).expanduser().is_file()]
     if not there and not os.environ.get("AWS_PROFILE"):
         return None

@@ -25,7 +25,7 @@ class Entry:
     modified: float
     """Epoch seconds of the store's clock."""
     etag: str = ""
-    """Changes with the content; "" if the store has none."""
+    """Entity tag, which changes with the content; "": the store has none."""
 
     @classmethod
     def of(cls, meta: ObjectMeta, folder: str = "") -> Entry:
@@ -58,10 +58,11 @@ class Store(Protocol):
 
     @property
     def max_copy_s(self) -> float:
-        """Maximum seconds from the response to a copy request to the complete copy; 0: it is complete then."""
+        """Maximum seconds from the response to a copy request until the copy is complete; 0: complete at once."""
 
     def renew(self) -> None:
-        """Reconnect with the current settings and credentials, unless that was done recently."""
+        """Reconnect with the current settings and credentials, unless the connections are new
+        (bucket_store.RENEW_S)."""
 
     def prepare(self) -> None:
         """Create the folder, as the first write would."""

@@ -72,6 +72,6 @@ class Buckets:
 
 
 def _service(url: str) -> Callable[[str], Service] | None:
-    """Return the class of a URL's object store; None: it is no object store's URL."""
+    """Return the class of a URL's object store; None: the URL is not of an object store."""
     scheme, colon, _ = url.partition("://")
     return SERVICES.get(scheme) if colon else None

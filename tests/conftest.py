@@ -24,6 +24,8 @@ for name in ("PYTHONUNBUFFERED", "PYTHONDONTWRITEBYTECODE"):
     os.environ.pop(name, None)
 # Tests run several jobs at once on a machine that may have few cores. Supervisors inherit this.
 os.environ["CLOUDGPU_LOCAL_SLOTS"] = "64"
+# The configuration of the person who runs the tests is not read.
+os.environ["CLOUDGPU_CONFIG"] = os.devnull + "/no-configuration"
 # GNU readline, which pytest imports, sets these for child processes, although there is no terminal.
 for name in ("COLUMNS", "LINES"):
     os.environ.pop(name, None)

@@ -3,8 +3,8 @@
     python -m tools.dist dist                 # what `make dist` runs
     python -m tools.dist dist --tag v0.1.0    # fail unless the version is that of the tag
 
-The build is reproducible: the same commit and the same versions of the build tools give the same bytes, whatever the
-folder, the umask and the time. Uncommitted changes are not built; they are refused.
+The build is reproducible: the same commit and the same versions of the build tools give the same bytes, independent of
+the folder, the umask and the time. If there are uncommitted changes, nothing is built.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from cloudgpu.cli.image.build import Base, make_context
 ROOT = Path(__file__).resolve().parents[1]
 CONSTRAINTS = ROOT / "tests" / "constraints.txt"
 IMAGE_BASES = (Base("3.11", "x86_64"), Base("3.12", "x86_64"))
-"""Python and architecture of the images that the released contexts can be built on."""
+"""Python version and architecture of the base images; an image context is released for each."""
 
 
 class ReleaseError(Exception):
@@ -55,7 +55,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def check_tag(tag: str) -> None:
-    """Raise ReleaseError unless the tag names the package's version and the changelog has a dated section for it."""
+    """Raise ReleaseError unless the tag is the package's version and the changelog has a dated section for it."""
     if tag != f"v{__version__}":
         raise ReleaseError(f"the tag is {tag}, but __init__.py has version {__version__}")
     changelog = (ROOT / "CHANGELOG.md").read_text()
@@ -64,7 +64,10 @@ def check_tag(tag: str) -> None:
 
 
 def build(folder: Path, *, image: bool) -> None:
-    """Write wheel, sdist, image contexts and SHA256SUMS of the current commit into an empty folder."""
+    """Write wheel, sdist, image contexts (if `image`) and SHA256SUMS of the current commit into an empty folder.
+
+    Raises ReleaseError if the folder is not empty, or if there are uncommitted changes.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     if any(folder.iterdir()):
         raise ReleaseError(f"{folder} is not empty")
@@ -102,7 +105,7 @@ def _export(tree: Path) -> None:
 
 
 def _pack(folder: Path, target: Path, epoch: int) -> None:
-    """Write a .tar.gz of the folder's contents that depends on their names and bytes only."""
+    """Write a reproducible .tar.gz of a folder: it depends only on the files' names, contents and executable bits."""
     packed = io.BytesIO()
     with tarfile.open(fileobj=packed, mode="w", format=tarfile.PAX_FORMAT) as archive:
         for path in sorted(folder.rglob("*"), key=lambda path: path.relative_to(folder).as_posix()):

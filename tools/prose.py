@@ -29,7 +29,7 @@ WORDS = {
     r"last words": "the last lines of the log, the end of the console output",
 }
 FRAGMENTS = r"Of|So|As|Likewise|Who|Whom|Whose|What|Whether"
-"""First words of docstrings that are fragments instead of a verb and its object, or a noun phrase."""
+"""First words of docstrings that begin with a fragment instead of a verb and its object, or a noun phrase."""
 
 _WORD = re.compile("|".join(rf"\b(?P<w{number}>{words})\b" for number, words in enumerate(WORDS)), re.IGNORECASE)
 _FRAGMENT = re.compile(rf"\s*({FRAGMENTS})\b(?!-)")
@@ -53,7 +53,7 @@ class Finding(NamedTuple):
 
 
 def check(name: str, text: str) -> list[Finding]:
-    """Return what is found in one file; its name decides how it is read."""
+    """Return the findings in a file's text, sorted by line. The ending of `name` decides which parts are checked."""
     return sorted(finding for piece in _pieces(name, text) for finding in _findings(piece))
 
 
@@ -103,7 +103,7 @@ def _findings(piece: Piece) -> Iterator[Finding]:
 
 
 def _blank(found: re.Match[str]) -> str:
-    """Replace a match by its line breaks, so that lines keep their numbers."""
+    """Return the line breaks of a match, so that the text after it keeps its line numbers."""
     return "\n" * found[0].count("\n") or " "
 
 

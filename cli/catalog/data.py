@@ -34,7 +34,8 @@ class Entry(NamedTuple):
 
 
 def tables() -> list[Entry]:
-    """Return the tables whose rows have dates. A damaged refreshed table is listed with a remark instead of raising."""
+    """Return the metadata of each table whose rows have dates. A damaged refreshed table gets a remark instead of
+    raising."""
     shipped = set(catalog_read.shipped()) - {_DATES}
     names = {name for name in shipped if any(_days(name, catalog_read.shipped_text(name), None))}
     names |= {path.stem for path in table_overrides.folder().glob("*.csv")}
@@ -78,7 +79,8 @@ def _days(name: str, text: str, newer: table_overrides.Refreshed | None) -> Iter
 
 
 def rows(table: str) -> tuple[list[str], list[tuple[str, ...]]]:
-    """Return the columns and rows of the table in use. Raises CommandError if no such table exists; TableError."""
+    """Return the columns and rows of the table in use. Raises CommandError if it does not exist, TableError if it is
+    damaged."""
     newer = table_overrides.find(table)
     if newer is None and table not in catalog_read.shipped():
         from ...jobspecs.suggest import did_you_mean

@@ -294,8 +294,8 @@ def _losses(fleet: FleetSpec, before: FleetSpec | None) -> Iterator[Finding]:
 
 
 def _quota(fleet: FleetSpec, more: int) -> str:
-    """Return a sentence on the quota for `more` machines. Too little is no refusal: the group starts with fewer
-    machines."""
+    """Return a text on the quota for `more` additional machines. A quota that is too small only gets a text, because
+    the group then starts with fewer machines."""
     from ...provisioners import ProvisionError
     from ...provisioners.stacks.fleet_queries import check_quota
 
@@ -308,7 +308,9 @@ def _quota(fleet: FleetSpec, more: int) -> str:
     return "enough, according to the provider"
 
 
-def _save_record(it: Stack, outputs: Any, settings: FleetSettings, terms: Terms | None = None) -> Cluster:  # JSON
+def _save_record(
+    it: Stack, outputs: Any, settings: FleetSettings, terms: Terms | None = None
+) -> Cluster:  # JSON outputs
     """Save the stack's outputs as a Cluster record on this computer, where jobs find it."""
     from ...infra.programs import TERMS, Terms
     from ...infra.settings import OUTPUT, FleetOutputs, read_output
@@ -366,12 +368,12 @@ def _known() -> list[Cluster]:
     from ...provisioners.stacks import clusters
 
     with readable_records():
-        return clusters.known()
+        return clusters.load_all()
 
 
 def _only_backend_of(name: str, given: str | None) -> str | None:
-    """Return the cluster's backend like _backend_of(). Raises RefusedError if `given` is another one: a second stack of
-    that name would create a second group of machines."""
+    """Return the recorded backend of the cluster, else `given`. Raises RefusedError if they differ: a second stack
+    of that name would create a second group of machines."""
     from ...infra.engine.backend import backend_of
     from ...infra.errors import RefusedError
 
@@ -390,7 +392,7 @@ def _backend_of(name: str, given: str | None) -> str | None:
 
 
 def _name_of(word: str) -> str:
-    """Return the cluster's name, from a name or from a cluster file."""
+    """Return the cluster's name. `word`: the name itself, or the path of a cluster file."""
     path = Path(word)
     if path.suffix not in (".yaml", ".yml") and len(path.parts) == 1:
         _check_name(word)

@@ -17,8 +17,11 @@ _RENEW_AFTER = 0.1
 
 
 def next_expiry(wanted_s: int | None, before: float | None, now: float | None = None) -> float | None:
-    """Return the epoch seconds at which a cluster brought up now expires; None means never. `before`: its current
-    expiry."""
+    """Return the epoch seconds at which a cluster brought up now expires; None: never.
+
+    wanted_s: lifetime in seconds; None: unlimited
+    before: current expiry, which is kept if it is only a little earlier
+    """
     if wanted_s is None:
         return None
     now = time.time() if now is None else now

@@ -18,14 +18,14 @@ if TYPE_CHECKING:
 
 
 def plan_on_cluster(loaded: LoadedSpec, name: str) -> tuple[LoadedSpec, Plan]:
-    """Return the job with its job_dir on the cluster's cloud (default: the infra stack's) and its plan. Raises
-    CommandError."""
+    """Return the job and its plan on a cluster. The job gets its job_dir for the cluster's cloud, by default the one
+    of the infra stack. Raises CommandError."""
     from ...provisioners.cluster.offer import plan_on
     from ...provisioners.stacks import clusters
 
     try:
         cluster = clusters.load(name)
-        known = [] if cluster else clusters.known()
+        known = [] if cluster else clusters.load_all()
     except ValueError as error:
         raise CommandError(str(error), exit_code=Exit.UNAVAILABLE) from error
     if cluster is None:

@@ -44,7 +44,7 @@ def _plan(loaded: LoadedCluster, before: FleetSpec | None, *, as_json: bool) -> 
     """Return the best machines and print remarks on the choice. Raises InfraError; for a plan without offers, its
     refusals are printed first (with `as_json` also as JSON)."""
     with readable_records():
-        known = stacks.known()
+        known = stacks.load_all()
     say_tables()
     try:
         chosen = plan_cluster(loaded, before, known, datetime.datetime.now(datetime.UTC).date())
@@ -69,7 +69,7 @@ def fleet_settings(
     expires: float | None,
     renew: bool = False,
 ) -> FleetSettings:
-    """Return a fleet's settings; those of `before` are reused if its machines stay. Raises InfraError,
+    """Return a fleet's settings; those of `before` are reused if the machines need not change. Raises InfraError,
     ProvisionError."""
     differs = before is None or before.fleet.template_hash != fleet.template_hash
     elsewhere = before is not None and is_reserved_elsewhere(fleet, before)

@@ -13,7 +13,7 @@ from ..shared.text import duration
 from .expiry import expiry_cell
 
 if TYPE_CHECKING:
-    from ...provisioners.cluster.cluster_state import Seen, Turn
+    from ...provisioners.cluster.cluster_state import QueuedJob, Snapshot
     from ...provisioners.stacks.clusters import Cluster
 
 _HEADS = (
@@ -44,18 +44,18 @@ def echo_clusters(found: Sequence[Cluster], *, as_json: bool) -> None:
             _echo_seen(one, seen)
 
 
-def _state_of(cluster: Cluster) -> Seen | None:
+def _state_of(cluster: Cluster) -> Snapshot | None:
     from ...provisioners import ProvisionError
-    from ...provisioners.cluster.cluster_state import look
+    from ...provisioners.cluster.cluster_state import snapshot
 
     try:
-        return look(cluster)
+        return snapshot(cluster)
     except ProvisionError as error:
         warning(f"what the machines of {cluster.name} do is not known: {error}")
         return None
 
 
-def _row(cluster: Cluster, seen: Seen | None) -> list[str]:
+def _row(cluster: Cluster, seen: Snapshot | None) -> list[str]:
     fleet = cluster.fleet
     price = None if cluster.price_usd_h is None else Decimal(cluster.price_usd_h) * fleet.size
     gpus = f"{fleet.accelerator}:{fleet.gpus}" if fleet.accelerator else "-"
@@ -65,7 +65,7 @@ def _row(cluster: Cluster, seen: Seen | None) -> list[str]:
     return [*where, fleet.machine_type, gpus, fleet.market, shown, expiry_cell(cluster.expires)]
 
 
-def _echo_seen(cluster: Cluster, seen: Seen) -> None:
+def _echo_seen(cluster: Cluster, seen: Snapshot) -> None:
     if seen.queue:
         click.echo(f"\n{style(f'jobs on {cluster.name}', 'title')}")
         rows = [[one.job_id, str(one.attempt), f"{one.machines} of {one.nodes}", _state(one)] for one in seen.queue]
@@ -79,7 +79,7 @@ def _echo_seen(cluster: Cluster, seen: Seen) -> None:
         warning(f"{len(seen.unusable) - _SHOWN} more machines of {cluster.name} could not be used before")
 
 
-def _state(turn: Turn) -> str:
+def _state(turn: QueuedJob) -> str:
     """Return the state of a queued job: `runs`, `waits for machines`, `waits, after 2 other jobs`."""
     if turn.machines == turn.nodes:
         return "runs"

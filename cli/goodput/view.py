@@ -27,7 +27,7 @@ class Part(NamedTuple):
     color: str
     """Fill colour in SVG charts."""
     advice: str
-    """Advice if the part dominates; `{each}` is replaced by its time per program start."""
+    """Advice if the part dominates; `{each}` is replaced by the part's time per program start."""
 
 
 PARTS = (
@@ -112,7 +112,7 @@ _UNCOUNTED = (
     "the program counts no steps, so how much of it was training is unknown: a Checkpointer in its loop counts them "
     "(`docs/guides/checkpointing.md`)"
 )
-"""Advice in place of the one for "other" if the program counted no steps."""
+"""Advice for the part "other" if the program counted no steps."""
 DOMINATES = 0.15
 """Share of the paid time above which a part gets advice."""
 _LEAST = 0.0005
@@ -151,7 +151,8 @@ def _headline(report: Report) -> str:
 
 
 def _possible(report: Report) -> list[str]:
-    """Return a line on the goodput that the measured costs allow, and the save interval for it."""
+    """Return a line with the best goodput possible at the measured costs, and the save interval for it; [] if
+    unknown."""
     optimum = report.optimum
     if optimum is None:
         return []
@@ -192,7 +193,8 @@ def _label(part: Part, report: Report) -> str:
 
 
 def _bars(report: Report) -> list[str]:
-    """Return the table of attempts, with a bar under each row whose length shows its paid time."""
+    """Return the table of attempts, and under each row a bar whose length is proportional to the attempt's paid
+    time."""
     rows = [_row(attempt) for attempt in report.attempts]
     head, *lines = table(_ATTEMPTS, rows).splitlines()
     longest = max((attempt.seconds for attempt in report.attempts), default=0.0) or 1.0
@@ -204,7 +206,7 @@ def _bars(report: Report) -> list[str]:
 
 
 def bar(times: Times, width: int) -> str:
-    """Return a bar of `width` characters in which each part has its share."""
+    """Return a bar of `width` characters in which each part's letter fills a share proportional to the part's time."""
     total = times.total or 1.0
     done = accumulate((getattr(times, part.name) for part in PARTS), initial=0.0)
     cells = zip(PARTS, pairwise(round(width * seconds / total) for seconds in done), strict=True)

@@ -41,7 +41,7 @@ class Summary:
 
     accelerator: Accelerator
     clouds: dict[str, str | None]
-    """Clouds that sell it today, mapped to the day its last machine type ends there; None if no end is announced."""
+    """Cloud that sells the accelerator today -> date on which its last machine type ends; None: no end is announced."""
     cheapest: Cheapest | None
 
 
@@ -117,8 +117,8 @@ class Scope:
 
 
 def _chosen(offers: list[MachineOffer]) -> list[MachineOffer]:
-    """Return the machines that a plan chooses by default: no GPU fractions if whole GPUs are offered, and no attached
-    GPUs on too small a machine."""
+    """Return the offers that a plan considers by default: fractions of a GPU only if no whole GPUs are offered, and
+    attached GPUs only on machines that are large enough for them."""
     whole = [offer for offer in offers if offer.counts[0] >= 1]
     return [
         offer

@@ -163,7 +163,7 @@ def _prices(offers: Sequence[MachineOffer], market: str, scope: Scope) -> list[s
 
 
 def _date(offer: MachineOffer) -> str:
-    """Return the date of the older of the shown prices; "" if no price is known."""
+    """Return the oldest date of the shown prices; "" if no price is known."""
     return min((found.price.date for found in offer.prices.values()), default="")
 
 

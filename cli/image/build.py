@@ -31,7 +31,7 @@ class Base(NamedTuple):
 
 
 def probe(engine: str, base: str, python: str) -> Base:
-    """Return the Python version and architecture of the base image; runs it, which pulls it if it is not local."""
+    """Run the Python of a base image, and return its version and the architecture. Pulls the image if necessary."""
     command = [engine, "run", "--rm", "--network=none", "--entrypoint", python, base, "-c", _PROBE]
     words = output_of(command, f"looking for {python} in {base}").split()
     if len(words) != 2:
@@ -42,7 +42,7 @@ def probe(engine: str, base: str, python: str) -> Base:
 def make_context(folder: Path, base: Base, *, wheel: Path | None = None, constraints: Path | None = None) -> None:
     """Write the image's build context: the Containerfile, and wheels/ with cloudgpu and what it depends on.
 
-    `wheel`: cloudgpu's own, if it has been built. `constraints`: a file of versions for pip.
+    `wheel`: wheel of cloudgpu; None: build or download it. `constraints`: pip's constraints file with versions.
     """
     containerfile = resources.files("cloudgpu.runtime.image") / "Containerfile"
     (folder / "Containerfile").write_text(containerfile.read_text())
@@ -71,7 +71,7 @@ def own_wheel(folder: Path) -> Path:
 
 
 def _source_tree() -> Path | None:
-    """Return the source tree of an editable installation; None for another kind."""
+    """Return the source tree if cloudgpu is installed in editable mode, else None."""
     # Try all distributions of this name: build leftovers in the tree are found first, and lack direct_url.json.
     for found in metadata.distributions(name="cloudgpu"):
         origin = json.loads(found.read_text("direct_url.json") or "{}")

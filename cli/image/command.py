@@ -171,8 +171,8 @@ def run(
 
 
 def _own_user(program: str) -> list[str]:
-    """Return flags that run the program as the current user, who then owns the checkpoints; for root: as the image's
-    user."""
+    """Return the engine's flags to run the program as the current user, so that this user owns the checkpoints. For
+    root, return no flags: the program then runs as the image's user."""
     if os.getuid() == 0:
         return []
     return ["--userns=keep-id"] if program == "podman" else [f"--user={os.getuid()}:{os.getgid()}"]

@@ -33,7 +33,10 @@ engine_option = click.option(
 
 
 def find_engine(name: str | None, *, to_run: bool) -> str:
-    """Return the engine to call. Raises CommandError if none is installed that can do it."""
+    """Return the name of an installed engine: `name`, or else the first of ENGINES. Raises CommandError.
+
+    to_run: require an engine that can run containers, not only build images
+    """
     able = [engine.name for engine in ENGINES if engine.runs or not to_run]
     if name is not None and name not in able:
         raise CommandError(f"{name} cannot run containers", hint=f"use {' or '.join(able)}", exit_code=Exit.USAGE)
@@ -49,7 +52,7 @@ def find_engine(name: str | None, *, to_run: bool) -> str:
 
 
 def call(command: Sequence[str], doing: str) -> None:
-    """Run a command with its output on the terminal. Raises CommandError if it fails."""
+    """Run a command with its output on the terminal. Raises CommandError if it fails, with `doing` in the message."""
     code = subprocess.run(command, check=False).returncode
     if code:
         raise CommandError(f"{doing} failed: {command[0]} ended with {code}", hint="see above", exit_code=Exit.FAILED)

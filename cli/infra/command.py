@@ -312,7 +312,7 @@ def _known() -> list[Infrastructure]:
     from ...provisioners.shared import infra_outputs
 
     with readable_records():
-        return infra_outputs.known()
+        return infra_outputs.load_all()
 
 
 def _backend_of(cloud: str, region: str, given: str | None) -> str | None:
@@ -346,8 +346,8 @@ def _wanted_secrets(cloud: str, region: str, given: tuple[str, ...], none: bool)
 def _stack_and_settings(
     cloud: str, region: str, bucket: str | None, secrets: Mapping[str, str] | None
 ) -> tuple[str, Callable[[Contents], InfraSettings]]:
-    """Return the stack's name and a function that derives its settings from its contents. Raises for invalid
-    arguments."""
+    """Return the stack's name and a function that derives its settings from its contents. Raises CommandError for an
+    unknown region, BadRequestError for an invalid bucket name."""
     from ...infra.names import check_bucket
     from ...infra.programs import infra_stack
 
@@ -364,7 +364,8 @@ def _stack_and_settings(
 
 
 def _settings(stack: str, cloud: str, region: str, bucket: str | None, contents: Contents) -> InfraSettings:
-    """Return the stack's settings: the existing ones, or new ones. Account and bucket cannot change during its life."""
+    """Return the stack's settings: the existing ones, or new ones. Raises RefusedError if the account or bucket of
+    an existing stack would change."""
     from ...control.submit.submission import owner_name
     from ...infra.errors import RefusedError
     from ...infra.programs import SETTINGS
@@ -442,7 +443,7 @@ def _clusters_there(cloud: str, region: str) -> list[str]:
     from ...provisioners.stacks import clusters
 
     with readable_records():
-        return [one.name for one in clusters.known() if (one.cloud, one.region) == (cloud, region)]
+        return [one.name for one in clusters.load_all() if (one.cloud, one.region) == (cloud, region)]
 
 
 def _unprotect(stack: Stack, settings: InfraSettings, contents: Contents, given: str | None) -> None:

@@ -91,8 +91,8 @@ def _engine(progress: ProgressLine, *, install: bool) -> Any:  # infra.engine.En
 
 
 def known_backend(load: Callable[[], Cluster | Infrastructure | None]) -> str | None:
-    """Return the recorded backend of a stack; None if there is no record. An unreadable record is only a warning, as
-    `status` rewrites it."""
+    """Return the recorded backend of a stack; None if there is no record. If the record is unreadable, print a
+    warning and return None: `status` rewrites it."""
     try:
         known = load()
     except ValueError as error:
@@ -127,8 +127,11 @@ def check_account(stack: str, cloud: str, region: str, account: str) -> None:
 def require_consent(
     report: Report, result: Mapping[str, object], *, as_json: bool, yes: bool, question: str, default: bool = True
 ) -> None:
-    """Return if no check refuses and the user confirms, by --yes or at the terminal (`default`: the answer of Enter).
-    Raises RefusedError for a refused report; with `as_json` it is printed together with `result` first."""
+    """Require that no check refuses the operation, and that the user confirms it: with --yes, or at the terminal.
+
+    Raises RefusedError for a refused report; with `as_json` it is printed together with `result` first. `default`:
+    the answer of the Enter key.
+    """
     from ...infra.errors import RefusedError
 
     if report.refusals:

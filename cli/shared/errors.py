@@ -17,6 +17,7 @@ from ..exit_codes import Exit
 
 if TYPE_CHECKING:
     from ...infra.errors import InfraError
+    from ...jobspecs.configuration.files import ConfigError
     from ...jobspecs.diagnostics import SpecError
     from ...provisioners import ProvisionError
 
@@ -96,6 +97,11 @@ def _usage_error(error: click.ClickException) -> Exit:
     return Exit.USAGE
 
 
+def _config_error(error: ConfigError) -> Exit:
+    _say(str(error), error.hint)
+    return Exit.INVALID
+
+
 def _spec_error(error: SpecError) -> Exit:
     from ...jobspecs.loading.reports import to_text
     from .output import paint_diagnostic
@@ -129,6 +135,7 @@ _HANDLERS: dict[str, Callable[[Any], Exit]] = {
     f"{__name__}.CommandError": _command_error,
     "click.exceptions.ClickException": _usage_error,
     "cloudgpu.jobspecs.diagnostics.SpecError": _spec_error,
+    "cloudgpu.jobspecs.configuration.files.ConfigError": _config_error,
     "cloudgpu.jobspecs.catalog.table_overrides.TableError": _text_handler(Exit.UNAVAILABLE),
     "cloudgpu.control.errors.NoSuchJobError": _text_handler(Exit.USAGE),
     "cloudgpu.control.errors.NotRunningError": _text_handler(Exit.USAGE),

@@ -9,8 +9,8 @@ _values: set[str] = set()
 
 
 def hide(values: Iterable[str]) -> None:
-    """Mask these texts in reports. Texts of one or two characters are ignored: masking them would make reports
-    unreadable."""
+    """Mask these texts in crash reports from now on. Texts of one or two characters are not masked, because they occur
+    everywhere in a report."""
     _values.update(value for value in values if len(value) > 2)
 
 

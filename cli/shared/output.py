@@ -47,7 +47,7 @@ def can_ask() -> bool:
 
 
 def columns() -> int:
-    """Return the columns to print in: the terminal's, at most 100; 100 without a terminal."""
+    """Return the width of the output in columns: the terminal's, but 40 to 100; 100 without a terminal."""
     try:
         wide = int(os.environ.get("COLUMNS", ""))
     except ValueError:
@@ -128,11 +128,11 @@ class Column(NamedTuple):
 
     title: str
     right: bool = False
-    """Align right, for numbers."""
+    """True to align the column right, for numbers."""
     least: int | None = None
-    """Minimum width to which it may be cut if the table is too wide; None: it is never cut."""
+    """Minimum width to which the column may be cut if the table is too wide; None: the column is never cut."""
     spare: int = 0
-    """Rank for dropping the column if cutting is not enough, highest first; 0: it is never dropped."""
+    """Rank for dropping the column if cutting is not enough, highest first; 0: the column is never dropped."""
 
 
 def table(heads: Sequence[Column], rows: Sequence[Sequence[str]], *, width: int | None = None, indent: int = 0) -> str:

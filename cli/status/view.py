@@ -58,7 +58,7 @@ def list_json(jobs: Sequence[Job]) -> list[dict[str, Any]]:
 
 
 def _each(jobs: Sequence[Job], show: Callable[[JobView], _T]) -> list[_T]:
-    """Return how each job is shown. A job with a damaged row in the store is skipped with a warning."""
+    """Return the result of `show` for each job. A job with a damaged row in the store is skipped with a warning."""
     from ...control.errors import DamagedRowError
 
     shown = []

@@ -25,7 +25,7 @@ _LINKED = frozenset((".git", ".hg", ".venv", "venv", "node_modules"))
 
 
 class WorkingCopies:
-    """Factory of copies of one directory. `left_out`: a folder to skip, as the copies themselves may be in it."""
+    """Factory of copies of one directory. `left_out`: folder to skip, because the copies are made in it."""
 
     def __init__(self, directory: Path, left_out: Path) -> None:
         self._directory, self._left_out = directory, left_out.resolve()

@@ -58,7 +58,7 @@ class Verdict:
 
     @property
     def exit(self) -> str:
-        """Name of the exit code."""
+        """Name of the command's exit code, a member of Exit."""
         return _EXITS[self.outcome]
 
 
@@ -165,7 +165,8 @@ class Verification:
             raise _Stop(Verdict("program-failed", f"the program failed by itself: {ending}", tail=tail))
 
     def _compare(self, *runs: Path) -> dict[str, Any]:
-        """Compare an undisturbed run with another one; an optional third run is undisturbed as well."""
+        """Return the output of `runtime compare` for an undisturbed run, the run to judge and, optionally, a second
+        undisturbed run. Files and variables that differ between the undisturbed runs are left out."""
         b = runs[1]
         out = b / "comparison"
         code = self._call(["compare", *map(str, runs)], out, errors=b / "comparison-errors", cwd=Path.cwd())

@@ -1,8 +1,6 @@
-"""Compute the cost of jobs: the price recorded when an attempt began, times the hours from launch() to the end of its
-machines.
+"""Cost of jobs: an attempt's price per hour, times the hours from its launch to the end of its machines.
 
-Nothing is charged before launch() has answered, because there may be no machine. The cost is final when the attempt
-ends.
+While launch() has not returned, the cost is 0, because there may be no machine. It is final when the attempt ends.
 """
 
 from __future__ import annotations
@@ -18,7 +16,7 @@ _RESERVE_PART = Decimal("0.2")
 
 
 def charge(price: Decimal, seconds: float) -> Decimal:
-    """Return US dollars for `seconds` at a price per hour. Negative seconds (the clock was set back) cost nothing."""
+    """Return the US dollars that `seconds` cost at a price per hour; 0 for negative seconds (a clock was set back)."""
     hours = Decimal(repr(max(0.0, seconds))) / _HOUR
     return (price * hours).quantize(_CENT_PART)
 
@@ -35,7 +33,7 @@ def attempt_cost(attempt: Attempt, now: float) -> Decimal | None:
 
 
 def paid_seconds(attempt: Attempt, now: float) -> float:
-    """Return the paid seconds of an attempt until its end or until now. Free machines are counted too."""
+    """Return the paid seconds of an attempt until its end or until now; machines with price 0 count too."""
     if attempt.launched is None or _is_unanswered(attempt):
         return 0.0
     if attempt.cost and attempt.price:
@@ -44,7 +42,7 @@ def paid_seconds(attempt: Attempt, now: float) -> float:
 
 
 def _is_unanswered(attempt: Attempt) -> bool:
-    """Return whether launch() has not answered yet. The time is charged at the attempt's end if there was a machine."""
+    """Return whether the attempt waits for launch() to return. If it gets machines, the time is charged later."""
     return attempt.allocation is None and attempt.ended is None
 
 
@@ -52,12 +50,9 @@ def was_free(attempt: Attempt, *, has_started: bool | None, grouped: bool = Fals
     """Return whether an attempt that requested machines cost nothing.
 
     `has_started`: whether any machine started before launch() failed. None: unknown; then the attempt was free only if
-    it requested a single machine and the provider clearly refused it. An attempt that was refused after launch() had
-    answered was only queued at the provider (NodeState.refused), so it was free, unless it had a machine group: some of
-    a
-    group's machines may have run while others were missing. Time in which a group had no machine is not counted
-    (Watcher
-    in reconcile/steps/watching.py).
+    it requested a single machine and the provider clearly refused it.
+    `grouped`: it had a machine group. If an attempt is refused after launch() has returned, its machines were only
+    queued at the provider (NodeState.refused), so it was free. In a group, some machines may have run meanwhile.
     """
     clear = attempt.outcome == "refused" and attempt.cause not in ("throttled", "transient", "expired")
     if attempt.allocation is not None:

@@ -21,25 +21,26 @@ class Times:
     """Paid seconds by use; they add up to the paid time."""
 
     productive: float = 0.0
-    """Spent in training steps that count."""
+    """Seconds in training steps that count."""
     redone: float = 0.0
-    """Spent in training steps that were lost and repeated later."""
+    """Seconds in training steps that were lost and repeated later."""
     blocked: float = 0.0
-    """Training was blocked by a save."""
+    """Seconds for which saves blocked the training."""
     boot: float = 0.0
-    """From the launch request until the first machine reported: queue, boot, installation of the agent."""
+    """Seconds from the launch request to the first machine's report: queue, boot, installation of the agent."""
     setup: float = 0.0
-    """Downloading the code and running the job file's `setup`."""
+    """Seconds of downloading the code and running the job file's `setup`."""
     start: float = 0.0
-    """From the start of the program to its first step, without the restore: imports, compilation, data."""
+    """Seconds from a program start to the first step, without the restore: imports, compilation, data."""
     restore: float = 0.0
-    """Reading a checkpoint and seeking to its position in the data."""
+    """Seconds of reading checkpoints and seeking to their position in the data."""
     pause: float = 0.0
-    """Between the end of a program and its next start on the same machines."""
+    """Seconds between the end of the program and its next start on the same machines."""
     ending: float = 0.0
-    """From the program's end, or its last report, until all machines were gone: detection, last writes, termination."""
+    """Seconds from the program's end, or its last report, until all machines were gone: detection, last writes,
+    termination."""
     other: float = 0.0
-    """The program ran outside of its steps, or reported nothing."""
+    """Seconds in which the program ran outside of its steps, or reported nothing."""
 
     @property
     def restart(self) -> float:
@@ -59,11 +60,11 @@ NO_TIME = Times()
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One start of the program, with the steps of it that were lost."""
+    """One run of the program, with the number of its steps that a later run had to repeat."""
 
     span: Span
     progress: Progress | None
-    """None: it reported no progress."""
+    """Progress at the end of the run; None: the program reported none."""
     redone: int = 0
     """Steps that a later run had to repeat."""
     lost: float = 0.0
@@ -106,7 +107,7 @@ def _steps(span: Span) -> int:
 
 
 def read_runs(attempt: Attempt, timeline: Timeline | None, live: Progress | None = None) -> list[Run]:
-    """Return every start of the program in this attempt, oldest first."""
+    """Return every run of the program in this attempt, oldest first. `live`: newest progress of a running attempt."""
     spans, last = spans_of(timeline), attempt.progress or live
     if not spans:
         return [Run(Span(1, attempt.launched or 0.0), last)] if last else []
@@ -156,7 +157,7 @@ def split_paid_seconds(paid: float, attempt: Attempt, timeline: Timeline | None,
 
 
 def _starting(paid: float, attempt: Attempt, timeline: Timeline | None, runs: Sequence[Run]) -> dict[str, float]:
-    """Return the times that the timeline reports, in the order of their events."""
+    """Return use -> seconds, for the uses whose times the timeline reports. Without a timeline or run, all is boot."""
     launched = attempt.launched or 0.0
     if timeline is None:
         return {} if runs else {"boot": paid}
@@ -171,9 +172,9 @@ def _starting(paid: float, attempt: Attempt, timeline: Timeline | None, runs: Se
 
 
 def _start(run: Run) -> float:
-    """Return the seconds from the program's start to its first step; infinite without one.
+    """Return the seconds from the program's start to its first step, without the restore.
 
-    split_paid_seconds() limits them.
+    0 if it reported no progress; without a first step, the duration of the run, infinite while it lasts.
     """
     if run.progress is None:
         return 0.0

@@ -21,7 +21,7 @@ class AttemptReport:
 
     number: int
     outcome: str
-    """Empty while the attempt lasts."""
+    """Outcome of the attempt; "" while the attempt lasts."""
     reason: str
     place: str
     """Zone of the offer, or else its region."""
@@ -30,11 +30,11 @@ class AttemptReport:
     cost: Decimal | None
     """US dollars; None: unknown."""
     restored_step: int | None
-    """Step of the checkpoint it started from; None: it started without one."""
+    """Step of the checkpoint from which the attempt started; None: it started without one."""
     step: int | None
-    """Steps done at its end, including those before the restore."""
+    """Number of steps done by the attempt's end, including those before the restore."""
     saved_step: int | None
-    """Step of its newest checkpoint."""
+    """Step of the attempt's newest checkpoint."""
     redone: int
     """Steps of this attempt that a later attempt had to repeat."""
     useful_seconds: float
@@ -86,7 +86,7 @@ class Report:
     starts: int = 0
     """Number of starts of the program in all attempts."""
     optimum: Optimum | None = None
-    """None: no step is known to be done."""
+    """Best possible goodput; None: no step is known to be done."""
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self, dict_factory=lambda pairs: {k: str(v) if isinstance(v, Decimal) else v for k, v in pairs})

@@ -24,8 +24,10 @@ class ConsoleReader:
         self._asked = False
 
     def of(self, node: str) -> str:
-        """Return `its console ends with: …` to append to a reason; "" if the target has no consoles or the read
-        fails. Never raises; returns within the time limit."""
+        """Return a line break and the last lines of a node's console, to append to a reason.
+
+        Returns "" after the first call, if the target has no consoles, and if the read fails or exceeds the time limit.
+        """
         if self._asked or not isinstance(self._provisioner, Explainer):
             return ""
         self._asked = True

@@ -26,7 +26,7 @@ MAX_INTERRUPTIONS_WITHOUT_CHECKPOINT = 5
 """Maximum number of consecutive interruptions without a new checkpoint; after one more, the job fails."""
 
 IN_PLACE_S = 120.0
-"""Seconds, from the first of them, for which transient errors of a place are retried there if other places exist."""
+"""Seconds from the first transient error of a place for which requests are retried there if other places exist."""
 
 _BACKOFF_S = {
     "lost": (1.0, 60.0),
@@ -36,8 +36,8 @@ _BACKOFF_S = {
     "queue": (0.2, 0.4),
     "login": (2.0, 24.0),
 }
-"""First and maximum backoff in seconds; each pause doubles the previous one. Renewed credentials are used within 30
-s, jitter included."""
+"""Cause of the wait -> first and maximum backoff in seconds; each pause is twice the previous one. The maximum of
+`login` plus its jitter is 30 s, after which renewed credentials must be in use (login_hints.consequence)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,7 +194,7 @@ class TriesLeft:
 
 
 def used(attempts: Sequence[Attempt]) -> Tries:
-    """Return what was used of both budgets, by ended attempts and by restarts in place within attempts."""
+    """Return the restarts used so far: new attempts, and restarts in place within attempts."""
     in_place = [attempt.generations[-1] for attempt in attempts if attempt.generations]
     return Tries(
         sum(last.failures for last in in_place) + sum(one.outcome == "failed" for one in attempts),
@@ -246,7 +246,7 @@ def saved_step(attempt: Attempt) -> int:
 # -- choice of the offer
 
 SPREAD_S = 30.0
-"""Seconds over which waiting jobs spread their retries of the same places, so that the first answer serves all."""
+"""Seconds over which waiting jobs spread their retries of the same places. The refusal of the first applies to all."""
 
 
 def _choose_offer(
@@ -270,8 +270,10 @@ def _choose_offer(
 
 
 def search_deadline(job: JobRow, attempts: Sequence[Attempt]) -> float:
-    """Return the epoch seconds when the search for machines times out (retry.capacity). `attempts`: all of the job;
-    a newest one that is still launching belongs to the search."""
+    """Return the epoch seconds when the search for machines times out (retry.capacity); math.inf: never.
+
+    `attempts`: all attempts of the job. If the newest is still launching, it is part of the search.
+    """
     if job.policy.capacity_s is None:
         return math.inf
     before = attempts[:-1] if attempts and attempts[-1].outcome == "" else attempts
@@ -281,8 +283,8 @@ def search_deadline(job: JobRow, attempts: Sequence[Attempt]) -> float:
 
 
 def _fail(asked: Sequence[Refused]) -> End:
-    """Return the failure of a job whose offers can never open. Its cause is the class of the last error if that is
-    auth or invalid, or the only class."""
+    """Return the failure of a job whose offers can never open. Its cause is the class of the last refusal if that is
+    auth or invalid or if all refusals have the same class, and else `no-machines`."""
     kinds = [refusal.kind for refusal in asked] or ["no-machines"]
     decisive = kinds[-1] in ("auth", "invalid") or len(set(kinds)) == 1
     return End("failed", kinds[-1] if decisive else "no-machines", message(asked))

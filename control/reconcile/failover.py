@@ -1,8 +1,8 @@
 """Failover between offers: which places a refusal closes, and for how long. Pure functions.
 
-A refusal closes the places within its scope, for machines that would be refused as well. Some closures expire (no
-capacity), some last until machines are obtained elsewhere (no quota, no permission), others for the job's lifetime
-(not offered).
+A refusal closes the places within its scope for offers that would be refused as well. If there was no capacity, they
+reopen after a time; without a quota or permission, once machines are obtained elsewhere; if the machines are not
+offered there, never.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Reaction:
     concerns: Callable[[Offer, Offer], bool]
     """(an offer, the refused offer): whether the offer would be refused as well in the same place."""
     reach: Mapping[str, str]
-    """Scope of the refusal -> scope that it closes."""
+    """Scope of the refusal -> scope in which places are closed."""
 
 
 _AS_SAID = {"attempt": "zone", "zone": "zone", "region": "region", "market": "cloud", "cloud": "cloud"}
@@ -96,8 +96,8 @@ def choose(
     """Return the offer to request now, or else the epoch seconds when the first offer reopens; None: no offer ever
     will.
 
-    `offers`: in order of preference. `attempts`: all of the job, all ended. `elsewhere`: capacity refusals of other
-    jobs of the store within the last NO_CAPACITY_S.
+    `offers`: in order of preference. `attempts`: all of the job; they have ended. `elsewhere`: capacity refusals of
+    other jobs of the store within the last NO_CAPACITY_S.
     """
     newest = current_search(attempts)
     known = [
@@ -162,8 +162,9 @@ def _ordered(
     attempts: Sequence[Attempt],
     now: float,
 ) -> list[Offer]:
-    """Return open offers in the plan's order. Of offers that differ only in place and price, those in zones that the
-    provider named as having capacity come first, and those where this job has just lost a machine come last."""
+    """Return the open offers, best first: by the plan's order of markets and GPUs. Offers with the same market and GPUs
+    are sorted by place: first those in zones that the provider has named as having capacity, and after that those where
+    this job has not just lost a machine."""
     kinds = list(dict.fromkeys(map(_kind, offers)))
     named = {
         (*_place(refusal.offer)[:2], zone, _kind(refusal.offer))

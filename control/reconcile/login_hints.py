@@ -15,7 +15,7 @@ _MARK = "waiting for credentials: "
 
 
 def login_message(error: Exception) -> str:
-    """Return the message for an error caused by credentials; "": it has another cause."""
+    """Return the message for the user if missing or expired credentials caused the error, else ""."""
     if isinstance(error, ProvisionError) and error.error_class in ("auth", "expired"):
         return advice_text(error)
     return str(error) if isinstance(error, JobDirError) and is_login(error) else ""
@@ -29,7 +29,7 @@ def advice_text(error: ProvisionError) -> str:
 
 
 def consequence(target: str, *, has_machines: bool) -> str:
-    """Return what is suspended meanwhile, and how new credentials reach this supervisor."""
+    """Return sentences for the user: what is suspended until the login is renewed, and how the supervisor gets it."""
     given = credentials_among(target, os.environ)
     if given:
         mending = (
@@ -42,7 +42,7 @@ def consequence(target: str, *, has_machines: bool) -> str:
 
 
 def suspended_actions(*, has_machines: bool) -> str:
-    """Return what a supervisor without credentials cannot do."""
+    """Return the clause that names what a supervisor without credentials does not do for the job."""
     return "cancel and limits do not act on its machines" if has_machines else "nothing is launched for it"
 
 

@@ -44,16 +44,16 @@ GAVE_UP = "gave_up.json"
 """Record of a node: why its machine ended itself without a result (written by
 provisioners/boot/shipped/bootstrap.py)."""
 _REASON = 1_000
-"""Maximum characters of such a reason."""
+"""Maximum characters of the reason that are read from a GAVE_UP record."""
 _MOST_GAVE_UP = 64 << 10
-"""Maximum size of the record in bytes."""
+"""Maximum size in bytes of a GAVE_UP record."""
 
 MAX_POLL_GAP_S = 30.0
-"""Maximum seconds between two polls that count as silence. A longer gap means that the supervisor could not poll (a
-suspended laptop, which may also be the machine itself); with slow polling, silence still accumulates."""
+"""Maximum seconds between two polls that count as silence of a node. The rest of a longer gap does not count: the
+supervisor could not poll, e.g. because its laptop was suspended."""
 
 _MISSING, _UNREADABLE = -1, -2
-"""Replaces the heartbeat number if the heartbeat is missing or invalid."""
+"""Used instead of a heartbeat's sequence number: the heartbeat is missing; it is invalid."""
 
 UNSEEN_S = 600.0
 """Seconds without a poll after which machines may have ended unobserved; a supervisor normally polls at much shorter
@@ -62,8 +62,8 @@ intervals. Their end is then assumed to be this long after their last heartbeat.
 
 SETTLED_READ_S = (3.0, 60.0)
 """Minimum and maximum seconds between two reads of heartbeats and results from an object store, where requests cost
-money, while all machines of an attempt run. A machine that leaves `running` is read at once. Azure's lists omit
-stopped machines, so there a read detects the end."""
+money, while all machines of an attempt run. If a machine leaves `running`, its records are read at once. Azure's lists
+do not show that a machine has stopped, so there only these reads detect the end."""
 SETTLED_READS = 15.0
 """Target rate of reads per second over all jobs, from which the pause within SETTLED_READ_S follows; a read is two
 requests."""
@@ -81,7 +81,7 @@ class NodeCache:
     """Cached observations of a node. A new process starts with an empty cache and reaches the same result."""
 
     end: NodeEnd | None = None
-    """Cached: a result is written once and never changes."""
+    """End of the node, which never changes; None: the node has not ended."""
     progress: Progress | None = None
     timeline: Timeline | None = None
     begun: bool = False
@@ -90,19 +90,19 @@ class NodeCache:
     gpu_idle_s: float | None = None
     sequence: int = -1
     damage: str = ""
-    """Why its last heartbeat could not be read; "": it could, or there was none."""
+    """Error of reading the node's last heartbeat; "": none."""
     returning: bool = False
-    """Its provider has begun to restart it since the last heartbeat."""
+    """True if the provider has begun to restart the machine since its last heartbeat."""
     silence_s: float = SILENT_S
-    """Seconds without a new heartbeat after which it is lost."""
+    """Seconds without a new heartbeat after which the node is lost."""
     heard: float | None = None
-    """Monotonic time of the last sign of life; None: not polled yet."""
+    """Monotonic time at which a new heartbeat was last read, or the node was first polled; None: not polled yet."""
     secrets_key: str = ""
     secrets_proof: str = ""
     last_report: float | None = None
-    """See NodeView."""
+    """Time of the node's last report; see NodeView."""
     read: float = -math.inf
-    """Monotonic time of the last read of its heartbeat and result."""
+    """Monotonic time of the last read of the node's heartbeat and result."""
 
 
 @dataclass(slots=True)
@@ -114,7 +114,7 @@ class AttemptCache:
     last_poll: float | None = None
     """Monotonic time of the last poll of its machines; None: this process has not polled yet."""
     went_unseen: bool = False
-    """All its machines are gone, and this was seen after more than UNSEEN_S without a poll."""
+    """True if all machines are gone, and they ended during more than UNSEEN_S without a poll."""
 
     def record_poll(self, now: float, *, gone: bool) -> None:
         """Record a poll. `now`: monotonic time; `gone`: all machines are gone."""
@@ -152,12 +152,16 @@ def observe_nodes(  # noqa: PLR0917 - the inputs of an observation
 
 
 def _is_settled(watches: AttemptCache, request: NodeRequest, states: Mapping[str, NodeState]) -> bool:
-    """Return whether a node's program runs, without any sign to the contrary."""
+    """Return whether a node's program runs, according to both its last heartbeat and the target."""
     watch, state = watches.nodes.get(request.node), states.get(request.node)
     if watch is None or state is None or watch.end is not None:
         return False
     return (
-        watch.begun and not watch.waiting and not watch.secrets_key and state.phase == "running" and not state.returns
+        watch.begun
+        and not watch.waiting
+        and not watch.secrets_key
+        and state.phase == "running"
+        and not state.restarting
     )
 
 
@@ -181,8 +185,8 @@ def read_furthest(job_dir: JobDir, attempt: Attempt) -> Reported | None:
 
 
 def read_whole_timeline(job_dir: JobDir, attempt: Attempt) -> Timeline | None:
-    """Return the merged timeline of an attempt whose nodes were replaced; None: they were not, so each node's is
-    complete. Raises JobDirError."""
+    """Return the merged timeline of an attempt whose nodes were replaced. None: no node was replaced, so that each
+    node's timeline is complete. Raises JobDirError."""
     if not any(record.kind == "members" for record in attempt.generations):
         return None
     timelines = [
@@ -247,7 +251,7 @@ def _look_at(  # noqa: PLR0917 - see observe_nodes()
         if state is not None and state.queued:  # a machine in the provider's queue, new or after a loss, is not silent
             watch.heard = None
         elif watch.end is None and state is not None:
-            end = _end_by_silence(watch, sequence, now, returns=state.returns)
+            end = _end_by_silence(watch, sequence, now, returns=state.restarting)
             if end is not None:
                 watch.end = dataclasses.replace(end, reason=f"{end.reason}{last_words(request.node)}")
     return NodeView(
@@ -268,8 +272,8 @@ def _look_at(  # noqa: PLR0917 - see observe_nodes()
 
 
 def _read_heartbeat(job_dir: JobDir, folder: str, watch: NodeCache) -> int:
-    """Copy the heartbeat into `watch` and return its number. If the heartbeat is invalid, the node counts as silent
-    until the next valid one."""
+    """Read the heartbeat, copy it into `watch` and return its sequence number; _MISSING or _UNREADABLE if there is no
+    valid one. After an invalid heartbeat, the node counts as silent until the next valid one."""
     try:
         heartbeat = Heartbeat.read(job_dir, f"{folder}heartbeat.json")
     except RecordError as error:
@@ -306,7 +310,7 @@ def _read_end(
         return end_by_result(result)
     if state is None or state.phase != "gone":
         return None
-    end = end_by_absence(job_dir.exists(f"{folder}notice.json"), state.detail, taken=state.taken)
+    end = end_by_absence(job_dir.exists(f"{folder}notice.json"), state.detail, taken=state.reclaimed)
     refused = None if watch.reported else state.refused
     if end.outcome == "lost" and refused is None:
         reason = _read_reason(job_dir, folder) or last_words(state.node)
@@ -324,7 +328,11 @@ def _read_reason(job_dir: JobDir, folder: str) -> str:
 
 
 def _end_by_silence(watch: NodeCache, sequence: int, now: float, *, returns: bool) -> NodeEnd | None:
-    """Copy the heartbeat into `watch` and return its number. An invalid one counts as silence."""
+    """Return the end of a node that sent no new, valid heartbeat within its timeout; None: it has not timed out.
+
+    `sequence`: number of the heartbeat that was just read. `returns`: the provider is restarting the machine, so the
+    boot timeout applies until the next heartbeat.
+    """
     if watch.heard is None or (sequence not in (watch.sequence, _UNREADABLE)):
         watch.sequence, watch.heard, watch.returning = sequence, now, False
     watch.returning = watch.returning or returns

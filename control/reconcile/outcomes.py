@@ -25,9 +25,9 @@ class NodeEnd:
     exit_code: int | None = None
     ended: float = 0.0
     final: bool = False
-    """Running it again is pointless, regardless of the budget."""
+    """True if the program must not be run again, regardless of the budget."""
     refused: ProvisionError | None = None
-    """See NodeState: the machine never existed."""
+    """Error of the provider if the machine never existed; see NodeState."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,34 +37,34 @@ class NodeView:
     node: str
     role: str
     end: NodeEnd | None
-    """None: it has not ended."""
+    """How the node ended; None: it has not ended."""
     begun: bool
-    """Its program runs or has run."""
+    """True if the node's program runs or has run."""
     progress: Progress | None
     has_gpus: bool = False
     gpu_idle_s: float | None = None
-    """Seconds for which none of its GPUs has done anything; None: unknown."""
+    """Seconds for which none of the node's GPUs has done anything; None: unknown."""
     timeline: Timeline | None = None
     """The newest timeline that the node has written."""
     waiting: bool = False
-    """It is the replacement of a lost node, and ready."""
+    """True if the node replaces a lost one and is ready to join."""
     reported: bool = False
-    """It has reported at least once: the machine existed and is paid for."""
+    """True if the node has reported at least once: the machine exists or existed, and is paid for."""
     secrets_key: str = ""
     """Public key with which its agent asks for the job's secrets; "": it waits for none."""
     secrets_proof: str = ""
     last_report: float | None = None
-    """Time of its last report, in epoch seconds of its machine's clock; None: never."""
+    """Time of the node's last report, in epoch seconds of its machine's clock; None: never."""
 
     @property
     def generation(self) -> int:
-        """Current generation of its program; 0: none yet."""
+        """Number of the program's current generation on this node; 0: none yet."""
         spans = spans_of(self.timeline)
         return spans[-1].generation if spans else 0
 
 
 class HasProgress(Protocol):
-    """Any view of a node that has its progress."""
+    """Protocol of node views that have the program's progress."""
 
     @property
     def progress(self) -> Progress | None: ...
@@ -85,7 +85,7 @@ class Verdict:
     exit_code: int | None
     progress: Progress | None
     final: bool = False
-    """See NodeEnd."""
+    """True if the program must not be run again; see NodeEnd."""
     timeline: Timeline | None = None
     """Timeline of the node that has done the most steps."""
 
@@ -117,7 +117,7 @@ def must_stop_peers(nodes: Sequence[NodeView]) -> NodeView | None:
 
 
 def _needed(nodes: Sequence[NodeView]) -> Sequence[NodeView]:
-    """Return the nodes whose work is the job's work; once they have ended, the others are idle.
+    """Return the nodes that do the training; when these have ended, the other nodes have nothing left to do.
 
     With a chief and parameter servers, TensorFlow's workers are servers too: they get their steps from the chief.
     """
@@ -126,7 +126,7 @@ def _needed(nodes: Sequence[NodeView]) -> Sequence[NodeView]:
     return [node for node in nodes if node.role not in serving] or nodes
 
 
-# The first outcome in this list that any node has decides. A program also fails when its peer vanishes (its
+# The attempt gets the first outcome in this list that any node has. A program also fails when its peer vanishes (its
 # connection breaks), so ends of machines precede ends of programs; requested stops come last.
 _PRECEDENCE = ("error", "preempted", "lost", "failed", "again", "stopped", "succeeded")
 

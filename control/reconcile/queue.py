@@ -34,7 +34,7 @@ class Place(NamedTuple):
     number: int
     """Position, from 1, among the jobs that wait for the same resources."""
     ahead: Mapping[str, int]
-    """Resource -> amount that the jobs ahead wait for, of the resources this job wants."""
+    """Resource that this job wants -> amount of it that the jobs ahead wait for."""
 
     @property
     def pause_s(self) -> float:
@@ -76,7 +76,8 @@ class Queue:
             return self._places.get(job_id) or Place(1, {})
 
     def is_waited_for(self) -> bool:
-        """Return whether jobs asked for their places within _WANTED_S, i.e. wait for resources that other jobs hold."""
+        """Return whether a job has asked for its place within the last _WANTED_S seconds: it waits for resources
+        that other jobs hold."""
         with self._lock:
             return bool(self._places) and self._clock.monotonic() - self._read < _WANTED_S
 
@@ -86,6 +87,6 @@ class Queue:
             self._skipped.add(job_id)
 
     def restore(self, job_id: str) -> None:
-        """Return a job to its place after skip(); also forgets a job that ended."""
+        """Undo skip(): the job gets its place in the queue again. Also called for a job that has ended."""
         with self._lock:
             self._skipped.discard(job_id)

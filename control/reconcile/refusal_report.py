@@ -23,14 +23,14 @@ CLASSES = {
 }
 """Names of the error classes in messages."""
 
-# Providers put places, numbers and ids into their messages; without these, equal reasons compare equal.
+# Providers put places, numbers and ids into their messages. These are removed before messages are compared.
 _NAMES = re.compile(r"[\w.:/-]*\d[\w.:/-]*|\bhttps?://\S+")
 _SEVERAL = re.compile(r"…(?:[,\s]+(?:and\s+|or\s+)?…)+")
 
 
 @dataclass(frozen=True, slots=True)
 class RefusedPlace:
-    """One place, with the number of requests."""
+    """A place, with the number of requests that it refused."""
 
     offer: Offer
     times: int
@@ -57,7 +57,7 @@ def group(refusals: Sequence[Refused]) -> list[RefusalGroup]:
 
 
 def lines(groups: Sequence[RefusalGroup], clock: Callable[[float], str]) -> list[str]:
-    """Return one line for each reason, followed by a line for each region and machine type."""
+    """Return one line for each reason, each followed by a line for each place. `clock`: formats epoch seconds."""
     found = []
     for one in groups:
         count = len(one.places)

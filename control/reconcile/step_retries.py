@@ -1,7 +1,7 @@
 """Limits on retries of a job's failing steps.
 
-A step reads a job dir, to which others may write, and calls a cloud. Failures of either must not keep unwanted
-machines running, so a job that was cancelled or has reached a limit ends without them.
+A step reads a job dir, to which others may write, and calls a cloud. Both may fail. Unwanted machines must not keep
+running meanwhile: they are terminated if the steps of a job that has to end fail for too long.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ UNEXPECTED_S = 3_600.0
 
 @dataclass(slots=True)
 class FailureTimers:
-    """Start of the failures of a job's steps, for two time limits. Times are monotonic."""
+    """Times since which a job's steps fail, for two limits. Monotonic seconds; math.inf: they do not fail."""
 
     ending_since: float = math.inf
     """Time of the first failed step since the job has to end."""
@@ -35,7 +35,7 @@ class FailureTimers:
     ) -> str:
         """Return why a job must end after a step failed; "": the step is retried.
 
-        `now`: monotonic time; `job_now`: the job's time; `message`: of the failure.
+        `now`: monotonic time; `job_now`: the job's time; `message`: why the step failed
         """
         self.unexpected_since = math.inf if is_expected else min(self.unexpected_since, now)
         self.ending_since = min(self.ending_since, now) if _is_ending(job, attempt, job_now) else math.inf
@@ -58,5 +58,5 @@ def _is_ending(job: JobRow, attempt: Attempt | None, now: float) -> bool:
 
 
 def _deadline(attempt: Attempt | None) -> float:
-    """Return the job's time until which its program may save and end by itself."""
+    """Return the job's time until which its program may save and end by itself; 0: it is not stopping."""
     return 0.0 if attempt is None or attempt.state != "stopping" else attempt.deadline or 0.0

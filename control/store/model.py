@@ -41,11 +41,11 @@ class Policy:
     reads: list[str] = field(default_factory=list)
     """URLs that the machines must be able to read, besides the job dir."""
     reads_on: dict[str, list[str]] = field(default_factory=dict)
-    """Cloud -> such URLs, where they differ between clouds; empty: `reads` is for all clouds."""
+    """Cloud -> URLs as in `reads`, if they differ between clouds; empty: `reads` is for all clouds."""
     images: dict[str, str] = field(default_factory=dict)
     """Role -> container image, for roles that have one."""
     grouped: bool = False
-    """The machines of each attempt are a dedicated group that replaces lost machines (`recover: fleet`)."""
+    """True if each attempt has a dedicated machine group, which replaces lost machines (`recover: fleet`)."""
     job_dirs: dict[str, str] = field(default_factory=dict)
     """Cloud -> URL of the job's folder there, if each has a separate one; empty: JobRow.job_dir is for all clouds."""
     priority: int = 0
@@ -68,7 +68,7 @@ class JobRow:
     id: str
     name: str
     state: str
-    """See states.py."""
+    """State of the job; see states.py."""
     goal: str
     """Goal that the user has set: "run" or "cancel"."""
     cause: str
@@ -91,7 +91,7 @@ class JobRow:
     round: int
     """Number of refusals of the newest attempt's offer since machines were last obtained."""
     waits: int
-    """Tries in place since machines were last obtained, or requested elsewhere."""
+    """Number of retries in place since machines were last obtained, or requested in another place."""
     not_before: float
     """Epoch seconds before which machines are not requested again."""
     spent: Decimal | None
@@ -102,7 +102,7 @@ class JobRow:
     lease_owner: str | None
     lease_beat: int
     waiting_since: float | None = None
-    """Epoch seconds of the first of these `waits`; meaningless if there are none."""
+    """Epoch seconds of the first of the `waits`; not valid if `waits` is 0."""
 
     def dir_on(self, cloud: str) -> str:
         """Return the URL of the job's folder that machines of a cloud use."""
@@ -129,16 +129,16 @@ class Attempt:
 
     job_id: str
     number: int
-    """From 1."""
+    """Number of the attempt within its job, from 1."""
     state: str
-    """See states.py."""
+    """State of the attempt; see states.py."""
     round: int
     offer: Offer
     price: Decimal | None
     """US dollars per hour of the whole attempt, fixed at its launch; None: unknown."""
     token: str
     allocation: Allocation | None
-    """The machines, once launch() has answered."""
+    """Machines of the attempt; None until launch() has returned."""
     cause: str
     """Why it stops: a key of decisions.GRACE_S, or the class of the error that refused the launch, or "user": the
     program asks not to be run again."""
@@ -154,25 +154,25 @@ class Attempt:
     """Final progress of the node that had done the most steps."""
     created: float
     launched: float | None
-    """Start of paid time: when its machines were requested."""
+    """Start of paid time: when the attempt's machines were requested."""
     ended: float | None
     """End of paid time: when all machines were observed to be gone."""
     cost: Decimal | None
-    """US dollars, once it has ended; None: unknown."""
+    """Cost in US dollars, written when the attempt ends; None: unknown."""
     generations: tuple[Generation, ...] = ()
-    """One record for each restart of its program on the same machines."""
+    """One record for each restart of the program on the same machines."""
     timeline: Timeline | None = None
     """Final timeline of the node that had done the most steps."""
     nodes: tuple[NodeRequest, ...] | None = None
     """The machines that it should have, in rank order; None: those of the offer, without replacement of lost ones (a
     single machine, a target without replacement, or an attempt begun by an older version)."""
     hints: tuple[str, ...] = ()
-    """Zones that the refusal of its launch suggested to try."""
+    """Zones that the provider suggested when it refused the launch."""
     account: str | None = None
     """Account of its machines (provisioners/shared/accounts.py), written before the first call. "": the target has
     none; None: not known yet, or begun by an older version."""
     seen: Observation | None = None
-    """None: no heartbeat was read."""
+    """Newest heartbeat that the supervisor has read; None: none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,7 +204,7 @@ class Refused:
     hints: tuple[str, ...] = ()
     """Zones that the provider named as having capacity, spelled as in offers."""
     job_id: str = ""
-    """The job that requested the machines."""
+    """Id of the job that requested the machines."""
 
     @classmethod
     def of(cls, attempt: Attempt) -> Refused:

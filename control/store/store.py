@@ -39,7 +39,7 @@ class Change:
     job: JobRow
     kind: str
     message: str
-    """Empty: no event is written."""
+    """Message of the event; "": no event is written."""
     time: float
     attempt: Attempt | None = None
     to_job: JobRow | None = None
@@ -57,7 +57,7 @@ class ActiveJob(NamedTuple):
     """Epoch seconds."""
     goal: str
     target: str
-    """Cloud of its newest attempt; "" without an attempt."""
+    """Cloud of the job's newest attempt; "": it has no attempt."""
 
 
 class Changes(NamedTuple):
@@ -71,7 +71,7 @@ class Changes(NamedTuple):
 
 
 _IDS_PER_QUERY = 500
-"""Maximum number of ids per query, as databases limit its parameters."""
+"""Maximum number of ids per query, because databases limit the number of parameters."""
 _NEWEST = "attempts.job_id = jobs.id AND attempts.number = jobs.attempt"
 _WITH_TARGET = (
     f"SELECT jobs.id, jobs.updated, jobs.goal, jobs.ended, attempts.offer FROM jobs LEFT JOIN attempts ON {_NEWEST}"
@@ -181,7 +181,7 @@ class Store:
         return found
 
     def capacity_refusals(self, but: JobRow, since: float) -> list[Refused]:
-        """Return capacity refusals of other jobs since then (epoch seconds), newest last."""
+        """Return the capacity refusals of all jobs except `but` since a time (epoch seconds), newest last."""
         query = """
             SELECT attempts.* FROM attempts JOIN jobs ON jobs.id = attempts.job_id AND jobs.owner = :owner
             WHERE attempts.outcome = 'refused' AND attempts.cause = 'capacity' AND attempts.job_id != :but
@@ -217,7 +217,7 @@ class Store:
             _add_event(connection, job.id, None, time=job.created, kind="submitted", message=message)
 
     def set_goal(self, job_id: str, goal: str, message: str, time: float) -> bool:
-        """Set what the user wants; return False if the job has ended or has that goal already."""
+        """Set the job's goal ("run" or "cancel"); return False if it has ended or has that goal already."""
         with self._transaction() as connection:
             values = {"goal": goal, "updated": time}
             if _update(connection, "jobs", values, "id = :of AND ended IS NULL AND goal != :goal", of=job_id) != 1:
@@ -237,7 +237,7 @@ class Store:
             _update(connection, "jobs", values, held, of=job.id, held_by=lease_owner, read=job.reason)
 
     def apply(self, change: Change, lease_owner: str) -> None:
-        """Write a step. Raises LostRaceError if the job has changed or `lease_owner` has lost the lease."""
+        """Write a change and its event. Raises LostRaceError if the job has changed or `lease_owner` lost the lease."""
         job, attempt = change.job, change.attempt
         to_job = change.to_job or job
         states.check_job(job.state, to_job.state)
@@ -259,7 +259,7 @@ class Store:
                 _add_event(connection, job.id, number, time=change.time, kind=change.kind, message=change.message)
 
     def write_seen(self, seen: Mapping[tuple[str, int], Observation]) -> None:
-        """Write observations of attempts, by job id and number, in one transaction. They are not changes of the job."""
+        """Write (job id, attempt number) -> observation in one transaction, without events or a check of the lease."""
         of = "job_id = :of AND number = :of_number"
         with self._transaction() as connection:
             for (job_id, number), one in seen.items():
@@ -327,7 +327,7 @@ def _update(connection: Connection, table: str, values: Values, condition: str, 
 
 
 def _in_list(statement: str, ids: Collection[str]) -> tuple[str, dict[str, str]]:
-    """Replace `(:ids)` in a statement with a parameter for each id; return it and the values of these."""
+    """Replace `(:ids)` in a statement with one parameter for each id; return the statement and the parameters."""
     values = {f"id_{number}": one for number, one in enumerate(ids)}
     # not every database accepts ()
     listed = ", ".join(f":{name}" for name in values) or "SELECT id FROM jobs WHERE 1 = 0"

@@ -42,7 +42,7 @@ def _stack(cloud: str, region: str) -> Infrastructure | None:
     if host not in FLEET_CLOUDS:
         return None
     try:
-        found = [one for one in infra_outputs.known(host) if one.job_dir]
+        found = [one for one in infra_outputs.load_all(host) if one.job_dir]
     except ValueError as error:
         raise StoreError(str(error)) from error
     return min(found, key=lambda one: one.region != region, default=None)

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def advice(offer: Offer) -> str | None:
-    """Return how to set up the termination of hung machines; None: provider or infra stack terminate them."""
+    """Return advice on how to have hung machines terminated; None: the provider or an infra stack terminates them."""
     if info(offer.cloud).ended_outside:
         return None
     try:

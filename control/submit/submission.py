@@ -120,7 +120,7 @@ def owner_name() -> str:
 
 
 def _accounts(offers: Iterable[Offer]) -> dict[str, str]:
-    """Return cloud -> account of this process's credentials, for clouds that accept them."""
+    """Return cloud -> account of this process's credentials, without the clouds that refuse these credentials."""
     from ...provisioners import get_provisioner
     from ...provisioners.base import ProvisionError
 
@@ -300,7 +300,7 @@ def _reads(spec: JobSpec, clouds: Iterable[str]) -> dict[str, list[str]]:
 
 
 def _images(spec: JobSpec) -> dict[str, str]:
-    """Return role -> image, its own or the job's, for roles that have one."""
+    """Return role -> image of the role, or else of the job; roles without an image are left out."""
     named = {name: role.image or spec.image for name, role in spec.effective_roles().items()}
     return {name: image for name, image in named.items() if image is not None}
 

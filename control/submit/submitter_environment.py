@@ -29,7 +29,7 @@ _SECRET_NAME = re.compile("TOKEN|SECRET|PASSWORD|_KEY")
 def choose(environ: Mapping[str, str]) -> tuple[dict[str, str], list[str]]:
     """Return the variables that a job gets, and the names of those left out because they seem to hold a secret.
 
-    They are stored with the job as plain text, so a URL with a user or a password, such as a proxy's, is left out.
+    Variables are stored with the job as plain text. URLs with a user or a password, e.g. of a proxy, are left out too.
     """
     allowed = {name: value for name, value in environ.items() if _is_allowed(name) and value.isprintable()}
     secret = [name for name, value in allowed.items() if _SECRET_NAME.search(name) or _CREDENTIALS.search(value)]

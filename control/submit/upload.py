@@ -29,14 +29,14 @@ ProgressCallback = Callable[[str, int, int], None]
 agent" or "submitting"."""
 
 SHARED = "shared"
-"""Folder beside those of the jobs, whose ids always have a suffix. It may be deleted at any time."""
+"""Name of the shared folder beside the jobs' folders; no job id equals it. It may be deleted at any time."""
 
 
 class Uploader:
     """Uploads files into a job's folder. `url` is the folder's, `<job_dir>/<job id>`."""
 
     def __init__(self, url: str, on_progress: ProgressCallback, bucket: Bucket | None = None) -> None:
-        """Create a shipper. `bucket`: connections to share; None: it opens its own."""
+        """Open the job's folder. `bucket`: connection to reuse; None: open a new one."""
         self._parent_url, _, self._job = url.rpartition("/")
         self._job_dir = JobDir(url, bucket=bucket)
         self._bucket = bucket
@@ -98,7 +98,7 @@ class Uploader:
 
 
 _BUILT: dict[tuple[str, Path, str | None], Built] = {}
-"""Agent files that this process has built, by their inputs: building one again would read all of its wheels."""
+"""Cache of the agent files that this process has built, by _built()'s arguments: a build reads all wheels."""
 
 
 def _built(architecture: str, folder: Path, pythons: str | None) -> Built:

@@ -143,7 +143,7 @@ class _Loop:
         return False
 
     def _wait(self, seconds: float, *, steps: bool = True) -> set[str] | None:
-        """Return the jobs that commands named within `seconds`; None: there was no wake-up by a command.
+        """Wait for up to `seconds`; return the ids of jobs that commands have changed. None: no command sent a wake-up.
 
         With `steps`, the end of a step also ends the wait.
         """

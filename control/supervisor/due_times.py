@@ -24,7 +24,7 @@ class DueTimes:
         self._lock = threading.Lock()
         self._heap: list[tuple[float, int, str]] = []
         self._valid: dict[str, int] = {}
-        """Job -> number of its newest entry; older entries are skipped."""
+        """Job id -> number of the job's newest entry in the heap; older entries are skipped."""
         self._count = 0
 
     def put(self, job_id: str, due: float) -> None:

@@ -10,9 +10,8 @@ from ..reconcile.steps.context import Memory
 from ..store.model import Attempt, JobRow
 
 _UNTRIED_S = 300.0
-"""Seconds after a job dir's last failure from which another one counts as its first. It exceeds the longest pause
-plus the slowest try, so the dir was not tried in between (suspended laptop, other errors), and may have been
-usable."""
+"""Seconds since a job dir's last failure after which a new failure counts as its first. They exceed the longest pause
+between two tries, so the dir was not used meanwhile (suspended laptop, other errors)."""
 
 
 @dataclass(slots=True)
@@ -38,13 +37,13 @@ class Trouble:
 
 @dataclass(slots=True)
 class Watched:
-    """The memory of one job: its rows as last read, and its troubles."""
+    """A supervisor's memory of one job: the rows as last read, and the failures of its steps."""
 
     memory: Memory
     target: str
     """Target of the newest attempt; "" without an attempt."""
     job: JobRow | None = None
-    """None: it must be read again because it may have changed. A stale row only loses a race: see Store.apply()."""
+    """The job's row; None: read it again, as it may have changed. A stale row only loses a race: see Store.apply()."""
     attempt: Attempt | None = None
     changes: int = 0
     """Number of known changes; rows that were read before a change are not kept."""
@@ -52,7 +51,7 @@ class Watched:
     """Last pause in seconds while nothing changed; 0: something changed."""
     trouble: Trouble | None = None
     damage: str = ""
-    """Why its row in the store cannot be read; "": it can."""
+    """Error of reading the job's row in the store; "": none."""
 
     def expire(self) -> None:
         """Make the next step read the rows again."""

@@ -16,7 +16,7 @@ class Lane(Enum):
     LAUNCH = "launches"
     """Launches: may wait for the provider's rate limits, and copy checkpoints before."""
     END = "ends"
-    """Terminations: may wait until a provider has terminated its machines."""
+    """Terminations: may wait until a provider has terminated the machines."""
 
 
 def lane_of(job: JobRow, attempt: Attempt | None, now: float) -> Lane:

@@ -113,7 +113,7 @@ def is_dead(owner: str) -> bool:
 
 
 def _is_zombie(process: str) -> bool:
-    """Return whether a process is a zombie, like a supervisor whose submitter follows the log."""
+    """Return whether a process has ended but its parent, e.g. the command that started a supervisor, still runs."""
     with suppress(OSError):
         stat = Path(f"/proc/{process}/stat").read_text(encoding="utf-8", errors="replace")
         return stat.rpartition(")")[2].split()[:1] == ["Z"]

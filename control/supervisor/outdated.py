@@ -24,13 +24,16 @@ _ENDS_S = 12.0
 _POLL_S = 0.05
 
 _judged: set[tuple[int | None, frozenset[tuple[str, str]]]] = set()
-"""Supervisors whose credentials this process has compared with an environment. Two running commands with different
-credentials therefore replace each other's supervisor only once."""
+"""(supervisor's process id, environment) pairs that this process has compared. Each pair is compared once, so that two
+running commands with different credentials do not replace each other's supervisor again and again."""
 
 
 def is_outdated(there: Running) -> bool:
-    """Return whether any command should replace the supervisor: its version is older, or this process has different
-    credentials for all accounts that active jobs need. A newer supervisor, or one that is a service, is kept."""
+    """Return whether a command should replace the supervisor.
+
+    True if its version is older, or if its credentials differ and this process has credentials for all accounts that
+    active jobs need. False for a newer supervisor, and for one that runs as a service or in a terminal.
+    """
     if not there.is_replaceable:
         return False
     if _version(there.version) != _version(__version__):

@@ -67,8 +67,8 @@ def _start() -> subprocess.Popen[bytes]:
 
 
 def _holds_lock(child: subprocess.Popen[bytes], *, last: bool) -> bool:
-    """Wait until this or another supervisor holds the lock; return False if it was killed, except on the last try.
-    Raises ControlError if it failed before."""
+    """Wait until any supervisor holds the lock, at most START_S. Return False if the child was killed by a signal and
+    this is not the last try. Raises ControlError if the child failed otherwise."""
     until = time.monotonic() + START_S
     while time.monotonic() < until:
         failed = child.poll()

@@ -36,25 +36,25 @@ from .leases import LEASE_S, Leases, new_owner
 
 log = logging.getLogger("cloudgpu.supervisor")
 
-TRAINING_PATIENCE_S = 3_600.0
-"""Seconds after which a job is given up if its dir is unusable while its machines run: they may train on, or have
-ended and cost nothing. It also applies while a checkpoint is copied, as nothing is paid for then."""
-PATIENCE_S = 900.0
-"""Seconds after which a job without running machines is given up if its dir is unusable: longer than a short outage."""
+TRAINING_RETRY_TIMEOUT_S = 3_600.0
+"""Seconds for which the job dir may be unusable, while the job's machines run, before the job is given up: they may
+still train, or have ended and cost nothing. Also applies while a checkpoint is copied, because nothing is paid then."""
+RETRY_TIMEOUT_S = 900.0
+"""Seconds for which the job dir of any other job may be unusable before it is given up: exceeds a short outage."""
 
 _UNRECORDED = 15
-"""Number of tries, a second apart, after which a job of another account gets a reason, if it has no machines. Until
-then, another supervisor may take it."""
+"""Number of tries, a second apart, before a job without machines gets the reason that it needs another account's
+credentials. Until then, a supervisor with these credentials may take the job."""
 _PAUSE_S = (1.0, 60.0)
 """First and maximum pause in seconds after a failed step."""
 LOGIN_S = 30.0
 """Maximum pause in seconds after a step whose credentials were refused, so that renewed ones are used soon."""
 _QUIET_WANTED_S = 0.4
-"""Maximum seconds between two polls of a job of a target with a queue while others wait there, so that they start
-soon after its end."""
+"""Maximum seconds between two polls of a job on a target with a queue while other jobs wait in the queue: these can
+start soon after the polled job has ended."""
 _QUIET_CLOUD_S = (1.0, 3.0)
 """First and maximum seconds between two polls of a job while nothing changes, unless the target's poll_s overrides
-them: polls of a cloud cost money, and a hundred jobs are polled at the same rate as one."""
+them. They bound the cost of the polls of a cloud, which grows with the number of jobs."""
 _CHANGES_S = 1.0
 """Seconds between two queries for changed jobs, unless a command names a job."""
 _LIST_S = 30.0
@@ -64,7 +64,7 @@ out of order."""
 
 @dataclass(frozen=True, slots=True)
 class Tick:
-    """Result of a tick."""
+    """Result of a tick: the number of jobs, and the time until the next useful tick."""
 
     active: int
     """Number of jobs that have not ended."""
@@ -93,7 +93,7 @@ class Supervisor:
         provisioner: Callable[[str], Provisioner] = get_provisioner,
         open_dir: Callable[[str], JobDir] | None = None,
         owner: str | None = None,
-        patience_s: float = PATIENCE_S,
+        retry_timeout_s: float = RETRY_TIMEOUT_S,
         lease_s: float = LEASE_S,
     ) -> None:
         self._clock = clock or SystemClock()
@@ -110,7 +110,7 @@ class Supervisor:
         Kept as sums, so that due() and next_tick() agree: `now - asked >= S` may be false although `asked + S <= now`.
         """
         self._last_event = 0
-        self._patience_s = patience_s
+        self._retry_timeout_s = retry_timeout_s
 
     @property
     def vault(self) -> Vault:
@@ -162,8 +162,8 @@ class Supervisor:
     def advance(self, job_id: str, lane: Lane | None = None) -> Lane | None:
         """Take one step of a watched job if this process holds the lease. Raises only StoreError.
 
-        `lane`: of this thread; None: it may take any step. Returns the lane that the step needs if that is another
-        one. The job then stays due, because its goal or a limit may end it before the step is taken.
+        `lane`: lane of the calling thread; None: it may take any step. If the step needs another lane, that lane is
+        returned and the job stays due, because its goal or a limit may end it before the step is taken.
         """
         watched = self._watched.get(job_id)
         if watched is None:
@@ -267,7 +267,7 @@ class Supervisor:
     def _advance(
         self, job: JobRow, attempt: Attempt | None, watched: Watched, lane: Lane | None
     ) -> tuple[float, Lane | None]:
-        """Return when the job is due again, and the lane it needs instead of this one.
+        """Take a step; return the monotonic time at which the job is due again, and the lane it needs if not `lane`.
 
         An error in one job is written to its events and never stops the others.
         """
@@ -314,7 +314,7 @@ class Supervisor:
         return self._clock.monotonic()
 
     def _failed(self, job: JobRow, attempt: Attempt | None, watched: Watched, error: Exception) -> float:
-        """Return when to retry after a failed step."""
+        """Handle a failed step; return the monotonic time of the retry."""
         if isinstance(error, ProvisionError) and error.code == OTHER_ACCOUNT:
             return self._other_account(job, attempt, watched, error)
         self._note_login(job, attempt, watched, error)
@@ -333,7 +333,7 @@ class Supervisor:
         return self._clock.monotonic() + watched.quiet_s
 
     def _other_account(self, job: JobRow, attempt: Attempt | None, watched: Watched, error: ProvisionError) -> float:
-        """Return when to retry; write in the job's reason that its machines are in another account.
+        """Write in the job's reason that it needs another account's credentials; return the time of the retry.
 
         Before the job's launch the reason is delayed, as a supervisor with credentials of that account may take the
         lease.
@@ -363,7 +363,7 @@ class Supervisor:
                 watched.expire()
 
     def _troubled(self, job: JobRow, attempt: Attempt | None, watched: Watched, error: Exception) -> float:
-        """Return when to retry after a failed step. Gives the job up if failures last for too long."""
+        """Record a failed step; return the monotonic time of the retry. Gives up a job that fails for too long."""
         is_expected, by_job_dir = isinstance(error, (JobDirError, ProvisionError)), isinstance(error, JobDirError)
         is_ours = is_expected or isinstance(error, StoreError)
         message = str(error) if is_ours else f"{type(error).__name__}: {error}"
@@ -383,7 +383,7 @@ class Supervisor:
         # Machines that are gone cost nothing, and an object store recovers; their local folder does not.
         gone = watched.memory.machines_gone and local_folder(job.dir_on(watched.target)) is not None
         moves = attempt is not None and attempt.state == "launching" and watched.memory.moving == attempt.number
-        patience = TRAINING_PATIENCE_S if (runs and not gone) or moves else self._patience_s
+        patience = TRAINING_RETRY_TIMEOUT_S if (runs and not gone) or moves else self._retry_timeout_s
         reason = ""
         if not _is_out_of_reach(error):  # giving up would only hide why its machines keep running
             reason = trouble.patience.reason_to_end(

@@ -35,15 +35,15 @@ class Running:
     """The running supervisor, as described in its lock file."""
 
     pid: int | None = None
-    """None: unknown."""
+    """Process id of the supervisor; None: unknown."""
     version: str = ""
-    """Version of cloudgpu; "": a version that did not record it."""
+    """Version of cloudgpu; "": too old to record its version."""
     started: float | None = None
     """Epoch seconds."""
     by_command: bool = False
     """True if a command started it in the background; False for a service or in a terminal."""
     space: str = ""
-    """Result of process_space(): where `pid` identifies this process."""
+    """Boot and pid namespace within which `pid` is valid: result of process_space()."""
     salt: bytes = b""
     settings: Mapping[str, str] = field(default_factory=dict)
     """Result of supervisor_environment.hashes()."""
@@ -183,8 +183,8 @@ def woken_jobs(data: bytes) -> set[str]:
 
 
 def take_lock(*, by_command: bool = False) -> IO[str] | None:
-    """Return the lock, with this process's description in it; None: another supervisor has it. A short probe by
-    is_running() is waited out."""
+    """Take the lock, and write this process's description into its file; None: another supervisor has it. Retries
+    briefly, because running() in another process holds a shared lock for a moment."""
     lock = paths.open_private(paths.supervisor_lock())
     about = dataclasses.asdict(us := this_process(by_command=by_command)) | {"salt": us.salt.hex()}
     for attempt in range(_LOCK_TRIES):

@@ -28,9 +28,9 @@ class WorkerPool:
     """Thread pool that does the work of Supervisor.tick() without waiting for the steps. Not thread-safe."""
 
     def __init__(self, supervisor: Supervisor, on_done: Callable[[], None], *, threads: int | None = None) -> None:
-        """Create a pool. `on_done` is called, in any thread, whenever tick() has something new to find.
+        """Create a pool. `on_done`: called after each step, in the thread of the step.
 
-        `threads`: of each lane of a target; None: as in THREADS.
+        `threads`: maximum threads for each lane of a target; None: those in THREADS.
         """
         self._supervisor = supervisor
         self._on_done = on_done
@@ -140,7 +140,7 @@ class WorkerPool:
         while not self._closed.wait(self._supervisor.lease_s / 3):
             try:
                 self._supervisor.renew()
-            except StoreError as error:  # a process that takes over cannot write either
+            except StoreError as error:  # the store is down for all processes, so none can take over
                 log.warning("leases were not renewed: %s", error)
             except Exception:
                 log.exception("leases were not renewed")

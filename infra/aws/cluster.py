@@ -14,7 +14,7 @@ from .role import MachineRole
 
 
 class GpuClusterArgs(TypedDict):
-    """Arguments of GpuCluster: the commonly used ones of its parts. For the others, use the parts' components
+    """Arguments of GpuCluster: the common arguments of its components. To set other arguments, use these components
     directly."""
 
     machine_type: str

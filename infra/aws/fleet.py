@@ -12,7 +12,7 @@ from ...provisioners.aws.machine.images import parameter_for
 from ...provisioners.aws.machine.instance_spec import disk_gib
 from ...provisioners.aws.machine.reservations import Reservation
 from ...provisioners.aws.machine.template import (
-    Surroundings,
+    TemplateResources,
     buying,
     check_fleet,
     group,
@@ -112,7 +112,7 @@ class GpuFleet(pulumi.ComponentResource):
     """Id of the machines' security group."""
 
     def __init__(self, name: str, args: GpuFleetArgs, opts: pulumi.ResourceOptions | None = None) -> None:
-        """Raise ValueError for arguments that EC2 does not support."""
+        """Register the fleet's resources. Raises ValueError for arguments that EC2 does not support."""
         check_arguments("GpuFleet", name, args, GpuFleetArgs)
         super().__init__(f"{TYPES}:GpuFleet", name, {}, opts)
         fleet = fleet_of(name, args)
@@ -134,7 +134,7 @@ class GpuFleet(pulumi.ComponentResource):
     # -- security group
 
     def _security_group(self, name: str, fleet: FleetSpec) -> pulumi.Output[str]:
-        """Return the security group's id, resolved once its rules exist."""
+        """Create the security group; return its id, as an output that resolves when its rules exist."""
         made = aws.ec2.SecurityGroup(
             f"{name}-machines",
             vpc_id=self._args["network_id"],
@@ -174,7 +174,7 @@ class GpuFleet(pulumi.ComponentResource):
     def _template(self, name: str, fleet: FleetSpec, security: pulumi.Output[str]) -> aws.ec2.LaunchTemplate:
         ami, root_device, gib = self._image(fleet)
         given: Any = self._args.get("reservation")
-        around = Surroundings(
+        around = TemplateResources(
             ami=ami,
             root_device=root_device,
             disk_gib=gib,

@@ -121,7 +121,7 @@ class GpuNetwork(pulumi.ComponentResource):
 
 
 def range_of(zone: str, cidr: str) -> str:
-    """Return a zone's /20 in a /16, chosen by the number in the zone's id, so other zones do not affect it.
+    """Return a zone's /20 range in a /16. It depends only on the number in the zone's id, not on the other zones.
 
     Raises ValueError if `cidr` is not a /16 or the zone's id has no number from 0 to 15.
     """

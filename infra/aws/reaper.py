@@ -113,8 +113,8 @@ _TRUST = policy([{"Effect": "Allow", "Principal": {"Service": "lambda.amazonaws.
 
 
 def reaper_policy(log_arn: str, partition: str) -> dict[str, Any]:
-    """Return a policy that allows describing everything, deleting only resources with both tags, and writing the
-    log."""
+    """Return a policy that allows describing all resources, deleting those with the tags cloudgpu-owner and
+    cloudgpu-expires, and writing the log."""
     ours = {"StringLike": {f"aws:ResourceTag/{tags.OWNER}": "cloudgpu-*", f"aws:ResourceTag/{tags.EXPIRES}": "*"}}
     ends = {
         f"arn:{partition}:autoscaling:*:*:autoScalingGroup:*:autoScalingGroupName/*": (

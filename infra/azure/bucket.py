@@ -34,7 +34,7 @@ class JobBucketArgs(TypedDict):
     """Name of the storage account, globally unique in Azure. Default: derived from the subscription's id and the
     component's name."""
     container: NotRequired[pulumi.Input[str]]
-    """Name of its container. Default: `cloudgpu`."""
+    """Name of the container in the storage account. Default: `cloudgpu`."""
     users: NotRequired[list[pulumi.Input[str]]]
     """Object ids of users who submit jobs: they may read and write the whole container; owning the account does not
     suffice."""

@@ -108,7 +108,7 @@ class GpuFleet(pulumi.ComponentResource):
     group: pulumi.Output[str]
     """Resource id of the scale set."""
     resource_group: pulumi.Output[str]
-    """Name of its resource group."""
+    """Name of the fleet's resource group."""
     template_hash: pulumi.Output[str]
     """Hash of the machines' definition, 16 hex digits: equal for fleets with identical machines."""
 

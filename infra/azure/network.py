@@ -41,7 +41,7 @@ class GpuNetwork(pulumi.ComponentResource):
     """
 
     resource_group: pulumi.Output[str]
-    """Name of its resource group."""
+    """Name of the network's resource group."""
     network_id: pulumi.Output[str]
     """Resource id of the virtual network."""
     subnet_id: pulumi.Output[str]

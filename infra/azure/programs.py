@@ -112,7 +112,8 @@ def fleet_program(settings: FleetSettings) -> None:
 
 
 def _bucket(name: str, settings: InfraSettings) -> tuple[pulumi.Input[str], pulumi.Input[str]]:
-    """Return the container's resource id and the URL of the jobs' folder in it. Create the container unless adopted."""
+    """Return the container's resource id and the URL of the jobs' folder in it. Create the container unless the
+    settings name an existing one to adopt."""
     if settings.adopt:
         found = Container.from_tag(settings.bucket or "")
         if found is None:

@@ -23,7 +23,7 @@ class OrphanReaperArgs(TypedDict):
     """Arguments of OrphanReaper."""
 
     region: pulumi.Input[str]
-    """Name of the region that the Logic App runs in; it checks all regions."""
+    """Name of the region that the Logic App runs in; the app checks all regions."""
     resource_group: pulumi.Input[str]
     """Name of the resource group for the Logic App."""
     subscription: pulumi.Input[str]

@@ -16,7 +16,7 @@ _SECRET = re.compile(
     r"/subscriptions/[^/]+/resourceGroups/[^/]+/providers/Microsoft\.KeyVault/vaults/[^/]+/secrets/[^/]+"
 )
 SWITCH_OFF = ("Microsoft.Compute/virtualMachines/deallocate/action",)
-"""Custom permission, since the built-in role that launches assign on their own group also allows starting and
+"""Actions of a custom role. The built-in role that launches assign for their own group would also allow starting and
 restarting."""
 
 

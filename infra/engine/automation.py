@@ -143,7 +143,7 @@ class Stack:
         self._contents: Contents | None = None
         """Cache of contents(), cleared by every change: each read starts the engine."""
         self._made = False
-        """The stack was created by this object, and up() has not run yet."""
+        """True from the creation of the stack by this object until up() runs: the stack is then empty."""
         self._cancelled = 0
 
     @property
@@ -156,7 +156,7 @@ class Stack:
         return self._stack is not None and not self._made
 
     def find(self) -> None:
-        """Select the stack if it exists."""
+        """Select the stack if it exists; otherwise no-op."""
         with contextlib.suppress(StackNotFoundError):
             self._stack = self._call_engine(
                 lambda: _Updated(self.name, self._workspace, StackInitMode.SELECT), EventCollector()
@@ -393,7 +393,7 @@ class _CapturingProgram:
 
 
 def _contents(deployment: Mapping[str, Any]) -> Contents:
-    """Return the contents in `deployment` of the JSON that `pulumi stack export` prints."""
+    """Return the contents of a stack from `deployment` in the JSON of `pulumi stack export`."""
     resources, outputs = [], {}
     for one in deployment.get("resources") or ():
         if one["type"] == "pulumi:pulumi:Stack":

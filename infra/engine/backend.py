@@ -69,7 +69,7 @@ class Backend:
 
     @property
     def shared(self) -> bool:
-        """True if other computers may have access."""
+        """True if other computers may have access to the backend."""
         return not self.url.startswith("file:")
 
     def folder(self, stack: str) -> Path:
@@ -132,7 +132,7 @@ def environment(backend: Backend, environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def _as_the_engine_reads_it(url: str, environ: Mapping[str, str]) -> dict[str, str]:
-    """Return variables that the engine (gocloud.dev/blob) reads in another form than other storage clients."""
+    """Return the environment variables whose form for the engine (gocloud.dev/blob) differs from the clouds' tools."""
     parts = urlsplit(url)
     if parts.scheme == "gs":
         emulator = environ.get(_EMULATOR, "")  # a URL; the engine adds the scheme itself

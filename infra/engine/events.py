@@ -26,9 +26,9 @@ _OPS: dict[str, Op] = {
     "refresh": "refresh",
     "same": "same",
 }
-"""Pulumi's operations. A replacement's two halves are omitted, since `replace` covers both."""
+"""Pulumi's operation -> Op of the change. The two halves of a replacement are omitted, since `replace` covers both."""
 _PARTS = {"create-replacement": "replace", "delete-replaced": "delete", "discard-replaced": "delete"}
-"""The halves of a replacement, reported as separate steps since each takes time."""
+"""Pulumi's operation for half of a replacement -> Op of its step; each half is a separate step, as it takes time."""
 _QUIET = frozenset({"same", "read", "refresh"})
 _COLOR = re.compile(r"<\{%.*?%\}>|\x1b\[[0-9;]*m")
 _TRACEBACK = re.compile(r"\nTraceback \(most recent call last\):.*", re.S)

@@ -46,7 +46,10 @@ class Engine(PulumiCommand):
     handlers."""
 
     def __init__(self, root: Path | None = None) -> None:
-        """`root`: folder where install() put it; None: use PATH. Raises InfraError if it is unusable."""
+        """Check that the executable can be used. Raises InfraError.
+
+        root: folder into which install() has put the engine; None: search PATH
+        """
         try:
             super().__init__(str(root) if root else None, version=_OLDEST)
         except InvalidVersionError as error:
@@ -70,7 +73,7 @@ class Engine(PulumiCommand):
         """Run a command; overrides PulumiCommand.run(), which the Automation API calls."""
         words = [self.command, "--non-interactive", *args]
         env = {**os.environ, **additional_env, "PULUMI_AUTOMATION_API": "true"}
-        if Path(self.command).is_absolute():  # its language host and other bundled plugins
+        if Path(self.command).is_absolute():  # the engine finds its bundled plugins on PATH
             env["PATH"] = os.pathsep.join((str(Path(self.command).parent), env.get("PATH", os.defpath)))
         self.failed = None
         with subprocess.Popen(
@@ -137,7 +140,7 @@ def find() -> Engine | None:
 
 
 def missing_engine_error() -> InfraError:
-    """Return the error for a missing engine that may not be installed."""
+    """Return the error for a missing engine that cloudgpu has no consent to install."""
     return InfraError("stacks need Pulumi's engine, and there is no `pulumi` on PATH", _HOW_TO_GET)
 
 

@@ -1,8 +1,8 @@
 """Locks of stacks: their holders, and whether a lock was left by a killed engine of cloudgpu and may be broken.
 
 A backend's lock is a file with host and process id and without an expiry, so a killed engine leaves it behind. Every
-engine that may take a lock is registered before it runs (EngineRegistry), so only cloudgpu's own locks are ever broken:
-host name and process id alone could also match another user's container or computer with the same name.
+engine of cloudgpu that may take a lock is registered (EngineRegistry), and only locks of registered engines are broken.
+Host name and process id alone would not do: they could match another user's container or computer of the same name.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ _HELD = re.compile(
 _COUNT = re.compile(r"the stack is currently locked by (\d+) lock")
 
 Verdict = Literal["dead", "alive", "foreign"]
-"""State of a lock: its registered engine is dead, or alive; or the lock is not from a registered engine."""
+"""State of a lock: `dead` or `alive`, if a registered engine holds it and that has ended or still runs; otherwise
+`foreign`."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -59,7 +59,7 @@ class JobBucket(pulumi.ComponentResource):
         return storage.Bucket(
             f"{name}-bucket",
             name=args.get("bucket"),
-            location=pulumi.Output.from_input(args["region"]).apply(str.upper),  # as Cloud Storage returns it
+            location=pulumi.Output.from_input(args["region"]).apply(str.upper),  # Cloud Storage returns upper case
             labels=labels_of(args),
             uniform_bucket_level_access=True,
             public_access_prevention="enforced",

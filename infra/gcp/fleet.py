@@ -224,10 +224,9 @@ def _group_arguments(fleet: FleetSpec, called: str, made_of: pulumi.Input[str]) 
 def expiry_port(args: Mapping[str, Any]) -> compute.RegionInstanceGroupManagerNamedPortArgs:
     """Return the group's expiry as a named port that is never used for connections.
 
-    Named ports are the only property of a group that a list of groups returns and that can change without touching its
-    machines: a group has no labels, its description is immutable, and a changed label or metadata of all machines
-    replaces them, as a new template does. Without an expiry the port says so, because the provider keeps old ports if
-    none are given.
+    Only named ports are returned by a list of groups and can be changed without effect on the machines. A group has no
+    labels, its description is immutable, and changed labels or metadata of all its machines replace the machines.
+    Without an expiry the port is named `…never`, because the provider keeps the old ports if none are given.
     """
     when = expiry_of(args)
     name = f"{EXPIRES_PORT}never" if when is None else pulumi.Output.concat(EXPIRES_PORT, when)

@@ -29,11 +29,11 @@ class OrphanReaperArgs(TypedDict):
     """Arguments of OrphanReaper."""
 
     project: pulumi.Input[str]
-    """Id of the project; machines in all its regions are checked."""
+    """Id of the project; machines in all regions of the project are checked."""
     region: pulumi.Input[str]
     """Region of the schedule and the workflow, which must have Cloud Scheduler and Workflows."""
     account_id: str
-    """Id of its service account, before the @: 6 to 30 of a-z, 0-9 and `-`."""
+    """Id of the reaper's service account, before the @: 6 to 30 of a-z, 0-9 and `-`."""
     owner: NotRequired[str]
     """Value of the label `cloudgpu-owner`. Default: derived from the project's and stack's names."""
     labels: NotRequired[dict[str, pulumi.Input[str]]]

@@ -1,8 +1,8 @@
 """Catalog of accelerators, machine types, places, prices and limits, from the tables in jobspecs/tables.
 
-Tables are parsed on first use and cached; importing this module reads nothing. Unknown names return None or an empty
-value and never raise, as the caller can explain the mistake better. An unknown figure is None, never 0. Sources, dates
-and licences: jobspecs/tables/SOURCES.md; meaning of every column: docs/reference/tables.md.
+Tables are parsed on first use and cached; importing this module reads no file. For unknown names, functions return None
+or an empty value and raise no error, because the caller can explain the mistake better. An unknown figure is None,
+never 0. jobspecs/tables/SOURCES.md lists sources, dates and licences; docs/reference/tables.md explains the columns.
 """
 
 from __future__ import annotations

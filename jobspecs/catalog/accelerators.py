@@ -18,14 +18,14 @@ class Accelerator(NamedTuple):
     name: str
     vendor: str
     kind: Literal["gpu", "asic"]
-    """`asic`: not a GPU, needs its own software stack (Neuron, Gaudi, ...); a request by memory never selects one."""
+    """`asic`: not a GPU, needs its own software stack (Neuron, Gaudi, ...), never selected by a memory size."""
     architecture: str
     memory_gb: float
     bandwidth_gb_s: float | None
     compute_capability: str
     """CUDA compute capability for NVIDIA (`8.0`), GFX version for AMD (`gfx942`); "" if there is none."""
     fp16_tflops: float | None
-    """Dense, without sparsity; the same holds for bf16_tflops."""
+    """Dense, without sparsity, as is bf16_tflops."""
     bf16_tflops: float | None
     fp32_tflops: float | None
     mig_slices: int | None
@@ -34,7 +34,7 @@ class Accelerator(NamedTuple):
 
     @property
     def status(self) -> Mapping[str, Status]:
-        """Mapping of cloud to the best status of the machine types with it; clouds that never sold it are absent."""
+        """Best status, by cloud, of the machine types with this accelerator; clouds that never sold it are absent."""
         return accelerator_status(self.name)
 
 
@@ -65,10 +65,10 @@ def accelerators() -> dict[str, Accelerator]:
 
 
 def find_accelerator(text: str) -> Accelerator | None:
-    """Return the accelerator of a canonical name or alias (a provider's or driver's name, or a short one such as
-    `H100`).
+    """Return the accelerator with a canonical name or alias; None if the name is unknown.
 
-    A bare `A100` is the one with 40 GB, as in Google's and NVIDIA's older names; AWS uses it for both sizes.
+    Aliases are the names used by providers and drivers, and short names such as `H100`. `A100` alone means the A100
+    with 40 GB, as in Google's and NVIDIA's older names; AWS uses it for both sizes.
     """
     return _by_folded_name().get(fold(text))
 

@@ -1,4 +1,4 @@
-"""Read the CSV tables of jobspecs/tables: rows of text, and parsers of their kinds of cells.
+"""Read the CSV tables of jobspecs/tables: functions that return rows of text, and that parse cells.
 
 A refreshed table (see table_overrides.py) replaces the shipped one.
 """
@@ -19,8 +19,8 @@ _TABLES = Path(__file__).parents[1] / "tables"
 def rows(table: str, *columns: str) -> Iterator[tuple[str, ...]]:
     """Return the named columns of every row of `tables/<table>.csv`, as text, in the table's order.
 
-    Raises TableError if the table was refreshed and is damaged. ValueError for an unknown column and FileNotFoundError
-    for an unknown table are defects of this package, never the user's mistake.
+    Raises TableError if a refreshed table is damaged. ValueError for an unknown column and FileNotFoundError for an
+    unknown table are defects of this package, not mistakes of the user.
     """
     newer = table_overrides.find(table)
     return parse(shipped_text(table) if newer is None else newer.text, *columns)
@@ -32,13 +32,15 @@ def shipped() -> list[str]:
 
 
 def shipped_text(table: str) -> str:
-    """Return the shipped table, ignoring a refreshed one."""
+    """Return the text of the shipped table; a refreshed one is ignored."""
     return (_TABLES / f"{table}.csv").read_text(encoding="utf-8")
 
 
 def parse(text: str, *columns: str) -> Iterator[tuple[str, ...]]:
-    """Return the named columns of a table's rows. Cells never contain commas or quotes: the csv module, half as fast,
-    is not needed."""
+    """Return the named columns of a table's rows.
+
+    The csv module is not used, because it is half as fast and cells never contain commas or quotes.
+    """
     header, *lines = text.splitlines()
     names = header.split(",")
     first, *others = [names.index(column) for column in columns]

@@ -13,7 +13,7 @@ from . import csv_tables
 
 
 def host_cloud(cloud: str) -> str:
-    """Return the cloud whose tables describe this cloud's machines: sizes, places, and prices without a fee."""
+    """Return the cloud whose tables describe this cloud's machines (sizes, places, prices): for most, itself."""
     return info(cloud).host or cloud
 
 
@@ -24,21 +24,21 @@ _STATUS: dict[str, Status] = {status: status for status in _STATUS_ORDER}
 
 
 class MachineType(NamedTuple):
-    """Machine type with one accelerator that it may have, or with none: the unit that is offered."""
+    """Machine type in combination with one of its possible accelerators, or with none."""
 
     cloud: str
     name: str
     vcpus: int | None
     memory_gb: float | None
-    """GiB, the unit of all providers."""
+    """Memory in GiB, the unit of all providers."""
     arch: str
     """`x86_64` or `arm64`; images must match it."""
     accelerator: str | None
-    """Canonical name; None: the machine without an accelerator."""
+    """Canonical name of the accelerator; None: the machine type without an accelerator."""
     counts: tuple[Fraction, ...]
     """Possible GPU counts, ascending; empty without accelerator."""
     markets: frozenset[str]
-    """Markets that sell it; empty if it is retired."""
+    """Markets in which it is sold; empty if it is retired."""
     status: Status
     ends: str | None
     """First day (YYYY-MM-DD) on which it is no longer available: past if retired, announced if deprecated."""
@@ -64,8 +64,10 @@ class N1Limits(NamedTuple):
 
 @cache
 def machine_types(cloud: str) -> dict[str, tuple[MachineType, ...]]:
-    """Return the machine types by name, with one entry per accelerator; retired ones are included. Empty for a cloud
-    without tables."""
+    """Return the machine types by name, with one entry per accelerator, including retired ones.
+
+    The result is empty for a cloud without tables.
+    """
     if cloud not in CLOUDS:
         return {}
     groups: dict[str, list[MachineType]] = {}
@@ -75,7 +77,7 @@ def machine_types(cloud: str) -> dict[str, tuple[MachineType, ...]]:
 
 
 def find_machine_type(cloud: str, name: str, accelerator: str | None) -> MachineType | None:
-    """Return the machine type with this accelerator (None: without one); None if it does not exist."""
+    """Return the machine type with this accelerator (None: without accelerator); None if there is none."""
     for machine in machine_types(cloud).get(name, ()):
         if machine.accelerator == accelerator:
             return machine
@@ -83,7 +85,10 @@ def find_machine_type(cloud: str, name: str, accelerator: str | None) -> Machine
 
 
 def accelerator_status(accelerator: str) -> Mapping[str, Status]:
-    """Return a mapping of cloud to the best status of machine types with it; clouds that never sold it are absent."""
+    """Return, by cloud, the best status of the machine types with an accelerator.
+
+    Clouds that never sold it are absent.
+    """
     return _accelerator_status().get(accelerator, {})
 
 
@@ -112,8 +117,10 @@ def _read(cloud: str) -> Iterator[MachineType]:
 
 
 def _read_hosted(cloud: str) -> Iterator[MachineType]:
-    """Read the machine types of a cloud that runs on another's: size, processor and places come from the host's
-    tables."""
+    """Yield the machine types of a cloud that uses another cloud's machines, the host.
+
+    Size, processor and places come from the host's tables.
+    """
     columns = ("machine_type", "accelerator", "counts", "markets", "status", "ends", "provider_accelerator", "note")
     hosts = {(m.name, m.accelerator or ""): m for group in machine_types(host_cloud(cloud)).values() for m in group}
     for name, accelerator, counts, markets, status, ends, provider_accelerator, note in csv_tables.rows(
@@ -156,16 +163,16 @@ def _all(clouds: Iterable[str]) -> Iterator[MachineType]:
 
 @cache
 def regions(cloud: str) -> frozenset[str]:
-    """Return the regions in which anything in the tables is offered."""
+    """Return the regions in which at least one machine type of the tables is offered."""
     return frozenset(region for where in _places(cloud).values() for region in where)
 
 
 @cache
 def zones(cloud: str) -> frozenset[str]:
-    """Return the zones by their names in the tables: Compute Engine's zones, AWS's AZ ids (AZ names differ between
-    accounts).
+    """Return the names of a cloud's zones, as in the tables.
 
-    Empty for a cloud whose zones cannot be chosen: Azure's are called 1, 2 and 3 in every region.
+    For AWS these are AZ ids, because AZ names differ between accounts. Empty for a cloud whose zones cannot be chosen:
+    Azure's are called 1, 2 and 3 in every region.
     """
     if not info(cloud).zones:
         return frozenset()
@@ -173,18 +180,21 @@ def zones(cloud: str) -> frozenset[str]:
 
 
 def places(cloud: str, machine_type: str, accelerator: str | None) -> Mapping[str, tuple[str, ...]]:
-    """Return a mapping of region to zones; no zones if the provider chooses the zone or the zones are unknown."""
+    """Return the zones, by region, in which a machine type is offered.
+
+    A region has no zones if the provider chooses the zone or the zones are unknown.
+    """
     machine = find_machine_type(cloud, machine_type, accelerator)
     return {} if machine is None else _places(cloud).get(machine.offering, {})
 
 
 @cache
 def _places(cloud: str) -> dict[str, dict[str, tuple[str, ...]]]:
-    """Return a mapping of offering to region to zones."""
+    """Return the zones by offering (MachineType.offering) and region."""
     if cloud not in CLOUDS:
         return {}
     found: dict[str, dict[str, tuple[str, ...]]] = {}
-    if (host := host_cloud(cloud)) != cloud:  # accelerators by region are not published; those of the host are used
+    if (host := host_cloud(cloud)) != cloud:  # which regions have an accelerator is not published: use the host's
         served = {region for (region,) in csv_tables.rows(f"regions_{cloud}", "region")}
         for offering, where in _places(host).items():
             found[offering] = {region: () for region in where if region in served}
@@ -198,7 +208,7 @@ def _places(cloud: str) -> dict[str, dict[str, tuple[str, ...]]]:
 
 
 def n1_limits(accelerator: str, count: Fraction | int, zone: str | None = None) -> N1Limits | None:
-    """Return the vCPU and memory limits for `count` GPUs; a few zones have lower ones. None for an invalid count."""
+    """Return the vCPU and memory limits for `count` GPUs, which are lower in a few zones; None for an invalid count."""
     limits = _n1_limits()
     return limits.get((accelerator, Fraction(count), zone or "")) or limits.get((accelerator, Fraction(count), ""))
 

@@ -12,7 +12,7 @@ from . import csv_tables, table_overrides
 from .machines import find_machine_type, host_cloud, places
 
 HOURS_PER_MONTH = 730
-"""Disks are priced per month; providers count 730 hours (365 days * 24 h / 12)."""
+"""Hours in a month, for disks, which are priced per month: all providers count 730 (365 days * 24 h / 12)."""
 
 _COLUMN = {"on-demand": 0, "spot": 1}
 PRICED_MARKETS = frozenset(_COLUMN)
@@ -24,9 +24,9 @@ class Price(NamedTuple):
 
     amount: Decimal
     date: str
-    """Date of the figure (YYYY-MM-DD); for a sum, the oldest part's."""
+    """Date of the figure (YYYY-MM-DD); for a sum, the date of its oldest part."""
     source: str
-    """Id in tables/SOURCES.md; `a + b` for a sum."""
+    """Id of the source in tables/SOURCES.md; `a + b` for a sum."""
     upper_bound: bool = False
     """True if the actual price may be lower."""
 
@@ -34,8 +34,10 @@ class Price(NamedTuple):
 def price(  # noqa: PLR0917 - the coordinates of one price, in the order of an offer
     cloud: str, machine_type: str, accelerator: str | None, count: Fraction, region: str, market: str
 ) -> Price | None:
-    """Return the price per hour of one machine with its GPUs, without disk; None if unknown or not sold there in this
-    market."""
+    """Return the price per hour of one machine with `count` GPUs, without disk.
+
+    None if the price is unknown, or if the machine is not sold in this region and market.
+    """
     machine = find_machine_type(cloud, machine_type, accelerator)
     if machine is None or market not in machine.markets or region not in places(cloud, machine_type, accelerator):
         return None
@@ -64,7 +66,10 @@ def _sku_price(cloud: str, sku: str, region: str, market: str) -> Price | None:
 
 @cache
 def _prices(cloud: str) -> dict[tuple[str, str], tuple[str, ...]]:
-    """Return (SKU, region) -> on-demand, spot, source, date; as text, since few of a thousand rows are used."""
+    """Return (SKU, region) -> (on-demand price, spot price, source, date).
+
+    The values are text, because only a few of a thousand rows are used.
+    """
     if cloud not in WITH_TABLES or host_cloud(cloud) != cloud:  # no table has the fee that is added to the host's price
         return {}
     table = csv_tables.rows(f"prices_{cloud}", "sku", "region", "on_demand_usd_h", "spot_usd_h", "source", "date")
@@ -73,7 +78,7 @@ def _prices(cloud: str) -> dict[tuple[str, str], tuple[str, ...]]:
 
 @cache
 def _spot(cloud: str) -> dict[tuple[str, str], tuple[str, ...]]:
-    """Return (SKU, region) -> price, source, date, from a table that only `cloudgpu catalog refresh` creates.
+    """Return (SKU, region) -> (spot price, source, date); empty without a table of `cloudgpu catalog refresh`.
 
     The price is that of the region's most expensive zone.
     """
@@ -86,7 +91,10 @@ def _spot(cloud: str) -> dict[tuple[str, str], tuple[str, ...]]:
 
 @cache
 def disk_price(cloud: str, region: str) -> Price | None:
-    """Return the price per GB-hour of the boot SSD; a region without a row gets the cloud's highest as upper bound."""
+    """Return the price of the boot SSD per GB and hour; for a region without a row, an upper bound.
+
+    The upper bound is the cloud's highest price.
+    """
     row = _disk_prices().get((cloud, region)) or _disk_prices().get((cloud, "*"))
     if row is None:
         return None
@@ -96,7 +104,7 @@ def disk_price(cloud: str, region: str) -> Price | None:
 
 @cache
 def billed_disk_gb(cloud: str, disk_gb: float) -> float:
-    """Return the size that is billed for a disk: the next larger one if a cloud sells certain sizes only."""
+    """Return the size in GB that is billed for a disk: the next larger size if a cloud sells only certain sizes."""
     sizes = next((words for name, words in csv_tables.rows("disk_prices", "cloud", "sizes_gb") if name == cloud), "")
     return next((float(size) for size in sizes.split() if float(size) >= disk_gb), disk_gb)
 

@@ -1,13 +1,13 @@
-"""Tables written by `cloudgpu catalog refresh`, which override shipped ones of the same name and columns.
+"""Tables written by `cloudgpu catalog refresh`, which override shipped tables with the same name.
 
     <home>/catalog/<table>.csv
         # cloudgpu-table 1 2026-11-21T23:50:01Z 1a2b3c4d us-east-1 us-west-2
         sku,region,on_demand_usd_h,spot_usd_h,source,date
         ...
 
-The first line holds the format version, the time of writing, the CRC32 of the rest, and the queried regions. A table
-that is damaged or has another format raises TableError. A table older than the shipped ones (cloudgpu was updated) is
-ignored; `cloudgpu catalog show` says so.
+The first line holds the format version, the time of writing, the CRC32 of the rest, and the queried regions. TableError
+is raised for a table that is damaged or has another format. A table older than the shipped tables is ignored, since
+cloudgpu was updated after the refresh; `cloudgpu catalog show` reports that.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from typing import NamedTuple
 from ..home import home
 
 _MAGIC = "# cloudgpu-table 1 "
-"""Contains the format version, which changes with a table's columns."""
+"""Begin of a refreshed table. The number is the format version, which changes with the columns of a table."""
 
 
 SHIPPED = "2026-11-20"
@@ -36,7 +36,7 @@ class Refreshed(NamedTuple):
     """Refreshed table."""
 
     written: str
-    """YYYY-MM-DDTHH:MM:SSZ."""
+    """Time of writing: YYYY-MM-DDTHH:MM:SSZ."""
     regions: tuple[str, ...]
     """Regions that were queried; rows of other regions are older."""
     text: str
@@ -54,8 +54,10 @@ def path_of(table: str) -> Path:
 
 @cache
 def find(table: str) -> Refreshed | None:
-    """Return the refreshed table of that name; None if there is none or it is older than the shipped one. Cached per
-    process. Raises TableError."""
+    """Return the refreshed table with a name; None if there is none, or if it is older than the shipped one.
+
+    Cached per process. Raises TableError if the table is damaged.
+    """
     if not _has_overrides():
         return None
     found = load(path_of(table))
@@ -69,12 +71,12 @@ _used: dict[str, str] = {}
 
 
 def used() -> dict[str, str]:
-    """Return the refreshed tables that this process has read, with their times of writing."""
+    """Return the time of writing of each refreshed table that this process has used, by name."""
     return dict(_used)
 
 
 def load(path: Path) -> Refreshed | None:
-    """Return a refreshed table; None if the file does not exist. Raises TableError."""
+    """Return the refreshed table in a file; None if the file does not exist. Raises TableError if it is damaged."""
     try:
         text = path.read_text(encoding="utf-8")
     except FileNotFoundError:
@@ -92,7 +94,7 @@ def load(path: Path) -> Refreshed | None:
 
 @cache
 def _has_overrides() -> bool:
-    """Return whether anything was ever refreshed: the only disk access if not."""
+    """Return whether there is a folder of refreshed tables. Without one, this is the only disk access."""
     return folder().is_dir()
 
 

@@ -35,7 +35,7 @@ def detect(document: object) -> str | None:
 def convert(document: Mapping[str, object], *, today: datetime.date | None = None) -> Conversion:
     """Convert a document of another tool to a job file. Raises ValueError if detect() does not know its dialect.
 
-    GPUs no longer available on `today` are replaced (None: those that the tables call retired).
+    GPUs that are no longer available on `today` are replaced; None: those that the tables list as retired.
     """
     dialect = detect(document)
     if dialect == "ai-platform":

@@ -1,7 +1,7 @@
 """Convert `trainingInput` of AI Platform Training (its config.yaml), the predecessor of Vertex AI.
 
-Files that the service would have refused are refused here, with the place in the file. Hardware that is no longer sold
-becomes the closest current offer (successors.py).
+Files that the service would have refused are refused here too, with the position of each mistake. Hardware that is no
+longer sold is replaced by the closest that is sold (successors.py).
 """
 
 from __future__ import annotations
@@ -81,8 +81,9 @@ def convert(
 ) -> Conversion:
     """Convert a config.yaml to a job file.
 
-    `flags` maps places of the document that were set on the command line to the flag to report; `package_path` is the
-    folder of --package-path, for which the document has no field; `today`: see Conversion.
+    flags         places of the document that were set on the command line, each with the flag to name in messages
+    package_path  the folder of --package-path, for which the document has no field
+    today         see Conversion
     """
     conversion = Conversion(today=today)
     conversion.note("AI Platform Training has ended: the job may run on Vertex AI or on Compute Engine")
@@ -133,7 +134,10 @@ def _put_scheduling(conversion: Conversion, scheduling: Reader) -> None:
 
 
 def _groups(conversion: Conversion, source: Reader, region: str | None) -> list[Group]:
-    """Return the job's replica groups in rank order, by the service's rules; [] if they cannot be determined."""
+    """Return the job's replica groups in rank order, and report violations of the service's rules.
+
+    [] if the groups cannot be determined.
+    """
     tier = rules.read_tier(conversion, source)
     if tier is None:
         return []

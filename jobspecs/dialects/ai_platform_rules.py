@@ -1,4 +1,4 @@
-"""Clusters that AI Platform Training allowed: scale tiers, machine types, counts, accelerators, regions."""
+"""Rules of AI Platform Training for clusters: allowed scale tiers, machine types, counts, accelerators, regions."""
 
 from __future__ import annotations
 
@@ -69,8 +69,10 @@ _TPU_HINT = (
 
 
 def read_tier(conversion: Conversion, source: Reader) -> str | None:
-    """Return the scale tier; None if its machines cannot be determined. Reports unknown tiers and fields reserved for
-    CUSTOM."""
+    """Return the scale tier; None if its machines cannot be determined.
+
+    Reports unknown tiers, and fields that are only allowed for CUSTOM.
+    """
     written = source.text("scaleTier")
     tier = (written or "BASIC").upper().replace("-", "_")
     loc = source.loc("scaleTier")
@@ -106,7 +108,7 @@ def _only_custom(conversion: Conversion, source: Reader, tier: str, written: str
 
 
 def read_size(conversion: Conversion, source: Reader, prefix: str, tier: str) -> Size | None:
-    """Return the replica count and machine of a group; None if it is absent or a mistake was reported."""
+    """Return the replica count and machine of a group; None if the group is absent or a mistake was reported."""
     if tier != "CUSTOM":
         return SCALE_TIERS[tier].get(prefix)
     nodes = 1 if prefix == "master" else source.integer(f"{prefix}Count")
@@ -176,7 +178,7 @@ def _check_category(conversion: Conversion, source: Reader, prefix: str, machine
 
 
 def _compute_engine(conversion: Conversion, source: Reader, prefix: str, machine_type: str) -> Machine:
-    """Return a Compute Engine machine type with its acceleratorConfig, checked against the service's table."""
+    """Return the machine for a Compute Engine machine type and its acceleratorConfig; report what was not allowed."""
     from .. import catalog
 
     known = catalog.ai_platform_machine_types()
@@ -196,8 +198,11 @@ def _compute_engine(conversion: Conversion, source: Reader, prefix: str, machine
 
 
 def _accelerated(conversion: Conversion, config: Reader, machine_type: str) -> Machine:
-    """Return the machine for an acceleratorConfig; reports a combination of machine type, accelerator and count that
-    the service did not allow. Without a valid accelerator, the machine has no GPUs."""
+    """Return the machine for a machine type and an acceleratorConfig.
+
+    Reports a combination of machine type, accelerator and count that the service did not allow. Without a valid
+    accelerator, the machine has no GPUs.
+    """
     from .. import catalog
 
     written, count = config.text("type"), config.integer("count", least=1)
@@ -238,7 +243,7 @@ def _accelerated(conversion: Conversion, config: Reader, machine_type: str) -> M
 
 
 def _cells(machine_type: str) -> dict[str, tuple[int, ...]]:
-    """Return a mapping of accelerator to the counts that the service allowed on the machine type."""
+    """Return the counts that the service allowed on a machine type, by accelerator."""
     from .. import catalog
 
     cells = {name: catalog.ai_platform_counts(machine_type, name) for name in ACCELERATOR_TYPES.values()}
@@ -246,7 +251,7 @@ def _cells(machine_type: str) -> dict[str, tuple[int, ...]]:
 
 
 def _allowed(machine_type: str, accelerator: str, count: int) -> str:
-    """Return what the table allows instead, on this machine type and on others."""
+    """Return a hint: the accelerators and counts allowed on this machine type, and the types that allow this count."""
     from .. import catalog
 
     parts = []
@@ -271,7 +276,7 @@ def _by_size(machine_type: str) -> tuple[str, int]:
 
 
 def check_region(conversion: Conversion, accelerator: str, region: str, loc: Loc) -> None:
-    """Report a region in which the service did not have the accelerator. Its A100 regions are unknown."""
+    """Report a region in which the service did not have the accelerator; its regions with A100s are unknown."""
     from .. import catalog
 
     where = catalog.ai_platform_regions(accelerator)
@@ -291,8 +296,10 @@ def check_region_name(conversion: Conversion, region: str, loc: Loc) -> None:
 def note_what_is_not_checked(
     conversion: Conversion, source: Reader, groups: Sequence[Group], region: str | None
 ) -> None:
-    """Add notes on what the service did not have or the tables do not know: machine types, regions, GPU kinds per
-    zone."""
+    """Add a note for each of three things that are not checked.
+
+    They are newer machine types, newer regions, and whether one zone had all kinds of GPUs of the job.
+    """
     from .. import catalog
 
     named = [source.text(f"{prefix}Type") for prefix in PREFIXES]
@@ -317,7 +324,7 @@ def _own_regions() -> frozenset[str]:
 
 
 def _regions() -> frozenset[str]:
-    """Return the service's regions together with current ones."""
+    """Return the service's regions and the current regions of Google Cloud."""
     from .. import catalog
 
     return catalog.regions("gcp") | _own_regions()

@@ -1,4 +1,4 @@
-"""Convert a file of another tool together with a command line: gcloud's flags, and equivalent overrides."""
+"""Convert a file of another tool together with a command line: with gcloud's flags and cloudgpu's overrides."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from ..loading.draft import Overrides
 
 SHARED: dict[Loc, str] = {("resources", "region"): "--region", ("job_dir",): "--job-dir"}
-"""Overrides of a job file that are also gcloud flags. For an AI Platform file they must apply before the conversion:
-the region decides which GPUs are available, and the program gets the job dir as argument."""
+"""Overrides of a job file that are also gcloud flags. For an AI Platform file they are applied before the conversion,
+because the region decides which GPUs are available, and the program gets the job dir as an argument."""
 _KEYS = {flag: ".".join(map(str, place)) for place, flag in SHARED.items()}
 
 
@@ -50,7 +50,7 @@ def convert(
 
 
 def as_overrides(flags: Mapping[str, str], dialect: str | None, job: str | None) -> list[Override]:
-    """Return flags as overrides of a job file. Raises SpecError for flags that only a trainingInput has."""
+    """Return gcloud's flags as overrides of a job file. Raises SpecError for flags without a key in job files."""
     kind = DIALECTS[dialect] if dialect else "job file"
     hints = {flag: "use --set KEY=VALUE" for flag in flags if flag not in _KEYS}
     if job is not None:
@@ -62,7 +62,10 @@ def as_overrides(flags: Mapping[str, str], dialect: str | None, job: str | None)
 
 
 def _split(flags: Mapping[str, str], overrides: Overrides) -> tuple[dict[str, str], list[str] | None, Overrides]:
-    """Split into flags, program arguments, and the overrides that apply to the converted job."""
+    """Return the flags, the program's arguments, and the remaining overrides, which apply to the converted job.
+
+    Overrides that are also gcloud flags are added to the flags.
+    """
     try:
         parsed = parse_overrides(overrides)
     except SpecError:  # reported when they are applied, together with the file's mistakes
@@ -71,7 +74,9 @@ def _split(flags: Mapping[str, str], overrides: Overrides) -> tuple[dict[str, st
     rest: list[str | Override] = []
     for override in parsed:
         flag, value = SHARED.get(override.path), override.value
-        if flag and isinstance(value, str):
+        if override.unless:  # a default applies to the converted job
+            rest.append(override)
+        elif flag and isinstance(value, str):
             found[flag] = value
         elif flag == "--region" and isinstance(value, list) and value:
             found[flag] = str(value[0])  # the first region decides the conversion; all are tried

@@ -1,7 +1,7 @@
-"""Read job descriptions of other tools: each field is converted or reported as having no counterpart.
+"""Read job descriptions of other tools: each field is converted, or reported because it has no counterpart.
 
-A dialect describes each mapping by a table of its fields (`Fields`); a field that is not in the table is a mistake.
-Fields may be written in camelCase or snake_case, as the services accept both.
+A dialect has a table of the known fields of each mapping (`Fields`); a field that is not in the table is a mistake.
+Fields may be written in camelCase or snake_case, because the services accept both.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class NoCounterpart(NamedTuple):
     why: str
     """Reason, as a sentence for the user."""
     refuse: bool = False
-    """True: dropping the field would change results or access rights, so the file is refused."""
+    """True: the file is refused, because without the field results or access rights would change."""
 
 
 Fields = Mapping[str, NoCounterpart | None]
@@ -33,12 +33,12 @@ Fields = Mapping[str, NoCounterpart | None]
 
 @dataclass
 class Conversion:
-    """Result of converting another tool's document; unusable if a problem is an error."""
+    """Result of converting another tool's document; `job` is unusable if a problem is an error."""
 
     job: dict[str, Any] = field(default_factory=dict)
     """Job file as a mapping, like one parsed from YAML."""
     problems: list[Problem] = field(default_factory=list)
-    """Problems; `loc` is a place in the SOURCE document, or ("--region",) for a flag of the command line."""
+    """Problems. Their `loc` is a place in the source document, or ("--region",) for a flag of the command line."""
     notes: list[str] = field(default_factory=list)
     """Changes made by the conversion, one sentence each."""
     origins: dict[Loc, Loc] = field(default_factory=dict)
@@ -46,7 +46,7 @@ class Conversion:
     files: list[tuple[str, Loc]] = field(default_factory=list)
     """Local files and folders that must exist, relative to the job file's folder, with the place that names them."""
     today: datetime.date | None = None
-    """Hardware no longer available on that day is replaced; None: hardware that the tables call retired."""
+    """Hardware that is no longer available on this day is replaced; None: hardware that the tables list as retired."""
 
     @property
     def refused(self) -> bool:
@@ -88,8 +88,10 @@ class Conversion:
 
 
 class Reader:
-    """Typed access to one mapping of the source document. A value of the wrong type is reported once and reads as
-    absent."""
+    """Typed access to one mapping of the source document.
+
+    A value of the wrong type is reported once, and counts as absent.
+    """
 
     def __init__(
         self, value: Mapping[Any, Any], loc: Loc, conversion: Conversion, flags: Mapping[Loc, Loc] | None = None
@@ -171,7 +173,7 @@ class Reader:
         return text.lower() == "true"
 
     def seconds(self, name: str) -> int | None:
-        """Return a protobuf duration, e.g. `7200s` or `3.5s`, as whole seconds, rounded up."""
+        """Return the value of a protobuf duration, e.g. `7200s` or `3.5s`, in whole seconds, rounded up."""
         text = self.text(name)
         if text is None:
             return None
@@ -238,5 +240,5 @@ def job_name(text: str | None, fallback: str) -> str:
 
 
 def _scalar(value: object) -> str:
-    """Return a scalar as text. The loader passes text; a document made in Python may hold numbers and booleans."""
+    """Return a scalar as text. Scalars from the loader are text; those made in Python may be numbers or booleans."""
     return str(value).lower() if isinstance(value, bool) else str(value)

@@ -15,9 +15,9 @@ class Tool(NamedTuple):
     what: str
     hint: str
     keys: frozenset[str]
-    """Keys found in such files but not in job files: in camelCase at the top, or `resources.NAME` as written."""
+    """Keys found in such files but not in job files: top-level keys in camelCase, and `resources.NAME` as written."""
     least: int
-    """Number of these keys that identify the tool."""
+    """Minimum number of these keys that identifies the tool."""
     alone: bool
     """True: all other mistakes in the file follow from this one and are not reported."""
 

@@ -1,7 +1,7 @@
-"""Flags of `gcloud ai-platform jobs submit training`: one table, and how they change a trainingInput document.
+"""Table of the flags of `gcloud ai-platform jobs submit training`, and their application to a trainingInput document.
 
-As with gcloud, a flag wins over the file, and arguments after `--` replace the file's. A mistake in a flag is reported
-at the place ("--the-flag",), which is in no file.
+As with gcloud, a flag overrides the file, and arguments after `--` replace the file's. The place of a mistake in a flag
+is ("--the-flag",), not a position in the file.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _F = TypeVar("_F", bound=Callable[..., Any])
 USER_ARGS: Loc = ("-- USER_ARGS",)
 JOB: Loc = ("JOB",)
 _PREFIX = "gcloud_"
-"""Prefix of the parameters' names in click, to avoid clashes with other options."""
+"""Prefix of the names of click's parameters, to avoid clashes with other options."""
 
 
 def _text(value: str) -> str:
@@ -49,8 +49,7 @@ def _pairs(value: str) -> dict[str, str]:
 
 
 def _accelerator(value: str) -> dict[str, str]:
-    """Parse `count=4,type=nvidia-tesla-t4`. gcloud's flag has lower case and hyphens, its files have
-    NVIDIA_TESLA_T4."""
+    """Parse `count=4,type=nvidia-tesla-t4` to the form of gcloud's files: upper case and underscores."""
     pairs = _pairs(value)
     for key in pairs:
         if key not in ("count", "type"):
@@ -71,12 +70,12 @@ class Flag:
     """Name of the value in the help; "" for a flag without a value."""
     help: str
     path: tuple[str, ...] = ()
-    """Place of its value in the document; () if the document has none."""
+    """Place of the flag's value in the document; () if the document has no field for it."""
     parse: Callable[[str], Any] = _text
     lost: str = ""
-    """Reason why it has no effect; "" if it has one."""
+    """Reason why the flag has no effect; "" if it has an effect."""
     refused: bool = False
-    """True: it has no effect, but must not be ignored."""
+    """True: the flag is an error, because ignoring it would change the job."""
     short: str = ""
     """One-letter form, e.g. `-q`."""
 
@@ -153,7 +152,7 @@ FLAGS: tuple[Flag, ...] = (
     Flag("--verbosity", "LEVEL", _NONE, lost=_OUTPUT),
 )
 BY_NAME = {flag.name: flag for flag in FLAGS}
-"""Flags by the name that `take()` returns; a flag without value also has the form `--no-NAME`."""
+"""Flags by name, as returned by `take()`; a flag without a value also has the form `--no-NAME`."""
 
 
 def apply(
@@ -167,11 +166,12 @@ def apply(
 ) -> Conversion:
     """Convert a gcloud command line to a job file; `document` is its --config file (None without one).
 
-    `flags` maps names such as "--worker-count" to their text ("true" or "false" for a flag without value). An unknown
-    name raises KeyError, as the command line's parser lets none through. `user_args` follow `--`; `job` is the JOB
-    argument.
-    `folder` is the config file's folder if it differs from the working directory: `code:` is relative to it.
-    `today`: see Conversion.
+    flags      text by flag, e.g. "--worker-count" ("true" or "false" for a flag without a value); KeyError is raised
+               for an unknown flag, which the command line's parser would have refused
+    user_args  the arguments that follow `--`
+    job        the argument JOB
+    folder     the config file's folder, to which `code:` is relative, if it differs from the working directory
+    today      see Conversion
     """
     patched: dict[str, Any] = dict(document or {})
     origins: dict[Loc, Loc] = {}
@@ -214,7 +214,10 @@ def _package_path(flags: Mapping[str, str], folder: str | None) -> str | None:
 
 
 def _patch(target: dict[str, Any], path: Sequence[str], value: object, flag: Loc, origins: dict[Loc, Loc]) -> None:
-    """Set a value deep in the document without changing the caller's mappings; existing snake_case keys are reused."""
+    """Set the value at a path of the document, and record the flag as its origin.
+
+    Nested mappings are copied, so that the caller's stay unchanged; existing snake_case keys are reused.
+    """
     place: Loc = ()
     for step, name in enumerate(path, start=1):
         key = next((key for key in target if camel(str(key)) == name), name)
@@ -233,7 +236,7 @@ def _patch(target: dict[str, Any], path: Sequence[str], value: object, flag: Loc
 def click_options(*, skip: Collection[str] = ()) -> Callable[[_F], _F]:
     """Return a decorator that adds the flags to a click command; `take()` collects their values.
 
-    `skip` names the flags (or short forms) that the command defines itself.
+    `skip`: names of flags, or short forms, that the command defines itself.
     """
     import click
 

@@ -1,6 +1,6 @@
-"""Program of the replicas (a Python package or a container) as code, setup, run and args of a job file.
+"""Convert the program of the replicas (a Python package or a container) to code, setup, run and args of a job file.
 
-User input never becomes shell text: constant scripts install packages and take them as arguments.
+User input never becomes shell text: packages are arguments of constant scripts, which install them.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from ..diagnostics import Loc, quote
 from .conversion import Conversion
 
 NO_PROGRAM = "no-program"
-"""Code of the problem that a document names no program."""
+"""Code of the problem that is reported if a document names no program."""
 _INSTALL_CODE = "if [ -f setup.py ] || [ -f pyproject.toml ]; then python -m pip install .; fi"
-"""Installs a package made from a folder, as the services did; constant text, run in the unpacked code folder."""
+"""Script that installs the code folder, in which it runs, as a package, as the services did."""
 _INSTALL_PACKAGES = """\
 set -e
 mkdir -p .packages
@@ -29,7 +29,7 @@ done"""
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """Program of a job. As in the services, `module` wins over `command`, and `command` over the image's entrypoint."""
+    """Program of a job. As in the services, `module` overrides `command`, which overrides the image's entrypoint."""
 
     module: str | None = None
     module_loc: Loc = ()
@@ -50,7 +50,10 @@ class Program:
 
 
 def put_program(conversion: Conversion, program: Program, whole: Loc) -> None:
-    """Set code, setup, run and args. A document with neither a program nor an image is refused."""
+    """Set code, setup, run, args and env; report an error if there is neither a program nor an image.
+
+    whole  place of the whole program in the document, for this error
+    """
     if program.module is not None:
         conversion.put(("run",), ["python", "-m", program.module], program.module_loc)
         _put_packages(conversion, program)
@@ -71,14 +74,18 @@ def put_program(conversion: Conversion, program: Program, whole: Loc) -> None:
 
 
 def leave_program_open(conversion: Conversion, whole: Loc) -> None:
-    """Set a placeholder for `run`, so that it is not reported as a missing key; its absence was reported or cannot be
-    judged."""
+    """Set a placeholder for `run`, so that the missing key is not reported.
+
+    The missing program was reported already, or other mistakes make it unknown.
+    """
     conversion.put(("run",), "false", whole)
 
 
 def _put_packages(conversion: Conversion, program: Program) -> None:
-    """Set code and setup for a Python package: the package's parent folder is shipped; packages are installed from it
-    or fetched from their bucket."""
+    """Set code and setup for a Python package.
+
+    The package's parent folder is shipped. Further packages are installed from that folder, or from their bucket.
+    """
     local = [package for package in program.packages if not package.startswith("gs://")]
     code = "." if program.package_path is None else _parent(program.package_path)
     conversion.files += [(posixpath.normpath(posixpath.join(code, package)), program.packages_loc) for package in local]
@@ -114,7 +121,8 @@ def _parent(package_path: str) -> str:
 def same_for_all(conversion: Conversion, programs: Sequence[Program], loc: Loc) -> None:
     """Report groups of replicas whose programs differ; a job runs one program.
 
-    A group without a program runs the first group's, unless it has an image: then it runs the image's entrypoint.
+    A group without a program runs the program of the first group, but a group with an image runs the image's
+    entrypoint.
     """
     first = programs[0]
     for what, read in _PARTS.items():

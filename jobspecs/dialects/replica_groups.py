@@ -9,7 +9,7 @@ from ..diagnostics import Loc
 from .conversion import Conversion
 
 CLOUDS = ["vertex", "gcp"]
-"""Targets of converted jobs: the service's successor first, then the machines that it is built on."""
+"""Targets of converted jobs: Vertex AI, then Compute Engine, on which it is built."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,7 +18,7 @@ class Machine:
 
     machine_type: str | None
     accelerator: str | None
-    """Canonical name; None: no GPU."""
+    """Canonical name of the accelerator; None: no GPU."""
     count: int
     """Number of GPUs; 0 without an accelerator."""
 
@@ -47,7 +47,7 @@ class Group:
 
 
 def put_groups(conversion: Conversion, groups: Sequence[Group]) -> None:
-    """Set machines, images and disk: one machine as plain resources, several as roles started with TF_CONFIG."""
+    """Set machines, images and disk: for one machine in `resources`, for several in `roles`, started with TF_CONFIG."""
     if len(groups) == 1 and groups[0].nodes == 1:
         _put_machine(conversion, ("resources",), groups[0])
     else:

@@ -1,9 +1,9 @@
-"""Replacements that Google sells today for GPUs that are no longer available: data, and one rule to choose.
+"""Replace GPUs that Google no longer sells by GPUs that it sells today: a table, and a rule to choose from it.
 
-The rule picks the first successor in the row's order that is sold in the region, needs no more GPUs than before, and
-has at least the total GPU memory and single-precision speed (FP32) of the old ones; if the region has none, one with at
-least the memory. More GPUs than before would need a program that can use them. The machine type is the old one if it
-takes those GPUs, else the smallest one with at least as many vCPUs and as much memory, else the largest.
+The rule picks the first successor in the table's row that is sold in the region, needs no more GPUs than before, and
+has at least the total GPU memory and single-precision speed (FP32) of the old GPUs. If there is none, the speed is
+ignored. More GPUs than before would need a program that can use them. The machine type is the old one if it takes the
+new GPUs, else the smallest one with at least as many vCPUs and as much memory, else the largest.
 """
 
 from __future__ import annotations
@@ -26,11 +26,14 @@ SUCCESSORS: dict[str, tuple[str, ...]] = {
     "V100-16GB": ("A100-40GB",),
 }
 _SELLER = "vertex"
-"""Cloud whose table is used: Vertex AI's is stricter, Compute Engine allows everything in it."""
+"""Cloud whose table is used: Vertex AI's, whose machines all exist on Compute Engine too."""
 
 
 def replace_retired(conversion: Conversion, group: Group, region: str | None) -> Group:
-    """Return the group on machines that are available today; a change is noted, a missing successor reported."""
+    """Return the group with a machine that is available today.
+
+    A replacement is added to the notes; a GPU without a successor is reported as an error.
+    """
     old = group.machine
     if conversion.refused:  # an invalid machine has no successor
         return group
@@ -67,7 +70,7 @@ def ended(accelerator: str, today: str) -> str | None:
 
 
 def successor(old: Machine, region: str | None, today: str) -> Machine | None:
-    """Return the closest valid machine for one whose GPU is gone; None if the region has none."""
+    """Return the replacement for a machine whose GPU is no longer sold; None if the region has none."""
     for as_fast in (True, False):
         for name in SUCCESSORS.get(old.accelerator or "", ()):
             count = _count(old, name, as_fast=as_fast)
@@ -93,8 +96,10 @@ def _reason(old: Machine, new: Machine) -> str:
 
 
 def _count(old: Machine, name: str, *, as_fast: bool) -> int:
-    """Return the smallest number of these GPUs with the memory (and speed) of the old ones; 0 if it exceeds the old
-    number."""
+    """Return the smallest number of GPUs `name` with at least the memory (and speed) of the old GPUs.
+
+    0 if that is more than the old number. `as_fast`: require the speed.
+    """
     memory, speed = _totals(old)
     for count in (1, 2, 4, 8):
         new_memory, new_speed = _totals(Machine(None, name, count))
@@ -104,7 +109,7 @@ def _count(old: Machine, name: str, *, as_fast: bool) -> int:
 
 
 def _totals(machine: Machine) -> tuple[float, float]:
-    """Return memory in GB and FP32 TFLOPS, the only precision that all of them have."""
+    """Return a machine's total GPU memory in GB, and its FP32 TFLOPS, which all GPUs in the table have."""
     from .. import catalog
 
     one = catalog.accelerators()[machine.accelerator or ""]
@@ -139,7 +144,7 @@ def _closest(choices: list[MachineType], old_type: str | None) -> str:
 
 
 def _size(machine_type: str | None) -> tuple[int, float]:
-    """Return vCPUs and memory in GB; (0, 0) if unknown."""
+    """Return vCPUs and memory in GB of a machine type; (0, 0) if it is unknown."""
     from .. import catalog
 
     rows = catalog.machine_types("gcp").get(machine_type or "", ())

@@ -1,5 +1,7 @@
-"""Convert a Vertex AI custom job: `workerPoolSpecs` at the top (as for `gcloud ai custom-jobs create --config`) or
-under `jobSpec` (as printed by the API). Field names may be in camelCase or snake_case.
+"""Convert a Vertex AI custom job.
+
+`workerPoolSpecs` is at the top (as for `gcloud ai custom-jobs create --config`) or under `jobSpec` (as in the API).
+Field names may be in camelCase or snake_case.
 """
 
 from __future__ import annotations
@@ -183,7 +185,7 @@ def _group(conversion: Conversion, pool: Reader, role: str) -> Group:
 
 
 def _machine(conversion: Conversion, machine: Reader) -> Machine:
-    """Return the machine as written. The planner checks by the tables whether Vertex AI allows it."""
+    """Return the machine as written; report an unknown accelerator. The planner checks whether Vertex AI has it."""
     from .. import catalog
 
     machine_type = machine.text("machineType")
@@ -209,7 +211,7 @@ def _machine(conversion: Conversion, machine: Reader) -> Machine:
 
 
 def _enum_names(accelerators: Collection[str] | None = None) -> list[str]:
-    """Return Vertex AI's names of these accelerators, or of all."""
+    """Return Vertex AI's names of the given accelerators (canonical names); None: of all."""
     from .. import catalog
 
     rows = [row for types in catalog.machine_types("vertex").values() for row in types]
@@ -275,7 +277,7 @@ def _put_scheduling(conversion: Conversion, scheduling: Reader, pools: Sequence[
 
 
 def _choice(conversion: Conversion, reader: Reader, name: str, choices: Mapping[str, object]) -> Any:
-    """Return the meaning of the field's value; None if it is absent, or unknown and reported."""
+    """Return the entry of `choices` for a field's value; None if the field is absent. An unknown value is reported."""
     written = reader.text(name)
     if written is None:
         return None
@@ -287,7 +289,7 @@ def _choice(conversion: Conversion, reader: Reader, name: str, choices: Mapping[
 
 
 def _put_output(conversion: Conversion, output: Reader) -> None:
-    """Set the job dir to the output prefix, and the variables that the service derived from it."""
+    """Set the job dir to the output prefix, and the environment variables that Vertex AI derives from it."""
     output.check(BASE_OUTPUT)
     prefix = output.text("outputUriPrefix")
     if prefix is None:

@@ -1,7 +1,7 @@
 """Load cluster.yaml into a ClusterFile; every mistake is reported at once, with line and column.
 
-Keys shared with job files (name, resources, limits) are validated as a job's. The planner plans a job on the same
-machines.
+Keys shared with job files (name, resources, limits) are validated as in a job file. For the planner, a cluster file is
+also converted to a job on the same machines.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def load_cluster(path: str | os.PathLike[str]) -> LoadedCluster:
 
 
 def load_cluster_source(source: Source) -> LoadedCluster:
-    """Load a cluster file whose text was read already. Raises SpecError."""
+    """Load a cluster file whose text was read already. Raises SpecError with every mistake in it."""
     document = read_yaml(source, _EXAMPLE)
     draft = Draft(document, document.value, Path.cwd())
     draft.diagnostics += document.diagnostics
@@ -91,7 +91,7 @@ def _is_a_job_s(problem: Problem) -> bool:
 
 
 def _for_cluster_file(problem: Problem) -> Problem:
-    """Adapt a problem to cluster files: hints name their keys, and a bad-mix problem is placed at `on_demand`."""
+    """Adapt a problem to cluster files: hints name their keys, and the place of a bad-mix problem is `on_demand`."""
     if problem.code == "bad-mix":
         return problem._replace(loc=("on_demand",))
     if problem.code == "unknown-key" and len(problem.loc) == 1:
@@ -123,7 +123,7 @@ def _job(draft: Draft) -> JobSpec | None:
 
 
 def _not_honoured(cluster: ClusterFile) -> Iterator[Problem]:
-    """Yield problems for values that a cluster cannot honour."""
+    """Yield problems for values that are valid in a job file, but not supported by clusters."""
     asked = cluster.resources.cloud or ()
     for place, cloud in enumerate(asked):
         if cloud not in FLEET_CLOUDS:
@@ -142,7 +142,7 @@ def _not_honoured(cluster: ClusterFile) -> Iterator[Problem]:
 
 
 def _endless(limits: object) -> Iterator[Problem]:
-    """Yield problems for limits that clusters lack; works on the raw mapping, so other mistakes do not hide them."""
+    """Yield problems for limits that clusters do not support; `limits` is the raw mapping, which may have mistakes."""
     for key, why in _UNSUPPORTED_LIMITS.items():
         if isinstance(limits, Mapping) and limits.get(key) is not None:
             hint = "write limits.price, limits.duration, or expires"

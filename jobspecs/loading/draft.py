@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from .overrides import Override
 
 Overrides = Mapping[str, Any] | Sequence["str | Override"]
-"""Values that win over the file: `{"resources.region": "us-east1"}`, or `["resources.region=us-east1"]`."""
+"""Values that override the file's: `{"resources.region": "us-east1"}`, or `["resources.region=us-east1"]`."""
 
 
 _NO_PLUGINS = "PYDANTIC_DISABLE_PLUGINS"
@@ -47,7 +47,7 @@ class LoadedSpec(NamedTuple):
     """Maps problems to positions in the file."""
 
     def diagnose(self, problem: Problem) -> Diagnostic:
-        """Locate a problem found later, such as that no offer is left, in the file."""
+        """Return the diagnostic, with its position in the file, of a problem that was found after loading."""
         if self.draft is None:
             return Diagnostic(self.file, 0, 0, problem.code, problem.message, problem.hint, problem.severity)
         return self.draft.locate(problem)
@@ -104,14 +104,14 @@ class Draft:
         return self._at(problem, problem.loc if self.origins is None else _nearest(self.origins, problem.loc) or ())
 
     def _creating_argument(self, loc: Loc) -> str | None:
-        """Return the command line argument that created a mapping which the file lacks."""
+        """Return the command line argument that created a mapping; None if the mapping is in the file."""
         made = (label for path, label in self.labels.items() if path[: len(loc)] == loc)
         return next(made, None) if loc and not _exists(self.original, loc) else None
 
     def result(self) -> list[Diagnostic]:
         """Return all diagnostics in the order of the file, at most MAX_PROBLEMS."""
         found = self.diagnostics
-        if self.origins is not None and self.wrong:  # retired hardware is replaced once the rest is valid
+        if self.origins is not None and self.wrong:  # retired hardware is replaced only when the file is valid
             found = [one for one in found if not one.code.startswith("retired-")]
         if self.origins is not None:
             # A mistake reported by the conversion is not reported again for the converted value.
@@ -133,7 +133,7 @@ class Draft:
 
 
 def _nearest(places: Mapping[Loc, object], loc: Loc) -> Any:  # a value of the mapping
-    """Return the entry of a place, or of the nearest place around it."""
+    """Return the entry of a place, or of the nearest enclosing place; None if there is none."""
     for length in range(len(loc), -1, -1):
         if loc[:length] in places:
             return places[loc[:length]]
@@ -161,22 +161,25 @@ def _finish(draft: Draft, overrides: Overrides) -> LoadedSpec:
 
 
 def _override(draft: Draft, overrides: Overrides) -> None:
-    from .overrides import apply_overrides, parse_overrides
+    from .overrides import apply_defaults, apply_overrides, parse_overrides
 
     try:
         parsed = parse_overrides(overrides)
         draft.original = draft.job
-        draft.job = apply_overrides(draft.job, parsed)
+        given = [override for override in parsed if not override.unless]
+        draft.job = apply_overrides(draft.job, given)
+        draft.job, defaults = apply_defaults(draft.job, [override for override in parsed if override.unless])
     except SpecError as error:
         raise SpecError([*draft.result(), *error.diagnostics]) from None
-    draft.labels.update((override.path, override.label) for override in parsed)
+    draft.labels.update((override.path, override.label) for override in (*given, *defaults))
+    draft.notes += tuple(f"default applied: {default.label}" for default in defaults)
 
 
 @cache
 def build_models() -> None:
-    """Build the deferred validators without searching all installed distributions for Pydantic plug-ins.
+    """Build the deferred validators of the models, without Pydantic's search for plug-ins in all installed packages.
 
-    The search takes longer than loading a job file. Models of other programs are not affected.
+    The search takes longer than loading a job file. Models of other packages are not affected.
     """
     before = os.environ.get(_NO_PLUGINS)
     os.environ[_NO_PLUGINS] = "__all__"
@@ -191,7 +194,7 @@ def build_models() -> None:
 
 
 def _validate(draft: Draft) -> JobSpec | None:
-    """Return the spec if it is valid; check names in any case, as far as they can be read."""
+    """Return the spec, None if it is invalid. In both cases, report unknown names of machines and places."""
     from ..rules.compatibility import check_names
 
     build_models()
@@ -223,7 +226,7 @@ def _refuse_foreign(draft: Draft) -> None:
 
 
 def _missing_files(base: Path, conversion: Conversion) -> Iterator[Problem]:
-    """Yield a problem for each missing package of another tool's job."""
+    """Yield a problem for each file that a converted job needs (such as its packages) and that does not exist."""
     for path, loc in conversion.files:
         if not (base / path).exists():
             message = f"there is no {quote(path)}"
@@ -231,7 +234,7 @@ def _missing_files(base: Path, conversion: Conversion) -> Iterator[Problem]:
 
 
 def _check_code(draft: Draft) -> None:
-    """Check that the folder to ship exists, and is neither the home folder nor a parent of it."""
+    """Report a `code` folder that does not exist, or that is the home folder or a parent of it."""
     code = draft.job.get("code", ".")
     if not isinstance(code, str) or not code or "\0" in code:
         return
@@ -253,8 +256,7 @@ def _check_code(draft: Draft) -> None:
 
 @cache
 def _wide_folders(home: str) -> frozenset[tuple[int, int]]:
-    """Return device and inode of the home folder and all its parents, to compare folders regardless of symbolic
-    links."""
+    """Return device and inode of the home folder and its parents, which are the same through symbolic links."""
     wide = set()
     real = Path(os.path.realpath(home))
     for folder in (real, *real.parents):

@@ -27,7 +27,7 @@ def load_file(
 
 
 def load_bytes(data: bytes, name: str, overrides: Overrides = (), base: Path | None = None) -> LoadedSpec:
-    """Load bytes read from elsewhere, such as standard input. Raises SpecError."""
+    """Load a job file from bytes, such as those of standard input. Raises SpecError."""
     return load_source(decode(data, name), overrides, base)
 
 
@@ -46,9 +46,10 @@ def load_source(
 ) -> LoadedSpec:
     """Load a text that was read already; see load_text(). Raises SpecError.
 
-    GPUs in another tool's file that are no longer available on `today` are replaced (None: those that the tables call
-    retired). With `needs_program=False`, an AI Platform file without a program loads with a warning, as gcloud takes
-    the program from the command line; `run` is then a placeholder that fails.
+    today          GPUs in another tool's file that are no longer available on this day are replaced; None: those that
+                   the tables list as retired
+    needs_program  False: an AI Platform file without a program loads with a warning, because gcloud takes the program
+                   from the command line; `run` is then a placeholder that fails
     """
     return _load_document(read_yaml(source), overrides, base, today=today, needs_program=needs_program)
 
@@ -65,9 +66,12 @@ def load_with_flags(
 ) -> LoadedSpec:
     """Load a text of any dialect, changed by gcloud's flags and by overrides. Raises SpecError.
 
-    Without a text, the flags alone describe the job. `job` is gcloud's JOB; relative paths start from `base`, or the
-    working directory. An override of `args` is what follows `--` on the command line.
-    `today` and `needs_program`: see load_source().
+    source   the text; None: the flags alone describe the job
+    base     folder of relative paths; default: the working directory
+    job      gcloud's argument JOB
+    today, needs_program   see load_source()
+
+    An override of `args` holds the arguments after `--` on the command line.
     """
     from ..dialects import detect
     from ..dialects.command_line import as_overrides, convert

@@ -1,6 +1,6 @@
-"""Mask values of environment variables in lines of a job file, as they may be secrets.
+"""Mask values of environment variables, which may be secrets, in lines of a job file that are shown to the user.
 
-Works on the text, since an invalid YAML file cannot be parsed. If in doubt, a line is masked.
+It works on the text, because an invalid YAML file cannot be parsed. In case of doubt, a line is masked.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ _QUOTED = re.compile(r'"(?:[^"\\]|\\.)*"|' + r"'(?:[^']|'')*'")
 
 
 def masked_lines(lines: Sequence[str]) -> Mapping[int, str]:
-    """Return the masked form of the lines that hold values of environment variables, by index."""
+    """Return the masked form, by index from 0, of the lines that contain values of environment variables."""
     found: dict[int, str] = {}
-    depth, indent = 0, None  # open brackets of a flow mapping; indentation of the key of a block
+    depth, indent = 0, None  # number of open brackets of a flow mapping; indentation of the key of a block mapping
     for number, line in enumerate(lines):
         if depth > 0:
             found[number] = _indentation(line) + MASK
@@ -52,8 +52,10 @@ def _means_environment(key: str) -> bool:
 
 
 def _is_inside(line: str, indent: int) -> bool:
-    """Return whether a line belongs to a block: it is indented, or a list entry at the key's indentation, or a
-    comment."""
+    """Return whether a line belongs to the block below a key with this indentation.
+
+    It does if it is indented further, a list entry with the same indentation, or a comment.
+    """
     own = len(_indentation(line))
     return own > indent or (own == indent and line.lstrip().startswith("- ")) or line.lstrip().startswith("#")
 

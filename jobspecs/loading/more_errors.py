@@ -12,7 +12,7 @@ from ..models import JobSpec
 from .pydantic_errors import find, shape_problems
 
 _ROUNDS = 4
-"""Maximum validation rounds: removing a value may make its parent invalid; deeper nesting is not checked."""
+"""Maximum number of validation rounds: without a removed value, its parent may be invalid and be removed next."""
 _STAND_INS: dict[Loc, str] = {("name",): "job", ("run",): "true"}
 """Placeholders for a job's required keys."""
 _WHOLE: tuple[Loc, ...] = (("resources", "cloud"),)
@@ -22,7 +22,7 @@ _WHOLE: tuple[Loc, ...] = (("resources", "cloud"),)
 def problems_of(
     error: ValidationError, job: Mapping[str, object], check_names: Callable[[JobSpec], list[Problem]]
 ) -> list[Problem]:
-    """Return every mistake in a job's shape, those that others hide, and the mistakes in readable names."""
+    """Return every mistake in a job: Pydantic's errors, mistakes that these hide, and the problems of check_names()."""
     found = shape_problems(error, job)
     if len(found) >= MAX_PROBLEMS:
         return found
@@ -61,7 +61,7 @@ def _without(value: object, loc: Loc, wrong: set[Loc], kept: dict[Loc, list[int]
 
 
 def _restored(problems: Iterable[Problem], rest: object, kept: Mapping[Loc, list[int]]) -> list[Problem]:
-    """Return the problems with places in the whole document."""
+    """Return the problems with their places in the whole document, where lists have more entries than in `rest`."""
     restored = []
     for problem in problems:
         place: Loc = ()

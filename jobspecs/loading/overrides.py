@@ -1,6 +1,7 @@
-"""Command line values that win over the job file's: `--set resources.region=us-east1`.
+"""Values from outside of the job file: those of the command line, which win over the file's
+(`--set resources.region=us-east1`), and configured defaults, which apply where neither says anything.
 
-A value is plain text; one that begins with a quote, [ or { is parsed as YAML, and `null` or `~` is None.
+A value is plain text, but a value that begins with a quote, [ or { is parsed as YAML, and `null` or `~` is None.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from typing import Any, NamedTuple
 from ..diagnostics import Diagnostic, Loc, SpecError, quote, shorten
 from .source import INVISIBLE, Source
 
+REGION: Loc = ("resources", "region")
 _MAX_STEPS = 16
 _YAML_STARTS = ("'", '"', "[", "{")
 
@@ -22,11 +24,14 @@ class Override(NamedTuple):
     value: Any
     """Text, None, or lists and mappings of them."""
     label: str
-    """The argument as diagnostics name it: `--set resources.region`, `--region`."""
+    """Name of the argument in diagnostics: `--set resources.region`, `--region`."""
+    unless: tuple[Loc, ...] = ()
+    """Places in the document; if one of them is given, even as null, this value is not set: it is a default. Empty: it
+    is always set."""
 
 
 def parse_override(text: str) -> Override:
-    """Parse `KEY=VALUE`, KEY being a path with dots. Raises SpecError."""
+    """Parse `KEY=VALUE`; KEY is a path with dots. Raises SpecError."""
     key, equals, value = text.partition("=")
     label = f"--set {shorten(key.strip())}"
     path = tuple(key.strip().split("."))
@@ -89,8 +94,58 @@ def _with_named_secrets(document: dict[str, object], override: Override) -> dict
     return {**document, "secrets": dict.fromkeys(names)}
 
 
+def apply_defaults(document: dict[str, object], defaults: Sequence[Override]) -> tuple[dict[str, Any], list[Override]]:
+    """Return a copy of the document with the defaults that apply, and these. Raises SpecError."""
+    applied: list[Override] = []
+    for default in defaults:
+        if any(_is_given(document, path) for path in default.unless):
+            continue
+        fitting = _for_clouds(document, default) if default.path == REGION else default
+        if fitting is not None:
+            applied.append(fitting)
+    return apply_overrides(document, applied), applied
+
+
+def _is_given(document: Mapping[str, object], path: Loc) -> bool:
+    *parents, key = path
+    container = _value_at(document, tuple(parents))
+    return container is not None and (not isinstance(container, Mapping) or key in container)
+
+
+def _value_at(value: object, path: Loc) -> object:
+    for step in path:
+        if not isinstance(value, Mapping):
+            return None
+        value = value.get(step)
+    return value
+
+
+def _for_clouds(document: dict[str, object], default: Override) -> Override | None:
+    """Return the default regions that are of the job's clouds; None if one of the clouds has none of them."""
+    from ..catalog import CLOUDS, regions
+
+    named, wanted = _value_at(document, ("resources", "cloud")), default.value
+    if named is None:
+        return default
+    clouds, places = _texts(named), _texts(wanted)
+    if clouds is None or places is None:
+        return default  # validation reports it
+    of_cloud = {cloud: [place for place in places if place in regions(cloud)] for cloud in clouds if cloud in CLOUDS}
+    if len(of_cloud) < len(clouds) or not all(of_cloud.values()):
+        return None
+    fitting = [place for place in places if any(place in found for found in of_cloud.values())]
+    return default._replace(value=fitting)
+
+
+def _texts(value: object) -> list[str] | None:
+    """Return a text or a list of texts as a list; None for any other value."""
+    items = value if isinstance(value, list | tuple) else [value]
+    texts = [item for item in items if isinstance(item, str)]
+    return texts if len(texts) == len(items) else None
+
+
 def _put(container: object, path: Loc, override: Override) -> Any:  # a value of the document
-    """Return a copy of the container with the value set at the path; copied, since YAML aliases share values."""
+    """Return a copy of the container with the value set at the path; YAML aliases may share the original."""
     if not path:
         return override.value
     step, *rest = path

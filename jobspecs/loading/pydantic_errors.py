@@ -1,6 +1,6 @@
 """Convert Pydantic's errors to problems: one per mistake, with its place in the document.
 
-Most messages come from the validators in fields.py and units.py; here are those for Pydantic's own checks.
+Most messages come from the validators in fields.py and units.py; this module has those for Pydantic's own checks.
 """
 
 from __future__ import annotations
@@ -22,20 +22,21 @@ if TYPE_CHECKING:
     from pydantic_core import ErrorDetails
 
 _KEY = "[key]"
-"""Pydantic's last step in the location of an error in a mapping's key."""
+"""Last step in Pydantic's location of an error that concerns a mapping's key."""
 _ALTERNATIVES: dict[Loc, tuple[Loc, str]] = {
     ("run",): (("image",), "name an image whose own entrypoint is the program")
 }
-"""Alternative to a missing key, with a hint."""
+"""Place of a key that may be missing -> (place of the key that can replace it, hint)."""
 _SHOWN_NAMES = 8
 """Maximum number of names in a hint."""
 _QUOTES = 'put quotes around a text that contains ": " or begins with [ or {'
 
 
 def shape_problems(error: ValidationError, document: Mapping[str, object]) -> list[Problem]:
-    """Return each mistake once; if several branches of a union fail at one place, the first.
+    """Return the problems of an error, each mistake once.
 
-    A missing key that was misspelt counts as one mistake.
+    If several branches of a union fail at one place, the first is returned. A misspelt key counts as one mistake, not
+    also as a missing key.
     """
     found: dict[tuple[Loc, bool, str], Problem] = {}
     for details in error.errors(include_url=False)[:MAX_PROBLEMS]:
@@ -53,8 +54,8 @@ def shape_problems(error: ValidationError, document: Mapping[str, object]) -> li
 def find(document: object, loc: Loc) -> tuple[Loc, Any]:
     """Return the steps of `loc` that exist in the document, and the value there.
 
-    Other steps are Pydantic's own: the branch of a union, the fields of a shorthand, or the index of a single value
-    written instead of a list.
+    Other steps were added by Pydantic: the branch of a union, the fields of a shorthand, or the index of a single value
+    that was written instead of a list.
     """
     place: Loc = ()
     for step in loc:
@@ -83,7 +84,7 @@ def _problems(details: ErrorDetails, document: Mapping[str, object]) -> list[Pro
 
 
 def _from_validator(problem: Problem, place: Loc, value: object, document: object, *, in_key: bool) -> Problem:
-    """Return a validator's problem with its place in the document instead of the validated value."""
+    """Return a validator's problem with its place in the document instead of its place in the validated value."""
     if problem.loc:
         place, value = find(document, (*place, *problem.loc))
     moved = problem._replace(loc=place, in_key=problem.in_key or in_key)

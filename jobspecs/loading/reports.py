@@ -1,4 +1,4 @@
-"""Diagnostics as text for people, as JSON, and as SARIF 2.1.0 for code scanning in CI."""
+"""Format diagnostics as text for people, as JSON, and as SARIF 2.1.0 for code scanning in CI."""
 
 from __future__ import annotations
 
@@ -18,7 +18,10 @@ SARIF_SCHEMA = "https://json.schemastore.org/sarif-2.1.0.json"
 
 
 def to_text(diagnostics: Sequence[Diagnostic], paint: Callable[[str, Part], str] = lambda text, _: text) -> str:
-    """Return text in a compiler's format: place, severity, message, code; the source line; the hint."""
+    """Return text in the format of compilers: place, severity, message, code; the source line; the hint.
+
+    paint  returns a piece of the text with colour codes
+    """
     return "\n".join(line for diagnostic in diagnostics for line in _lines(diagnostic, paint))
 
 
@@ -36,7 +39,8 @@ def _lines(found: Diagnostic, paint: Callable[[str, Part], str]) -> list[str]:
 
 
 def _window(source: str, column: int) -> tuple[str, int]:
-    """Return the part of a line around a column (from 1) that fits, and the column's index in it (from 0)."""
+    """Return the part of a line around a column (from 1), about _WIDTH characters, and the column's index in it (from
+    0)."""
     start = max(0, column - 1 - _WIDTH * 2 // 3) if len(source) > _WIDTH else 0
     before, after = source[start : column - 1], source[column - 1 : start + _WIDTH]
     lead, tail = "…" if start else "", "…" if start + _WIDTH < len(source) else ""
@@ -95,7 +99,7 @@ def to_sarif(diagnostics: Sequence[Diagnostic], version: str) -> dict[str, Any]:
 
 
 def _result(found: Diagnostic, rule: int) -> dict[str, Any]:
-    text = f"{found.message}. Hint: {found.hint}" if found.hint else found.message  # which may begin with a key
+    text = f"{found.message}. Hint: {found.hint}" if found.hint else found.message  # no capital: may begin with a key
     result: dict[str, Any] = {
         "ruleId": found.code,
         "ruleIndex": rule,
@@ -114,6 +118,6 @@ def _result(found: Diagnostic, rule: int) -> dict[str, Any]:
 
 
 def _uri(file: str) -> str:
-    """Return a file URI; relative paths stay relative, as code scanning matches them with the repository's files."""
+    """Return a file URI; relative paths stay relative, because code scanning compares them with the repository."""
     path = PurePath(file)
     return path.as_uri() if path.is_absolute() else url_quote(path.as_posix(), errors="surrogateescape")

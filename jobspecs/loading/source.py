@@ -21,10 +21,10 @@ _ENCODINGS = {b"\xff\xfe": "UTF-16", b"\xfe\xff": "UTF-16", b"\x00\x00\xfe\xff":
 
 
 class Source:
-    """Named text that creates diagnostics for positions in it."""
+    """Text of a file with its name, which creates diagnostics for positions in the text."""
 
     def __init__(self, name: str, text: str) -> None:
-        """Raises SpecError if the text has invisible characters."""
+        """Raise SpecError if the text has invisible characters."""
         self.name = name
         self.text = text.removeprefix("\ufeff")
         self._lines: list[str] | None = None
@@ -90,7 +90,7 @@ def decode(data: bytes, name: str) -> Source:
 
 
 def refused(name: str, code: str, message: str, hint: str = "") -> SpecError:
-    """Return the error for a file as a whole."""
+    """Return an error that concerns a file as a whole."""
     return SpecError([Diagnostic(name, 1, 1, code, message, hint)])
 
 
@@ -131,6 +131,6 @@ def _missing(name: str) -> SpecError:
 
 
 def _line_and_column(before: str) -> tuple[int, int]:
-    """Return the position, from 1, after this text."""
+    """Return line and column, counted from 1, of the position after a text."""
     lines = _LINE_BREAK.split(before)
     return len(lines), len(lines[-1]) + 1

@@ -12,7 +12,7 @@ from ..diagnostics import Loc
 from ..models import JobSpec
 from ..suggest import closest, looks_like, odd_character, one_of
 
-# Names of the same keys in other tools -> what to write here. Keys in the form of `_plain()`.
+# Names of keys in other tools, in the form of `_plain()` -> key of the job file.
 _OTHER_NAMES = {
     "acceleratorcount": "resources.accelerator: NAME:COUNT",
     "acceleratortype": "resources.accelerator",
@@ -69,7 +69,10 @@ class Meaning(NamedTuple):
 
 
 def meaning(loc: Loc, present: Container[str]) -> Meaning:
-    """Return the likely meaning of the unknown key at the end of `loc`; `present` keys there are not suggested."""
+    """Return the likely meaning of the unknown key at the end of `loc`.
+
+    present  keys that are in the same mapping, and are therefore not suggested
+    """
     key, parent = str(loc[-1]), _pattern(loc[:-1])
     known = list(_model_at(loc[:-1]).model_fields)
     near = closest(key, [name for name in known if name not in present])
@@ -105,7 +108,7 @@ def _model_at(loc: Loc) -> type[BaseModel]:
 
 
 def _pattern(loc: Loc) -> tuple[str, ...]:
-    """Return the place with ROLE for a role's name and without indices, as in `_places_by_key()`."""
+    """Return a place in the form of `_places_by_key()`: ROLE instead of a role's name, no indices."""
     names = [str(step) for step in loc if not isinstance(step, int)]
     return tuple("ROLE" if names[0] == "roles" and place == 1 else name for place, name in enumerate(names))
 

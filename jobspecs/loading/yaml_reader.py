@@ -1,9 +1,9 @@
 """Read YAML text into values with positions.
 
-The job file's fields, not YAML's implicit types, give a scalar its meaning: every scalar arrives as the text that was
-written (`no`, `1.10`, `0123`), quoted or not; only a plain empty value, `null` and `~` are None. Therefore this reads
-the parser's events and never constructs objects by tag. The parser is libyaml's; PyYAML's own, about fifty times
-slower, is used if PyYAML was built without libyaml.
+A scalar gets its type from the job file's field, not from YAML's implicit types. Every scalar is returned as the text
+that was written (`no`, `1.10`, `0123`), quoted or not; only a plain empty value, `null` and `~` are None. Therefore
+this module reads the parser's events and never constructs objects by tag. The parser is libyaml's; PyYAML's parser,
+about fifty times slower, is used if PyYAML was built without libyaml.
 
 YAML features that job files do not need are refused by name: tags, merge keys, keys that are not text, multiple
 documents, cycles, and documents that expand to more than MAX_VALUES values.
@@ -38,7 +38,7 @@ else:
         from yaml import Loader as _Parser
 
 MAX_VALUES = 50_000
-"""Maximum keys and values of a document, aliases expanded."""
+"""Maximum number of keys and values in a document, with aliases expanded."""
 MAX_DEPTH = 32
 
 _NULLS = frozenset(("", "~", "null", "Null", "NULL"))
@@ -69,8 +69,10 @@ class Document:
         self._marks = marks
 
     def position(self, loc: Loc, *, of_key: bool = False) -> tuple[int, int]:
-        """Return line and column, from 1, of a value or its key; if it does not exist, of the nearest enclosing
-        value."""
+        """Return line and column, from 1, of a value or of its key.
+
+        If the value does not exist, return the position of the nearest enclosing value.
+        """
         marks: _Marks = self._marks
         key_mark = mark = marks.start
         for step in loc:
@@ -95,7 +97,7 @@ class _Marks:
 
 
 class _Frame:
-    """Mapping or list that is still open."""
+    """Mapping or list whose end has not been read yet."""
 
     __slots__ = ("anchor", "before", "is_key", "key", "key_mark", "marks", "value")
 
@@ -104,7 +106,7 @@ class _Frame:
         self.marks = _Marks(start)
         self.anchor = anchor
         self.before = before
-        """Number of values read before this one, to compute its size at its end."""
+        """Number of values read before this collection, to compute its size at its end."""
         self.is_key = False
         """True if this collection is used as a key; its content is skipped."""
         self.key: str | None = None
@@ -113,7 +115,10 @@ class _Frame:
 
 
 def read_yaml(source: Source, example: str = _EXAMPLE) -> Document:
-    """Parse a text into a document. Raises SpecError if it is unusable; `example` is then the hint."""
+    """Parse a text into a document. Raises SpecError if it is unusable.
+
+    example  hint for a file that is empty or not a mapping
+    """
     reader = _Reader(source, example)
     try:
         reader.read()
@@ -128,7 +133,7 @@ def read_yaml(source: Source, example: str = _EXAMPLE) -> Document:
 
 
 class _Reader:
-    """Builds values from events with an explicit stack."""
+    """Builder of values from the parser's events, with an explicit stack."""
 
     def __init__(self, source: Source, example: str) -> None:
         self.source = source
@@ -136,7 +141,7 @@ class _Reader:
         self.diagnostics: list[Diagnostic] = []
         self.root: Any = None
         self.incomplete = False
-        """True after a mistake that would only cause follow-up mistakes; reading ends with an error."""
+        """True after a mistake that makes the document unusable; the rest is read to find other mistakes."""
         self._stack: list[_Frame] = []
         self._anchors: dict[str, tuple[Any, _Marks | None, int]] = {}
         self._count = 0

@@ -24,14 +24,14 @@ from .ranking import Ranked, rank
 from .search import Choice, best_ways
 
 MAX_WAYS = 16
-"""Maximum combinations of several roles offered per place and market, best first."""
+"""Maximum number of ways offered per place and market for a job with several roles, best first."""
 
 Way = tuple[Option, ...]
 """One option for each role."""
 
 
 class _Priced(NamedTuple):
-    """Way with its price in a region and market; its offers differ only by zone."""
+    """Way with its price in a region and market; the offers made from it differ only by zone."""
 
     way: Way
     roles: tuple[RoleOffer, ...]
@@ -71,8 +71,10 @@ class CloudPlanner:
         return offers, self._refusals
 
     def _regions(self) -> list[str] | None:
-        """Return the requested regions that the cloud has, in the user's order; None: any. Records refusals for the
-        others."""
+        """Return the requested regions that the cloud has, in the user's order; None: any region.
+
+        Records a refusal for each other requested region or zone.
+        """
         asked, zones = self._spec.resources.region, self._spec.resources.zone
         regions = None if asked is None else [name for name in asked if self._holds("region-known", region=name)]
         if zones is None:
@@ -82,15 +84,17 @@ class CloudPlanner:
         return [region for region in found if regions is None or region in regions]
 
     def _holds(self, rule: str, **field: str) -> bool:
-        """Return whether a rule on one name holds; record the refusal if not."""
+        """Return whether a rule allows one name (`field`: name=value of a Request); record the refusal if not."""
         refusal = refusal_by(rule, Request(self._cloud, self._today, **field))  # type: ignore[arg-type]
         if refusal is not None:
             self._refuse(refusal, field)
         return refusal is None
 
     def _refuse(self, refusal: Refusal, field: dict[str, str]) -> None:
-        """Record a refusal about one entry of `region`, `zone` or `market` at its key; a region implied by a zone has
-        the zone's key."""
+        """Record a refusal at the key of the entry of `region`, `zone` or `market` that it is about.
+
+        A region that is only implied by a zone has the key of `zone`.
+        """
         ((name, value),) = field.items()
         entries = getattr(self._spec.resources, name) or []
         key: Loc = ("resources", name, entries.index(value)) if value in entries else ("resources", "zone")
@@ -104,7 +108,10 @@ class CloudPlanner:
         return [option for option in options if market in option.machine.markets and option.places]
 
     def _refuse_places(self, roles: Sequence[Sequence[Option]], regions: list[str] | None) -> None:
-        """Record what is not offered in each requested place, and the lowest price elsewhere."""
+        """Record refusals for each requested place in which a role's options are not offered.
+
+        For a job with one role, they contain the lowest price in other places.
+        """
         places: list[dict[str, str]] = [{"region": region} for region in regions or ()]
         places += [{"zone": zone} for zone in self._spec.resources.zone or () if zone in catalog.zones(self._cloud)]
         for place, options in product(places, roles):
@@ -114,14 +121,14 @@ class CloudPlanner:
                 self._refuse(refusal if lowest is None else _elsewhere(refusal, lowest), place)
 
     def _refuse_market_in(self, roles: Sequence[Sequence[Option]], place: dict[str, str], market: str) -> None:
-        """Record which roles have machines in a requested place, but none on the market."""
+        """Record a refusal for each role that has machines in a requested place, but none on this market there."""
         for options in roles:
             for meant, refusal in _explain(options, {**place, "market": market}):
                 if any(first_refusal(option.ask._replace(**place)) is None for option in meant):  # type: ignore[arg-type]
                     self._refuse(refusal, {"market": market})
 
     def _refuse_apart(self, roles: Sequence[Sequence[Option]], regions: list[str], market: str) -> None:
-        """Record that no single zone of these regions, or no region at all, has machines for every role."""
+        """Record the refusal that no zone of these regions has machines for all roles (without regions: no region)."""
         names = [
             listing(list(map(str, role.accelerator))) or role.machine_type or "no GPU" for role in self._roles.values()
         ]
@@ -139,7 +146,10 @@ class CloudPlanner:
         )
 
     def _lowest(self, roles: Sequence[Sequence[Option]], regions: Iterable[str]) -> Decimal | None:
-        """Return the lowest known price of the whole job in these regions, ignoring that roles must share a zone."""
+        """Return the lowest known price of the whole job in these regions, in US dollars per hour.
+
+        It ignores that all roles must be in one zone. None if no price is known.
+        """
         found = []
         for region, market in product(regions, self._spec.resources.market):
             there = [[option for option in options if region in option.places] for options in roles]
@@ -183,7 +193,7 @@ class CloudPlanner:
     def _in_region(
         self, roles: Sequence[Sequence[Option]], region: str, market: str
     ) -> Iterator[tuple[str | None, _Priced]]:
-        """Yield every way in every zone of the region where all roles can run; zone None: the provider chooses it."""
+        """Yield (zone, way) for each zone of the region that can run all roles; None: the provider chooses the zone."""
         seen: dict[tuple[Way, ...], list[_Priced]] = {}
         once: dict[Way, _Priced] = {}
         for zone in self._zones(roles, region):
@@ -192,7 +202,7 @@ class CloudPlanner:
                 seen[there] = list(self._ways(there, region, market))
             for priced in seen[there]:
                 if zone is not None and self._spec.resources.zone is None and not _lists_zone(priced.way, region, zone):
-                    continue  # no zone is known for it: it is offered in the region as a whole
+                    continue  # no zone is known for this way: it is offered in the region as a whole
                 if self._zoned:
                     yield zone, priced
                 else:
@@ -201,7 +211,7 @@ class CloudPlanner:
             yield None, priced
 
     def _zones(self, roles: Sequence[Sequence[Option]], region: str) -> list[str | None]:
-        """Return the zones to try; None among them means unknown zones."""
+        """Return the zones to try; an entry None stands for options whose zones in the region are unknown."""
         known = {zone for options in roles for option in options for zone in option.zones.get(region, ())}
         unknown = any(not option.zones.get(region) for options in roles for option in options)
         if self._spec.resources.zone is None:
@@ -216,14 +226,14 @@ class CloudPlanner:
     # --- machines and prices ---------------------------------------------------------------------------------------
 
     def _ways(self, roles: tuple[Way, ...], region: str, market: str) -> Iterator[_Priced]:
-        """Yield the cheapest option of each kind; with several roles, their best combinations."""
+        """Yield the ways to offer: for one role, the cheapest option of each kind; for more, the best combinations."""
         choices = [self._cheapest(options, region, market) for options in roles]
         ways = product(*choices) if len(choices) == 1 else self._combined(choices, region, market)
         for way in ways:
             yield self._priced(way, region, market)
 
     def _combined(self, roles: Sequence[Sequence[Option]], region: str, market: str) -> Iterable[Way]:
-        """Return the first ways in the order of offers, then the first ones within the limits, and the cheapest one.
+        """Return the best MAX_WAYS ways, the best MAX_WAYS within the job's price limits, and the cheapest way.
 
         Ways above limits.price are refused later, with their price.
         """
@@ -240,8 +250,10 @@ class CloudPlanner:
         return dict.fromkeys(ways)
 
     def _most_for_machines(self, region: str) -> Decimal | None:
-        """Return the maximum price of the machines within the job's limits (limits.cost only needs a known price);
-        None: no limit."""
+        """Return the maximum price of all machines, without disks, within limits.price; None: no limit.
+
+        With limits.cost alone it is infinite, because that limit only requires a known price.
+        """
         limits = self._spec.limits
         if limits.price is None:
             return None if limits.cost is None else Decimal("Infinity")
@@ -257,7 +269,7 @@ class CloudPlanner:
         return [option for _, option in best.values()]
 
     def _cost_key(self, option: Option, region: str, market: str) -> tuple[object, ...]:
-        """Return the sort key: known prices before unknown ones; equal prices by machine size."""
+        """Return the sort key of an option: by price, unknown prices last, then by machine size and name."""
         machine = option.machine
         price = self._quote(option, region, market).key()
         return (price, machine.vcpus or 0, machine.memory_gb or 0.0, machine.name)
@@ -277,12 +289,12 @@ class CloudPlanner:
         return _Priced(way, roles, total, notes_on(way, total, market, self._spec, self._today))
 
     def _total(self, way: Way, region: str, market: str) -> Total:
-        """Return the price of every machine, GPU and disk; unknown if a part is."""
+        """Return the price of all machines, GPUs and disks of a way."""
         machines = [self._quote(option, region, market) for option in way]
         return total_price(machines, self._nodes, *self._disk(region))
 
     def _disk(self, region: str) -> tuple[float, Price | None]:
-        """Return the billed GB of a machine's disk, and the price per GB-hour."""
+        """Return the billed size of a machine's disk in GB, and the price per GB and hour."""
         disk_gb = catalog.billed_disk_gb(self._cloud, self._spec.resources.disk)
         return disk_gb, catalog.disk_price(self._cloud, region)
 
@@ -304,7 +316,10 @@ class CloudPlanner:
 
 
 def _explain(options: Sequence[Option], fields: dict[str, str]) -> Iterator[tuple[list[Option], Refusal]]:
-    """Yield a preference's options and refusals with these fields added; nothing if one of its asks is possible."""
+    """Yield (options, refusal) for each preference whose requests are all refused with these fields added.
+
+    fields  fields of Request to set: region, zone or market
+    """
     for preference in dict.fromkeys(option.preference for option in options):
         meant = [option for option in options if option.preference == preference]
         asks = dict.fromkeys(option.ask for option in meant)
@@ -332,7 +347,7 @@ def _role_offer(name: str, nodes: int, option: Option, price: Price | None) -> R
 
 
 def _lists_zone(way: Way, region: str, zone: str) -> bool:
-    """Return whether the tables list the zone for any of the options."""
+    """Return whether the tables list the zone for at least one of the way's options."""
     return any(zone in option.zones.get(region, ()) for option in way)
 
 

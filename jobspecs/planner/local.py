@@ -23,9 +23,10 @@ from .search import in_order
 
 MARKET = "on-demand"
 MAX_WAYS = 16
-"""Maximum ways offered to share the GPUs among the roles, best first."""
+"""Maximum number of ways offered to divide the GPUs among the roles, best first."""
 _MEMORY_TOLERANCE = 0.15
-"""Relative tolerance: drivers count in GiB and reserve a part; an 80 GB GPU reports 79.2 GiB or 85.0 GB."""
+"""Relative tolerance when the memory reported by a driver is compared with the table: drivers count in GiB and reserve
+a part, so an 80 GB GPU is reported with 79.2 GiB or 85.0 GB."""
 _SHARE = Decimal("0.000001")
 
 
@@ -46,7 +47,7 @@ Left = tuple[int, ...]
 def plan_local(
     spec: JobSpec, cloud: str, order: int, machine: LocalMachine | None
 ) -> tuple[list[Ranked], list[Refusal]]:
-    """Return offers on this machine; refusals if it lacks the requested GPUs or market, or was not inspected."""
+    """Return offers on this machine, and refusals if it lacks the GPUs or the market, or was not inspected."""
     asks = [Request(cloud, "", market=market) for market in spec.resources.market]
     refusals = [refusal for ask in asks if (refusal := refusal_by("market-supported", ask))]
     if MARKET not in spec.resources.market:
@@ -75,11 +76,11 @@ def plan_local(
 
 
 def _choices(role: Role, have: Counter[str], memory: dict[str, float]) -> Iterator[_Choice]:
-    """Yield the smallest sufficient GPU count for each preference and kind of GPU."""
+    """Yield a choice for each preference and kind of GPU, with the smallest number of GPUs that meets the request."""
     if not role.accelerator:
         yield _Choice(0, None, 0)
     for preference, request in enumerate(role.accelerator):
-        # GPUs are not split here: `1/8` is not met by a whole GPU, `1/2..2` is.
+        # GPUs are not split on this machine: a whole GPU does not meet the request `1/8`, but meets `1/2..2`.
         least = -(-request.count.least.numerator // request.count.least.denominator)
         if Fraction(least) not in request.count:
             continue
@@ -96,7 +97,7 @@ def _is_asked(request: AcceleratorRequest, name: str, memory_gb: float) -> bool:
 
 
 def _ways(choices: Sequence[Sequence[_Choice]], nodes: Sequence[int], have: Counter[str]) -> Iterator[Way]:
-    """Yield ways in the order of offers for which the machine has enough GPUs for all nodes of all roles."""
+    """Yield the ways for which the machine has enough GPUs for all nodes of all roles, in the order of offers."""
     kinds = list(have)
 
     def take(left: Left, choice: _Choice, role: int) -> Left | None:
@@ -133,7 +134,7 @@ def _ways(choices: Sequence[Sequence[_Choice]], nodes: Sequence[int], have: Coun
 
 
 def _fits(way: Way, nodes: Sequence[int], have: Counter[str]) -> bool:
-    """Return whether the machine has the GPUs, each used once."""
+    """Return whether the machine has the GPUs of a way; no GPU is used twice."""
     wanted: Counter[str] = Counter()
     for choice, count in zip(way, nodes, strict=True):
         if choice.accelerator is not None:
@@ -189,7 +190,7 @@ def _lacking(spec: JobSpec, cloud: str, have: Counter[str]) -> Refusal:
 
 
 def _meanings(roles: Iterable[Role], have: Counter[str]) -> Iterator[str]:
-    """Yield the meaning of a short name if this machine has the same model with another memory size."""
+    """Yield a sentence with the meaning of a short name if this machine has the model with another memory size."""
     for name in (request.name for role in roles for request in role.accelerator if request.name is not None):
         found = catalog.find_accelerator(name)
         if found is not None and found.name != name and not have.keys().isdisjoint(siblings(found.name)):
@@ -197,8 +198,10 @@ def _meanings(roles: Iterable[Role], have: Counter[str]) -> Iterator[str]:
 
 
 def accelerator_of(gpu: LocalGpu) -> str:
-    """Return a GPU's canonical name by its driver's name and memory (`NVIDIA A100-SXM4-80GB`); else the driver's
-    name."""
+    """Return the canonical name of a GPU, found by its driver's name (`NVIDIA A100-SXM4-80GB`) and its memory.
+
+    If no accelerator of the tables matches, return the driver's name.
+    """
     found = catalog.find_accelerator(gpu.name) or catalog.find_accelerator(gpu.name.removeprefix("NVIDIA "))
     if found is None or not _like(found, gpu):
         words = set(gpu.name.upper().replace("-", " ").split())

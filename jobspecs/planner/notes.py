@@ -11,8 +11,8 @@ from .options import Option
 from .prices import Total
 
 OLD_DAYS = {"spot": 2, "on-demand": 180}
-"""Age in days above which a machine's price counts as old: Spot prices change daily, list prices rarely within a
-year."""
+"""Age in days, by market, above which a machine's price counts as old: Spot prices change daily, list prices rarely
+within a year."""
 OLD_NOTES = {
     "spot": "Spot prices change daily: this one may have",
     "on-demand": "the price has figures of more than half a year ago",
@@ -27,7 +27,7 @@ _MARKET_NOTES = {
 
 
 def notes_on(way: Sequence[Option], total: Total, market: str, spec: JobSpec, today: str) -> tuple[str, ...]:
-    """Return the notes on an offer, each once. They name no region or zone, so that similar offers share them."""
+    """Return the notes on an offer, without duplicates or names of places, so that offers in all places share them."""
     found = [
         *_on_market(market, spec),
         *_on_machines(way, spec),

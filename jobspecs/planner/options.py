@@ -24,25 +24,25 @@ NO_GPUS = Fraction(0)
 class Option:
     """Machine type with a number of GPUs, for one of a role's preferences.
 
-    Compared by identity: options are keys of many lookups, and hashing a Fraction is slow.
+    Options are compared and hashed by identity, because hashing a Fraction is slow, and they are keys of many lookups.
     """
 
     preference: int
-    """Index in the role's `accelerator` list; 0 without one."""
+    """Index in the role's `accelerator` list; 0 if the role has no list."""
     gpus: Fraction
     machine: MachineType
     ask: Request
-    """Request that it meets; refusals of places and markets refer to it."""
+    """Request that the option meets; rules on places and markets are checked for this request."""
     places: Mapping[str, tuple[str, ...]]
     """Region -> zones in which it is offered; no zones: unknown, or chosen by the provider."""
     zones: Mapping[str, tuple[str, ...]]
-    """Region -> zones in which it can run: Vertex AI takes no zone, but runs on Compute Engine's machines."""
+    """Region -> zones in which it can run; for Vertex AI, which takes no zone, those of Compute Engine's machines."""
     attached: bool
-    """True if its GPUs are attached, so that limits on the machine's size apply."""
+    """True if GPUs are attached to the machine (N1), so that limits on the machine's size apply."""
 
     @property
     def kind(self) -> tuple[int, str | None, int, int]:
-        """Options of one kind differ only in the machine around the GPUs; the cheapest one is enough."""
+        """Preference, accelerator and GPU count: options with one kind differ only in the machine around the GPUs."""
         return (self.preference, self.machine.accelerator, self.gpus.numerator, self.gpus.denominator)
 
 
@@ -50,12 +50,12 @@ class Roles(NamedTuple):
     """Options of every role of a job on one cloud, and refusals."""
 
     options: list[list[Option]]
-    """One list per role; an empty one means that the cloud cannot run the job."""
+    """One list per role; an empty list means that the cloud cannot run the job."""
     refusals: list[Refusal]
 
 
 def options_for(spec: JobSpec, cloud: str, today: str) -> Roles:
-    """Return the options of each role on the cloud, by the rules on accelerators, machine types and counts."""
+    """Return the options of each role on the cloud that the rules on accelerators, machine types and counts allow."""
     options: list[list[Option]] = []
     refusals: list[Refusal] = []
     for name, role in spec.effective_roles().items():
@@ -66,8 +66,10 @@ def options_for(spec: JobSpec, cloud: str, today: str) -> Roles:
 
 
 def _within(refusal: Refusal, where: Loc, role: Role) -> Refusal:
-    """Return the refusal with its key inside the role's mapping; without an accelerator, the key is its machine
-    type."""
+    """Return the refusal with its key in the role's mapping (`where`).
+
+    For a role without an accelerator, a refusal about accelerators gets the key of the machine type.
+    """
     _, field, *index = refusal.key
     if field == "accelerator" and not role.accelerator:
         field, index = "machine_type", []
@@ -103,7 +105,7 @@ def _options(preference: int, ask: Request, refusals: list[Refusal]) -> Iterator
     for machine in fitting(ask):
         counts = [count for count in machine.counts if ask.gpus is not None and count in ask.gpus]
         for count in counts or [NO_GPUS]:
-            # Attached GPUs fit machines of any size; unless the user names one, a sensible size is chosen.
+            # Attached GPUs fit machines of many sizes; unless the user names a machine type, small ones are left out.
             if ask.machine_type or not is_attached(ask.cloud, machine.name) or is_sensible(machine, count):
                 yield _option(preference, count, machine, ask)
 
@@ -145,7 +147,7 @@ def _by_memory(preference: int, request: AcceleratorRequest, ask: Request, refus
 
 
 def _at(preference: int, key: Loc = ("resources", "accelerator")) -> Loc:
-    """Return the key of one entry of the role's accelerator list; other keys are returned unchanged."""
+    """Return the key of an entry of the accelerator list, for the key of that list; other keys are unchanged."""
     return (*key, preference) if key[-1] == "accelerator" else key
 
 
@@ -175,11 +177,11 @@ def _memories(ask: Request) -> str:
 
 
 def _smallest(options: Sequence[Option]) -> list[Option]:
-    """Drop options dominated by another of their kind: same places, at least the same markets, a smaller machine.
+    """Return the options without those that cannot be the best: larger machines, and repeated GPUs.
 
-    Within a machine series the smaller machine is cheaper, so plans do not change; this saves some thousand price
-    lookups.
-    GPUs that meet several preferences (`L4`, then any GPU with 24 GB) are kept for the first only.
+    An option is dropped if another of its kind has a smaller machine, the same places and at least the same markets.
+    Within a machine series the smaller machine is cheaper, so plans do not change; this saves thousands of price
+    lookups. GPUs that meet several preferences (`L4`, then any GPU with 24 GB) are kept only for the first of these.
     """
     kept: list[Option] = []
     answered: dict[tuple[object, ...], int] = {}

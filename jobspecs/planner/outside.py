@@ -1,4 +1,4 @@
-"""Plans for targets of other packages, which bring their own planner."""
+"""Plan offers on targets of other packages, by calling the planner that the package brings."""
 
 from __future__ import annotations
 
@@ -16,8 +16,7 @@ from .ranking import Ranked, rank
 def plan_outside(
     spec: JobSpec, target: TargetInfo, order: int, today: datetime.date
 ) -> tuple[list[Ranked], list[Refusal]]:
-    """Return ranked offers and refusals of the target's own planner; `order` is the target's index in the user's
-    list."""
+    """Return ranked offers and refusals from the target's planner. `order`: the target's index in the user's list."""
     markets: list[str] = list(spec.resources.market)
     asks = [Request(target.name, "", market=market) for market in markets]
     refusals = [refusal for ask in asks if (refusal := refusal_by("market-supported", ask))]
@@ -41,7 +40,7 @@ def plan_outside(
 
 
 def _preferences(spec: JobSpec, offer: Offer) -> list[int]:
-    """Return the index in each role's `accelerator` list that the offer meets; 0 if none does."""
+    """Return, for each role, the index of the offer's accelerator in the role's list; 0 if it is not in the list."""
     asked = [role.accelerator for role in spec.effective_roles().values()]
     found = []
     for requests, role in zip(asked, offer.roles, strict=True):

@@ -1,7 +1,7 @@
-"""Planner: all ways to run a job in order of preference, then price, and the reasons against other ways.
+"""Plan a job: find all ways to run it, in order of preference, then price, and the reasons why other ways are refused.
 
-Pure: no network, no clock, no SDK. Facts come from the tables (jobspecs.catalog), restrictions from the rules
-(jobspecs.rules); docs/explanation/planning.md describes the decisions for users.
+The planner is pure: it uses no network, clock or SDK. Facts come from the tables (jobspecs.catalog), restrictions from
+the rules (jobspecs.rules); docs/explanation/planning.md describes the decisions for users.
 """
 
 from __future__ import annotations
@@ -29,10 +29,13 @@ _CENT = Decimal("0.01")
 def plan(
     spec: JobSpec, *, machine: LocalMachine | None, today: datetime.date, clouds: Sequence[str] | None = None
 ) -> Plan:
-    """Return all offers and refusals on these clouds (default: those the job names, else all).
+    """Return all offers and refusals for a job.
 
-    `machine` describes the target `local`; None if it was not inspected. `today` decides what is retired and which
-    prices are old. Raises ValueError for an unknown cloud.
+    machine  hardware of this machine, for the target `local`; None if it was not inspected
+    today    date that decides which hardware is retired, and which prices are old
+    clouds   targets to consider; default: those in the job, else all built-in ones
+
+    Raises ValueError for an unknown cloud.
     """
     day = today.isoformat()
     ranked: list[Ranked] = []
@@ -61,11 +64,11 @@ def plan(
 
 
 def _cap(ranked: list[Ranked], cap: Decimal | None) -> tuple[list[Ranked], list[Refusal]]:
-    """Split into offers with a known price within the cap, and refusals of the others with their prices."""
+    """Return the offers with a known price within the cap (USD per hour), and refusals of the others."""
     if cap is None:
         return ranked, []
     within = [one for one in ranked if one.offer.price is not None and one.offer.price <= cap]
-    # A way in several places gets one refusal, with the cheapest place.
+    # For a way that is offered in several places, there is one refusal, which names the cheapest place.
     beyond: dict[str, list[Offer]] = {}
     for one in ranked:
         if one.offer.price is None or one.offer.price > cap:
@@ -89,7 +92,7 @@ def _above(name: str, offers: list[Offer], cap: Decimal) -> Refusal:
 
 
 def _unknown(name: str, offers: Sequence[Offer], cap: Decimal) -> Refusal:
-    """Return the refusal of a way without a known price in any place."""
+    """Return the refusal of a way whose price is unknown in all places."""
     cloud, market = offers[0].cloud, offers[0].market
     least = min((offer.price_from for offer in offers if offer.price_from is not None), default=None)
     price = "its price is unknown" if least is None else f"its price is unknown, from {least:.4f} USD/h"
@@ -100,7 +103,7 @@ def _unknown(name: str, offers: Sequence[Offer], cap: Decimal) -> Refusal:
 
 
 def subject(offer: Offer) -> str:
-    """Return an offer without its place: `gcp 2 × g2-standard-4 + L4:1, spot`."""
+    """Return the description of an offer without its place: `gcp 2 × g2-standard-4 + L4:1, spot`."""
     parts = []
     for role in offer.roles:
         several = f"{role.nodes} × " if role.nodes > 1 else ""
@@ -110,5 +113,5 @@ def subject(offer: Offer) -> str:
 
 
 def grouped(refusals: Sequence[Refusal]) -> tuple[Refusal, ...]:
-    """Return each refusal once, ignoring its key, in the order found."""
+    """Return the refusals without duplicates, which may differ only in their key; their order is kept."""
     return tuple({refusal._replace(key=()): refusal for refusal in reversed(refusals)}.values())[::-1]

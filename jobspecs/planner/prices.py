@@ -1,4 +1,4 @@
-"""Price per hour of a whole job: machines with their GPUs, and disks."""
+"""Compute the price per hour of a whole job: machines with their GPUs, and disks."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ _MICRO = Decimal("0.000001")
 
 
 class Quote(NamedTuple):
-    """Price per hour of a machine in the tables, GPUs included."""
+    """Price per hour of a machine with its GPUs, from the tables."""
 
     price: Price | None
-    """None: unknown. For Spot with only an on-demand price, that price as `upper_bound`."""
+    """The price; None: unknown. If a Spot price is unknown, the on-demand price with `upper_bound` set."""
     least: Price | None = None
-    """Lower bound if `price` is unknown."""
+    """Lower bound of the price if `price` is unknown; None: unknown."""
 
     def key(self, nodes: int = 1) -> PriceKey:
-        """Return the sort key of this number of machines."""
+        """Return the sort key for `nodes` machines with this price."""
         return price_key(_times(self.price, nodes), _times(self.least, nodes))
 
 
@@ -31,18 +31,18 @@ class Total(NamedTuple):
     """US dollars per hour of all machines and disks of a job."""
 
     price: Decimal | None
-    """None if a part of it is unknown; never 0 in its place."""
+    """Sum of all prices; None (never 0) if one of them is unknown."""
     disks: Decimal | None
     """Price of all disks; None: unknown."""
     date: str | None
-    """Oldest date among the machines' prices; None if the price is unknown. Dates of disk prices are ignored, as disks
-    are a small share."""
+    """Oldest date among the machines' prices; None if the price is unknown. Dates of disk prices are ignored, because
+    disks are a small part of the price."""
     machines: tuple[Price, ...]
     """Known prices of the machines."""
     bound: bool
     """True if the disks' price is an upper bound."""
     at_most: bool = False
-    """True if `price` is an upper bound, because a machine's price is."""
+    """True if `price` is an upper bound, because the price of one of the machines is an upper bound."""
     least: Decimal | None = None
     """Lower bound of the total if `price` is unknown; None: unknown."""
 
@@ -50,8 +50,8 @@ class Total(NamedTuple):
 def quote(machine: MachineType, gpus: Fraction, region: str, market: str) -> Quote:
     """Return the price of one machine with its GPUs, or its bounds.
 
-    A Spot machine costs at most its on-demand price: that is the default maximum price (EC2) or the meaning of -1
-    (Azure), and Compute Engine's Spot prices are discounts on it.
+    A Spot machine costs at most its on-demand price: EC2 has that as the default maximum price, on Azure the maximum
+    price -1 means it, and Compute Engine's Spot prices are discounts on it.
     """
     price = _listed(machine.cloud, machine, gpus, region, market)
     if price is None and market == "spot" and market in machine.markets:
@@ -68,7 +68,13 @@ def _listed(cloud: str, machine: MachineType, gpus: Fraction, region: str, marke
 
 
 def total_price(machines: Sequence[Quote], nodes: Sequence[int], disk_gb: float, disk: Price | None) -> Total:
-    """Return the sum over the roles, to 0.000001 dollars: each machine's price times its nodes, and a disk per node."""
+    """Return the total price of all roles, rounded to 0.000001 dollars.
+
+    machines  price of one machine of each role
+    nodes     number of machines of each role
+    disk_gb   billed size of each machine's disk
+    disk      price per GB and hour
+    """
     disks = disks_price(sum(nodes), disk_gb, disk)
     known = tuple(machine.price for machine in machines if machine.price is not None)
     bound = disk is not None and disk.upper_bound
@@ -86,5 +92,5 @@ def _times(machine: Price | None, nodes: int) -> Decimal | None:
 
 
 def disks_price(nodes: int, disk_gb: float, disk: Price | None) -> Decimal | None:
-    """Return the price of one disk per node; None: unknown."""
+    """Return the price of the disks of all nodes per hour; None if it is unknown. See total_price()."""
     return None if disk is None else (disk.amount * Decimal(str(disk_gb)) * nodes).quantize(_MICRO)

@@ -15,7 +15,11 @@ KNOWN, AT_LEAST, UNKNOWN = 0, 1, 2
 
 
 def price_key(price: Decimal | None, least: Decimal | None = None) -> PriceKey:
-    """Return the sort key of a price: known prices and upper bounds first, then lower bounds, then unknown prices."""
+    """Return the sort key of a price: known prices and upper bounds first, then lower bounds, then unknown prices.
+
+    price  the price, or an upper bound; None: unknown
+    least  a lower bound
+    """
     if price is not None:
         return KNOWN, price
     return (UNKNOWN, Decimal(0)) if least is None else (AT_LEAST, least)
@@ -29,11 +33,11 @@ class Ranked(NamedTuple):
 
 
 def rank(offer: Offer, *, preferences: Sequence[int], market: int, cloud: int, region: int, zone: int) -> Ranked:
-    """Return the offer with its key: accelerators, market, price (lower bounds, then unknown ones last), places, names.
+    """Return the offer with its sort key: by accelerators, market, price, cloud, places, and names of machine types.
 
-    The accelerators of several roles compare by the worst of them (index in that role's list) first, so that no role
-    gets its third choice while every role can have its second; then in rank order of the roles. All numbers are indices
-    in the user's lists.
+    All numbers are indices in the user's lists; `preferences` has one per role, in rank order. Offers are compared
+    first by the worst preference of any role, so that no role gets its third choice while every role can have its
+    second; then by the preferences of the roles in rank order.
     """
     names = tuple((role.machine_type, role.accelerator or "", role.count) for role in offer.roles)
     key = (

@@ -1,8 +1,8 @@
 """Search for the best ways to run several roles: in order of preference, within a price, without a full enumeration.
 
-The number of combinations grows exponentially with the number of roles. Each search first checks whether a partial way
-can be completed, which is decided exactly from the lowest price of each role's preferences; it never follows a dead
-end.
+A way is one option for each role. The number of ways grows exponentially with the number of roles. Therefore a partial
+way is extended only if it can be completed, which is decided exactly from the lowest price of each preference of the
+remaining roles.
 """
 
 from __future__ import annotations
@@ -18,22 +18,22 @@ from .ranking import KNOWN, PriceKey
 T = TypeVar("T")
 
 CanEnd = Callable[[tuple[int, ...], int], bool]
-"""(preferences of the first roles, worst) -> whether the other roles can complete it to a way whose worst preference is
-exactly `worst`."""
+"""Function (preferences of the first roles, worst) -> bool: True if the other roles can complete these to a way whose
+worst preference is exactly `worst`."""
 
 
 class Choice(NamedTuple, Generic[T]):
-    """Option of a role."""
+    """Option of a role, with its preference and price."""
 
     preference: int
-    """Index in the role's list."""
+    """Index in the role's `accelerator` list."""
     price: PriceKey
     """Price of all nodes of the role."""
     item: T
 
 
 def in_order(roles: Sequence[Sequence[int]], can_end: CanEnd) -> Iterator[tuple[int, ...]]:
-    """Yield one preference of each role, in the order of offers: by the worst of them, then role by role."""
+    """Yield combinations of one preference per role, in the order of offers: by the worst one, then role by role."""
 
     def extended(beginning: tuple[int, ...], worst: int) -> Iterator[tuple[int, ...]]:
         if not can_end(beginning, worst):
@@ -51,9 +51,9 @@ def in_order(roles: Sequence[Sequence[int]], can_end: CanEnd) -> Iterator[tuple[
 
 
 def best_ways(roles: Sequence[Sequence[Choice[T]]], count: int, most: Decimal | None = None) -> list[tuple[T, ...]]:
-    """Return the first `count` ways in the order of offers.
+    """Return the first `count` ways in the order of offers: by preferences, then by price.
 
-    With `most`, only those with a known price of at most `most`. Ways with the same preferences are ordered by price.
+    most  maximum price in US dollars per hour, which excludes unknown prices; None: no limit
     """
     allowed = [[one for one in role if most is None or one.price[0] == KNOWN] for role in roles]
     grouped = [_by_preference(role) for role in allowed]
@@ -77,14 +77,17 @@ def _by_preference(choices: Sequence[Choice[T]]) -> dict[int, list[Choice[T]]]:
 
 
 def _within(lowest: Sequence[Mapping[int, Decimal]], most: Decimal | None) -> CanEnd:
-    """Return a predicate: can a partial way be completed at a price of at most `most` (None: no limit)?
+    """Return the predicate whether a partial way can be completed at a price of at most `most` (None: no limit).
 
-    `lowest`: lowest price of each preference, by role.
+    lowest  for each role, the lowest price of each preference
     """
 
     @cache
     def rest(role: int, worst: int, reached: bool) -> Decimal | None:
-        """Return the lowest price of the roles from this one on; None if no role can have the worst preference."""
+        """Return the lowest total price of the roles from number `role` on; None if `worst` cannot be reached.
+
+        reached  True if an earlier role has the preference `worst`
+        """
         if role == len(lowest):
             return Decimal(0) if reached else None
         sums = []
@@ -103,7 +106,7 @@ def _within(lowest: Sequence[Mapping[int, Decimal]], most: Decimal | None) -> Ca
 
 
 def _cheapest_first(groups: Sequence[Sequence[Choice[T]]], count: int, most: Decimal | None) -> list[tuple[T, ...]]:
-    """Return the cheapest ways to take one choice of each group, built by extending the cheapest partial ways."""
+    """Return the `count` cheapest ways with one choice of each group, found by extending the cheapest partial ways."""
     sums: list[tuple[PriceKey, tuple[T, ...]]] = [((KNOWN, Decimal(0)), ())]
     for group in groups:
         longer = (

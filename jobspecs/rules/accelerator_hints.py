@@ -24,13 +24,13 @@ def accelerator_hint(text: str) -> str:
 
 
 def meant_accelerators(text: str) -> list[str]:
-    """Return the accelerators that match a name without its vendor and variant."""
+    """Return the canonical names of the accelerators that a name means if its vendor and variant are ignored."""
     plain = _VENDORS.sub("", text.strip())
     return _of_model(plain) or _of_model(_VARIANT.sub("", plain))
 
 
 def _of_model(model: str) -> list[str]:
-    """Return the accelerators of this name, or of this model with several sizes."""
+    """Return the canonical names for a model: all memory sizes of the model, else the accelerator with this name."""
     sizes = [name for name in catalog.accelerators() if name.lower().startswith(f"{model.lower()}-")] if model else []
     found = catalog.find_accelerator(model)
     return sizes or ([found.name] if found else [])

@@ -15,11 +15,11 @@ if TYPE_CHECKING:
 
 
 class Request(NamedTuple):
-    """Request of one role to one cloud; None: left open by the user, or not decided yet."""
+    """Request of one role to one cloud. A field is None if the user left it open, or if it is not decided yet."""
 
     cloud: str
     today: str
-    """YYYY-MM-DD; anything that ends on or before this day is gone."""
+    """Date, YYYY-MM-DD; hardware whose end date is this day or earlier is not available."""
     accelerator: str | None = None
     """Canonical name, or the user's text."""
     gpus: CountRange | None = None
@@ -44,7 +44,7 @@ class Verdict(NamedTuple):
     message: str
     allowed: str = ""
     key: Loc = ()
-    """Path of the key at fault, if it differs from the rule's key."""
+    """Path of the job file's key that causes the refusal; (): the rule's key."""
 
 
 class Rule(NamedTuple):
@@ -54,7 +54,7 @@ class Rule(NamedTuple):
     needs: tuple[str, ...]
     check: Callable[[Request], Verdict | None]
     key: str = "accelerator"
-    """Key of `resources`, or of a role, that it is about."""
+    """Key of `resources`, or of a role, that the rule concerns."""
 
     def refuse(self, ask: Request) -> Refusal | None:
         """Return the refusal if the rule applies to the request and forbids it, else None."""
@@ -84,5 +84,5 @@ def listing(names: list[str], most: int = 8) -> str:
 
 
 def refresh_command(cloud: str) -> str:
-    """Return the text on the command that queries the provider for what the tables lack."""
+    """Return the part of a hint that names the command that queries the provider for new table rows."""
     return f"`cloudgpu catalog refresh --cloud {catalog.host_cloud(cloud)}` asks the provider"

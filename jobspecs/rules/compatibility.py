@@ -1,9 +1,9 @@
-"""Compatibility of requests: which are impossible, by which rule, and what is allowed instead.
+"""Check requests by the compatibility rules, which refuse impossible ones and name an allowed alternative.
 
 All rules of the planner are listed here: RULES check one role's request to one cloud, TARGET_RULES check whether a
-target honours the job's fields, and JOB_RULES describe checks of the whole job (made by the planner). A name that
-exists nowhere is a mistake in the file (check_names(); `validate` exits with 3); an impossible combination is a refusal
-(by the planner; exit code 4 if no offer is left).
+target supports the job's fields, and JOB_RULES describe checks of the whole job, which the planner makes. A name that
+exists nowhere is a mistake in the file (check_names(); `validate` exits with 3). An impossible combination is a refusal
+by the planner, which exits with 4 if no offer is left.
 """
 
 from __future__ import annotations
@@ -58,7 +58,8 @@ RULES = (
     Rule("offered-in-region", ("region",), places.offered_in_region, "region"),
     Rule("offered-in-zone", ("zone",), places.offered_in_zone, "zone"),
 )
-"""In order of explanation: the first rule broken is the reason given; a later rule means closer to an offer."""
+"""Rules in the order of checking: the first one that a request breaks is reported. A request that breaks only a later
+rule is closer to an offer."""
 
 JOB_RULES = {
     "accelerator-memory": "some accelerator of the cloud has memory within the range asked for",
@@ -66,7 +67,7 @@ JOB_RULES = {
     "price-cap": "the price of the whole job is known and not above limits.price",
     "local-machine": "this machine was looked at, and has the GPUs",
 }
-"""Rules on the whole job: name -> what must hold."""
+"""Rules on the whole job: name -> condition that must hold."""
 
 
 _BY_NAME = {rule.name: rule for rule in RULES}

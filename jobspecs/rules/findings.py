@@ -1,7 +1,7 @@
-"""Turn the refusals of a job that nothing can run into problems: one per cause, at the key at fault.
+"""Convert the refusals of a job that has no offer to problems: one per cause, at the job file's key that causes it.
 
-The planner refuses a job once per cloud. Clouds that refuse a key for the same reason are merged into one problem; if
-the reasons differ, those of the clouds closest to an offer are reported. This machine is reported separately.
+The planner returns refusals for each cloud. Those for one key and the same reason are merged into one problem. If the
+reasons differ, those of the clouds closest to an offer are reported. Refusals of this machine are reported separately.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from .base import listing
 from .compatibility import RULES, TARGET_RULES
 
 _ORDER = {name: place for place, name in enumerate((*(r.name for r in TARGET_RULES), *(r.name for r in RULES)))}
-"""Rule -> how close a refused cloud is to an offer (higher is closer); rules on the whole job, absent here, are
-closest."""
+"""Position of each rule in the order of checking: the higher, the closer a refused cloud is to an offer. Rules on the
+whole job are not in this table, and are the closest."""
 _NAMES = {"machine-type-known", "region-known", "zone-known"}
-"""Rules broken by a cloud that lacks a name of the job file."""
+"""Rules that refuse a cloud which lacks a name in the job file."""
 _CLOUD = "{cloud}"
 
 
 def problems_of(spec: JobSpec, refusals: Sequence[Refusal]) -> list[Problem]:
-    """Return the problems that rule out every cloud, in the order of the refusals."""
+    """Return the problems for which no cloud can run the job, in the order of the refusals."""
     by_key: dict[tuple[Loc, bool], list[Refusal]] = {}
     for refusal in _meant(spec, refusals):
         by_key.setdefault((refusal.key, _is_here(refusal.cloud)), []).append(refusal)
@@ -41,9 +41,9 @@ def problems_of(spec: JobSpec, refusals: Sequence[Refusal]) -> list[Problem]:
 
 
 def _meant(spec: JobSpec, refusals: Sequence[Refusal]) -> list[Refusal]:
-    """Return the refusals of plausible clouds, and of those by price only the cheapest way's.
+    """Return the refusals to report: those of plausible clouds, but only one by price, that of the cheapest way.
 
-    If the job names no cloud, clouds that lack its region or machine type are implausible, as is this machine.
+    If the job names no cloud, this machine is not plausible, nor are clouds that lack the job's region or machine type.
     """
     implausible = {refusal.cloud for refusal in refusals if refusal.rule in _NAMES or _is_here(refusal.cloud)}
     meant = [refusal for refusal in refusals if refusal.cloud not in implausible]
@@ -62,7 +62,7 @@ def _closeness(refusal: Refusal) -> int:
 
 
 def _template(refusal: Refusal) -> str:
-    """Return the content of a refusal with a placeholder for its cloud."""
+    """Return the text of a refusal with a placeholder for its cloud."""
     return re.sub(rf"\b{re.escape(refusal.cloud or '')}\b", _CLOUD, f"{refusal.subject}: {refusal.message}")
 
 

@@ -1,4 +1,4 @@
-"""Hints for unknown machine type names: similar names, and whether refreshing the tables can help."""
+"""Hints for unknown machine type names: similar names, and the command to refresh the tables if that can help."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _ONLY = "the tables list machine types with accelerators, and Compute Engine's N
 
 
 def machine_type_hint(name: str, clouds: Sequence[str]) -> str:
-    """Return what to write instead of a name that these clouds' tables lack, or how to refresh the tables."""
+    """Return a hint for a name that these clouds' tables lack: a similar name, or how to refresh the tables."""
     lower = name.lower()
     if any(re.fullmatch(info(cloud).custom or _NONE, lower) for cloud in clouds):
         return "custom machine types are not supported; write a predefined one, such as n1-standard-8"
@@ -29,7 +29,10 @@ def machine_type_hint(name: str, clouds: Sequence[str]) -> str:
 
 
 def spelt_otherwise(name: str, clouds: Sequence[str]) -> str | None:
-    """Return the machine type whose name differs only by case, separators or `Standard_`; None if there is none."""
+    """Return the machine type whose name differs from `name` only in case, separators or the prefix `Standard_`.
+
+    None if there is none.
+    """
     return next((known for known in _names(clouds) if _fold(known) == _fold(name)), None)
 
 

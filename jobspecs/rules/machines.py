@@ -1,7 +1,7 @@
 """Rules on accelerators and machine types: existence, retirement, and GPU counts per machine type.
 
-Each rule returns the reason of a refusal and an allowed alternative. Figures come from the tables (see SOURCES.md
-there); the docstrings name the providers' rules.
+Each rule returns the reason for a refusal and an allowed alternative, or None. Figures come from the tables (see
+tables/SOURCES.md); the docstrings name the sources of the rules.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from .machine_names import machine_type_hint
 
 @cache
 def carriers(cloud: str, accelerator: str | None) -> tuple[MachineType, ...]:
-    """Return all machine types of the cloud with this accelerator (None: those without one), including retired ones."""
+    """Return all machine types of the cloud with this accelerator, including retired ones; None: those without GPUs."""
     return _by_accelerator(cloud).get(accelerator, ())
 
 
@@ -34,18 +34,18 @@ def _by_accelerator(cloud: str) -> dict[str | None, tuple[MachineType, ...]]:
 
 
 def candidates(ask: Request) -> list[MachineType]:
-    """Return the available machine types that match the request, with any GPU count."""
+    """Return the available machine types with the requested accelerator and name, regardless of the GPU count."""
     return [m for m in _meant(ask) if not m.is_retired_on(ask.today)]
 
 
 def fitting(ask: Request) -> tuple[MachineType, ...]:
-    """Return the candidates with a requested GPU count."""
+    """Return the candidates that can have a requested GPU count."""
     return _fitting(ask._replace(region=None, zone=None, market=None))
 
 
 @lru_cache(maxsize=1024)
 def _fitting(ask: Request) -> tuple[MachineType, ...]:
-    """Return the candidates; cached, as several rules ask for the same ones and comparing Fractions is slow."""
+    """Return the result of fitting(); cached, because several rules need it and comparing Fractions is slow."""
     return tuple(m for m in candidates(ask) if ask.gpus is None or any(count in ask.gpus for count in m.counts))
 
 
@@ -141,8 +141,10 @@ def count_offered(ask: Request) -> Verdict | None:
 
 
 def vcpus_and_memory(ask: Request) -> Verdict | None:
-    """Require a size of N1 within the GPU count's limits on vCPUs and memory, which are lower in some zones (GPU
-    docs)."""
+    """Require an N1 size within the limits on vCPUs and memory for the GPU count (Compute Engine's GPU docs).
+
+    The limits are lower in some zones.
+    """
     machine = next(iter(candidates(ask)), None)
     if machine is None or ask.gpus is None or not is_attached(ask.cloud, machine.name):
         return None
@@ -181,14 +183,16 @@ def is_attached(cloud: str, machine_type: str) -> bool:
 
 
 def built_in(cloud: str, machine_type: str) -> MachineType | None:
-    """Return the machine type with its built-in GPUs; None if it has none, or a choice of them."""
+    """Return the machine type if it has built-in GPUs, always the same; None otherwise."""
     group = catalog.machine_types(cloud).get(machine_type, ())
     return group[0] if len(group) == 1 and group[0].accelerator and len(group[0].counts) == 1 else None
 
 
 def cpu_machines(ask: Request) -> Verdict | None:
-    """Require a cloud with CPU-only machine types for a job without accelerator; only Compute Engine's and Vertex AI's
-    are in the tables."""
+    """Require a cloud with CPU-only machine types in the tables for a job without accelerator.
+
+    The tables have such types only for Compute Engine and Vertex AI.
+    """
     if ask.accelerator is not None or ask.machine_type is not None or carriers(ask.cloud, None):
         return None
     have = [cloud for cloud in catalog.CLOUDS if carriers(cloud, None)]
@@ -211,7 +215,7 @@ def _on_others(ask: Request) -> str:
 
 
 def _on_siblings(ask: Request) -> str:
-    """Return `A100-80GB:1 is on …`: the same model with another memory size, if the cloud has the count."""
+    """Return a hint such as `A100-80GB:1 is on …`: the same model and count with other memory sizes; "" if none."""
     found = []
     for other in siblings(ask.accelerator or ""):
         machines = fitting(ask._replace(accelerator=other, machine_type=None))
@@ -257,10 +261,11 @@ def _instead(ask: Request) -> str:
 
 
 def closest_available(ask: Request) -> tuple[MachineType, Fraction] | None:
-    """Return the best replacement for a retired GPU: the cheapest available machine of the cloud with no worse GPUs.
+    """Return the best replacement for a retired GPU or machine type: an available machine type and a GPU count.
 
-    No worse means the same vendor, at least the memory, FP16 TFLOPS (if known) and number of GPUs. Deprecated machines,
-    reservation-only ones, and arm64 hosts come last. The price is the lowest of all regions; unknown prices come last.
+    Its GPUs have the same vendor, and at least the memory, the FP16 TFLOPS (if known) and the number of the retired
+    ones. Of these machines, the cheapest is returned, by the lowest price of all regions. Deprecated machines, those
+    sold only by reservation, arm64 machines and those with unknown prices come last.
     """
     gone = catalog.find_accelerator(ask.accelerator or "")
     if gone is None:
@@ -286,7 +291,7 @@ def _no_worse(other: Accelerator, gone: Accelerator) -> bool:
 
 
 def _closeness(machine: MachineType, count: Fraction) -> tuple[bool, bool, bool, float, str]:
-    priced = catalog.host_cloud(machine.cloud)  # Vertex AI's fee is unknown, but does not change the order
+    priced = catalog.host_cloud(machine.cloud)  # for Vertex AI, whose fee is unknown but does not change the order
     prices = (
         catalog.price(priced, machine.name, machine.accelerator, count, region, "on-demand")
         for region in catalog.places(machine.cloud, machine.name, machine.accelerator)
@@ -298,8 +303,8 @@ def _closeness(machine: MachineType, count: Fraction) -> tuple[bool, bool, bool,
 
 LEAST_VCPUS_PER_GPU = 4
 LEAST_MEMORY_GB_PER_GPU = 15
-"""Minimum size per GPU (or in total, without GPUs) for choosing a machine to which GPUs are attached: the share of
-n1-standard-4, enough for a few loader processes to keep a GPU busy."""
+"""Minimum size per GPU (or in total, without GPUs) of an N1 machine that is chosen automatically: that of
+n1-standard-4, enough for the data loader's processes to keep a GPU busy."""
 
 
 def _is_big_enough(machine: MachineType, count: Fraction) -> bool:
@@ -307,7 +312,7 @@ def _is_big_enough(machine: MachineType, count: Fraction) -> bool:
 
 
 def is_sensible(machine: MachineType, count: Fraction) -> bool:
-    """Return whether an attached-GPU machine is big enough to be chosen for `count` GPUs (0: without any)."""
+    """Return whether a machine to which GPUs are attached is big enough to be chosen for `count` GPUs (0: no GPUs)."""
     gpus = max(count, Fraction(1))
     return (machine.vcpus or 0) >= LEAST_VCPUS_PER_GPU * gpus and (
         machine.memory_gb or 0

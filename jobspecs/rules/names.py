@@ -1,4 +1,4 @@
-"""Check names in a job file that exist on none of the requested clouds; each is a mistake with its place."""
+"""Check the names in a job file: a name that exists on none of the requested clouds is a mistake."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from .stores import check_variables
 
 
 class _Kind(NamedTuple):
-    """Kind of name with separate values on each cloud."""
+    """Kind of name, such as regions, of which each cloud has its own."""
 
     code: str
     what: str
     names: Callable[[str], Collection[str]]
-    """Function from cloud to its names."""
+    """Function that returns a cloud's names of this kind."""
 
 
 _MACHINE_TYPES = _Kind("unknown-machine-type", "machine type", catalog.machine_types)
@@ -34,10 +34,11 @@ _ZONES = _Kind("unknown-zone", "zone", catalog.zones)
 
 
 def check_names(spec: JobSpec) -> list[Problem]:
-    """Return problems with names, such as those unknown on EVERY requested cloud; the planner refuses the others.
+    """Return problems with names, such as those unknown on all requested clouds.
 
-    Accelerators and machine types that are retired everywhere are warnings: the name is valid, and the planner reports
-    the date of retirement and a replacement.
+    A name that is unknown on some clouds is no problem: the planner refuses these clouds. Accelerators and machine
+    types that are retired everywhere are warnings: the name is valid, and the planner reports when it was retired and
+    what replaces it.
     """
     asked = [cloud for cloud in spec.resources.cloud or catalog.CLOUDS if cloud in catalog.CLOUDS]
     problems = [*_accelerators(spec, asked), *_repeated(spec), *check_variables(spec)]
@@ -67,7 +68,7 @@ def _with_odd_character(hint: str, name: str) -> str:
 
 
 def _repeated(spec: JobSpec) -> Iterator[Problem]:
-    """Yield accelerators that are in a list under two names."""
+    """Yield a problem for each accelerator that is in a list twice, under two names."""
     for loc, requests in _accelerator_lists(spec):
         seen: dict[tuple[str, CountRange], AcceleratorRequest] = {}
         for index, request in enumerate(requests if len(requests) > 1 else ()):
@@ -108,9 +109,9 @@ def _gone(loc: Loc, code: str, name: str, clouds: Sequence[str]) -> Problem:
 
 
 def _zones(spec: JobSpec, asked: Sequence[str]) -> Iterator[Problem]:
-    """Yield zones that are unknown or outside of the requested regions.
+    """Yield a problem for each zone that is unknown or outside of the requested regions.
 
-    If no cloud lets a job choose its zone, the planner reports that (rule `zone-choice`).
+    If no requested cloud lets a job choose its zone, the planner reports that (rule `zone-choice`).
     """
     clouds = [cloud for cloud in asked if info(cloud).zones]
     if not clouds:
@@ -132,7 +133,7 @@ def _listed(field: str, values: Sequence[str] | None) -> list[tuple[Loc, str]]:
 
 
 def _unknown(kind: _Kind, named: Sequence[tuple[Loc, str]], clouds: Sequence[str]) -> Iterator[Problem]:
-    """Yield the names that no requested cloud has, with the clouds that have them, or else with similar names."""
+    """Yield a problem for each name that no requested cloud has; it names clouds that have it, else similar names."""
     for loc, name in named:
         if any(name in kind.names(cloud) for cloud in clouds):
             continue
@@ -146,7 +147,7 @@ def _unknown(kind: _Kind, named: Sequence[tuple[Loc, str]], clouds: Sequence[str
 
 
 def _hint(kind: _Kind, name: str, clouds: Sequence[str]) -> str:
-    """Return a hint on similar names."""
+    """Return a hint with similar names; "" if there are none."""
     if kind is _MACHINE_TYPES:
         return machine_type_hint(name, clouds)
     options = sorted({option for cloud in clouds for option in kind.names(cloud)})

@@ -1,4 +1,4 @@
-"""Rules on places and markets: regions, zones, availability, and sale."""
+"""Rules on places and markets: whether regions and zones exist, and whether machine types are sold there."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .machines import fitting
 
 
 def place_known(ask: Request) -> Verdict | None:
-    """Require a known region for a matching machine type; a few sizes are in no region list of their provider."""
+    """Require a known region for a matching machine type; for a few sizes, providers publish no regions."""
     machines = _sold(ask)
     if not machines or any(map(where, machines)):
         return None
@@ -23,7 +23,7 @@ def place_known(ask: Request) -> Verdict | None:
 
 
 def region_known(ask: Request) -> Verdict | None:
-    """Require a region in which the cloud offers something from the tables."""
+    """Require a region in which the cloud offers a machine type of the tables."""
     region = ask.region or ""
     if region in catalog.regions(ask.cloud):
         return None
@@ -39,8 +39,7 @@ def clouds_with_region(region: str) -> list[str]:
 
 
 def zone_known(ask: Request) -> Verdict | None:
-    """Require a zone from the cloud's table (Compute Engine's zones; AWS's AZ ids, as AZ names differ between
-    accounts)."""
+    """Require a zone from the cloud's table; for AWS an AZ id, because AZ names differ between accounts."""
     zone = ask.zone or ""
     if zone in catalog.zones(ask.cloud):
         return None
@@ -50,7 +49,7 @@ def zone_known(ask: Request) -> Verdict | None:
 
 
 def zone_hint(zone: str) -> str:
-    """Return the hint for an availability zone by its account-specific name, such as us-east-1a; "" for other text."""
+    """Return the hint for an availability zone's account-specific name, such as us-east-1a; "" for any other text."""
     cloud = next((one for one in catalog.CLOUDS if info(one).zone_ids and zone[:-1] in catalog.regions(one)), None)
     if cloud is None:
         return ""
@@ -60,7 +59,7 @@ def zone_hint(zone: str) -> str:
 
 @cache
 def zone_regions(cloud: str) -> Mapping[str, str]:
-    """Return a mapping of zone to region, for every zone in the cloud's tables."""
+    """Return the region of each zone in the cloud's tables."""
     return {
         zone: region
         for group in catalog.machine_types(cloud).values()
@@ -72,7 +71,7 @@ def zone_regions(cloud: str) -> Mapping[str, str]:
 
 
 def zone_in_region(ask: Request) -> Verdict | None:
-    """Require a zone of the region."""
+    """Require a zone that is in the requested region."""
     region = zone_regions(ask.cloud).get(ask.zone or "")
     if region is None or region == ask.region:
         return None
@@ -88,8 +87,10 @@ def offered_in_region(ask: Request) -> Verdict | None:
 
 
 def offered_in_zone(ask: Request) -> Verdict | None:
-    """Require a matching machine type in the zone; if only its region is known, all zones of the region are
-    accepted."""
+    """Require a matching machine type in the zone.
+
+    If only the regions of a machine type are known, all zones of these are accepted.
+    """
     machines = _sold(ask)
     home = zone_regions(ask.cloud).get(ask.zone or "", "")
     for machine in machines:
@@ -101,7 +102,7 @@ def offered_in_zone(ask: Request) -> Verdict | None:
 
 
 def _sold(ask: Request) -> list[MachineType]:
-    """Return the matching machine types that are sold on the requested market, if there is one."""
+    """Return the matching machine types; if a market is requested, only those sold on it."""
     return [machine for machine in fitting(ask) if ask.market is None or ask.market in machine.markets]
 
 
@@ -110,7 +111,7 @@ def _not_offered(place: str | None, kind: str, have: set[str]) -> Verdict:
 
 
 def where(machine: MachineType) -> Mapping[str, tuple[str, ...]]:
-    """Return a mapping of region to zones that offer the machine type; no zones if the provider chooses the zone."""
+    """Return the zones, by region, that offer the machine type; a region has none if the provider chooses the zone."""
     return catalog.places(machine.cloud, machine.name, machine.accelerator)
 
 

@@ -1,7 +1,7 @@
 """Rules on the object stores and paths in a job file.
 
-Variables in URLs are not expanded. A cloud's machines reach only its own store, by their role; this machine uses the
-submitter's credentials.
+Variables in URLs are not expanded. A cloud's machines reach only the object store of that cloud, with the credentials
+of their role; this machine uses the submitter's credentials.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _OWN_CONTAINERS = re.compile(r"az://\$(?:web|root|logs)(?=[@/]|$)")
 
 
 def reaches(cloud: str, where: str | None) -> bool:
-    """Return whether the cloud's machines can use a URL or path; None (a folder of this computer) counts as a path."""
+    """Return whether the cloud's machines can use a URL or path. None is the default: a folder on this computer."""
     scheme = where.partition("://")[0] if where and "://" in where else "file"
     return scheme in info(cloud).schemes
 
@@ -36,7 +36,7 @@ def check_variables(spec: JobSpec) -> Iterator[Problem]:
 
 
 def unreachable(spec: JobSpec) -> list[Problem]:
-    """Return the stores that no requested cloud's machines can reach."""
+    """Return a problem for each store that the machines of none of the requested clouds can reach."""
     clouds = spec.resources.cloud or ()
     problems = []
     wanted: list[tuple[Loc, list[str | None]]] = []

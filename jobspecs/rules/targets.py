@@ -29,7 +29,7 @@ class TargetRule(NamedTuple):
     name: str
     check: Callable[[JobSpec, TargetInfo], Verdict | None]
     key: Loc
-    """Path of the job file's key that it is about."""
+    """Path of the job file's key that the rule concerns."""
 
     def refuse(self, spec: JobSpec, target: TargetInfo) -> Refusal | None:
         verdict = self.check(spec, target)
@@ -39,7 +39,7 @@ class TargetRule(NamedTuple):
 
 
 def several_nodes(spec: JobSpec, target: TargetInfo) -> Verdict | None:
-    """Require column multi_node for several machines that work as one."""
+    """Require column multi_node for a job with several machines."""
     nodes = sum(role.nodes for role in spec.effective_roles().values())
     if target.multi_node or nodes == 1:
         return None
@@ -95,7 +95,7 @@ def idle_gpus(spec: JobSpec, target: TargetInfo) -> Verdict | None:
 
 
 def _accelerators(role: Role, target: TargetInfo) -> list[str | None]:
-    """Return the accelerators that a role's machines may have; None among them: any GPU with enough memory."""
+    """Return the accelerators that a role's machines may have; an entry None stands for any GPU with enough memory."""
     if role.accelerator or role.machine_type is None:
         return [request.name for request in role.accelerator]
     machine = built_in(target.name, role.machine_type)
@@ -190,7 +190,7 @@ _PLACE_FIELDS = ("region", "machine_type", "disk")
 
 
 def this_machine_only(spec: JobSpec, target: TargetInfo) -> Verdict | None:
-    """Refuse regions, machine types and disks on a target without machine types: it is a given machine."""
+    """Refuse regions, machine types and disks on a target that is an existing machine (column machines)."""
     if target.machines in {"tables", "own"}:
         return None
     defaults, asked = Resources(), spec.resources
@@ -228,6 +228,6 @@ def target_refusals(spec: JobSpec, target: str) -> Iterator[Refusal]:
 
 
 def _others(capability: str) -> str:
-    """Return the alternative targets with the capability: `, or the target aws or gcp`."""
+    """Return the end of a hint, with the targets that have a capability: `, or the target aws or gcp`; "" if none."""
     names: list[str] = [name for name in CLOUDS if getattr(info(name), capability)]
     return f", or the target {listing(names)}" if names else ""

@@ -2,7 +2,7 @@
 
     <fleet dir>/
       fleet.json                         settings of the machines: Settings; may be replaced at any time
-      agent/<sha256>.pyz                 what they boot with, and run (fleet/member.py)
+      agent/<sha256>.pyz                 agent that the machines download at boot and run (runtime/fleet/member.py)
       members/<machine>/beat.json        rewritten by the machine every few seconds: Beat
       members/<machine>/left.json        the machine is leaving and takes no more orders
       members/<machine>/failed.json      why its bootstrap gave up: Failure

@@ -34,7 +34,7 @@ class _Mark:
 
     key: str
     written: float
-    """Monotonic time of its last write."""
+    """Monotonic time of the object's last write."""
     modified: float | None = None
     """Store's time of that write, taken only from the next listing: a later one may show a write of another process."""
 
@@ -67,7 +67,7 @@ class Fleet:
         self._dir.put(key, record.to_bytes())
 
     def create(self, key: str, record: Record) -> bool:
-        """Create an object; return whether it has this record now. The record must name its writer."""
+        """Create an object unless it exists; return whether it has this record now. Records must name their writer."""
         return self._dir.create(key, record.to_bytes())
 
     def delete(self, key: str) -> None:
@@ -235,7 +235,7 @@ def _old(entries: Sequence[Entry], now: float, newest: int) -> Iterator[str]:
     old = Listed.of([entry for entry in entries if _is_old(entry, now)])
     ended = {f"{number:08d}" for number in old.orders["end.json"] if number != newest}
     gone, failed = old.members["beat.json"], {entry.key for entry in old.members["failed.json"].values()}
-    for entry in reversed(entries):  # an order before its end: an order without its end would be open again
+    for entry in reversed(entries):  # order.json before end.json: an order without end.json counts as open
         folder, _, rest = entry.key.partition("/")
         name = rest.partition("/")[0]
         is_left_over = (folder == "orders" and name in ended) or (folder == "members" and name in gone)

@@ -10,7 +10,7 @@ from ..jobdir import Record
 FLEET_KEY = "fleet.json"
 WATCH_KEY = "watch.json"
 EXPIRY_GRACE_S = 60.0
-"""Seconds before a machine ends itself, or its fleet expires, at which its program saves and its node is released."""
+"""Seconds by which a program is stopped, and its node released, before its machine ends itself or its fleet expires."""
 BLOCK_ENDS_EARLY_S = 1_800.0
 """Seconds before the end of a Capacity Block at which AWS begins to terminate its machines ("Monitor Capacity Blocks
 using EventBridge"). The machines get no notice of it, so the launch passes the end to agents and fleets."""
@@ -45,7 +45,7 @@ class Order(Record):
     token: str
     """Launch token, by which a repeated launch finds its order."""
     owner: str
-    """See Owner.name."""
+    """Owner tag of the job's resources; see Owner.name."""
     job_dir: str
     job_sha256: str
     agent_key: str
@@ -85,7 +85,7 @@ class End(Record):
     by: str
     time: float
     unserved: bool = False
-    """True if it ended because there were no machines for it."""
+    """True if the order ended because there were no machines for it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,17 +23,17 @@ class Place:
     """A node that an order asks for, in its newest incarnation."""
 
     name: str
-    """The node's name without its incarnation, as `worker-0`."""
+    """Name of the node without its incarnation, e.g. `worker-0`."""
     incarnation: int
-    """Number of the newest incarnation; 0: it has not been claimed yet."""
+    """Number of the newest incarnation; 0: no machine has claimed the node yet."""
     machine: str
-    """Machine that claimed it; "": none."""
+    """Name of the machine that claimed this incarnation; "": none."""
     state: State
     outcome: str = ""
-    """Outcome of the node, if it is done."""
+    """Outcome of the node if `state` is `done`, else ""."""
     claimed: float = 0.0
     ended: float = 0.0
-    """Epoch seconds of its end by the store's clock, if it is done."""
+    """Epoch seconds, by the store's clock, of the node's end if `state` is `done`."""
 
     @property
     def node(self) -> str:
@@ -58,7 +58,7 @@ class OrderView:
     places: Sequence[Place]
     end: End | None
     age: float
-    """Seconds since it was written, by the store's clock."""
+    """Seconds since the order was written, by the store's clock."""
     ran_s: float = 0.0
     """Seconds since the first of its nodes was claimed, by the store's clock; 0: none has been."""
 
@@ -85,7 +85,7 @@ class OrderView:
         return [place for place in self.places if place.state == "held"]
 
     def place(self, name: str) -> Place:
-        """Return the state of a place; one that the order does not ask for is done."""
+        """Return the place of this name; if the order has no such place, one with the state `done`."""
         return next((place for place in self.places if place.name == name), Place(name, 0, "", "done"))
 
 
@@ -151,8 +151,8 @@ class View:
     def must_release(self, number: int, name: str) -> bool:
         """Return whether the machine of a place must release it for the oldest order that lacks machines.
 
-        This resolves a deadlock after machines were lost and not replaced: younger orders that lack machines too
-        release theirs, the youngest first and no more than are lacking, if the oldest then has all of its machines.
+        This resolves a deadlock of several incomplete orders after machines were lost and not replaced. Younger orders
+        release machines, the youngest first, if this completes the oldest order; no more are released than it lacks.
         """
         waiting = [one for one in self.orders if one.wanting]
         given = [(one.number, place.name) for one in reversed(waiting[1:]) for place in reversed(one.held)]

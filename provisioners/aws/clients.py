@@ -21,7 +21,7 @@ from ..boot.record import is_loopback
 from ..shared import api_calls
 from ..shared.clock import Clock, SystemClock
 from .errors import translate_errors
-from .throttling import Calling
+from .throttling import RateLimiter
 
 if TYPE_CHECKING:
     from boto3.session import Session
@@ -50,7 +50,7 @@ class Clients:
 
     def __init__(self, session: Session | None = None, clock: Clock | None = None) -> None:
         self.clock: Clock = clock or SystemClock()
-        self._calling = Calling(self.clock)
+        self._calling = RateLimiter(self.clock)
         self._session_given = session
         self._lock = threading.Lock()
         self._made: dict[tuple[str, str, bool], Any] = {}
@@ -60,7 +60,7 @@ class Clients:
         return cast("EC2Client", self._client("ec2", region))
 
     def launch_turn(self, region: str, token: str) -> AbstractContextManager[None]:
-        """Context manager: wait for the turn of a launch. Raises ProvisionError, see Calling.launch_turn()."""
+        """Context manager: wait until the rate limits allow a launch to begin, see RateLimiter.launch_turn()."""
         return self._calling.launch_turn(region, token)
 
     def launcher(self, region: str) -> EC2Client:
@@ -92,7 +92,7 @@ class Clients:
         return self._session.get_partition_for_region(region)
 
     def endpoint(self, region: str) -> str | None:
-        """Return the endpoint that replaces all of AWS if it is on the loopback (tests); None: AWS's real endpoints."""
+        """Return the configured EC2 endpoint if it is on the loopback, where tests simulate AWS; otherwise None."""
         url = self.ec2(region).meta.endpoint_url
         return url if is_loopback(url) else None
 
@@ -129,7 +129,7 @@ class Clients:
                     self.__dict__.pop(known, None)
 
     def _home(self) -> str:
-        """Return the configured region, or one of the same partition if it does not exist."""
+        """Return the configured region; if boto3 does not know it, the default region of the same partition."""
         named = self._session.region_name or HOME_REGION
         partition = self._session.get_partition_for_region(named)
         known = self._session.get_available_regions("ec2", partition_name=partition)
@@ -165,12 +165,14 @@ class Clients:
         )
         client: Any = self._session.client(cast("Any", service), region_name=region, config=config)
         api_calls.check_encrypted("AWS_ENDPOINT_URL", client.meta.endpoint_url)
-        self._calling.through(client, service, region)
+        self._calling.attach(client, service, region)
         return client
 
 
-def could_be_used() -> bool:
-    """Return whether boto3 is installed and finds credentials, from files and the environment only."""
+def is_set_up() -> bool:
+    """Return whether boto3 is installed and credentials or a machine's role are configured.
+
+    Reads only files and environment variables; sends no request."""
     if importlib.util.find_spec("boto3") is None:
         return False
     from botocore.exceptions import BotoCoreError
@@ -181,7 +183,7 @@ def could_be_used() -> bool:
         found = any(one.load() is not None for one in providers if one.METHOD not in _OVER_THE_NETWORK)
         return found or _has_role()
     except BotoCoreError:
-        return True  # the settings are invalid; using them raises the reason
+        return True  # the settings are invalid: the first API call raises the reason
 
 
 def _has_role() -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..shared.consoles import end_of
+from ..shared.consoles import last_lines
 from .clients import Clients
 from .errors import translate_errors
 
@@ -10,6 +10,6 @@ from .errors import translate_errors
 def console(clients: Clients, region: str, instance: str) -> str:
     """Return the last lines of an instance's console; "": there are none. One call. Raises ProvisionError.
 
-    `Latest` needs an instance on Nitro, as are all that cloudgpu launches."""
+    `Latest` works for Nitro instances only; cloudgpu launches no others."""
     with translate_errors(f"read the console of {instance}", clients.clock):
-        return end_of(clients.ec2(region).get_console_output(InstanceId=instance, Latest=True).get("Output", ""))
+        return last_lines(clients.ec2(region).get_console_output(InstanceId=instance, Latest=True).get("Output", ""))

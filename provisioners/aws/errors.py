@@ -26,12 +26,12 @@ def translate_error(error: Exception, doing: str, clock: Clock) -> ProvisionErro
     if isinstance(error, ClientError):
         return _answered(error, doing, clock)
     if isinstance(error, (BotoCoreError, BotoConnectionError)):
-        return classify("aws", code=api_calls.known_name(error), message=str(error), doing=doing)
+        return classify("aws", code=api_calls.error_name(error), message=str(error), doing=doing)
     return None
 
 
-class tolerate:  # noqa: N801 - used as a statement: `with tolerate("NoSuchEntity"):`
-    """Context manager: ignore these AWS error codes, e.g. that a resource exists already or is gone already."""
+class ignore_errors:  # noqa: N801 - used as a statement: `with ignore_errors("NoSuchEntity"):`
+    """Context manager: suppress ClientErrors with these codes, e.g. the code for a resource that is already deleted."""
 
     def __init__(self, *codes: str) -> None:
         self._codes = codes
@@ -46,7 +46,7 @@ class tolerate:  # noqa: N801 - used as a statement: `with tolerate("NoSuchEntit
 
 
 def _answered(error: Any, doing: str, clock: Clock) -> ProvisionError:  # a ClientError, which is imported lazily
-    """Translate a ClientError; auth errors also name the denied action and a clock skew."""
+    """Translate a ClientError; messages of auth errors name the denied action, and a clock skew if there is one."""
     code = str(error.response.get("Error", {}).get("Code", ""))
     message = str(error.response.get("Error", {}).get("Message", ""))
     about = error.response.get("ResponseMetadata", {})

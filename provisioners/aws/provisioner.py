@@ -16,26 +16,26 @@ from decimal import Decimal
 from typing import TYPE_CHECKING
 
 from ...jobspecs.plan import Offer
-from ..base import Allocation, Ended, LaunchRequest, NodeState, Owner, ProvisionError
+from ..base import Allocation, LaunchRequest, NodeState, Owner, ProvisionError, TerminateResult
 from ..shared import allocations
 from ..shared.accounts import Accounts
 from ..shared.allocations import Found
-from ..shared.api_calls import last_of, renewing
-from ..shared.shared_provisioner import PerSettings
+from ..shared.api_calls import merge_ended, retry_after_login
+from ..shared.shared_provisioner import CachedByEnvironment
 from ..stacks import job_groups
 from .catalog import prices
 from .catalog.quotas import Quotas
-from .catalog.region_cache import Answers
+from .catalog.region_cache import RegionCache
 from .clients import Clients
 from .console import console
 from .errors import translate_errors
-from .lifecycle.group_launch import GroupLaunch, Groups
+from .lifecycle.group_launch import GroupLaunch, GroupObserver
 from .lifecycle.launching import Launch
-from .lifecycle.teardown import Ending, terminate
+from .lifecycle.teardown import Teardown, terminate
 from .machine.images import Images
 from .machine.request import check_request
 from .resources import network
-from .resources.instance_cache import Sighting, Sightings
+from .resources.instance_cache import InstanceCache, InstanceState
 from .resources.profile_propagation import Profiles
 
 if TYPE_CHECKING:
@@ -61,17 +61,17 @@ class AwsProvisioner:
     def __init__(self, session: Session | None = None, clock: Clock | None = None) -> None:
         self._clients = Clients(session, clock)
         self._images = Images(self._clients)
-        self._sightings = Sightings(self._clients)
-        self._answers = Answers(self._clients)
+        self._sightings = InstanceCache(self._clients)
+        self._answers = RegionCache(self._clients)
         self._quotas = Quotas(self._clients, self._sightings)
         self._profiles = Profiles(self._clients.clock)
-        self._groups = Groups(self._clients, self._sightings, self._answers)
+        self._groups = GroupObserver(self._clients, self._sightings, self._answers)
 
-    @renewing
+    @retry_after_login
     def launch(self, request: LaunchRequest) -> Allocation:
         """Start the missing machines, all or none. Idempotent, see Launch. Raises ProvisionError.
 
-        Takes two calls if all machines exist, otherwise about a dozen and one for each machine.
+        Calls AWS twice if all machines exist, otherwise about a dozen times and once for each machine.
         """
         ACCOUNTS.check(request.account, self._own)
         check_request(request)
@@ -84,7 +84,7 @@ class AwsProvisioner:
         launch.run()
         return allocations.of_launch(TARGET, launch, account, self._clients.clock.now())
 
-    @renewing
+    @retry_after_login
     def observe(self, allocation: Allocation) -> list[NodeState]:
         """Return EC2's states, at most a few seconds old: jobs share one cached call for each region.
 
@@ -97,8 +97,8 @@ class AwsProvisioner:
         _, seen = self._seen(allocation)
         return [self._state(allocation, node, one, seen) for node, one in allocation.machines.items()]
 
-    @renewing
-    def terminate(self, allocation: Allocation) -> Ended:
+    @retry_after_login
+    def terminate(self, allocation: Allocation) -> TerminateResult:
         """Delete everything tagged with the token, even if the allocation does not name it.
 
         Raises ProvisionError(transient) if machines have not ended after some minutes: retry then.
@@ -109,13 +109,13 @@ class AwsProvisioner:
         is_grouped = job_groups.is_grouped(allocation)
         machines = frozenset(allocation.machines.values() if region and not is_grouped else ())
         if is_grouped:
-            job_groups.dismiss(allocation)
-        return last_of(
-            Ending(self._clients, self._sightings, where, allocation.token, owner, machines).run()
+            job_groups.end_order(allocation)
+        return merge_ended(
+            Teardown(self._clients, self._sightings, where, allocation.token, owner, machines).run()
             for where in ([region] if region else self._enabled_regions())
         )
 
-    @renewing
+    @retry_after_login
     def remove(self, allocation: Allocation, nodes: Collection[str]) -> None:
         """Terminate these nodes' machines, with one call each, since EC2 terminates none if it does not know one of
         several.
@@ -129,38 +129,40 @@ class AwsProvisioner:
             if instance not in seen or not seen[instance].is_gone:
                 terminate(self._clients, region, [instance])
 
-    @renewing
+    @retry_after_login
     def find(self, owner: Owner) -> list[Allocation]:
         """Return every launch with remaining resources, in all regions of the account. Two calls for each region.
 
-        Regions that are not enabled are left out, and with a warning those that a policy denies. Raises ProvisionError
-        if any other region does not answer, since its launches would be unknown.
+        Skips regions that are not enabled, and, with a warning, regions that a policy denies. Raises ProvisionError if
+        the query of another region fails, since its launches would be missing.
         """
         regions = self._enabled_regions()
         return allocations.in_regions(regions, lambda region: self._find_in(region, owner), _is_denied)
 
-    @renewing
+    @retry_after_login
     def explain(self, allocation: Allocation, node: str) -> str:
-        """Return the last lines of the instance's console (one call); "" for a dedicated group, whose machines are not
-        recorded."""
+        """Return the last lines of the console of the node's instance (one call).
+
+        Returns "" for a dedicated group, since the allocation does not record its machines."""
         self._check(allocation)
         if job_groups.is_grouped(allocation):
             return ""
         return console(self._clients, allocation.region, allocation.machines[node])
 
-    @renewing
+    @retry_after_login
     def account(self) -> str:
         """Return the AWS account's id, cached while the same credentials are used."""
         return self._own()
 
-    @renewing
+    @retry_after_login
     def check_account(self, account: str) -> None:
         """See Provisioner."""
         ACCOUNTS.check(account, self._own)
 
     def price(self, offer: Offer) -> Decimal | None:
-        """Return the offer's price by current Spot prices, at most a minute old; None for other markets, or if it is
-        unknown.
+        """Return the offer's price in US dollars an hour at current Spot prices, at most a minute old.
+
+        None: another market, or a price is unknown.
 
         At most two calls, shared by all jobs."""
         if offer.market != "spot":
@@ -175,14 +177,14 @@ class AwsProvisioner:
     # -- helpers
 
     def _own(self) -> str:
-        """Return the account of the credentials."""
+        """Return the id of the AWS account that the credentials belong to. Raises ProvisionError."""
         return self._clients.account
 
     def _check(self, allocation: Allocation) -> None:
-        """Refuse the credentials of another account than the allocation's."""
+        """Raise ProvisionError if the credentials are of another account than the allocation."""
         ACCOUNTS.check(allocation.account, self._own)
 
-    def _seen(self, allocation: Allocation) -> tuple[str, Mapping[str, Sighting]]:
+    def _seen(self, allocation: Allocation) -> tuple[str, Mapping[str, InstanceState]]:
         """Return the allocation's region, and the cached listing of its owner's machines there. Raises
         ProvisionError."""
         region, owner = allocation.region, allocation.owner
@@ -193,7 +195,7 @@ class AwsProvisioner:
             return region, self._sightings.of_owner(region, owner)
         return region, self._sightings.of_token(region, allocation.token)
 
-    def _state(self, allocation: Allocation, node: str, instance: str, seen: Mapping[str, Sighting]) -> NodeState:
+    def _state(self, allocation: Allocation, node: str, instance: str, seen: Mapping[str, InstanceState]) -> NodeState:
         if instance in seen:
             return seen[instance].as_node(node, seen.values())
         if allocation.age_s(node, self._clients.clock.now()) < UNSEEN_S:
@@ -225,5 +227,5 @@ def _is_denied(error: ProvisionError) -> bool:
     return error.code in _DENIED
 
 
-shared = PerSettings(AwsProvisioner, "AWS_")
+shared = CachedByEnvironment(AwsProvisioner, "AWS_")
 """Return the process's shared provisioner, so that its jobs share caches; another one if AWS's settings change."""

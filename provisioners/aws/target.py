@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from ..target import Boot, Target, Variables
+from ..target import Boot, EnvironmentVariables, Target
 
 MAX_BYTES = 16_384
-"""Limit of user data, before base64: EC2's RunInstances, UserData."""
+"""Maximum size of user data in bytes, before base64 (EC2 API reference, RunInstances, UserData)."""
 
 TARGET = Target(
     provisioner=".provisioner:shared",
-    set_up=".clients:could_be_used",
+    set_up=".clients:is_set_up",
     setup_hint="aws is not set up here: it needs boto3 (pip install 'cloudgpu[aws]') and credentials (`aws configure`, "
     "`aws sso login`, or AWS_PROFILE), see docs/guides/aws.md",
     architecture=".machine.images:architecture_of",
@@ -23,11 +23,11 @@ TARGET = Target(
         sent_as="user data",
         max_bytes=MAX_BYTES,
     ),
-    settings=Variables(
+    settings=EnvironmentVariables(
         names=("AWS_PROFILE", "AWS_CONFIG_FILE", "AWS_SHARED_CREDENTIALS_FILE", "AWS_ENDPOINT_URL"),
-        beginnings=("CLOUDGPU_AWS_",),
+        prefixes=("CLOUDGPU_AWS_",),
     ),
-    credentials=Variables(
+    credentials=EnvironmentVariables(
         names=(
             "AWS_ACCESS_KEY_ID",
             "AWS_SECRET_ACCESS_KEY",

@@ -22,7 +22,7 @@ from ..shared.clock import Clock
 from ..shared.token_bucket import Bucket, Rate
 from .errors import translate_error
 
-PATIENCE_S = 30.0
+RETRY_TIMEOUT_S = 30.0
 """Timeout in seconds for retries of a call; a call that hangs until its own timeout is sent once more."""
 IN_PLACE_S = 5.0
 """Longest wait in seconds for a token within a call; for a longer wait ProvisionError is raised with `retry_after`."""
@@ -42,11 +42,11 @@ _RATES: tuple[tuple[str, str, Rate], ...] = (
 RunInstances; one token is kept in reserve, since calls do not arrive as evenly as they are sent."""
 _GLOBAL = frozenset({"iam"})
 _IN_LINE = "InLine"
-"""ProvisionError.code of a call that would have to wait longer than IN_PLACE_S."""
+"""ProvisionError.code of a call that was not sent because it would wait longer than IN_PLACE_S."""
 _SERVER_ERROR = 500
 
 
-class Calling:
+class RateLimiter:
     """Rate limiter for the calls of one account, shared by all jobs of this process. Thread-safe."""
 
     def __init__(self, clock: Clock) -> None:
@@ -54,16 +54,15 @@ class Calling:
         self._lock = threading.Lock()
         self._buckets: dict[tuple[str, str, str], Bucket] = {}
         self._begun: set[tuple[str, str]] = set()
-        """(region, token) of launches that have had their turn and are not complete."""
+        """(region, token) of launches that have had their turn and are not complete yet."""
 
     @contextlib.contextmanager
     def launch_turn(self, region: str, token: str) -> Iterator[None]:
-        """Context manager: wait for the turn of a launch before it creates anything. Raises ProvisionError if that is
-        far off.
+        """Context manager: wait for the turn of a launch before it creates anything.
 
-        Otherwise launches would be held up at RunInstances only, hundreds of seconds after they created security groups
-        and roles, and would queue again behind others in the same state. A launch keeps its turn while its single calls
-        wait for tokens.
+        Raises ProvisionError if the wait would exceed IN_PLACE_S. Without turns, launches would first wait at
+        RunInstances, hundreds of seconds after they created security groups and roles. A launch keeps its turn while
+        its single calls wait for tokens.
         """
         launch = region, token
         bucket = self._bucket("ec2", region, _LAUNCH)
@@ -80,7 +79,7 @@ class Calling:
             if not is_in_line:
                 self._begun.discard(launch)
 
-    def through(self, client: Any, service: str, region: str) -> None:  # a boto3 client of any service
+    def attach(self, client: Any, service: str, region: str) -> None:  # a boto3 client of any service
         """Route all calls of a client through this rate limiter."""
         send = client._make_api_call
 
@@ -110,7 +109,7 @@ class Calling:
                 raise found from error
 
         try:
-            return retry(once, timeout_s=PATIENCE_S, clock=self._clock)
+            return retry(once, timeout_s=RETRY_TIMEOUT_S, clock=self._clock)
         except ProvisionError as error:
             if error.__cause__ is None:
                 raise

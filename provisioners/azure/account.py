@@ -2,8 +2,8 @@
 
 All settings come from where Azure's own tools read them: `AZURE_SUBSCRIPTION_ID`, otherwise the subscription of `az
 login`; the credentials of azure-identity's DefaultAzureCredential, without those that open a window. The only cloudgpu
-setting is `CLOUDGPU_AZURE_ENDPOINT`: Resource Manager of another cloud (China, US Government) or of a test. It is used
-together with `AZURE_AUTHORITY_HOST`, which azure-identity reads.
+setting is `CLOUDGPU_AZURE_ENDPOINT`: the URL of Resource Manager in another cloud (China, US Government) or in a test.
+`AZURE_AUTHORITY_HOST`, which azure-identity reads, must then name the login endpoint of the same cloud.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from urllib.parse import urlsplit
 
 from ..base import ProvisionError
 from ..boot.record import is_loopback
-from ..shared.api_calls import check_encrypted, clock_is_off, known_name, retry_after_s, translate_errors
+from ..shared.api_calls import check_encrypted, clock_is_off, error_name, retry_after_s, translate_errors
 from ..shared.clock import Clock
 from ..shared.errors import classify
 
@@ -38,7 +38,7 @@ cloud-init."""
 _LONGEST_MESSAGE = 700
 _WRONG_SETTING = "a variable AZURE_… of the environment is wrong, e.g. empty: correct it, or unset all of them"
 _CONNECT_S, _READ_S = 10, 30
-"""Timeouts for the token service."""
+"""Timeouts in seconds of the token service, for a connection and for each read."""
 
 
 class Account:
@@ -51,7 +51,7 @@ class Account:
 
     @property
     def credential(self) -> TokenCredential:
-        """Raises ProvisionError if the SDK is missing or no subscription is configured."""
+        """Credential for Azure's SDK. Raises ProvisionError if the SDK is missing or no subscription is configured."""
         return self._read()[0]
 
     @property
@@ -68,12 +68,12 @@ class Account:
 
     @property
     def scope(self) -> str:
-        """OAuth scope of the tokens; for a test's endpoint, the public cloud's."""
+        """OAuth scope of the tokens; with a test's endpoint on the loopback, the scope of the public cloud."""
         endpoint = self.endpoint
         return f"{_PUBLIC if is_loopback(endpoint) else endpoint}/.default"
 
     def forget(self) -> None:
-        """Drop the cached settings: after a new login, expired credentials are replaced."""
+        """Drop the cached settings, so that the credentials of a new login are read."""
         with self._lock:
             self._found = None
 
@@ -135,8 +135,8 @@ def need_sdk() -> None:
         raise ProvisionError("invalid", message, scope="cloud", code="azure-mgmt-compute")
 
 
-def could_be_used() -> bool:
-    """Return True if the SDK is installed and credentials of some kind exist, without any request."""
+def is_set_up() -> bool:
+    """Return True if the SDK is installed, and a subscription and some credentials are configured. No request."""
     if not _is_installed():
         return False
     if not (os.environ.get(SUBSCRIPTION) or default_subscription()):
@@ -187,7 +187,7 @@ def translate_error(error: Exception, doing: str, clock: Clock) -> ProvisionErro
         return _answered(error, doing, clock)
     if isinstance(error, (AzureError, RequestException)):
         status = 401 if isinstance(error, ClientAuthenticationError) else None  # the response is not available
-        return classify("azure", code=known_name(error), status=status, message=short(str(error)), doing=doing)
+        return classify("azure", code=error_name(error), status=status, message=short(str(error)), doing=doing)
     if isinstance(error, (json.JSONDecodeError, DeserializationError)):
         message = f"{doing}: the answer is no JSON of Azure's; does something stand between this computer and Azure?"
         return ProvisionError("transient", message, scope="region", code=type(error).__name__)
@@ -195,7 +195,8 @@ def translate_error(error: Exception, doing: str, clock: Clock) -> ProvisionErro
 
 
 def refusal(error: object, doing: str, status: int | None = None) -> ProvisionError:  # JSON
-    """Translate the `error` of a failed operation: `{"code": …, "message": …, "details": […]}`."""
+    """Translate the error object of a failed operation, `{"code": …, "message": …, "details": […]}`, to
+    ProvisionError."""
     code, message = words_of(error if isinstance(error, dict) else {})
     return classify("azure", code=code, status=status, message=short(message), doing=doing, is_operation=True)
 
@@ -213,7 +214,7 @@ _SAYS_NOTHING = frozenset({"", "BadRequest", "Conflict", "DeploymentFailed", "Re
 
 
 def short(text: str) -> str:
-    """Return `text` on one line, truncated: a proxy's or server's HTML page is no useful message."""
+    """Return `text` on one line, truncated to _LONGEST_MESSAGE characters: it may be a proxy's whole HTML page."""
     text = " ".join(text.split())
     return text if len(text) <= _LONGEST_MESSAGE else f"{text[:_LONGEST_MESSAGE]}…"
 

@@ -71,7 +71,7 @@ class Clients:
         return cast("AuthorizationManagementClient", self._client("authorization"))
 
     def forget(self) -> None:
-        """Drop the cached settings: after a new login, expired credentials are replaced."""
+        """Drop the cached clients and settings, so that the credentials of a new login are read."""
         with self._lock:
             self._made.clear()
         self.account.forget()
@@ -165,7 +165,7 @@ def _classes() -> dict[str, Any]:
 
 
 def translate_errors(doing: str, clock: Clock) -> contextlib.AbstractContextManager[None]:
-    """Raise ProvisionError in place of the SDK's errors; the message begins with `doing` (context manager)."""
+    """Context manager: translate the SDK's errors to ProvisionError; the message begins with `doing`."""
     return api_calls.translate_errors(translate_error, doing, clock)
 
 
@@ -183,13 +183,14 @@ class ignore_not_found:  # noqa: N801 - used as a statement: `with ignore_not_fo
 
 
 def answer_of(response: Any, *_: object) -> Json:  # a PipelineResponse
-    """Return the response in wire format, independent of the SDK version's models: a value for the SDK's `cls`
-    argument."""
+    """Return the body of a response as JSON, which does not depend on the SDK version's models.
+
+    Callers pass this function to the SDK as `cls`."""
     text = response.http_response.text()
     found = json.loads(text) if text.strip() else {}
     return found if isinstance(found, dict) else {}
 
 
 def as_dicts(found: Iterable[Any]) -> list[Json]:
-    """Return a list's models in wire format."""
+    """Convert the SDK's models to JSON objects in wire format."""
     return [cast("Json", one.as_dict()) for one in found]

@@ -1,11 +1,11 @@
-"""Console output of machines from Azure's boot diagnostics: the reason why a system never reported."""
+"""Console output of machines from Azure's boot diagnostics: it shows why a machine's system did not start."""
 
 from __future__ import annotations
 
 import logging
 
 from ..base import ProvisionError
-from ..shared.consoles import end_of
+from ..shared.consoles import last_lines
 from .clients import Clients, answer_of
 
 log = logging.getLogger("cloudgpu.provisioners.azure")
@@ -15,13 +15,13 @@ _SAYS_NOTHING_ELSE = frozenset(
 )
 """Azure's error codes for a running machine whose system did not report. Source: Azure's documentation, "Troubleshoot
 deploying Linux virtual machine issues"."""
-_PATIENCE_S = 20.0
+_RETRY_TIMEOUT_S = 20.0
 _TIMEOUT_S = 20.0
 _MOST = 16 * 1024 * 1024
 
 
 def with_console(clients: Clients, group: str, name: str, error: ProvisionError) -> ProvisionError:
-    """Return the error, with the end of the console output if its code gives no reason."""
+    """Return the error, with the end of the machine's console output appended if the error's code gives no reason."""
     if error.code not in _SAYS_NOTHING_ELSE:
         return error
     try:
@@ -39,14 +39,17 @@ def console(clients: Clients, group: str, name: str) -> str:
     """Return the last lines of the console; "": none available. Raises ProvisionError."""
     machines = clients.compute.virtual_machines
     doing = f"read the console of {name}"
-    found = clients.ask(doing, lambda: machines.retrieve_boot_diagnostics_data(group, name, cls=answer_of), _PATIENCE_S)
+    found = clients.ask(
+        doing, lambda: machines.retrieve_boot_diagnostics_data(group, name, cls=answer_of), _RETRY_TIMEOUT_S
+    )
     url = str(dict(found).get("serialConsoleLogBlobUri") or "")
-    return end_of(clients.ask(doing, lambda: _read(url, doing), _PATIENCE_S)) if url else ""
+    return last_lines(clients.ask(doing, lambda: _read(url, doing), _RETRY_TIMEOUT_S)) if url else ""
 
 
 def _read(url: str, doing: str) -> str:
-    """Download the output from a signed URL, which must not be logged, though the library's errors contain it, and
-    needs no token. Raises ProvisionError."""
+    """Download the console output from a signed URL, without a token.
+
+    Raises ProvisionError without the URL, which must not be logged; the library's own errors contain it."""
     import requests
 
     data = b""

@@ -1,4 +1,4 @@
-"""Azure's implementation of the stacks' queries, which stacks/fleet_queries.py describes."""
+"""Queries of Azure for infra stacks; implements the protocol FleetQueries (stacks/fleet_queries.py)."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ def account(_region: str) -> str:
 
 
 def image(fleet: FleetSpec) -> str:
-    """Return the URN of the newest image."""
+    """Return the URN of the newest image for the fleet's region and machine type."""
     found = Images(Clients()).find(fleet.region, nodes_of(fleet, 1)[0])
     return ":".join((*found.urn, found.version))
 
 
 def quota(fleet: FleetSpec, more: int) -> None:
-    """Raise ProvisionError(quota) if these machines do not fit."""
+    """Raise ProvisionError(quota) if `more` additional machines would exceed the region's quota."""
     types = [fleet.machine_type] * more
     quotas.check(Clients(), region=fleet.region, market=fleet.market, machine_types=types)
 
@@ -42,11 +42,11 @@ def reserved(fleet: FleetSpec) -> Reserved:
 
 
 def reserved_until(_fleet: FleetSpec, _reservation: str) -> None:
-    """Return None: Azure's reservations are not known to end machines."""
+    """Return None: Azure does not terminate machines when their reservation ends, as far as is known."""
 
 
 def endpoints(_region: str) -> Endpoints:
-    """Return the endpoints of Blob Storage and Azure Resource Manager."""
+    """Return the loopback endpoints of Blob Storage and Azure Resource Manager that tests configure."""
     return Endpoints(*launching.endpoints(Account(SystemClock())))
 
 

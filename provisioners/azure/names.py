@@ -12,12 +12,13 @@ from ..base import ProvisionError, node_token
 
 PREFIX = "cloudgpu"
 SHARED = PREFIX
-"""Name of resources that a group has only one of: identity, network security group, virtual network …"""
+"""Name of each resource of which a group has only one: identity, network security group, virtual network …"""
 SUBNET = "machines"
 STARTED = "cloudgpu-started-"
-"""Prefix of a group's tags, followed by a node: that node and those in the value were started once."""
+"""Prefix of the keys of a group's tags whose values list nodes that were started once; the first node follows it."""
 ACCESS = "cloudgpu-access-"
-"""Prefix of a group's tags, followed by a number: a container that its identity may access, as Container.to_tag()."""
+"""Prefix of a group's tags; a number follows it. The value is a container that the identity may access, see
+Container.to_tag()."""
 IDENTITY = "cloudgpu-identity"
 """Tag of a group: resource id of its machines' identity, if that is shared by launches."""
 _GROUP = re.compile(rf"{PREFIX}-[0-9a-f]{{32}}")
@@ -60,7 +61,7 @@ def part_of(resource: str, kind: str) -> str:
 
 
 def leaving_role(stack: str, subscription: str) -> str:
-    """Return the UUID of the role with which launches' machines leave their scale sets.
+    """Return the UUID of the custom role that allows machines to leave their scale sets.
 
     The infra stack defines the role, launches assign it. The UUID is derived from the stack, so launches need no query.
     """

@@ -19,13 +19,13 @@ from .clients import Clients, Json, answer_of, ignore_not_found
 
 START_S = 240.0
 """Seconds that Azure may take to place or refuse a machine."""
-PATIENCE_S = 180.0
+RETRY_TIMEOUT_S = 180.0
 """Timeout in seconds of other operations, including the deletion of a machine."""
 UNSEEN_S = 60.0
 """Seconds for which Azure may not list a new machine or scale set: its caches lag."""
 _PAUSES_S, _LAST_PAUSE_S = (0.5, 1.0, 2.0), 3.0
 ENDED = frozenset({"Succeeded", "Failed", "Canceled"})
-"""States without a running operation."""
+"""Provisioning states in which no operation is running."""
 _RUNS = frozenset({"PowerState/running", "PowerState/starting"})
 _FAILED = "ProvisioningState/failed"
 """Prefix of a failure's status code; `/` and Azure's error code follow, if known."""
@@ -48,9 +48,9 @@ class View:
     state: str
     """Its `provisioningState`."""
     runs: bool
-    """It was placed and started."""
+    """True if it was placed and started."""
     restarts: bool
-    """It is being restarted, after host maintenance or by request."""
+    """True if it is being restarted, after host maintenance or by request."""
     error: Json | None
     """Code and message of the failure."""
     zone: str | None
@@ -58,7 +58,9 @@ class View:
 
 
 def start_operation(begin: Callable[..., Any]) -> StartedOperation:
-    """Send the request of one of the SDK's `begin_` methods, with its other arguments bound, without polling.
+    """Call one of the SDK's `begin_` methods without polling, and return Azure's first response.
+
+    `begin`: the method with all arguments bound except `polling`.
 
     The response is parsed here: for some calls the SDK fails on the empty body of a 202.
     """
@@ -74,13 +76,15 @@ def start_operation(begin: Callable[..., Any]) -> StartedOperation:
 
 
 def make(clients: Clients, doing: str, begin: Callable[..., Any], look: Callable[..., Any]) -> Json:
-    """Create a resource, wait until it exists, and return its last state. Idempotent. Raises ProvisionError."""
+    """Create a resource, wait until it exists, and return it. Idempotent. Raises ProvisionError.
+
+    `begin`, `look`: the SDK's methods that create and read the resource, with their arguments bound."""
     order = clients.ask(doing, lambda: start_operation(begin))
     found, clock = order.found, clients.clock
-    until, waits = clock.monotonic() + PATIENCE_S, pauses()
+    until, waits = clock.monotonic() + RETRY_TIMEOUT_S, pauses()
     while (state := state_of(found)) not in ENDED:
         if clock.monotonic() > until:
-            message = f"{doing}: Azure has not done it after {PATIENCE_S:.0f} s (it is {state or 'in no state'})"
+            message = f"{doing}: Azure has not done it after {RETRY_TIMEOUT_S:.0f} s (it is {state or 'in no state'})"
             raise ProvisionError("transient", message, scope="region", code="OperationTimeout")
         pause(clock, next(waits))
         found = clients.ask(doing, lambda: look(cls=answer_of))
@@ -202,12 +206,12 @@ def delete(
 
 
 def wait_for(clients: Clients, doing: str, is_done: Callable[[], bool]) -> None:
-    """Poll until `is_done` returns True. Raises ProvisionError: `transient` on a timeout."""
+    """Poll until `is_done` returns True. Raises ProvisionError(transient) after RETRY_TIMEOUT_S."""
     clock = clients.clock
-    until, waits = clock.monotonic() + PATIENCE_S, pauses()
+    until, waits = clock.monotonic() + RETRY_TIMEOUT_S, pauses()
     while not is_done():
         if clock.monotonic() > until:
-            message = f"{doing}: Azure has not done it after {PATIENCE_S:.0f} s"
+            message = f"{doing}: Azure has not done it after {RETRY_TIMEOUT_S:.0f} s"
             raise ProvisionError("transient", message, scope="region", code="OperationTimeout")
         pause(clock, next(waits))
 

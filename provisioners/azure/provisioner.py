@@ -15,12 +15,12 @@ from decimal import Decimal
 from typing import TYPE_CHECKING
 
 from ...jobspecs.plan import Offer
-from ..base import Allocation, Ended, LaunchRequest, NodeState, Owner, ProvisionError
+from ..base import Allocation, LaunchRequest, NodeState, Owner, ProvisionError, TerminateResult
 from ..shared import allocations
 from ..shared.accounts import Accounts
 from ..shared.allocations import Found
-from ..shared.api_calls import UNKNOWN, renewing
-from ..shared.shared_provisioner import PerSettings
+from ..shared.api_calls import UNKNOWN, retry_after_login
+from ..shared.shared_provisioner import CachedByEnvironment
 from ..stacks import job_groups
 from . import operations
 from .account import need_sdk, refusal
@@ -45,7 +45,7 @@ log = logging.getLogger("cloudgpu.provisioners.azure")
 
 TARGET = "azure"
 MARKET = "market"
-"""Key of Allocation.details: LaunchRequest.market."""
+"""Key in Allocation.details; its value is LaunchRequest.market."""
 ACCOUNTS = Accounts("the Azure subscription", "set AZURE_SUBSCRIPTION_ID; nothing is changed until then")
 
 YOUNG_S = 1_200.0
@@ -70,11 +70,11 @@ class AzureProvisioner:
         """(token, machine) -> state of a machine that was deleted because Azure failed to start it or to keep it
         running."""
 
-    @renewing
+    @retry_after_login
     def launch(self, request: LaunchRequest) -> Allocation:
         """Start the missing machines, all or none. Idempotent: see Launch.
 
-        It takes two calls if all exist, otherwise about twenty plus six for each machine.
+        Calls Azure twice if all machines exist, otherwise about twenty times plus six times for each machine.
         """
         ACCOUNTS.check(request.account, self._own)
         check_request(request)
@@ -86,7 +86,7 @@ class AzureProvisioner:
         details = {MARKET: request.market}
         return allocations.of_launch(TARGET, launch, self._clients.subscription, self._clients.clock.now(), details)
 
-    @renewing
+    @retry_after_login
     def observe(self, allocation: Allocation) -> list[NodeState]:
         """Return Azure's states, at most a few seconds old.
 
@@ -105,17 +105,17 @@ class AzureProvisioner:
             for node, name in allocation.machines.items()
         ]
 
-    @renewing
-    def terminate(self, allocation: Allocation) -> Ended:
+    @retry_after_login
+    def terminate(self, allocation: Allocation) -> TerminateResult:
         """Remove everything under the token, including resources that the allocation does not name.
 
         Raises ProvisionError(transient) if the deletion takes longer than some minutes: call again.
         """
         self._check(allocation)
-        job_groups.dismiss(allocation)
+        job_groups.end_order(allocation)
         return Teardown(self._clients, self._sightings, allocation.token).run()
 
-    @renewing
+    @retry_after_login
     def remove(self, allocation: Allocation, nodes: Collection[str]) -> None:
         """Delete the nodes' machines, and interfaces of missing ones: two calls each. No-op for a scale set."""
         self._check(allocation)
@@ -128,10 +128,11 @@ class AzureProvisioner:
             else:
                 network.remove_interface(self._clients, group, name)
 
-    @renewing
+    @retry_after_login
     def find(self, owner: Owner) -> list[Allocation]:
-        """Return every launch with remaining resources, in all regions of the subscription: one call, plus one for
-        each."""
+        """Return every launch with remaining resources, in all regions of the subscription.
+
+        One call, plus one for each launch."""
         need_sdk()
         begun = self._clients.clock.monotonic()
         return [
@@ -139,7 +140,7 @@ class AzureProvisioner:
             for group in groups_of(self._clients, owner.name)
         ]
 
-    @renewing
+    @retry_after_login
     def explain(self, allocation: Allocation, node: str) -> str:
         """Return the end of the machine's console output, from boot diagnostics: two calls.
 
@@ -150,19 +151,20 @@ class AzureProvisioner:
             return ""
         return console(self._clients, group_name(allocation.token), allocation.machines[node])
 
-    @renewing
+    @retry_after_login
     def account(self) -> str:
         """Return the subscription's id, from the settings, without a call."""
         return self._own()
 
-    @renewing
+    @retry_after_login
     def check_account(self, account: str) -> None:
         """See Provisioner."""
         ACCOUNTS.check(account, self._own)
 
     def price(self, offer: Offer) -> Decimal | None:
-        """Return the offer's price at the region's current Spot price; list prices stay as planned. One call per
-        size."""
+        """Return the offer's price in US dollars an hour at the region's current Spot prices; None: as planned.
+
+        One call for each size."""
         try:
             need_sdk()
             return prices.offer_price(self._prices, offer)
@@ -173,12 +175,12 @@ class AzureProvisioner:
     # -- helpers
 
     def _own(self) -> str:
-        """Return the account of the credentials."""
+        """Return the configured subscription's id. Raises ProvisionError."""
         need_sdk()
         return self._clients.subscription
 
     def _check(self, allocation: Allocation) -> None:
-        """Refuse the credentials of another account than the allocation's."""
+        """Raise ProvisionError if the configured subscription is not that of the allocation."""
         need_sdk()
         ACCOUNTS.check(allocation.account, self._own)
 
@@ -202,8 +204,8 @@ class AzureProvisioner:
         return known or self._missing(allocation, node, name)
 
     def _in_trouble(self, allocation: Allocation, node: str, seen: InstanceState, known: NodeState | None) -> NodeState:
-        """Return the state of a machine that Azure reports as failed. `known`: its state when it was deleted, if it
-        was.
+        """Return the state of a machine that Azure reports as failed. `known`: the state recorded when it was
+        deleted, if any.
 
         A machine that runs anyway is reported as running: its agent's heartbeats decide.
         """
@@ -225,7 +227,7 @@ class AzureProvisioner:
         return state
 
     def _missing(self, allocation: Allocation, node: str, name: str) -> NodeState:
-        """Return the state of a machine that is missing in the list."""
+        """Return the state of a machine that Azure's list does not contain."""
         group = group_name(allocation.token)
         is_young = allocation.age_s(node, self._clients.clock.now()) < operations.UNSEEN_S
         if is_young and operations.get_machine(self._clients, group, name) is not None:
@@ -233,7 +235,9 @@ class AzureProvisioner:
         # A missing Spot machine was evicted: cloudgpu deletes machines only with their group, or through remove(),
         # which is for nodes that are already lost.
         if allocation.details.get(MARKET) == "spot" and find_group(self._clients, allocation.token) is not None:
-            return NodeState(node, "gone", "Azure has evicted the Spot machine, or it was deleted by hand", taken=True)
+            return NodeState(
+                node, "gone", "Azure has evicted the Spot machine, or it was deleted by hand", reclaimed=True
+            )
         return NodeState(node, "gone", "Azure does not know it any more")
 
 
@@ -242,5 +246,5 @@ def _allocation(owner: Owner, group: Group, seen: Collection[InstanceState]) -> 
     return allocations.of_found(TARGET, owner, Found(group.token, group.tags, machines, group.region))
 
 
-shared = PerSettings(AzureProvisioner, "AZURE_", "CLOUDGPU_AZURE_", "IDENTITY_", "MSI_", "REQUESTS_CA_BUNDLE")
+shared = CachedByEnvironment(AzureProvisioner, "AZURE_", "CLOUDGPU_AZURE_", "IDENTITY_", "MSI_", "REQUESTS_CA_BUNDLE")
 """The provisioner shared by all jobs of this process; it is replaced when the settings change."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..target import Boot, Stop, Target, Variables
+from ..target import Boot, EnvironmentVariables, SelfDelete, Target
 
 MAX_BYTES = 65_535
 """Maximum size of user data in bytes, before base64: osProfile.customData."""
@@ -18,7 +18,7 @@ end() {
 
 TARGET = Target(
     provisioner=".provisioner:shared",
-    set_up=".account:could_be_used",
+    set_up=".account:is_set_up",
     setup_hint="azure is not set up here: it needs Azure's SDK (pip install 'cloudgpu[azure]'), a subscription and "
     "credentials (`az login`, or AZURE_SUBSCRIPTION_ID with AZURE_TENANT_ID, AZURE_CLIENT_ID and AZURE_CLIENT_SECRET), "
     "see docs/guides/azure.md",
@@ -33,14 +33,14 @@ TARGET = Target(
         sent_as="user data",
         max_bytes=MAX_BYTES,
         needs_identity=True,
-        stop=Stop("https://management.azure.com", _END),
+        stop=SelfDelete("https://management.azure.com", _END),
     ),
-    settings=Variables(
+    settings=EnvironmentVariables(
         names=("AZURE_SUBSCRIPTION_ID", "AZURE_TENANT_ID", "AZURE_CLIENT_ID", "AZURE_CONFIG_DIR"),
-        beginnings=("CLOUDGPU_AZURE_",),
+        prefixes=("CLOUDGPU_AZURE_",),
     ),
-    credentials=Variables(
+    credentials=EnvironmentVariables(
         names=("AZURE_CLIENT_SECRET", "AZURE_CLIENT_CERTIFICATE_PATH", "AZURE_FEDERATED_TOKEN_FILE"),
-        beginnings=("AZURE_STORAGE_",),
+        prefixes=("AZURE_STORAGE_",),
     ),
 )

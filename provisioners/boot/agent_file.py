@@ -1,7 +1,7 @@
 """Build the agent file: cloudgpu.runtime and its dependencies in one zip file, for machines of one architecture.
 
 The build is reproducible: the file is built once, cached in the state directory by a hash of its content, and uploaded
-once. agent_main.py is what runs when the file is executed.
+once. When the file is executed, agent_main.py runs.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ from . import shipped
 
 PYTHONS_VARIABLE = "CLOUDGPU_AGENT_PYTHONS"
 PYTHONS = ("3.11", "3.12", "3.13", "3.14")
-"""Python versions for which the file contains dependencies: the image's (3.12), and others that a setup may install."""
+"""Python versions for which the file contains dependencies: the image's (3.12), and others that a job's
+`setup` commands may install."""
 ARCHITECTURES = {"x86_64": "x86_64", "arm64": "aarch64"}
 """Architecture as in the tables of machine types -> as in the names of wheels and in Linux."""
 
@@ -77,7 +78,7 @@ class _Need:
 
     name: str
     abi3: bool
-    """One wheel (stable ABI) works with every Python version."""
+    """True if one wheel (stable ABI) works with every Python version."""
 
 
 # pynacl and its need cffi open the job's secrets.

@@ -16,8 +16,8 @@ from .files import MAIN, boot_files
 from .record import BootRecord
 
 MAX_ARGUMENT_BYTES = 100_000
-"""Limit of all arguments together. Vertex AI documents 100k characters for the arguments of Python packages ("Configure
-container settings")."""
+"""Limit of all arguments together, in bytes. Vertex AI documents 100k characters for the arguments of Python packages
+("Configure container settings")."""
 
 # `exec` makes the bootstrap process 1, so that it receives Vertex's SIGTERM and sets the container's exit code.
 _SHELL = (

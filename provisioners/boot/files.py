@@ -1,4 +1,4 @@
-"""Files sent to a machine, whichever way they are sent: the bootstrap, the modules it imports, and the boot record."""
+"""Files that every machine gets to boot from: the bootstrap, the modules it imports, and the boot record."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ MAIN = "bootstrap.py"
 
 
 def boot_files(record: BootRecord, pools: Mapping[str, Sequence[str]] | None = None) -> dict[str, bytes]:
-    """Return name -> content, deterministically; the record is the first file. `pools`: see container.py."""
+    """Return name -> content of a machine's files, deterministically, the record first. `pools`: see container.py."""
     boot, told = boot_of(record.cloud), dataclasses.asdict(record)
     if pools is not None:
         told["pools"] = {pool: list(nodes) for pool, nodes in pools.items()}

@@ -11,7 +11,7 @@ from ...jobspecs.targets import info
 from ..target import Boot, target_of
 
 BUCKETS = {"s3": "BUCKET", "gs": "BUCKET", "az": "CONTAINER@ACCOUNT"}
-"""URL scheme -> what follows `://`."""
+"""URL scheme -> format of the part between `://` and the path."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +52,7 @@ class BootRecord:
     """Name of the machine's fleet (fleet.py): `job_dir` is then the fleet's folder with its orders, and the fields
     about a job and its node are empty. "": the machine belongs to one job."""
     one_job: bool = False
-    """The fleet is for one job: a machine that finds no open order leaves it at once."""
+    """True if the fleet is for one job: a machine that finds no open order then leaves the fleet at once."""
 
     def __post_init__(self) -> None:
         boot = boot_of(self.cloud)

@@ -12,9 +12,9 @@ SERVICE = "cloudgpu.service"
 UNIT_PATH = f"/etc/systemd/system/{SERVICE}"
 
 # FailureAction: a machine must not stay up idle, and billed, if the bootstrap was killed or could not power it off.
-# Before it systemd runs ExecStopPost, even if the process was killed or never started.
-# KillMode: at a shutdown SIGTERM goes to the bootstrap, which passes it on to the agent and that to the program; the
-# remaining processes are then killed.
+# systemd first runs ExecStopPost, even if the process was killed or never started.
+# KillMode: at a shutdown the bootstrap gets SIGTERM and passes it on to the agent, which passes it on to the program;
+# the remaining processes are then killed.
 # RefuseManualStop: Ubuntu's needrestart restarts services that use packages that apt has just installed, including this
 # one while its program runs apt (`setup: apt-get install …`). A shutdown still stops it.
 # OOMPolicy: if the program is killed for using up the memory, the agent keeps running. LimitMEMLOCK: EFA and NCCL pin

@@ -11,7 +11,7 @@ systemd does (FailureAction in service.py). Standard output goes to the machine'
 
 from __future__ import annotations
 
-from ..target import Stop
+from ..target import SelfDelete
 
 NAME = "stop.sh"
 
@@ -46,12 +46,12 @@ exit 1
 """
 
 
-def stop_script(stop: Stop) -> bytes:
+def stop_script(stop: SelfDelete) -> bytes:
     """Return the script for machines that end themselves by this API request."""
     return (_HEAD + stop.end + _TAIL).encode()
 
 
-def stop_command(home: str, stop: Stop | None, api_endpoint: str | None, identity: str | None) -> str:
+def stop_command(home: str, stop: SelfDelete | None, api_endpoint: str | None, identity: str | None) -> str:
     """Return the command line for the systemd unit; "": the machines need no stop script."""
     if stop is None:
         return ""

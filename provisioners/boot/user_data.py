@@ -2,7 +2,7 @@
 
 cloud-init writes files and runs `runcmd` on the first boot only; the enabled service runs on later boots. The first
 command schedules the shutdown, so that the machine ends even if everything else fails. (It is not in `bootcmd`, which
-runs before systemd-logind: without that, shutdown(8) cannot schedule.)
+runs before systemd-logind, which shutdown(8) needs to schedule.)
 """
 
 from __future__ import annotations

@@ -24,5 +24,5 @@ def put_agent(fleet: FleetSpec, fleet_dir: str) -> AgentFile:
 def put_settings(fleet: FleetSpec, fleet_dir: str, expires: float | None = None) -> None:
     """Write the fleet's settings, which running machines read too; called whenever the fleet is changed.
 
-    `expires`: as in Settings. Raises JobDirError."""
+    `expires`: see Settings. Raises JobDirError."""
     JobDir(fleet_dir).put(FLEET_KEY, Settings(idle_s=fleet.idle_s, expires=expires).to_bytes())

@@ -15,19 +15,19 @@ from ...jobspecs.catalog import CLOUDS, machine_types
 from ...jobspecs.plan import Offer
 from ...protocol.fleet.records import Order, place_of
 from ...protocol.fleet.view import OrderView, View
-from ..base import Allocation, Ended, LaunchRequest, NodeState, Owner, ProvisionError
+from ..base import Allocation, LaunchRequest, NodeState, Owner, ProvisionError, TerminateResult
 from ..shared.api_calls import mark_may_have_created
 from ..stacks import clusters
 from ..stacks.fleet_orders import Orders, gone, node_states, translate_errors
 from .offer import TARGET
 
-LET_GO_S = 60.0
+RELEASE_TIMEOUT_S = 60.0
 """Seconds that terminate() waits, beyond the time after which a silent machine counts as lost, for machines to stop
 their programs."""
-LATELY_S = 3_600.0
+FAILURE_TTL_S = 3_600.0
 """Age in seconds up to which a machine's failure is reported as the reason why an order waits."""
 _PARTS = 3  # parts of a machine's name in an allocation: cluster, number of the order, place
-_POLL_S = (0.2, 5.0)  # for a folder on this computer; for a bucket
+_POLL_S = (0.2, 5.0)  # seconds between two polls of a local folder, and of a bucket
 
 
 class ClusterProvisioner:
@@ -52,10 +52,10 @@ class ClusterProvisioner:
 
     def observe(self, allocation: Allocation) -> list[NodeState]:
         url = self._fleet_dir(allocation)
-        if url is None or not _stands(_name_of(allocation)):
+        if url is None or not _exists(_name_of(allocation)):
             return [gone(node, "the cluster is not known here any more") for node in allocation.machines]
         with translate_errors(url):
-            view = self._orders.look(url)
+            view = self._orders.poll(url)
             one = view.of_token(allocation.token)
             trouble = self._trouble(url, _name_of(allocation), view) if one is not None and one.wanting else ""
             if one is not None and (why := view.withdrawal_reason(one)):
@@ -67,7 +67,7 @@ class ClusterProvisioner:
         detail = f"waits for a machine of the cluster{_turn(one, view)}{trouble}"
         return list(node_states(one, lambda node, _: NodeState(node, "pending", detail, queued=True), _unserved(one)))
 
-    def terminate(self, allocation: Allocation) -> Ended | None:
+    def terminate(self, allocation: Allocation) -> TerminateResult | None:
         """End the order; return when no machine runs the job any more. Raises ProvisionError."""
         url = self._fleet_dir(allocation)
         if url is None:
@@ -76,10 +76,10 @@ class ClusterProvisioner:
             one = self._orders.end(url, allocation.token, "terminated", number=_number_of(allocation))
             if one is not None:
                 self._await_release(url, one.number)
-        return Ended(one is not None and any(place.incarnation for place in one.places))
+        return TerminateResult(one is not None and any(place.incarnation for place in one.places))
 
     def remove(self, allocation: Allocation, nodes: Collection[str]) -> None:
-        """No-op: the fleet itself takes the node from a lost machine."""
+        """No-op: the fleet itself gives the node of a lost machine to another machine."""
 
     def find(self, owner: Owner) -> list[Allocation]:
         found = []
@@ -107,12 +107,12 @@ class ClusterProvisioner:
     def _await_release(self, url: str, number: int) -> None:
         until: float | None = None
         while True:
-            view = self._orders.look(url, at_once=True)
+            view = self._orders.poll(url, at_once=True)
             one = view.find(number)
             held = [] if one is None else one.held
             if not held:
                 return
-            until = until or time.monotonic() + view.settings.silent_s + LET_GO_S
+            until = until or time.monotonic() + view.settings.silent_s + RELEASE_TIMEOUT_S
             if time.monotonic() > until:
                 names = ", ".join(f"{place.machine} ({place.node})" for place in held)
                 raise ProvisionError("transient", f"it was ended, and these machines do not let go of it: {names}")
@@ -122,7 +122,7 @@ class ClusterProvisioner:
         """Return a known reason why no machine takes a waiting order; "": none."""
         if view.settings.has_expired:
             return f"; the cluster has expired: `cloudgpu cluster extend {name} 7d` brings machines back"
-        lately = {machine: age for machine, age in view.failed.items() if age < LATELY_S}
+        lately = {machine: age for machine, age in view.failed.items() if age < FAILURE_TTL_S}
         if view.free or not lately:
             return ""
         newest = min(lately, key=lambda machine: lately[machine])
@@ -143,7 +143,8 @@ def shared() -> ClusterProvisioner:
 
 
 def architecture_of(machine_type: str) -> str:
-    """Return the architecture of a machine type, from the cloud of a cluster that uses it or whose table lists it."""
+    """Return the architecture of a machine type, by the tables of a cloud in which a known cluster uses the type, or
+    else of the first cloud that lists it."""
     from .. import architecture_of as of_cloud
 
     known = (one.cloud for one in _all() if one.fleet.machine_type == machine_type)
@@ -151,18 +152,18 @@ def architecture_of(machine_type: str) -> str:
     return of_cloud(cloud, machine_type) or "x86_64"
 
 
-def could_be_used() -> bool:
-    """Return whether this computer has the record of a cluster; an unreadable one counts, and raises when it is
-    used."""
+def is_set_up() -> bool:
+    """Return whether this computer has the record of a cluster. Unreadable records count: using them raises the
+    error."""
     try:
-        return bool(clusters.known())
+        return bool(clusters.load_all())
     except ValueError:
         return True
 
 
 def _all() -> list[clusters.Cluster]:
     try:
-        return clusters.known()
+        return clusters.load_all()
     except ValueError as error:
         raise ProvisionError("invalid", str(error), scope="cloud") from error
 
@@ -172,7 +173,7 @@ def _name_of(allocation: Allocation) -> str:
     return allocation.region or next(iter(allocation.machines.values()), "").partition("/")[0]
 
 
-def _stands(name: str) -> bool:
+def _exists(name: str) -> bool:
     """Return whether the record of the cluster exists, i.e. it was not taken down from this computer."""
     try:
         return clusters.load(name) is not None
@@ -205,13 +206,13 @@ def _allocation(order: Order, name: str, fleet_dir: str, number: int) -> Allocat
 
 
 def _number_of(allocation: Allocation) -> int | None:
-    """Return the number of its order, taken from the machines' names; None: unknown."""
+    """Return the number of an allocation's order, taken from the machines' names; None: unknown."""
     parts = next(iter(allocation.machines.values()), "").split("/")
     return int(parts[1]) if len(parts) == _PARTS and parts[1].isdecimal() else None
 
 
 def _may_run(view: View, number: int | None) -> bool:
-    """Return whether machines that read the order earlier may still run it, although it can no longer be read."""
+    """Return whether machines may still run an order that can no longer be read, because they have read it before."""
     if number is None or number not in view.unreadable:
         return False
     ended_s = view.unreadable[number]

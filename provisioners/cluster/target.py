@@ -6,7 +6,7 @@ from ..target import Target
 
 TARGET = Target(
     provisioner=".provisioner:shared",
-    set_up=".provisioner:could_be_used",
+    set_up=".provisioner:is_set_up",
     setup_hint="cluster is not set up here: `cloudgpu cluster up cluster.yaml` brings one up, "
     "see docs/guides/clusters.md",
     architecture=".provisioner:architecture_of",

@@ -1,4 +1,4 @@
-"""Google Cloud account: project, credentials and endpoint for all APIs of the targets `gcp` and `vertex`, and errors.
+"""Google Cloud account: project, credentials and endpoint of the targets `gcp` and `vertex`; error translation.
 
 All settings come from where Google's own tools read them: `GOOGLE_CLOUD_PROJECT`, Application Default Credentials. The
 only cloudgpu setting is `CLOUDGPU_GCP_ENDPOINT`, a test's endpoint on this computer that replaces all Google APIs.
@@ -21,7 +21,7 @@ from ..shared.api_calls import (
     ErrorTranslator,
     check_encrypted,
     clock_is_off,
-    known_name,
+    error_name,
     retry_after_s,
     translate_errors,
 )
@@ -44,7 +44,7 @@ class Account:
     """Project and credentials of one account, read once. Thread-safe."""
 
     def __init__(self, clock: Clock, target: str = "gcp") -> None:
-        """`target`: whose rows of errors.csv classify errors."""
+        """`target`: the target whose rows of errors.csv classify errors."""
         self._clock = clock
         self._target = target
         self._lock = threading.Lock()
@@ -52,7 +52,7 @@ class Account:
 
     @property
     def credentials(self) -> Credentials:
-        """Credentials. Raises ProvisionError if there are none."""
+        """Credentials for Google's SDKs. Raises ProvisionError if there are none."""
         return self._read()[0]
 
     @property
@@ -69,7 +69,7 @@ class Account:
         return url
 
     def forget(self) -> None:
-        """Drop the cached settings: after a new login, expired credentials are replaced."""
+        """Drop the cached settings, so that the credentials of a new login are read."""
         with self._lock:
             self._found = None
 
@@ -99,8 +99,8 @@ class Account:
         return credentials, project
 
 
-def could_be_used() -> bool:
-    """Return True if the SDK is installed and credentials of some kind exist, without any request."""
+def is_set_up() -> bool:
+    """Return True if the SDK is installed and some credentials are configured. Sends no request."""
     if any(importlib.util.find_spec(package) is None for package in ("google", "google.auth", "google.cloud")):
         return False
     if importlib.util.find_spec("google.cloud.compute_v1") is None:
@@ -121,7 +121,7 @@ def could_be_used() -> bool:
 
 
 def error_translator(target: str) -> ErrorTranslator:
-    """Return a translator of errors of Google's SDKs and transports by a target's rows of errors.csv."""
+    """Return a function that translates errors of Google's SDKs to ProvisionError by a target's rows of errors.csv."""
     return functools.partial(_translate_error, target)
 
 
@@ -136,7 +136,7 @@ def _translate_error(target: str, error: Exception, doing: str, clock: Clock) ->
     if isinstance(error, GoogleAuthError):
         return _auth_error(target, error, doing)
     if isinstance(error, (RequestException, GoogleAPIError, ParseError)):
-        return classify(target, code=known_name(error), message=_short(str(error)), doing=doing)
+        return classify(target, code=error_name(error), message=_short(str(error)), doing=doing)
     return None
 
 
@@ -157,7 +157,7 @@ def _answered(target: str, error: GoogleAPICallError, doing: str, clock: Clock) 
 
 def _auth_error(target: str, error: Exception, doing: str) -> ProvisionError:
     """Translate an error of google.auth: missing or rejected credentials, or no response of the token service."""
-    code = "TransportError" if getattr(error, "retryable", False) else known_name(error)
+    code = "TransportError" if getattr(error, "retryable", False) else error_name(error)
     message = " ".join(str(part) for part in error.args if isinstance(part, str)) or type(error).__name__
     return classify(target, code=code, message=_short(message), doing=doing)
 
@@ -190,6 +190,6 @@ def _words(error: GoogleAPICallError) -> str:
 
 
 def _short(text: str) -> str:
-    """Return `text` on one line, truncated: a proxy's or server's HTML page is no useful message."""
+    """Return `text` on one line, truncated to _LONGEST_MESSAGE characters: it may be a proxy's whole HTML page."""
     text = " ".join(text.split())
     return text if len(text) <= _LONGEST_MESSAGE else f"{text[:_LONGEST_MESSAGE]}…"

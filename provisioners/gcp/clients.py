@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 from ..base import ProvisionError
 from ..shared import api_calls
 from ..shared.clock import Clock, SystemClock
-from .account import Account, could_be_used, error_translator
+from .account import Account, error_translator, is_set_up
 from .rest import Rest
 
 if TYPE_CHECKING:
@@ -28,8 +28,8 @@ __all__ = [
     "RETRY_TIMEOUT_S",
     "WRITE_S",
     "Clients",
-    "could_be_used",
     "ignore_not_found",
+    "is_set_up",
     "need_sdk",
     "translate_error",
     "translate_errors",
@@ -67,12 +67,12 @@ class Clients:
 
     @property
     def named_account(self) -> str:
-        """E-mail address of the service account that a setting gives to machines; "": not set."""
+        """E-mail address of the machines' service account in CLOUDGPU_GCP_SERVICE_ACCOUNT; "": not set."""
         return os.environ.get(_SERVICE_ACCOUNT, "")
 
     @property
     def service_account(self) -> str:
-        """E-mail address of the machines' service account."""
+        """E-mail address of the machines' service account: the configured one, otherwise the default name."""
         return self.named_account or f"cloudgpu-machine@{self.project}.iam.gserviceaccount.com"
 
     @property
@@ -152,7 +152,7 @@ class Clients:
         return Rest(self.account, self.clock)
 
     def forget(self) -> None:
-        """Drop the cached settings: after a new login, expired credentials are replaced."""
+        """Drop the cached clients and settings, so that the credentials of a new login are read."""
         with self._lock:
             self._made.clear()
         self.account.forget()
@@ -188,7 +188,7 @@ def need_sdk() -> None:
 
 
 def translate_errors(doing: str, clock: Clock) -> contextlib.AbstractContextManager[None]:
-    """Raise ProvisionError in place of the SDK's errors; the message begins with `doing` (context manager)."""
+    """Context manager: translate the SDK's errors to ProvisionError; the message begins with `doing`."""
     return api_calls.translate_errors(translate_error, doing, clock)
 
 

@@ -1,4 +1,4 @@
-"""Google Cloud's implementation of the stacks' queries, which stacks/fleet_queries.py describes."""
+"""Queries of Google Cloud for infra stacks; implements the protocol FleetQueries (stacks/fleet_queries.py)."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def account(_region: str) -> str:
 
 
 def image(fleet: FleetSpec) -> str:
-    """Return the newest image's URL. Raises ProvisionError(invalid) if the fleet's disk is too small for it."""
+    """Return the URL of the newest image for the fleet. Raises ProvisionError(invalid) if the disk is too small."""
     found = Images(Clients()).find(nodes_of(fleet, 1)[0])
     if fleet.disk_gb < found.min_gb:  # a launch would enlarge the disk; a fleet's template uses its disk size as given
         message = (
@@ -67,7 +67,7 @@ def reserved_until(_fleet: FleetSpec, _reservation: str) -> None:
 
 
 def endpoints(_region: str) -> Endpoints:
-    """Return the endpoints of Cloud Storage and of the Compute Engine API."""
+    """Return the endpoints of Cloud Storage and of the Compute Engine API that tests configure; None: Google's own."""
     clients = Clients()
     return Endpoints(clients.storage_endpoint, clients.account.endpoint or None)
 

@@ -47,12 +47,12 @@ def to_labels(values: Mapping[str, str]) -> dict[str, str]:
 
 
 def from_labels(labels: Mapping[str, str]) -> dict[str, str]:
-    """Return the tags in labels, without labels that are not cloudgpu's."""
+    """Decode labels to tags; labels without cloudgpu's prefix are left out."""
     return {key: decode(value) for key, value in labels.items() if key.startswith(f"{PREFIX}-")}
 
 
 def with_label(key: str, value: str) -> str:
-    """Return a list filter for resources with a tag."""
+    """Return a filter expression of the list API for resources with this tag."""
     return f'labels.{key} = "{encode(value)}"'
 
 

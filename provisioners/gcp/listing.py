@@ -50,10 +50,10 @@ def list_everywhere(
 
 
 def ask_everywhere(clients: Clients, doing: str, everywhere: Callable[[], _T], there: Callable[[], _T] | None) -> _T:
-    """Return the result of an aggregated list, with a fallback to `there`, which queries one region with its own
+    """Return the result of an aggregated list, with a fallback to `there`, a query of one region with its own
     retries.
 
-    `there`: None if the region is unknown. Raises ProvisionError.
+    `there`: None if the region is unknown, which disables the fallback. Raises ProvisionError.
     """
     if there is None:
         return clients.ask(doing, everywhere)
@@ -71,7 +71,7 @@ def is_avoided(clients: Clients) -> bool:
 
 
 def avoid(clients: Clients, error: ProvisionError) -> None:
-    """Record that an aggregated list failed. Raises the error if lists of a region would fail as well."""
+    """Record that an aggregated list failed. Raises errors that are not transient: a region's list would fail, too."""
     if error.error_class != "transient":
         raise error
     log.warning("%s; the region is listed instead of all zones", error)

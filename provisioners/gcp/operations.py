@@ -1,4 +1,4 @@
-"""Compute Engine operations: start, wait, and list the history, which it keeps for about two weeks.
+"""Compute Engine operations: start them, wait for them, and list past ones, which are kept for about two weeks.
 
 The history replaces local state: it shows which machines were started under a launch's token, whether cloudgpu or
 something else deleted them, and why a machine is gone. Resources that only exist or not, such as firewall rules, do not
@@ -47,7 +47,7 @@ class Operation:
     instance: str
     """Name of the target resource."""
     zone: str
-    """"": not zonal."""
+    """Zone of the target; "": not zonal."""
     user: str
     """Requester: an e-mail address, or `system`."""
     at: datetime.datetime
@@ -56,7 +56,7 @@ class Operation:
     error: ProvisionError | None
     """Error of a failed operation."""
     region: str = ""
-    """"": not regional."""
+    """Region of the target; "": not regional."""
 
     @property
     def verb(self) -> str:
@@ -91,19 +91,20 @@ def order(clients: Clients, start: Callable[[], compute_v1.Operation], doing: st
 
 
 def wait(
-    clients: Clients, ordered: Operation, doing: str, patience_s: float, enough: Callable[[], bool] = lambda: False
+    clients: Clients, ordered: Operation, doing: str, retry_timeout_s: float, enough: Callable[[], bool] = lambda: False
 ) -> Operation:
-    """Poll until the operation is done or `enough()` is true. Raises ProvisionError: its error, or `transient` on a
-    timeout."""
+    """Poll until the operation is done or `enough()` returns True; return its last state.
+
+    Raises ProvisionError: the operation's error, or `transient` after `retry_timeout_s` seconds."""
     clock = clients.clock
     until, pauses, now = (
-        clock.monotonic() + patience_s,
+        clock.monotonic() + retry_timeout_s,
         itertools.chain(_PAUSES_S, itertools.repeat(_LAST_PAUSE_S)),
         ordered,
     )
     while not now.finished and not enough():
         if clock.monotonic() > until:
-            message = f"{doing}: Compute Engine has not done it after {patience_s:.0f} s (operation {now.name})"
+            message = f"{doing}: Compute Engine has not done it after {retry_timeout_s:.0f} s (operation {now.name})"
             raise ProvisionError("transient", message, scope="zone", code="OperationTimeout")
         pause(clock, next(pauses))
         now = clients.ask(doing, functools.partial(_look, clients, ordered, doing))
@@ -118,7 +119,7 @@ def make(
     is_there: Callable[[], bool],
     *,
     doing: str,
-    patience_s: float,
+    retry_timeout_s: float,
     request_id: str = "",
 ) -> None:
     """Create a resource unless it exists or another process creates it concurrently. Raises ProvisionError.
@@ -138,7 +139,7 @@ def make(
             raise ProvisionError("invalid", f"{doing}: {error.message}", scope="region", code=_EXISTS) from error
 
     try:
-        wait(clients, order(clients, start, doing), doing, patience_s)
+        wait(clients, order(clients, start, doing), doing, retry_timeout_s)
     except ProvisionError:
         if not is_there():
             raise
@@ -150,21 +151,22 @@ def remove(
     is_there: Callable[[], bool],
     *,
     doing: str,
-    patience_s: float,
+    retry_timeout_s: float,
 ) -> None:
     """Delete a resource, and return when it is gone. Idempotent. Raises ProvisionError."""
     if not is_there():
         return
     try:
-        wait(clients, order(clients, delete, doing), doing, patience_s)
+        wait(clients, order(clients, delete, doing), doing, retry_timeout_s)
     except ProvisionError:
         if is_there():
             raise
 
 
 def begun_by(done: Sequence[Operation]) -> dict[str, Operation]:
-    """Return machines (or groups) that may exist -> the call that created each. `done`: operations, the oldest
-    first."""
+    """Return `zone/name` or `region/name` -> operation that created the resource, for those that may exist.
+
+    `done`: operations on machines or groups, the oldest first."""
     found: dict[str, Operation] = {}
     for one in done:
         machine = f"{one.place}/{one.instance}"
@@ -178,7 +180,7 @@ def begun_by(done: Sequence[Operation]) -> dict[str, Operation]:
 def of_instances(clients: Clients, pattern: str, region: str = "") -> list[Operation]:
     """Return the operations on instances whose name matches a regular expression, the oldest first. One call.
 
-    `region`: region of the instances, "" if unknown: the fallback if not all zones can be listed. Raises
+    `region`: region of the instances, whose zones are queried if the list of all zones fails; "": no fallback. Raises
     ProvisionError.
     """
     from google.cloud import compute_v1
@@ -200,7 +202,7 @@ def of_things(clients: Clients, collection: str, pattern: str, region: str = "")
     """Return the operations on resources of a regional collection (`instanceGroupManagers`) whose name matches a
     regular expression, the oldest first. One call.
 
-    `region`: region of the resources, "" if unknown: the fallback if not all zones can be listed. Raises
+    `region`: region of the resources, which is queried if the list of all regions fails; "": no fallback. Raises
     ProvisionError.
     """
     from google.cloud import compute_v1

@@ -15,12 +15,12 @@ from decimal import Decimal
 from typing import TYPE_CHECKING
 
 from ...jobspecs.plan import Offer
-from ..base import Allocation, Ended, LaunchRequest, NodeState, Owner
+from ..base import Allocation, LaunchRequest, NodeState, Owner, TerminateResult
 from ..shared import allocations, tags
 from ..shared.allocations import Found
-from ..shared.api_calls import renewing
-from ..shared.shared_provisioner import PerSettings
-from ..stacks.job_groups import dismiss, is_grouped
+from ..shared.api_calls import retry_after_login
+from ..shared.shared_provisioner import CachedByEnvironment
+from ..stacks.job_groups import end_order, is_grouped
 from .account import ACCOUNTS
 from .clients import Clients, need_sdk
 from .console import console
@@ -54,11 +54,11 @@ class GcpProvisioner:
         self._ended: dict[str, NodeState] = {}
         """Machine -> its final state; the reason why it is gone is queried only once."""
 
-    @renewing
+    @retry_after_login
     def launch(self, request: LaunchRequest) -> Allocation:
         """Start the missing machines, all or none. Idempotent: see Launch.
 
-        It takes one call if all exist, otherwise about ten plus three for each machine.
+        Calls the API once if all machines exist, otherwise about ten times plus three times for each machine.
         """
         ACCOUNTS.check(request.account, self._own)
         check_request(request)
@@ -69,7 +69,7 @@ class GcpProvisioner:
         launch.run()
         return allocations.of_launch(TARGET, launch, self._clients.project, self._clients.clock.now())
 
-    @renewing
+    @retry_after_login
     def observe(self, allocation: Allocation) -> list[NodeState]:
         """Return Compute Engine's states, at most a few seconds old, from one call that concurrent callers share.
 
@@ -82,14 +82,14 @@ class GcpProvisioner:
         seen = self._seen(allocation)
         return [self._state(allocation, node, one, seen.get(one)) for node, one in allocation.machines.items()]
 
-    @renewing
-    def terminate(self, allocation: Allocation) -> Ended:
+    @retry_after_login
+    def terminate(self, allocation: Allocation) -> TerminateResult:
         """Remove everything under the token, including resources that the allocation does not name.
 
         Raises ProvisionError(transient) if the deletion takes longer than some minutes: call again.
         """
         self._check(allocation)
-        dismiss(allocation)
+        end_order(allocation)
         has_group, is_known = is_grouped(allocation), bool(allocation.account and allocation.machines)
         return Teardown(
             self._clients,
@@ -101,7 +101,7 @@ class GcpProvisioner:
             grouped=has_group or not is_known,
         ).run()
 
-    @renewing
+    @retry_after_login
     def remove(self, allocation: Allocation, nodes: Collection[str]) -> None:
         """Delete the nodes' machines unless they are ending: one call each. No-op for a group, which replaces its
         machines."""
@@ -113,7 +113,7 @@ class GcpProvisioner:
             if machine not in seen or not seen[machine].is_ending:
                 delete(self._clients, machine)
 
-    @renewing
+    @retry_after_login
     def find(self, owner: Owner) -> list[Allocation]:
         """Return every launch with remaining resources, in all zones of the project: five calls."""
         need_sdk()
@@ -133,21 +133,22 @@ class GcpProvisioner:
             if token
         ]
 
-    @renewing
+    @retry_after_login
     def explain(self, allocation: Allocation, node: str) -> str:
-        """Return the end of the instance's serial port output: one call. "" for a group: its nodes' machines are
-        unknown."""
+        """Return the last lines of the serial port output of the node's machine (one call).
+
+        Returns "" for a group, since it is not known which machine ran the node."""
         self._check(allocation)
         if is_grouped(allocation):
             return ""
         return console(self._clients, allocation.machines[node])
 
-    @renewing
+    @retry_after_login
     def account(self) -> str:
         """Return the project's id, from the settings, without a call."""
         return self._own()
 
-    @renewing
+    @retry_after_login
     def check_account(self, account: str) -> None:
         """See Provisioner."""
         ACCOUNTS.check(account, self._own)
@@ -159,12 +160,12 @@ class GcpProvisioner:
     # -- helpers
 
     def _own(self) -> str:
-        """Return the account of the credentials."""
+        """Return the configured project's id. Raises ProvisionError."""
         need_sdk()
         return self._clients.project
 
     def _check(self, allocation: Allocation) -> None:
-        """Refuse the credentials of another account than the allocation's."""
+        """Raise ProvisionError if the configured project is not that of the allocation."""
         need_sdk()
         ACCOUNTS.check(allocation.account, self._own)
 
@@ -204,5 +205,7 @@ def _allocation(
     return allocations.of_found(TARGET, owner, Found(token, values, machines, region, zone))
 
 
-shared = PerSettings(GcpProvisioner, "GOOGLE_", "CLOUDGPU_GCP_", "CLOUDSDK_", "GCE_METADATA_", "STORAGE_EMULATOR_HOST")
+shared = CachedByEnvironment(
+    GcpProvisioner, "GOOGLE_", "CLOUDGPU_GCP_", "CLOUDSDK_", "GCE_METADATA_", "STORAGE_EMULATOR_HOST"
+)
 """The provisioner shared by all jobs of this process; it is replaced when the settings change."""

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 _TIMEOUT_S = (5.0, 30.0)
 """Timeouts in seconds for the connection and for each read; a page of a few hundred machine types takes seconds."""
-_PATIENCE_S = 20.0
+_RETRY_TIMEOUT_S = 20.0
 """Timeout of retries in seconds: an unresponsive server costs at most one more request timeout."""
 _MAX_PAGES = 1_000
 
@@ -29,7 +29,7 @@ class Rest:
     """Client for GET requests to one account's project. Thread-safe."""
 
     def __init__(self, account: Account, clock: Clock, target: str = "gcp") -> None:
-        """`target`: whose rows of errors.csv classify errors."""
+        """`target`: the target whose rows of errors.csv classify errors."""
         self._account = account
         self._clock = clock
         self._translate_error = error_translator(target)
@@ -84,7 +84,7 @@ class Rest:
                 raise ProvisionError("transient", f"{doing}: the answer is no JSON object", scope="cloud")
             return found
 
-        return ask(call, self._translate_error, doing, timeout_s=_PATIENCE_S, clock=self._clock)
+        return ask(call, self._translate_error, doing, timeout_s=_RETRY_TIMEOUT_S, clock=self._clock)
 
     @property
     def _session(self) -> AuthorizedSession:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from ..target import Boot, Stop, Target, Variables
+from ..target import Boot, EnvironmentVariables, SelfDelete, Target
 
 SETTINGS = ("GOOGLE_CLOUD_PROJECT", "GOOGLE_APPLICATION_CREDENTIALS", "CLOUDSDK_CONFIG", "STORAGE_EMULATOR_HOST")
-CREDENTIALS = Variables(names=("GOOGLE_BEARER_TOKEN", "GOOGLE_SERVICE_ACCOUNT", "GOOGLE_SERVICE_ACCOUNT_KEY"))
+CREDENTIALS = EnvironmentVariables(
+    names=("GOOGLE_BEARER_TOKEN", "GOOGLE_SERVICE_ACCOUNT", "GOOGLE_SERVICE_ACCOUNT_KEY")
+)
 NEEDS = (
     "it needs Google's SDK (pip install 'cloudgpu[gcp]') and credentials "
     "(`gcloud auth application-default login`, or GOOGLE_APPLICATION_CREDENTIALS)"
@@ -22,7 +24,7 @@ end() {
 
 TARGET = Target(
     provisioner=".provisioner:shared",
-    set_up=".clients:could_be_used",
+    set_up=".clients:is_set_up",
     setup_hint=f"gcp is not set up here: {NEEDS}, see docs/guides/gcp.md",
     architecture=".machine.machine_types:architecture_of",
     collector=".lifecycle.gc",
@@ -33,8 +35,8 @@ TARGET = Target(
         host="host_gce",
         group="group_gcp",
         sent_as="startup script",
-        stop=Stop("https://compute.googleapis.com", _END),
+        stop=SelfDelete("https://compute.googleapis.com", _END),
     ),
-    settings=Variables(names=SETTINGS, beginnings=("CLOUDGPU_GCP_",)),
+    settings=EnvironmentVariables(names=SETTINGS, prefixes=("CLOUDGPU_GCP_",)),
     credentials=CREDENTIALS,
 )

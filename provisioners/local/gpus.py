@@ -148,10 +148,9 @@ def _check(nodes: Sequence[NodeRequest], gpus: Sequence[LocalGpu]) -> None:
 
 
 def shortage(nodes: Sequence[NodeRequest], ahead: Mapping[str, int]) -> str:
-    """Return why the nodes cannot have their GPUs now, if `ahead` are kept for other jobs. Raises ProvisionError,
-    OSError.
+    """Return why the nodes cannot have their GPUs now; "": they can, or the machine has too few (hold() then raises).
 
-    "": they can, or the machine has too few GPUs, for which hold() raises."""
+    `ahead`: accelerator -> number of GPUs that are kept for other jobs. Raises ProvisionError, OSError."""
     wanted = _sums(nodes)
     if not wanted:
         return ""
@@ -221,8 +220,8 @@ def _shortage(
     names: Sequence[str],
     users: Mapping[str, Sequence[int]],
 ) -> str:
-    """Return why a node gets no GPUs now. It names processes not started by cloudgpu, since they may be forgotten
-    ones."""
+    """Return why a node gets no GPUs now, with the ids of processes not started by cloudgpu, which the user may have
+    forgotten."""
     message = f"{node.node} needs {node.accelerator}:{node.count}, {free} are free on this machine"
     busy = {
         gpu.uuid: users[gpu.uuid]

@@ -38,17 +38,17 @@ _one_at_a_time = threading.Lock()
 
 
 class Machine:
-    """Machine of one node of a launch. Methods must be called within the launch's guard()."""
+    """Machine of one node of a launch. Methods must be called within the launch's launch_lock()."""
 
     def __init__(self, folder: Path, marker: str) -> None:
         self.folder, self.marker = folder, marker
 
     @property
     def started(self) -> bool:
-        """Return whether the agent was started: it creates this file first. It must not be started again."""
+        """Return whether the agent was ever started: it then created this file. It must not be started twice."""
         return (self.folder / "started").exists()
 
-    def take(self) -> int | None:
+    def try_lock(self) -> int | None:
         """Return a descriptor of the machine's lock, for an agent to inherit; None: a running agent holds it.
 
         The forked child of a killed launcher holds all locks for a moment. If the lock is held and no agent has
@@ -62,7 +62,7 @@ class Machine:
                 return lock
             time.sleep(_LOOK_S)
 
-    def is_on(self) -> bool:
+    def is_running(self) -> bool:
         """Return whether the agent runs."""
         try:
             descriptor = try_lock(self.folder / "lock", create=False)
@@ -97,7 +97,7 @@ class Machine:
             )
         _agents.append(agent)
 
-    def last_words(self) -> str:
+    def last_log_line(self) -> str:
         """Return the last line of agent.log; "" if there is none."""
         try:
             with (self.folder / "agent.log").open("rb") as log:
@@ -108,7 +108,8 @@ class Machine:
         return next((line.strip() for line in reversed(lines) if line.strip()), "")
 
     def clean(self) -> None:
-        """Delete all files but the end of the agent's log. No process of the machine may run any more."""
+        """Delete all files except the end of the agent's log. Call this only after all processes of the machine have
+        ended."""
         for path in self.folder.iterdir() if self.folder.is_dir() else ():
             if path.name == "agent.log":
                 _keep_tail(path)
@@ -119,7 +120,7 @@ class Machine:
 
 
 @contextlib.contextmanager
-def guard(path: Path) -> Iterator[None]:
+def launch_lock(path: Path) -> Iterator[None]:
     """Context manager: serialize operations on a launch, across processes. The kernel frees the lock of a dead process.
 
     Within this process all launches are serialized: until exec, a forked child holds copies of the locks of other

@@ -23,7 +23,7 @@ _CGROUPS = Path("/sys/fs/cgroup")
 
 
 def cores(membership: Path = _MEMBERSHIP, cgroups: Path = _CGROUPS) -> int:
-    """Return the CPU cores that this process may use, at least 1: by its affinity and the quotas of its cgroups."""
+    """Return the number of CPU cores that this process may use, at least 1, by its affinity and its cgroups' quotas."""
     allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return max(1, int(min([allowed, *_quotas(membership, cgroups)])))
 
@@ -88,7 +88,8 @@ def slot_shortage(nodes: Sequence[NodeRequest], ahead: int, folder: Path) -> str
 
 @contextlib.contextmanager
 def hold_slots(count: int, folder: Path) -> Iterator[list[int]]:
-    """Context manager: hold `count` slots, all or none; yield their descriptors. Inherited copies hold them longer.
+    """Context manager: hold `count` slots, all or none; yield their descriptors. A process that inherits
+    a descriptor keeps its slot.
 
     Raises ProvisionError (capacity), OSError.
     """

@@ -26,7 +26,7 @@ from ...jobspecs.plan import CPU, LocalMachine, Offer
 from ...storage import durable
 from ..base import Allocation, LaunchRequest, NodeRequest, NodeState, Owner, ProvisionError
 from .gpus import find_gpus, hold, shortage
-from .machine import Machine, guard, kill_marked, marked, reap_agents
+from .machine import Machine, kill_marked, launch_lock, marked, reap_agents
 from .node_slots import cores, hold_slots, slot_shortage, slots_of
 
 TARGET = "local"
@@ -62,12 +62,12 @@ class LocalProvisioner:
             {node.node: f"{request.token}/{node.node}" for node in request.nodes},
         )
         folder = self._folder(request.token)
-        with _told("start the machines"), self._guard(request.token):
+        with translate_errors("start the machines"), self._guard(request.token):
             if (folder / "ending").exists():
                 return allocation
             self._prune()
             with contextlib.ExitStack() as stack:
-                stack.callback(_forget_unborn, folder)
+                stack.callback(_delete_if_unstarted, folder)
                 waiting = self._to_start(request, stack)
                 gpus = stack.enter_context(hold([node for node, *_ in waiting], request.nodes, self._root / "gpus"))
                 # Other agents hold the slots of a launch that continues, or that replaces lost nodes.
@@ -81,15 +81,15 @@ class LocalProvisioner:
         return allocation
 
     def observe(self, allocation: Allocation) -> list[NodeState]:
-        """Return whether each agent runs. If an agent has crashed, the machine's remaining processes are killed."""
-        with _told("look at the machines"), self._guard(allocation.token):
+        """Return each node's state: whether its agent runs. The remaining processes of a crashed agent are killed."""
+        with translate_errors("look at the machines"), self._guard(allocation.token):
             reap_agents()
             return [self._observe(allocation.token, node) for node in allocation.machines]
 
     def terminate(self, allocation: Allocation) -> None:
         """Kill all processes of all nodes; return when none is left. Raises ProvisionError if some do not end."""
         folder = self._folder(allocation.token)
-        with _told("end the machines"), self._guard(allocation.token):
+        with translate_errors("end the machines"), self._guard(allocation.token):
             if (folder / "ended").exists():
                 return
             try:
@@ -98,21 +98,21 @@ class LocalProvisioner:
             finally:  # processes are killed even if the disk is full; terminate() must then be retried
                 left = kill_marked(f"{allocation.token}/", _KILL_S)
             if left:
-                raise _undying(left)
+                raise _kill_error(left)
             for node in allocation.machines:
                 self._machine(allocation.token, node).clean()
             (folder / "ended").touch()
 
     def remove(self, allocation: Allocation, nodes: Collection[str]) -> None:
         """Kill all processes of these nodes. Raises ProvisionError if some do not end."""
-        with _told("end the machines"), self._guard(allocation.token):
+        with translate_errors("end the machines"), self._guard(allocation.token):
             left = [pid for node in nodes for pid in kill_marked(f"{allocation.token}/{node}", _KILL_S)]
         if left:
-            raise _undying(left)
+            raise _kill_error(left)
 
     def shortage(self, nodes: Sequence[NodeRequest], ahead: Mapping[str, int]) -> str:
-        """Return which GPUs or slots the nodes lack, after those that jobs ahead wait for; "": none."""
-        with _told("look at the GPUs and slots"):
+        """Return which GPUs or slots the nodes lack if jobs ahead in the queue get theirs first; "": none."""
+        with translate_errors("look at the GPUs and slots"):
             return shortage(nodes, ahead) or slot_shortage(nodes, ahead.get(CPU, 0), self._root / "slots")
 
     def find(self, owner: Owner) -> list[Allocation]:
@@ -146,7 +146,7 @@ class LocalProvisioner:
         waiting = []
         for node in request.nodes:
             machine = self._machine(request.token, node.node)
-            lock = machine.take()
+            lock = machine.try_lock()
             if lock is None:
                 continue
             stack.callback(os.close, lock)
@@ -156,13 +156,13 @@ class LocalProvisioner:
 
     def _observe(self, token: str, node: str) -> NodeState:
         machine = self._machine(token, node)
-        if machine.is_on():
+        if machine.is_running():
             return NodeState(node, "running")
         if not (self._folder(token) / "ended").exists() and marked(machine.marker):
             left = kill_marked(machine.marker, _LEFTOVERS_S)
             if left:
                 return NodeState(node, "running", f"the agent is dead; processes {left} do not end")
-        return NodeState(node, "gone", machine.last_words())
+        return NodeState(node, "gone", machine.last_log_line())
 
     def _prune(self) -> None:
         """Delete folders of launches that ended more than _KEPT_S ago."""
@@ -179,10 +179,10 @@ class LocalProvisioner:
         return Machine(self._folder(token) / node, f"{token}/{node}")
 
     def _guard(self, token: str) -> contextlib.AbstractContextManager[None]:
-        return guard(self._root / "guards" / token)
+        return launch_lock(self._root / "guards" / token)
 
 
-def _undying(processes: Sequence[int]) -> ProvisionError:
+def _kill_error(processes: Sequence[int]) -> ProvisionError:
     pids = ", ".join(map(str, processes))
     return ProvisionError("transient", f"processes {pids} were killed {_KILL_S:.0f} s ago, but do not end")
 
@@ -219,7 +219,7 @@ def _price() -> Decimal:
 
 
 @contextlib.contextmanager
-def _told(doing: str) -> Iterator[None]:
+def translate_errors(doing: str) -> Iterator[None]:
     """Context manager: translate OSError to ProvisionError. Permission errors are `invalid`, others (e.g. a full disk)
     `transient`."""
     try:
@@ -230,7 +230,7 @@ def _told(doing: str) -> Iterator[None]:
         raise ProvisionError("invalid" if error.errno in _FORBIDDEN else "transient", message) from error
 
 
-def _forget_unborn(folder: Path) -> None:
+def _delete_if_unstarted(folder: Path) -> None:
     """Delete the folder of a launch that was refused before it started an agent."""
     if not (folder / "allocation.json").exists():
         shutil.rmtree(folder, ignore_errors=True)

@@ -1,4 +1,4 @@
-"""Accounts: refuse credentials of another account than the one that a launch's machines are in.
+"""Refuse credentials that belong to another account than a launch's machines.
 
 An account is the unit that a provider bills and lists machines by: an AWS account, a Google Cloud project, an Azure
 subscription (its id is unique over all tenants). Its id is in Allocation.account and LaunchRequest.account.
@@ -20,7 +20,7 @@ class Accounts:
     """Account check of one target, with the provider's terms for its messages."""
 
     noun: str
-    """e.g. "AWS account"."""
+    """The provider's term for an account, e.g. "AWS account"."""
     advice: str
     """Advice to the user: how to get credentials of an account."""
 

@@ -97,8 +97,8 @@ def in_regions(
 ) -> list[Allocation]:
     """Call `find` for each region, in parallel, and return all allocations.
 
-    Regions that the account may not use are left out with a warning. Raises ProvisionError if that is all of them, or
-    if a region fails for another reason: its allocations would be unknown.
+    Regions that the account may not use are left out with a warning. Raises ProvisionError if it may use none, or if
+    a region fails for another reason: its allocations would be missing.
     """
     found: list[Allocation] = []
     denied: list[ProvisionError] = []

@@ -13,7 +13,7 @@ from contextvars import ContextVar
 from email.utils import parsedate_to_datetime
 from typing import Concatenate, ParamSpec, Protocol, TypeVar, cast
 
-from ..base import Ended, ErrorClass, ProvisionError
+from ..base import ErrorClass, ProvisionError, TerminateResult
 from ..boot.record import is_loopback
 from .clock import Clock
 from .errors import rules
@@ -55,10 +55,10 @@ def translate_errors(translator: ErrorTranslator, doing: str, clock: Clock) -> I
 def retry(call: Callable[[], _T], *, timeout_s: float, clock: Clock) -> _T:
     """Retry `call` with backoff and jitter while it raises `throttled` or `transient`. Raises the last ProvisionError.
 
-    `call` must be idempotent, e.g. by its client token. Within attentive() the timeout is at most LAUNCH_PATIENCE_S:
-    the supervisor then retries the whole launch later, and no thread sleeps meanwhile.
+    `call` must be idempotent, e.g. by its client token. Within interruptible() the timeout is at most
+    LAUNCH_RETRY_TIMEOUT_S: the supervisor then retries the whole launch later, and no thread sleeps meanwhile.
     """
-    timeout_s = timeout_s if _attention.get() is None else min(timeout_s, LAUNCH_PATIENCE_S)
+    timeout_s = timeout_s if _attention.get() is None else min(timeout_s, LAUNCH_RETRY_TIMEOUT_S)
     until, delay = clock.monotonic() + timeout_s, _PAUSE_S[0]
     while True:
         try:
@@ -83,7 +83,7 @@ def ask(call: Callable[[], _T], translator: ErrorTranslator, doing: str, *, time
 
 # -- launches that can be interrupted
 
-LAUNCH_PATIENCE_S = 10.0
+LAUNCH_RETRY_TIMEOUT_S = 10.0
 """Timeout in seconds for the retries of a call within a launch; then the supervisor decides when to retry the
 launch."""
 
@@ -96,7 +96,7 @@ class LaunchInterruptedError(Exception):
 
 
 @contextlib.contextmanager
-def attentive(is_unwanted: Callable[[], bool]) -> Iterator[None]:
+def interruptible(is_unwanted: Callable[[], bool]) -> Iterator[None]:
     """Context manager: make each pause() of the launch raise LaunchInterruptedError if `is_unwanted()` is true."""
     token = _attention.set(is_unwanted)
     try:
@@ -106,7 +106,7 @@ def attentive(is_unwanted: Callable[[], bool]) -> Iterator[None]:
 
 
 def pause(clock: Clock, seconds: float) -> None:
-    """Sleep between two retries or polls. Raises LaunchInterruptedError within attentive() if the launch is
+    """Sleep between two retries or polls. Raises LaunchInterruptedError within interruptible() if the launch is
     unwanted."""
     is_unwanted = _attention.get()
     if is_unwanted is not None and is_unwanted():
@@ -115,7 +115,7 @@ def pause(clock: Clock, seconds: float) -> None:
 
 
 def with_context(function: Callable[..., _T]) -> Callable[..., _T]:
-    """Wrap `function` to run in another thread with this thread's context variables, i.e. within its attentive()."""
+    """Wrap `function` to run in another thread with this thread's context variables, e.g. interruptible()'s."""
     context = contextvars.copy_context()
     return lambda *arguments: context.copy().run(function, *arguments)
 
@@ -123,7 +123,7 @@ def with_context(function: Callable[..., _T]) -> Callable[..., _T]:
 # -- credentials
 
 
-class Forgetting(Protocol):
+class HasForget(Protocol):
     """Protocol of API clients that cache credentials."""
 
     def forget(self) -> None: ...
@@ -133,17 +133,17 @@ class HasClients(Protocol):
     """Protocol of provisioners whose clients can reload the credentials."""
 
     @property
-    def _clients(self) -> Forgetting: ...
+    def _clients(self) -> HasForget: ...
 
 
 _Self = TypeVar("_Self", bound=HasClients)
 _P = ParamSpec("_P")
 
 
-def renewing(verb: Callable[Concatenate[_Self, _P], _T]) -> Callable[Concatenate[_Self, _P], _T]:
+def retry_after_login(verb: Callable[Concatenate[_Self, _P], _T]) -> Callable[Concatenate[_Self, _P], _T]:
     """Decorate a provisioner's method: if the credentials are refused, reload them and retry the method once.
 
-    A token may have been revoked a moment ago, and its successor is valid. Refused credentials are never kept."""
+    The credentials may have just been replaced by new ones. Refused credentials are never kept in the cache."""
 
     @functools.wraps(verb)
     def repeated(self: _Self, *arguments: _P.args, **more: _P.kwargs) -> _T:
@@ -176,12 +176,14 @@ def logged_in(forget: Callable[[], None]) -> Iterator[None]:
         raise
 
 
-def last_of(ends: Iterable[Ended]) -> Ended:
+def merge_ended(ends: Iterable[TerminateResult]) -> TerminateResult:
     """Merge the results of terminating several parts of a launch; `at` is the latest time, None if any is unknown."""
     found = list(ends)
     times = [one.at for one in found]
     known = [at for at in times if at is not None]
-    return Ended(any(one.has_started for one in found), max(known) if known and len(known) == len(times) else None)
+    return TerminateResult(
+        any(one.has_started for one in found), max(known) if known and len(known) == len(times) else None
+    )
 
 
 # -- several machines
@@ -287,7 +289,7 @@ def first_with_room(
 # -- parsing of responses
 
 
-def known_name(error: BaseException) -> str:
+def error_name(error: BaseException) -> str:
     """Return the name of the first class in the exception's MRO that errors.csv lists; else the exception's own class
     name."""
     known = frozenset[str]().union(*(rule.codes for rule in rules()))

@@ -22,7 +22,7 @@ def check_agent(request: LaunchRequest, architecture_of: Callable[[NodeRequest],
             raise ProvisionError("invalid", message, scope="cloud")
 
 
-def told_at_boot(
+def build_boot_data(
     request: LaunchRequest,
     node: str,
     cloud: str,

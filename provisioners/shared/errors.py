@@ -36,7 +36,7 @@ class Answer(NamedTuple):
     status: int | None = None
     """HTTP status."""
     is_operation: bool = False
-    """The request was accepted, and the operation it started failed later."""
+    """True if the request was accepted, and the operation it started failed later."""
 
 
 class Rule(NamedTuple):

@@ -1,8 +1,8 @@
 """Outputs of infra stacks (network, roles, job dir), stored on this computer for launches and submit.
 
 infra/ writes them (`cloudgpu infra up`), control and provisioners read them without Pulumi. There is one file for each
-cloud and region in the state directory, with mode 0600; nothing in it is secret. A launch finds or creates what the
-outputs lack, as it does without a stack.
+cloud and region in the state directory, with mode 0600; nothing in it is secret. A launch finds or creates the
+resources that the outputs lack.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _FORMAT = 1
 
 @dataclass(frozen=True, slots=True)
 class Infrastructure:
-    """Outputs of one infra stack; its Pulumi program exports the same under `cloudgpu`."""
+    """Outputs of one infra stack. Its Pulumi program exports them under the name `cloudgpu`."""
 
     cloud: str
     region: str
@@ -90,8 +90,8 @@ def load(cloud: str, region: str) -> Infrastructure | None:
 
 
 def group_obstacle(cloud: str, region: str, folders: Iterable[str], secrets: Iterable[str] = ()) -> Verdict | None:
-    """Return why a job that uses these folders, and these references to secrets, cannot have a dedicated group there
-    (job_groups.py), with advice; None: it can.
+    """Return why a job that uses these folders, and these references to secrets, cannot have a dedicated group in this
+    region (job_groups.py), with advice; None: it can.
 
     Reads only the stored outputs, without a network call."""
     command = f"`cloudgpu infra up --cloud {cloud} --region {region}`"
@@ -119,7 +119,7 @@ def group_obstacle(cloud: str, region: str, folders: Iterable[str], secrets: Ite
     return None
 
 
-def known(cloud: str | None = None) -> list[Infrastructure]:
+def load_all(cloud: str | None = None) -> list[Infrastructure]:
     """Return all stored outputs, sorted by cloud and region. Raises ValueError as load() does."""
     places = sorted(path.stem.split("-", 1) for path in (home() / "infra").glob("*-*.json"))
     found = [load(name, region) for name, region in places if cloud in (None, name)]
@@ -135,7 +135,9 @@ def save(outputs: Infrastructure) -> None:
 
 
 def forget(cloud: str, region: str, backend: str | None = None) -> None:
-    """Delete stored outputs. `backend`: only if their backend is this one or unknown, or the file cannot be read."""
+    """Delete a region's stored outputs, if any.
+
+    `backend`: keep them if they are of another Pulumi backend than this URL; a file that cannot be read is deleted."""
     with contextlib.suppress(ValueError):
         if backend is not None and (one := load(cloud, region)) is not None and one.backend not in ("", backend):
             return

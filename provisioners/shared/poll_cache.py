@@ -12,7 +12,7 @@ from .clock import Clock
 TTL_S = 3.0
 """Default TTL in seconds; launch() and terminate() request a fresh answer with `since`."""
 TTL_FACTOR = 4.0
-"""The TTL is at least the duration of the call times this: a list of a thousand machines takes long."""
+"""The TTL is at least the duration of the call times this factor, so that slow calls are not repeated all the time."""
 STALE_S = 30.0
 """Seconds up to which a stale answer is returned while a call is in flight, instead of waiting for a slow server. Also
 the limit of the TTL that TTL_FACTOR gives."""

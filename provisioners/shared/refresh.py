@@ -27,11 +27,11 @@ Progress = Callable[[int, int], None]
 """Callback: (requests answered, total requests); the total may grow."""
 
 _EARLIEST = datetime.date(2015, 1, 1)
-_LEAST_PART = 2
+_MIN_FRACTION = 2
 """A table with fewer facts than the shipped one divided by this factor is rejected as incomplete."""
 
 
-class OddTableError(ValueError):
+class ImplausibleTableError(ValueError):
     """A table is implausible; the message says why."""
 
 
@@ -49,7 +49,7 @@ def ask(cloud: str, regions: Sequence[str], on_progress: Progress) -> Iterator[O
     if found is None or not found.tables:
         raise ProvisionError("invalid", f"the tables of {cloud} cannot be refreshed", scope="cloud")
     module = code_of(cloud, found.tables)
-    with alone():
+    with table_lock():
         yield from module.refresh(regions, on_progress)
 
 
@@ -95,17 +95,17 @@ def publish(update: Update, now: datetime.datetime) -> Outcome:
 
 
 def check(update: Update) -> None:
-    """Raise OddTableError if the table is implausible: too few facts, impossible dates or prices."""
+    """Raise ImplausibleTableError if the table is implausible: too few facts, impossible dates or prices."""
     if not update.found:
-        raise OddTableError("the provider names nothing")
-    if update.found * _LEAST_PART < update.shipped:
-        raise OddTableError(f"{update.found} facts, where the shipped table has {update.shipped}")
+        raise ImplausibleTableError("the provider names nothing")
+    if update.found * _MIN_FRACTION < update.shipped:
+        raise ImplausibleTableError(f"{update.found} facts, where the shipped table has {update.shipped}")
     for row in update.rows:
         for column, cell in zip(update.columns, row, strict=True):
             if column == "date" and datetime.date.fromisoformat(cell) < _EARLIEST:
-                raise OddTableError(f"a date of {cell}: {' '.join(row)}")
+                raise ImplausibleTableError(f"a date of {cell}: {' '.join(row)}")
             if column.endswith("_usd_h") and cell and not _is_price(cell):
-                raise OddTableError(f"a price of {cell} USD/h: {' '.join(row)}")
+                raise ImplausibleTableError(f"a price of {cell} USD/h: {' '.join(row)}")
 
 
 def _is_price(cell: str) -> bool:
@@ -116,7 +116,7 @@ def _is_price(cell: str) -> bool:
 
 
 @contextlib.contextmanager
-def alone() -> Iterator[None]:
+def table_lock() -> Iterator[None]:
     """Context manager: hold the lock on the tables. Raises ProvisionError(transient) if another process holds it,
     OSError."""
     folder = private(table_overrides.folder())
@@ -130,10 +130,10 @@ def alone() -> Iterator[None]:
 
 
 def reset() -> list[str]:
-    """Delete all refreshed tables, so that the shipped ones apply; return their names. Raises as alone() does."""
+    """Delete all refreshed tables, so that the shipped ones apply; return their names. Raises as table_lock() does."""
     if not table_overrides.folder().is_dir():
         return []
-    with alone():
+    with table_lock():
         found = sorted(table_overrides.folder().glob("*.csv"))
         for path in found:
             path.unlink()

@@ -1,7 +1,7 @@
 """Helpers of a catalog refresh: parallel queries, and the rows of the current and shipped tables.
 
-A table is made only if all queries for its regions succeeded. catalog/refresh.py of aws and of gcp define the queries
-and turn the answers into rows; refresh.py validates and publishes the tables.
+A table is made only if all queries for its regions succeeded. catalog/refresh.py of each cloud defines the queries and
+turns the answers into rows; refresh.py validates and publishes the tables.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from ..base import ProvisionError
 from .refresh import Outcome, Progress, Update, publish
 
 SOURCE = "refresh"
-"""Id in jobspecs/tables/SOURCES.md."""
+"""Value of the column `source` of refreshed rows: an id in jobspecs/tables/SOURCES.md."""
 
 # Columns of refreshed tables that are also shipped (docs/reference/tables.md).
 MACHINE_TYPES = (
@@ -41,7 +41,7 @@ class IncompleteError(Exception):
     """Some of the calls that a table needs failed; the message says which."""
 
 
-class Calls:
+class ParallelQueries:
     """Runner of parallel queries that counts progress; a set of queries succeeds as a whole or not at all."""
 
     def __init__(
@@ -106,7 +106,7 @@ class Calls:
             self._on_progress(self._done, self._all)
 
 
-def published(
+def publish_all(
     tables: Mapping[str, Callable[[], tuple[Update, str]]], settle: Callable[[Update], None], now: datetime.datetime
 ) -> Iterator[Outcome]:
     """Make and publish each table; yield its outcome. An incomplete or implausible table is kept as it was.
@@ -144,6 +144,6 @@ def shipped_rows(table: str, columns: Sequence[str], keys: int) -> dict[Row, Row
     return {row[:keys]: row for row in csv_tables.parse(text, *columns)}
 
 
-def in_order(rows: Mapping[Row, Row]) -> list[Row]:
+def sorted_rows(rows: Mapping[Row, Row]) -> list[Row]:
     """Return the rows sorted by their keys."""
     return [rows[key] for key in sorted(rows)]

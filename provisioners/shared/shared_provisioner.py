@@ -1,4 +1,4 @@
-"""Cache of a provisioner for all jobs of a process; another one is made if the environment's settings change."""
+"""Cache of a provisioner for all jobs of a process; if its environment variables change, a new one is created."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Generic, TypeVar
 _T = TypeVar("_T")
 
 
-class PerSettings(Generic[_T]):
+class CachedByEnvironment(Generic[_T]):
     """Factory that caches one object per set of values of some environment variables. Thread-safe."""
 
     def __init__(self, make: Callable[[], _T], *prefixes: str) -> None:

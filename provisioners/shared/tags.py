@@ -12,18 +12,19 @@ OWNER = "cloudgpu-owner"
 JOB = "cloudgpu-job"
 ATTEMPT = "cloudgpu-attempt"
 TOKEN = "cloudgpu-token"  # noqa: S105 - a name
-"""Allocation.token of the launch."""
+"""Key of the tag with the launch token (Allocation.token)."""
 EXPIRES = "cloudgpu-expires"
-"""Epoch seconds (an integer) after which any user may delete the resource; absent: never."""
+"""Key of the tag with the epoch second after which any user may delete the resource; absent: never."""
 ROLE = "cloudgpu-role"
 INDEX = "cloudgpu-index"
 RANK = "cloudgpu-rank"
 NODE = "cloudgpu-node"
-"""Value of NodeRequest.node."""
+"""Key of the tag with NodeRequest.node."""
 STACK = "cloudgpu-stack"
-"""Name of the Pulumi stack that created the resource and will delete it; launches and gc ignore the resource."""
+"""Key of the tag with the name of the Pulumi stack that created the resource and will delete it; launches and gc ignore
+such resources."""
 FLEET = "cloudgpu-fleet"
-"""FleetSpec.name, on a fleet's group and on its machines."""
+"""Key of the tag with FleetSpec.name, on a fleet's group and on its machines."""
 
 
 def launch_tags(request: LaunchRequest) -> dict[str, str]:

@@ -1,7 +1,7 @@
 """Token buckets: client-side rate limits of API calls, shared by all jobs of a process, first come first served.
 
-A caller that must wait is queued under a key, e.g. the call's idempotency token, and returns when its turn has come: no
-thread sleeps meanwhile.
+A caller that must wait is queued under a key, e.g. the call's idempotency token. It calls take() again with the same
+key when its turn has come; take() itself never sleeps.
 """
 
 from __future__ import annotations

@@ -23,8 +23,7 @@ _FORMAT = 1
 
 @dataclass(frozen=True, slots=True)
 class Cluster:
-    """Record of one cluster, as of the last update of its stack. The current number of machines is known to its group
-    only."""
+    """Record of one cluster, as of the last update of its stack. The group knows the current number of machines."""
 
     name: str
     stack: str
@@ -32,7 +31,7 @@ class Cluster:
     backend: str
     """URL of the Pulumi backend."""
     owner: str
-    """Value of Owner.name with which its machines are tagged."""
+    """Value of Owner.name with which the cluster's machines are tagged."""
     account: str
     """Value of infra.settings.InfraSettings.account."""
     fleet: FleetSpec
@@ -41,12 +40,12 @@ class Cluster:
     group: str
     """aws: name of the Auto Scaling group. gcp: self link of the instance group. azure: id of the scale set."""
     fleet_dir: str
-    """URL of the fleet folder, where its machines read their orders."""
+    """URL of the fleet folder, in which the machines find their orders."""
     price_usd_h: str | None = None
     """Price of one machine with its disk (an average if there are two markets), as the text of a Decimal; None:
     unknown."""
     expires: float | None = None
-    """Epoch seconds at which its machines terminate themselves; None: never."""
+    """Epoch seconds at which the machines terminate themselves; None: never."""
 
     @property
     def cloud(self) -> str:
@@ -94,7 +93,7 @@ def load(name: str) -> Cluster | None:
         raise ValueError(f"{path} cannot be read ({error}): `cloudgpu cluster status {name}` writes it anew") from error
 
 
-def known() -> list[Cluster]:
+def load_all() -> list[Cluster]:
     """Return all records, sorted by name. Raises ValueError as load() does."""
     found = [load(path.stem) for path in sorted((home() / "infra" / "clusters").glob("*.json"))]
     return [one for one in found if one is not None]

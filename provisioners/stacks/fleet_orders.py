@@ -44,7 +44,7 @@ class Orders:
         )
         return self.fleet(url).order(order), order
 
-    def look(self, url: str, *, at_once: bool = False) -> View:
+    def poll(self, url: str, *, at_once: bool = False) -> View:
         """Return the current state of a fleet folder.
 
         Heartbeats are compared with the store's clock, which can be read only by writing an object: that is done every
@@ -75,11 +75,11 @@ class Orders:
         return fleet.view().of_token(token)
 
 
-Waiting = Callable[[str, Place], NodeState]
+WaitingState = Callable[[str, Place], NodeState]
 """Function: (node, place that waits for a machine) -> state of the node."""
 
 
-def node_states(one: OrderView, waiting: Waiting, refused: ProvisionError | None) -> Iterator[NodeState]:
+def node_states(one: OrderView, waiting: WaitingState, refused: ProvisionError | None) -> Iterator[NodeState]:
     """Yield the state of every incarnation of every place of an order. A lost incarnation counts as waiting while it
     will be replaced.
 

@@ -1,8 +1,8 @@
 """Dedicated machine groups of jobs (`recover: fleet`): the cloud-independent part. See docs/guides/recover.md.
 
-A launch with LaunchRequest.grouped consists of one order in a fleet folder inside the job dir, and a group of machines
-that boot from that folder, like a cluster's machines but for one job. provisioners/<cloud>/lifecycle/group_launch.py
-creates the group.
+A launch with LaunchRequest.grouped writes one order into a fleet folder inside the job dir, and creates a group of
+machines that boot from this folder, like a cluster's machines. provisioners/<cloud>/lifecycle/group_launch.py creates
+the group.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ log = logging.getLogger("cloudgpu.provisioners")
 
 GROUP, FLEET_DIR = "group", "fleet_dir"
 """Keys of Allocation.details."""
-OUTLIVES_S = 600
+LIFETIME_MARGIN_S = 600
 """Seconds by which a machine's lifetime exceeds the order's, to save a checkpoint and to write the outcome."""
 _LEFT = "all machines have left its group, and no other will come"
 _REFUSALS = frozenset({"capacity", "quota", "not_offered", "invalid", "auth"})
@@ -50,7 +50,7 @@ class Prepared(NamedTuple):
     infrastructure: Infrastructure
     """Infra stack with the network and the machines' role."""
     fleet_dir: str
-    """URL of the fleet folder, where its machines read their order."""
+    """URL of the fleet folder, in which the machines find their order."""
     boot: str
     """User data or startup script of the template: the result of fleet_boot()."""
 
@@ -60,8 +60,8 @@ class GroupState(NamedTuple):
 
     exists: bool
     machines: int
-    """Number of its machines that are billed: all but terminated ones."""
-    trouble: ProvisionError | None = None
+    """Number of machines in the group that are billed: all but terminated ones."""
+    launch_error: ProvisionError | None = None
     """Why the group gets no machines, if the provider says so."""
     size: int | None = None
     """Desired number of machines: decreased by machines that leave, never increased. None: unknown."""
@@ -117,7 +117,7 @@ def fleet_of(request: LaunchRequest, cloud: str) -> FleetSpec:
         "size": len(request.nodes),
         "disk_gb": request.disk_gb,
         "peers": len(request.nodes) > 1,
-        "lifetime_s": None if lifetime is None else lifetime + OUTLIVES_S,
+        "lifetime_s": None if lifetime is None else lifetime + LIFETIME_MARGIN_S,
     }
     return FleetSpec.model_validate(values)
 
@@ -129,8 +129,8 @@ def allocation(request: LaunchRequest, cloud: str, group: str, fleet_dir: str) -
 
 
 def is_grouped(allocation: Allocation) -> bool:
-    """Return whether the allocation names its group. False also if the launch's answer was lost: find the group by the
-    token then."""
+    """Return whether the allocation names its group. It does not if the launch's response was lost; the group must
+    then be searched by the launch token."""
     return FLEET_DIR in allocation.details
 
 
@@ -140,10 +140,10 @@ def states(allocation: Allocation, group: GroupState) -> list[NodeState]:
     Ends the order if the provider has no machines for it, or if all machines have left. Raises ProvisionError."""
     if not group.exists:
         return _all_gone(allocation, "its group is gone")
-    url, trouble = allocation.details[FLEET_DIR], group.trouble
+    url, trouble = allocation.details[FLEET_DIR], group.launch_error
     refused = trouble if trouble is not None and trouble.error_class in _REFUSALS else None
     with translate_errors(url):
-        view = orders().look(url)
+        view = orders().poll(url)
         one = view.of_token(allocation.token)
         if one is not None:
             waits = one.end is None and not any(place.incarnation for place in one.places)
@@ -158,7 +158,7 @@ def states(allocation: Allocation, group: GroupState) -> list[NodeState]:
     return list(node_states(one, functools.partial(_waiting, trouble, is_free), refused or _unserved(one)))
 
 
-def dismiss(allocation: Allocation) -> None:
+def end_order(allocation: Allocation) -> None:
     """End the order, so that its machines stop and leave. Errors are logged only: the group must be deleted anyway."""
     url = allocation.details.get(FLEET_DIR)
     if url is None:

@@ -24,7 +24,7 @@ from ..shared.clock import Clock, SystemClock
 if TYPE_CHECKING:
     from google.cloud import aiplatform_v1
 
-READ_S, WRITE_S, PATIENCE_S = gcp.READ_S, gcp.WRITE_S, gcp.RETRY_TIMEOUT_S
+READ_S, WRITE_S, RETRY_TIMEOUT_S = gcp.READ_S, gcp.WRITE_S, gcp.RETRY_TIMEOUT_S
 TRANSPORT = "CLOUDGPU_VERTEX_TRANSPORT"
 ENDPOINT = "CLOUDGPU_VERTEX_ENDPOINT"
 """Environment variable with Vertex AI's endpoint in tests, e.g. for gRPC on a separate port; overrides the endpoint of
@@ -62,7 +62,7 @@ class Clients:
     def ask(self, doing: str, call: Callable[[], _T]) -> _T:
         """Return the result of an idempotent call, retried while it is throttled or not answered. Raises
         ProvisionError."""
-        return api_calls.ask(call, translate_error, doing, timeout_s=PATIENCE_S, clock=self.clock)
+        return api_calls.ask(call, translate_error, doing, timeout_s=RETRY_TIMEOUT_S, clock=self.clock)
 
     def forget(self) -> None:
         """Drop clients and credentials, so that the next call reloads them: the user may have logged in again."""
@@ -92,7 +92,7 @@ class Clients:
         return aiplatform_v1.JobServiceClient(transport=transport, credentials=credentials, client_options=options)
 
     def _endpoint(self, region: str) -> str:
-        """Return the endpoint URL of a region; regional endpoints know the jobs of their region only."""
+        """Return the endpoint URL for a region: each regional endpoint serves only the jobs of its region."""
         own = os.environ.get(ENDPOINT, "").rstrip("/")
         api_calls.check_encrypted(ENDPOINT, own)
         if own and not is_loopback(own):

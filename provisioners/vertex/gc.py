@@ -10,18 +10,18 @@ from concurrent.futures import ThreadPoolExecutor
 
 from ...jobspecs.suggest import did_you_mean
 from ..base import ProvisionError
-from ..tagged_resources import Found, Leftover, Tagged, Thing, launches
+from ..tagged_resources import Leftover, Listing, Resource, Tagged, group_by_launch
 from . import clients as vertex
-from .job_cache import Sighting, Sightings
-from .teardown import Ending
+from .job_cache import JobCache, JobState
+from .teardown import Teardown
 
 _REGIONS_AT_ONCE = 8
 
 
-def find(regions: Sequence[str], clients: vertex.Clients | None = None) -> Found:
-    """Return the live jobs of every owner in these regions (none: all), with one call for each. Raises
-    ProvisionError."""
-    sightings = Sightings(clients or vertex.Clients())
+def find(regions: Sequence[str], clients: vertex.Clients | None = None) -> Listing:
+    """Return the jobs of every owner in these regions (none: all) that have not ended. One call for each region.
+    Raises ProvisionError."""
+    sightings = JobCache(clients or vertex.Clients())
     known = vertex.regions()
     for region in regions:
         if region not in known:
@@ -29,7 +29,7 @@ def find(regions: Sequence[str], clients: vertex.Clients | None = None) -> Found
             raise ProvisionError("invalid", f"Vertex AI is not in {region}; {meant}", scope="region")
     asked = list(dict.fromkeys(regions)) or known
     with ThreadPoolExecutor(_REGIONS_AT_ONCE, "cloudgpu-find") as pool:
-        looks = {region: pool.submit(sightings.of_everybody, region) for region in asked}
+        looks = {region: pool.submit(sightings.of_all_owners, region) for region in asked}
         found: list[Tagged] = []
         missed: dict[str, str] = {}
         refusals: list[ProvisionError] = []
@@ -46,18 +46,18 @@ def find(regions: Sequence[str], clients: vertex.Clients | None = None) -> Found
                 raise refusals[0]
     if len(refusals) == len(asked):
         raise refusals[0]
-    return Found(launches("vertex", found), missed)
+    return Listing(group_by_launch("vertex", found), missed)
 
 
 def remove(leftover: Leftover, clients: vertex.Clients | None = None) -> None:
-    """Cancel its jobs. Idempotent; returns when nothing is billed any more. Raises ProvisionError."""
+    """Cancel all jobs of a leftover. Idempotent; returns when nothing is billed any more. Raises ProvisionError."""
     clients = clients or vertex.Clients()
     for region in leftover.regions:
         names = [thing.id for thing in leftover.things if thing.region == region]
-        Ending(clients, Sightings(clients), region, leftover.token, names).run()
+        Teardown(clients, JobCache(clients), region, leftover.token, names).run()
 
 
-def _thing(job: Sighting) -> Thing:
+def _thing(job: JobState) -> Resource:
     nodes = len(job.replicas)
     detail = f"{nodes} node{'' if nodes == 1 else 's'} {job.market}, {job.state}"
-    return Thing("custom job", job.name, job.region, detail, None, job.created)
+    return Resource("custom job", job.name, job.region, detail, None, job.created)

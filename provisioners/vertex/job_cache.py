@@ -42,14 +42,15 @@ _FIELDS = ("name", "state", "create_time", "start_time", "end_time", "error", "l
 _PAGE = 100
 _REFUSALS = frozenset({"capacity", "quota", "not_offered", "auth", "invalid"})
 _RAN = re.compile(r"\breplicas?\b.*\b(exited|ran)\b|non-zero status", re.IGNORECASE)
-"""Message about the exit of a program. Programs may exit before the job has started: containers run as soon as their
-machines are ready."""
+"""Pattern of messages about a program's exit. Programs may exit before the job has started: containers run as soon as
+their machines are ready."""
 _NO_PLACE = re.compile(r"non-zero status of 3\b")
-"""Exit code of the agent if another machine has claimed its node in the job dir: runtime/agent/agent.py, CLAIMED."""
+"""Pattern of messages about exit code 3, the agent's if another machine has claimed its node in the job dir (CLAIMED in
+runtime/agent/agent.py)."""
 
 
 @dataclass(frozen=True, slots=True)
-class Sighting:
+class JobState:
     """Custom job as last listed."""
 
     name: str
@@ -61,10 +62,11 @@ class Sighting:
     """Node -> replica, e.g. `workerpool1-0`."""
     market: str
     created: float
-    """Epoch seconds, like `ended`."""
+    """Creation time in epoch seconds."""
     started: bool
     """True if it has a start time, i.e. it got all of its machines."""
     ended: float | None
+    """End in epoch seconds; None: it has not ended."""
     code: int
     """Value of google.rpc.Code; 0: no error."""
     message: str
@@ -94,8 +96,7 @@ class Sighting:
 
     @property
     def has_run(self) -> bool:
-        """Return whether it ended by itself after claiming its nodes; no other job of its launch can claim them
-        then."""
+        """Return whether it ended by itself after it claimed its nodes, which no other job can then claim."""
         return self.started and self.state in {"SUCCEEDED", "FAILED"} and not self.found_no_place
 
     def machines(self) -> dict[str, str]:
@@ -112,11 +113,11 @@ class Sighting:
             return NodeState(node, phase, detail, queued=self.is_waiting)
         error = self._meaning()
         if self.started or error is None:
-            return NodeState(node, phase, detail, taken=error is not None and error.error_class == "capacity")
+            return NodeState(node, phase, detail, reclaimed=error is not None and error.error_class == "capacity")
         return NodeState(node, phase, detail, refused=error if error.error_class in _REFUSALS else None)
 
     def _meaning(self) -> ProvisionError | None:
-        """Return the error with which the job failed; None if it did not fail, or because of a program's exit code."""
+        """Return the error with which the job failed; None if it did not fail, or only by a program's exit code."""
         if self.state == "EXPIRED" and not self.started:
             message = f"a job in {self.region} was not given its machines in time"
             return ProvisionError("capacity", message, scope="region", code=self.state)
@@ -128,27 +129,27 @@ class Sighting:
         return classify("vertex", code=code, message=self.message, doing=doing, is_operation=is_operation)
 
 
-class Sightings:
+class JobCache:
     """Lists of custom jobs, cached by owner and shared by all jobs of the process. Thread-safe."""
 
     def __init__(self, clients: Clients) -> None:
         self._clients = clients
         self._cache = PollCache(self._ask, clients.clock)
 
-    def of_owner(self, region: str, owner: str, *, since: float | None = None) -> list[Sighting]:
+    def of_owner(self, region: str, owner: str, *, since: float | None = None) -> list[JobState]:
         """Return an owner's live jobs, oldest first. `since`: as in PollCache.get(). Raises ProvisionError."""
         return self._cache.get((region, tags.OWNER, owner), since=since)
 
-    def of_token(self, region: str, token: str, *, live: bool = True) -> list[Sighting]:
+    def of_token(self, region: str, token: str, *, live: bool = True) -> list[JobState]:
         """Return the live jobs of one launch, uncached; if `live` is False also ended ones. Raises ProvisionError."""
         where = _label(tags.TOKEN, token)
         return self._list(region, f"{where} AND {_LIVE}" if live else where)
 
-    def of_everybody(self, region: str) -> list[Sighting]:
+    def of_all_owners(self, region: str) -> list[JobState]:
         """Return the live jobs of all owners, uncached. Raises ProvisionError."""
         return self._list(region, f"labels.{tags.OWNER}:* AND {_LIVE}")
 
-    def named(self, name: str) -> Sighting | None:
+    def named(self, name: str) -> JobState | None:
         """Return the current state of a job, uncached; None: there is none of this name. Raises ProvisionError."""
         jobs = self._clients.jobs(name.split("/")[3])
         from google.api_core.exceptions import NotFound
@@ -162,11 +163,11 @@ class Sightings:
         found = self._clients.ask(f"look at {name}", ask)
         return None if found is None else sighting(found)
 
-    def _ask(self, key: tuple[str, str, str]) -> list[Sighting]:
+    def _ask(self, key: tuple[str, str, str]) -> list[JobState]:
         region, label, value = key
         return self._list(region, f"{_label(label, value)} AND {_LIVE}")
 
-    def _list(self, region: str, where: str) -> list[Sighting]:
+    def _list(self, region: str, where: str) -> list[JobState]:
         """List jobs, oldest first; each page is retried separately. [] if the region has no Vertex AI. Raises
         ProvisionError."""
         jobs, parent = self._clients.jobs(region), self._clients.parent(region)  # raises if the SDK is missing
@@ -179,7 +180,7 @@ class Sightings:
             except NotFound:
                 return None
 
-        found: list[Sighting] = []
+        found: list[JobState] = []
         token = ""
         while True:
             request = aiplatform_v1.ListCustomJobsRequest(
@@ -192,15 +193,15 @@ class Sightings:
                 return in_order(found)
 
 
-def in_order(found: Iterable[Sighting]) -> list[Sighting]:
+def in_order(found: Iterable[JobState]) -> list[JobState]:
     """Sort jobs by creation time, then by name, so that the order is the same in every process."""
     return sorted(found, key=lambda one: (one.created, one.name))
 
 
-def sighting(job: aiplatform_v1.CustomJob) -> Sighting:
+def sighting(job: aiplatform_v1.CustomJob) -> JobState:
     """Parse a job of Vertex AI's answer."""
     known = dict(job.labels)
-    return Sighting(
+    return JobState(
         name=job.name,
         state=job.state.name.removeprefix("JOB_STATE_"),
         tags=labels.from_labels(known),

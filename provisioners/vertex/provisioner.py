@@ -15,15 +15,15 @@ from decimal import Decimal
 from typing import TYPE_CHECKING
 
 from ...jobspecs.plan import Offer
-from ..base import Allocation, Ended, LaunchRequest, NodeState, Owner, ProvisionError
+from ..base import Allocation, LaunchRequest, NodeState, Owner, ProvisionError, TerminateResult
 from ..gcp.account import ACCOUNTS
 from ..shared import allocations, api_calls
 from ..shared.allocations import Found
-from ..shared.shared_provisioner import PerSettings
+from ..shared.shared_provisioner import CachedByEnvironment
 from .clients import Clients, regions
-from .job_cache import Sighting, Sightings
-from .launching import DOUBT_S, UNSEEN_S, Launch
-from .teardown import Ending, cancel, keep_one
+from .job_cache import JobCache, JobState
+from .launching import SEARCH_S, UNSEEN_S, Launch
+from .teardown import Teardown, cancel, end_duplicates
 
 if TYPE_CHECKING:
     from ..shared.clock import Clock
@@ -32,7 +32,8 @@ log = logging.getLogger("cloudgpu.provisioners.vertex")
 
 TARGET = "vertex"
 JOB, DOUBTFUL = "job", "doubtful"
-"""Keys of Allocation.details: the custom job's full name, and the value of Launch.doubtful."""
+"""Keys of Allocation.details: the custom job's full name, and the epoch second until which lists may show another job
+of the launch (absent: they cannot)."""
 QUEUE_S = 600.0
 """Seconds after which a QUEUED job counts as refused: jobs are queued only briefly unless the quota is used up. Source:
 "Understand the serverless training service"."""
@@ -43,7 +44,7 @@ _LOOKED_FOR = (
     "it ended, for another job of this launch has the node's place in the job dir; no list shows that one yet, and it "
     "is looked for"
 )
-_PATIENCE_S = {"QUEUED": QUEUE_S, "PENDING": PENDING_S}
+_RETRY_TIMEOUT_S = {"QUEUED": QUEUE_S, "PENDING": PENDING_S}
 
 
 class VertexProvisioner:
@@ -51,25 +52,25 @@ class VertexProvisioner:
 
     def __init__(self, clock: Clock | None = None) -> None:
         self._clients = Clients(clock)
-        self._sightings = Sightings(self._clients)
+        self._sightings = JobCache(self._clients)
         self._lock = threading.Lock()
         self._answered: dict[str, bool] = {}
         """Token -> whether the outcome of every create call is known; absent: no create call in this process."""
 
-    @api_calls.renewing
+    @api_calls.retry_after_login
     def launch(self, request: LaunchRequest) -> Allocation:
-        """Create the custom job, which itself waits for its machines. Idempotent, see Launch. Two calls without errors.
-        Raises ProvisionError."""
+        """Create the custom job, which itself waits for its machines. Idempotent, see Launch. Raises
+        ProvisionError. Two API calls, if none fails."""
         ACCOUNTS.check(request.account, self._own)
         token = request.token
         with self._lock:
-            certain = self._answered.get(token, not request.repeated)
+            certain = self._answered.get(token, not request.may_be_retry)
         launch = Launch(
             self._clients,
             self._sightings,
             request,
-            on_asked=lambda: self._note(token, answered=False),
-            on_answered=lambda: self._note(token, answered=True),
+            on_create=lambda: self._note(token, answered=False),
+            on_outcome_known=lambda: self._note(token, answered=True),
         )
         job = launch.run()
         known = job.machines()
@@ -78,13 +79,13 @@ class VertexProvisioner:
             message = f"{job.name} was started without {', '.join(missing)}, and cannot be added to"
             raise ProvisionError("invalid", message, scope="cloud")
         details = {JOB: job.name}
-        doubtful = launch.doubtful if certain else self._clients.clock.now() + DOUBT_S
+        doubtful = launch.may_appear_until if certain else self._clients.clock.now() + SEARCH_S
         if doubtful is not None:
             details[DOUBTFUL] = str(int(doubtful))
         made = allocations.of_request(TARGET, request, known, details, self._own())
         return dataclasses.replace(made, is_fresh=launch.is_fresh)
 
-    @api_calls.renewing
+    @api_calls.retry_after_login
     def observe(self, allocation: Allocation) -> list[NodeState]:
         """Return the nodes' states, at most a few seconds old. Raises ProvisionError.
 
@@ -99,8 +100,8 @@ class VertexProvisioner:
             return [NodeState(node, "gone", "Vertex AI does not know it") for node in allocation.machines]
         return [job.as_node(node) for node in allocation.machines]
 
-    @api_calls.renewing
-    def terminate(self, allocation: Allocation) -> Ended:
+    @api_calls.retry_after_login
+    def terminate(self, allocation: Allocation) -> TerminateResult:
         """Cancel every job labelled with the token, even if the allocation does not name it.
 
         Raises ProvisionError(transient) if a job has not ended after some minutes: retry then. If the outcome of a
@@ -116,17 +117,17 @@ class VertexProvisioner:
         if unseen_s and name and (job := self._sightings.named(name)) is not None and job.has_run:
             unseen_s = 0.0
         names = [name] if name else []
-        ended = api_calls.last_of(
-            Ending(self._clients, self._sightings, where, allocation.token, names, unseen_s).run()
+        ended = api_calls.merge_ended(
+            Teardown(self._clients, self._sightings, where, allocation.token, names, unseen_s).run()
             for where in ([region] if region else regions())
         )
         self._note(allocation.token, answered=True)
         return ended
 
-    @api_calls.renewing
+    @api_calls.retry_after_login
     def remove(self, allocation: Allocation, nodes: Collection[str]) -> None:
-        """Cancel the job if `nodes` are all of its nodes. Raises ProvisionError(invalid) for a part: replicas cannot be
-        ended."""
+        """Cancel the job if `nodes` are all of its nodes. Raises ProvisionError(invalid) for only some of
+        them, since single replicas cannot be ended."""
         self._check(allocation)
         if not nodes:
             return
@@ -136,23 +137,23 @@ class VertexProvisioner:
         for name in {machine.rpartition("/")[0] for machine in allocation.machines.values()}:
             cancel(self._clients, name)
 
-    @api_calls.renewing
+    @api_calls.retry_after_login
     def find(self, owner: Owner) -> list[Allocation]:
         """Return every launch whose job has not ended, in all regions, with one call for each.
 
-        Regions that the account may not use are left out with a warning. Raises ProvisionError if that is all of them,
-        or if any other region does not answer, since its launches would be unknown.
+        Regions that the account may not use are left out with a warning. Raises ProvisionError if it may use none, or
+        if the query of another region fails, since its launches would be missing.
         """
         return allocations.in_regions(
             regions(), lambda region: self._find_in(region, owner), lambda error: error.error_class == "auth"
         )
 
-    @api_calls.renewing
+    @api_calls.retry_after_login
     def account(self) -> str:
         """Return the project's id, from the settings without a call."""
         return self._own()
 
-    @api_calls.renewing
+    @api_calls.retry_after_login
     def check_account(self, account: str) -> None:
         """See Provisioner."""
         ACCOUNTS.check(account, self._own)
@@ -164,11 +165,11 @@ class VertexProvisioner:
     # -- helpers
 
     def _own(self) -> str:
-        """Return the account of the credentials."""
+        """Return the configured project's id. Raises ProvisionError."""
         return self._clients.google.project
 
     def _check(self, allocation: Allocation) -> None:
-        """Refuse the credentials of another account than the allocation's."""
+        """Raise ProvisionError if the configured project is not that of the allocation."""
         ACCOUNTS.check(allocation.account, self._own)
 
     def _note(self, token: str, *, answered: bool) -> None:
@@ -179,7 +180,7 @@ class VertexProvisioner:
         """Return the seconds for which another job of the launch may still appear in lists; 0 or less: none can."""
         return float(allocation.details.get(DOUBTFUL, "0")) - self._clients.clock.now()
 
-    def _job(self, allocation: Allocation) -> Sighting | None:
+    def _job(self, allocation: Allocation) -> JobState | None:
         """Return the allocation's job, after ending duplicates; None: there is none any more. Raises ProvisionError."""
         region, owner, name = allocation.region, allocation.owner, allocation.details.get(JOB)
         if not region:
@@ -192,17 +193,17 @@ class VertexProvisioner:
         name = name or next(iter(allocation.machines.values())).rpartition("/")[0]
         if not seen:
             return self._sightings.named(name)
-        return keep_one(self._clients, seen)
+        return end_duplicates(self._clients, seen)
 
-    def _is_stuck(self, job: Sighting) -> bool:
+    def _is_stuck(self, job: JobState) -> bool:
         age = self._clients.clock.now() - job.created
-        return job.market != "flex-start" and age > _PATIENCE_S.get(job.state, math.inf)
+        return job.market != "flex-start" and age > _RETRY_TIMEOUT_S.get(job.state, math.inf)
 
-    def _give_up(self, allocation: Allocation, job: Sighting) -> list[NodeState]:
+    def _give_up(self, allocation: Allocation, job: JobState) -> list[NodeState]:
         """Cancel a job that waited too long for quota or machines, and return refused states.
 
         If it started just before it was cancelled, its nodes are not refused."""
-        Ending(self._clients, self._sightings, job.region, job.token, [job.name]).run()
+        Teardown(self._clients, self._sightings, job.region, job.token, [job.name]).run()
         ended = self._sightings.named(job.name)
         if ended is not None and ended.started:
             return [ended.as_node(node) for node in allocation.machines]
@@ -211,7 +212,7 @@ class VertexProvisioner:
 
     def _find_in(self, region: str, owner: Owner) -> list[Allocation]:
         since = self._clients.clock.monotonic()
-        launches: dict[str, Sighting] = {}
+        launches: dict[str, JobState] = {}
         for one in reversed(self._sightings.of_owner(region, owner.name, since=since)):
             launches[one.token] = one  # the oldest overwrites others
         account = self._own()
@@ -226,8 +227,8 @@ class VertexProvisioner:
         ]
 
 
-def _stuck(job: Sighting) -> ProvisionError:
-    """Return the error for a job that was in one state for longer than _PATIENCE_S."""
+def _stuck(job: JobState) -> ProvisionError:
+    """Return the error for a job that was in one state for longer than _RETRY_TIMEOUT_S."""
     if job.state == "QUEUED":
         message = (
             f"the job was in Vertex AI's queue for more than {QUEUE_S:.0f} s: the quota for training in {job.region} "
@@ -242,7 +243,7 @@ def _stuck(job: Sighting) -> ProvisionError:
     return ProvisionError("capacity", message, scope="region", code=job.state)
 
 
-shared = PerSettings(
+shared = CachedByEnvironment(
     VertexProvisioner, "GOOGLE_", "CLOUDSDK_", "CLOUDGPU_GCP_", "CLOUDGPU_VERTEX_", "STORAGE_EMULATOR_HOST"
 )
 """Return the process's shared provisioner, so that its jobs share caches; another one if the settings change."""

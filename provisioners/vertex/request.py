@@ -14,7 +14,7 @@ from ..base import LaunchRequest, NodeRequest, ProvisionError
 from ..boot import container_command
 from ..gcp import labels
 from ..shared import tags
-from ..shared.boot_record import check_agent, told_at_boot
+from ..shared.boot_record import build_boot_data, check_agent
 from . import worker_pools
 from .images import default_image
 
@@ -29,15 +29,15 @@ _STRATEGIES = {
     "flex-start": "FLEX_START",
 }
 _MIN_DISK_GB = 100
-"""Smallest boot disk. Source: API reference, DiskSpec."""
+"""Size of the smallest boot disk in GB. Source: API reference, DiskSpec."""
 MAX_FLEX_S = 7 * 86_400
-"""Maximum run time of a flex-start job: "Schedule training jobs based on resource availability"."""
+"""Maximum run time of a flex-start job in seconds: "Schedule training jobs based on resource availability"."""
 MAX_RUN_S = 30 * 86_400
-"""Longest timeout that is requested. Vertex AI's maximum is not documented; its default is 7 days."""
+"""Longest timeout in seconds that is requested. Vertex AI's maximum is not documented; its default is 7 days."""
 _GRACE_S = 600
-"""Margin of Vertex AI's timeout over the lifetime, at which the container normally ends itself."""
+"""Seconds between the end of the lifetime, when the container normally ends itself, and Vertex AI's timeout."""
 MAX_WAIT_S = 86_400
-"""Longest wait of a flex-start job for its machines: the service's default, set explicitly."""
+"""Longest wait of a flex-start job for its machines, in seconds: the service's default, set explicitly."""
 _MAX_NAME = 128
 _NETWORK = re.compile(r"projects/[^/]+/global/networks/[^/]+")
 _RESERVATION = re.compile(r"projects/[^/]+/zones/(?P<region>[a-z0-9-]+)-[a-z]/reservations/[^/]+")
@@ -56,7 +56,7 @@ class Settings:
     network: str = ""
     """`projects/NUMBER/global/networks/NAME` that jobs are peered with; "": none."""
     reservations: tuple[str, ...] = ()
-    """`projects/PROJECT/zones/ZONE/reservations/NAME`."""
+    """Reservations to use, each as `projects/PROJECT/zones/ZONE/reservations/NAME`."""
 
 
 def read_settings(service_account: str, storage_endpoint: str | None, api_endpoint: str | None = None) -> Settings:
@@ -115,7 +115,7 @@ def check_request(request: LaunchRequest) -> None:
 def _command(
     request: LaunchRequest, settings: Settings, placed: Sequence[worker_pools.Pool]
 ) -> tuple[list[str], list[str]]:
-    return told_at_boot(
+    return build_boot_data(
         request,
         "",
         "vertex",

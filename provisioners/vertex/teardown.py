@@ -1,6 +1,6 @@
 """Teardown of custom jobs: cancel them. They remain as records, which are not billed.
 
-By its record a later launch() detects that the job was started before.
+A later launch() with the same token finds the record, and does not start the job again.
 """
 
 from __future__ import annotations
@@ -9,32 +9,32 @@ import logging
 from collections.abc import Collection
 from dataclasses import dataclass
 
-from ..base import Ended, ProvisionError
+from ..base import ProvisionError, TerminateResult
 from .clients import WRITE_S, Clients
-from .job_cache import Sighting, Sightings
+from .job_cache import JobCache, JobState
 
 log = logging.getLogger("cloudgpu.provisioners.vertex")
 
-PATIENCE_S = 300.0
+RETRY_TIMEOUT_S = 300.0
 """Timeout in seconds for the end of a cancelled job. The caller then retries."""
 _POLL_S = 3.0
 
 
 @dataclass(frozen=True, slots=True)
-class Ending:
+class Teardown:
     """Teardown of one launch in one region. All steps are idempotent."""
 
     clients: Clients
-    sightings: Sightings
+    sightings: JobCache
     region: str
     token: str
-    """"": unknown; only the jobs in `names` are then cancelled."""
+    """Launch token; "": unknown, so that only the jobs in `names` are cancelled."""
     names: Collection[str] = ()
     """Job names from the allocation: cancelled even if lists do not show them yet."""
     unseen_s: float = 0.0
     """Seconds for which to search for a job from an unanswered create call."""
 
-    def run(self) -> Ended:
+    def run(self) -> TerminateResult:
         """Cancel all jobs of the launch; return when nothing is billed any more. Raises ProvisionError; may be retried
         then."""
         clock = self.clients.clock
@@ -51,13 +51,13 @@ class Ending:
                     cancelled.add(one.name)
             waited = clock.monotonic() - begun
             if not left and waited >= self.unseen_s:
-                return Ended(any(one.started for one in found), at)
-            if left and waited > PATIENCE_S:
+                return TerminateResult(any(one.started for one in found), at)
+            if left and waited > RETRY_TIMEOUT_S:
                 message = f"{left[0].name} was cancelled {waited:.0f} s ago, and is {left[0].state} still"
                 raise ProvisionError("transient", message, scope="region", code="StillThere")
             clock.sleep(_POLL_S)
 
-    def _found(self) -> list[Sighting]:
+    def _found(self) -> list[JobState]:
         """Return all jobs of the launch, including ended ones."""
         listed = self.sightings.of_token(self.region, self.token, live=False) if self.token else []
         seen = {one.name for one in listed}
@@ -65,7 +65,7 @@ class Ending:
         return [one for one in (*listed, *hidden) if one is not None]
 
 
-def keep_one(clients: Clients, found: list[Sighting]) -> Sighting | None:
+def end_duplicates(clients: Clients, found: list[JobState]) -> JobState | None:
     """Choose the job to keep (the oldest live one, else the oldest), and end duplicates; None if `found` is empty.
 
     A duplicate exists if a job from an unanswered create call appeared in lists too late. It cannot claim its nodes in

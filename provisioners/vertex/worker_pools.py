@@ -1,6 +1,6 @@
 """Map nodes to Vertex AI's worker pools, and labels back to nodes.
 
-A custom job has up to four pools with fixed meanings: the primary replica, a single one whose end is the job's end;
+A custom job has up to four pools with fixed meanings: the primary replica (exactly one; the job ends when it ends);
 workers; parameter servers; evaluators. The primary replica is the chief or, without a chief, the first node. The
 mapping is stored in the job's labels, so that the nodes of a job can be read from lists. Source: "Distributed training"
 in Vertex AI's documentation.

@@ -1,1 +1,1 @@
-"""The agent, which runs one node of one attempt on its machine."""
+"""The agent: the process that runs one node of one attempt on its machine."""

@@ -1,4 +1,4 @@
-"""`python -m cloudgpu.runtime.agent`: run one node of one attempt."""
+"""Run one node of one attempt: `python -m cloudgpu.runtime.agent`."""
 
 from __future__ import annotations
 
@@ -12,4 +12,4 @@ if __name__ == "__main__":
     code = main()
     with contextlib.suppress(OSError):
         sys.stderr.flush()
-    os._exit(code)  # without joining threads: one that hangs on an unreachable job dir must not keep the machine up
+    os._exit(code)  # does not join threads: a thread that hangs on an unreachable job dir must not keep the machine up

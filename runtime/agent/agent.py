@@ -2,8 +2,8 @@
 
     python -m cloudgpu.runtime.agent --job-dir URL --attempt N --node worker-0.1 --job-sha256 HEX --home DIR
 
-Standard library and obstore only. The main thread starts, waits for and kills processes. Other threads read output,
-write the log, send heartbeats and watch for orders, so a job dir that hangs never delays a deadline.
+It imports only the standard library and obstore. The main thread starts, waits for and kills processes. Other threads
+read output, write the log, send heartbeats and watch for orders, so a job dir that hangs never delays a deadline.
 """
 
 from __future__ import annotations
@@ -61,16 +61,16 @@ result written; machine gone or rebooting; superseded by a newer attempt; the an
 happen, so the agent must be started again to resume the node."""
 
 REBOOTING = "rebooting"
-"""Name of the file in the machine's folder which marks it as rebooting, so that the node will resume there. Created by
-provisioners/boot/shipped/bootstrap.py."""
-PATIENCE_S = 300.0
+"""Name of a file in the machine's folder that marks the machine as rebooting: its node will resume there after the
+reboot. Created by provisioners/boot/shipped/bootstrap.py."""
+RETRY_TIMEOUT_S = 300.0
 """Retry timeout for job dir requests before the program has started, in seconds."""
-TRAINING_PATIENCE_S = 3_600.0
-"""Retry timeout once the program has started, in seconds: training needs no job dir, and the supervisor tolerates as
-long a silence."""
-FENCED_PATIENCE_S = 60.0
-"""Retry timeout, in seconds, on a cluster, where another machine may replace this node without observing that it has
-ended, and for a job dir in a local folder."""
+TRAINING_RETRY_TIMEOUT_S = 3_600.0
+"""Retry timeout once the program has started, in seconds. Training continues without the job dir, and the supervisor
+accepts missing heartbeats for the same time."""
+FENCED_RETRY_TIMEOUT_S = 60.0
+"""Retry timeout, in seconds, for a job dir in a local folder and for a node of a cluster, which another machine may
+replace without knowing whether it has ended."""
 _LAST_LINES_S = 30.0
 _OUTPUTS_S = 6 * 3_600.0  # upload timeout for outputs, unless an order sets an earlier deadline
 _BUILD_POLL_S = 0.2  # poll interval while another job builds the environment
@@ -95,7 +95,7 @@ class _NoSecretsError(Exception):
 
 
 class Agent:
-    """Execution of one node, from claim to result."""
+    """Execution of one node, from the claim of its node folder to its result."""
 
     def __init__(self, options: argparse.Namespace) -> None:
         self._attempt: int = options.attempt
@@ -103,7 +103,7 @@ class Agent:
         self._sha256: str = options.job_sha256
         self._home = Path(options.home).absolute()
         self._host: str | None = options.host
-        self._given_patience_s: float | None = options.patience_s
+        self._given_retry_timeout_s: float | None = options.patience_s
         self._restart_late_s: float = options.restart_late_s
         self._notices_of: str = options.notices
         self._of_fleet: bool = options.of_fleet
@@ -117,7 +117,7 @@ class Agent:
         self._masker = LineMasker()
         self._secrets_pass = os.environ.get(PASS_VARIABLE, "")
         self._lost = ""
-        """Reason for which the job dir is lost; "": it is not."""
+        """Reason why the job dir cannot be used any more; "" while it can."""
         self._state = self._home / "state"
         self._wakeup = Wakeup()
         self._orders = Orders(self._wakeup.wake)
@@ -177,7 +177,7 @@ class Agent:
             attempt=self._attempt,
             on_lost=self._on_lost,
             on_superseded=self._on_superseded,
-            patience_s=lambda: self._patience_s,
+            retry_timeout_s=lambda: self._retry_timeout_s,
             pace=self._pace,
             sequence=before.sequence,
         )
@@ -392,9 +392,10 @@ class Agent:
         )
 
     def _set_up(self, place: ProgramContext) -> tuple[ProgramContext, Ending | None]:
-        """Run the setup; on the submitter's machine, in the job's Python environment, where the program runs too.
+        """Run the job's setup command, unless it has run; return the program's context, and the ending if it failed.
 
-        Returns the place with that environment, and the node's ending if the setup has failed.
+        On the submitter's machine, setup and program run in a Python environment made for the job, which the returned
+        context contains.
         """
         machine_env = machine_environment(os.environ, self._marker)
         if place.job.setup is None or place.job.submitter_env is None:
@@ -456,34 +457,40 @@ class Agent:
         self._orders.add(Order("error", _SUPERSEDED, reason, time.monotonic(), vanishes=True))
 
     @property
-    def _patience_s(self) -> float:
+    def _retry_timeout_s(self) -> float:
         """Retry timeout for job dir requests, in seconds."""
-        if self._given_patience_s is not None:
-            return self._given_patience_s
+        if self._given_retry_timeout_s is not None:
+            return self._given_retry_timeout_s
         is_fenced = self._of_fleet or self._job_dir.folder is not None
-        return patience_s(is_fenced=is_fenced, has_begun=self._has_begun)
+        return retry_timeout_s(is_fenced=is_fenced, has_begun=self._has_begun)
 
     def _retry(self, call: Callable[[], _T]) -> _T:
-        """Retry a job dir call for `_patience_s`. Raises JobDirError; MissingError is raised without a retry."""
+        """Call a job dir function with retries for `_retry_timeout_s`, and return its result.
+
+        Raises JobDirError at the timeout or when the job dir is lost; MissingError is raised without a retry.
+        """
         begun = time.monotonic()
 
         def is_last(error: JobDirError, pause: float) -> bool:
-            is_over = time.monotonic() + pause > begun + self._patience_s
+            is_over = time.monotonic() + pause > begun + self._retry_timeout_s
             return isinstance(error, MissingError) or bool(self._lost) or is_over
 
         return retry(call, JobDirError, is_last, longest_s=5.0)
 
     @property
     def _last_lines_s(self) -> float:
-        """Timeout for writing the rest of the log, in seconds; shorter if an order ends the node."""
-        return self._patience_s if self._orders.deciding is None else min(_LAST_LINES_S, self._patience_s)
+        """Timeout for writing the last lines of the log, in seconds; shorter if an order ends the node."""
+        return self._retry_timeout_s if self._orders.deciding is None else min(_LAST_LINES_S, self._retry_timeout_s)
 
     def _is_rebooting(self) -> bool:
         return (self._home / REBOOTING).exists()
 
     def _await_restart(self, announced: Order) -> Order | None:
-        """Wait for the announced restart, after the program has saved and ended. Return the order that ends the machine
-        or the job; None if none has come `restart_late_s` after the announced time."""
+        """Wait for the announced restart of the machine, after the program has saved and ended.
+
+        Return an order that ends the machine or the job instead; None if the machine was not restarted within
+        `restart_late_s` of the announced time.
+        """
         self._log_everywhere("waiting for the machine's restart")
         self._cloud.saved()
         until = announced.deadline + self._restart_late_s
@@ -496,7 +503,7 @@ class Agent:
         return None
 
     def _pause(self, why: str, code: int) -> int:
-        """Stop this agent without a result, as the node will resume on this machine; return `code`."""
+        """Stop this agent without a result, because the node will resume on this machine; return `code`."""
         self._heart.stop()
         self._watcher.stop()
         self._cloud.stop()
@@ -505,7 +512,10 @@ class Agent:
         return code
 
     def _finish(self, ending: Ending) -> int:
-        """Write the rest of the log and then the result, so that the log is complete once the result is visible."""
+        """Write the last lines of the log, then the result; return the exit code.
+
+        In this order, the log is complete when the result becomes visible.
+        """
         self._heart.stop()
         self._watcher.stop()
         self._cloud.stop()
@@ -539,15 +549,16 @@ class Agent:
         self._log.add_agent_line(text)
 
 
-def patience_s(*, is_fenced: bool, has_begun: bool) -> float:
+def retry_timeout_s(*, is_fenced: bool, has_begun: bool) -> float:
     """Return the retry timeout for job dir requests, in seconds.
 
-    A machine may keep training without the job dir only if its node is not replaced before the machine is observed to
-    have ended. On a cluster, another machine takes a silent node over, so the node must end itself first (`is_fenced`).
+    is_fenced  True if the node may be replaced although its machine still runs: on a cluster, another machine takes
+               over a node without heartbeats, so the node must end itself first
+    has_begun  True if the program has started; if the node is not fenced, it may then train without the job dir
     """
     if is_fenced:
-        return FENCED_PATIENCE_S
-    return TRAINING_PATIENCE_S if has_begun else PATIENCE_S
+        return FENCED_RETRY_TIMEOUT_S
+    return TRAINING_RETRY_TIMEOUT_S if has_begun else RETRY_TIMEOUT_S
 
 
 def _place_of(node: str) -> str:

@@ -57,7 +57,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     home = Path(options.home)
     try:
         home.mkdir(parents=True, exist_ok=True)
-        (home / "started").touch()  # before anything else: this machine must not be started a second time
+        (home / "started").touch()  # first of all: shows that the agent has been started on this machine
         adopt_orphans()
         return Agent(options).run()
     except JobDirError as error:

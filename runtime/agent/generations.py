@@ -1,8 +1,8 @@
 """Agreement of an attempt's nodes on restarts of their program, in create-only records `generations/<g>.json`.
 
-A generation is one start of the program. The node that creates the record with the next number decides; all others read
-and follow it. This needs no leader and no lock, and every node sees each restart. A record of the kind `closed` closes
-the attempt: no generation follows.
+A generation is one start of the program. The node that creates the record with the next number decides; the other nodes
+read and follow that record. No leader or lock is needed, and every node sees each restart. A record of the kind
+`closed` closes the attempt: no generation follows.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from ..notices import Order, Orders
 from .restart import Budget, RestartRequest, Scope, charge_budget
 
 FRUITLESS = 5
-"""Maximum number of replacements of lost nodes in a row without a new checkpoint; one more closes the attempt."""
+"""Maximum number of consecutive replacements of lost nodes without a new checkpoint; one more closes the attempt."""
 _LOOK_S = 0.1
 _LOOK_FAR_S = 1.0  # in an object store, where requests cost money
 
@@ -36,7 +36,8 @@ _LOOK_FAR_S = 1.0  # in an object store, where requests cost money
 class Ledger:
     """The generation records of one attempt, read and written by one node.
 
-    `heals`: lost nodes are replaced or dropped, so a preempted node does not close the attempt: the others go on.
+    `heals`: True if lost nodes are replaced or dropped: the other nodes go on, so a preempted node does not close the
+    attempt.
     """
 
     def __init__(
@@ -85,13 +86,16 @@ class Ledger:
             self.members = [NodeRecord.from_value(node) for node in record.nodes]
 
     def catch_up(self) -> Generation | None:
-        """Read all generations written since, and return the newest. Raises JobDirError."""
+        """Read all generations written since the newest known one, and return the newest. Raises JobDirError."""
         while (record := self.read_generation(self.following)) is not None:
             self.adopt(record)
         return self.newest
 
     def is_replaced_after(self, order: Order) -> bool:
-        """Return whether the attempt goes on after an order ends this node: without it, or with it after a reboot."""
+        """Return whether the attempt goes on after an order has ended this node.
+
+        True if the other nodes go on without this node, or if this node resumes after a reboot.
+        """
         return order.outcome == "preempted" and (self.heals or order.returns or self._comes_back())
 
     def affects_this_node(self, record: Generation) -> bool:
@@ -111,10 +115,13 @@ class Ledger:
         return self.grants(RestartRequest("failure", "", 0.0))
 
     def decide_next(self, wanted: RestartRequest | None, outcome: str, *, may_follow: bool) -> Generation | None:
-        """Return the generation that follows the end of this node's processes; None if none does. Raises JobDirError.
+        """Return the generation that follows the end of this node's processes; None if no generation follows.
 
-        `outcome`: that of the processes, recorded as the reason if the attempt is closed.
-        `may_follow`: this node may take part in a generation that another node has begun.
+        `wanted`: restart that this node requests, if any
+        `outcome`: outcome of the processes, recorded as the reason if this node closes the attempt
+        `may_follow`: True if this node may take part in a generation that another node has begun
+
+        Raises JobDirError.
         """
         while not self.is_closed:
             record = self._record(wanted)
@@ -129,13 +136,14 @@ class Ledger:
                 return None
             if may_follow and self.affects_this_node(stands):
                 return stands
-            # The record restarts only another node's processes, or this node may not follow it: try the next number.
+            # The record restarts only other nodes' processes, or this node may not follow it: try the next number.
         return None
 
     def find_awaiting_generation(self, begun: int) -> Generation | None:
-        """Return the newest generation if the others wait in it for this node, which last ran generation `begun`.
+        """Return the newest generation if the other nodes wait in it for this node; else None.
 
-        A node that saved because this one was about to go down has begun it. None if they do not wait.
+        Another node began this generation, after a save, because this node's machine was about to go down. `begun`: the
+        generation that this node ran last.
         """
         newest = self.newest
         return newest if newest is not None and newest.generation > begun and self.affects_this_node(newest) else None
@@ -143,7 +151,7 @@ class Ledger:
     def rejoin(self, reason: str) -> Generation | None:
         """Begin a generation after this node's machine was restarted, for every node whose program depends on this one.
 
-        Returns None if the attempt is closed or the budget does not allow it. Raises JobDirError.
+        Returns None if the attempt is closed or the budget does not allow a restart. Raises JobDirError.
         """
         wanted = RestartRequest("interruption", reason, 0.0)
         while (used := charge_budget(wanted, self._budget, self.newest)) is not None:
@@ -159,10 +167,13 @@ class Ledger:
     def take_place(self, nodes: Sequence[NodeRecord], lost: str, begun: int, saved_step: int) -> Generation:
         """Begin a generation with `nodes`, in which this node replaces a lost one without a supervisor's decision.
 
-        `begun`: the last generation of the lost node. Restarts of the group since then were caused by its loss and do
-        not count against the budget. Returns the record written under the next number, by this node or another; its
-        kind is `closed` if the budget does not allow it, or after FRUITLESS replacements without a new checkpoint.
-        Raises JobDirError.
+        `lost`: name of the lost node
+        `begun`: last generation of the lost node; restarts of the group since then were caused by its loss, and are not
+        counted against the budget
+        `saved_step`: step of the newest checkpoint
+
+        Returns the record with the next number, which another node may have written. Its kind is `closed` if the budget
+        does not allow a restart, or after FRUITLESS replacements without a new checkpoint. Raises JobDirError.
         """
         counted = [one for one in self._known if not (one.kind != "members" and one.group and one.generation > begun)]
         last = counted[-1] if counted else None
@@ -181,9 +192,9 @@ class Ledger:
         return stands
 
     def close(self) -> Generation:
-        """Close the attempt before this node ends, so that no generation waits for it. Raises JobDirError.
+        """Close the attempt before this node ends, so that no generation waits for this node. Raises JobDirError.
 
-        Returns the record under the next number, which another node may have written first.
+        Returns the record with the next number: a generation instead, if another node has written one first.
         """
         return self._create_or_read(self._make("closed", "", 0.0, *self._used()))
 
@@ -192,7 +203,10 @@ class Ledger:
         return read_generation(self._job_dir, self._attempt, number)
 
     def _create_or_read(self, record: Generation) -> Generation:
-        """Create a record, or return the one that another node has written under its number. Raises JobDirError."""
+        """Create a record and return it, or the record that another node has written with this number.
+
+        Raises JobDirError.
+        """
         key = generation_key(self._attempt, record.generation)
         if self._job_dir.create(key, record.to_bytes()):
             return record
@@ -235,10 +249,10 @@ class Ledger:
 
 
 class GenerationWatcher:
-    """Thread that polls, while the program runs on several nodes, for the generation that ends it here.
+    """Thread that polls, while the program runs, for a new generation that restarts or ends it on this node (`found`).
 
-    Once this node is ordered to end, the thread closes the attempt, so that peers do not restart and wait for it. It
-    does not if only this machine goes and the node is replaced or comes back.
+    When this node is ordered to end, the thread closes the attempt, so that the other nodes do not restart and wait for
+    it, unless the node will be replaced or will resume after a reboot.
     """
 
     def __init__(self, ledger: Ledger, orders: Orders, wake: Callable[[], None]) -> None:

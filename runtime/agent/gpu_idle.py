@@ -15,7 +15,7 @@ from typing import Self
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 IDLE_PERCENT = 1
-"""Utilisation in per cent up to which a GPU counts as idle: the driver rounds, and a desktop or monitor may use it."""
+"""Utilisation in per cent up to which a GPU counts as idle: the driver rounds up, and a desktop may use the GPU."""
 _INTERVAL_S = 10.0
 _TIMEOUT_S = 30.0
 _QUERY = ("nvidia-smi", "--query-gpu=uuid,utilization.gpu", "--format=csv,noheader,nounits")
@@ -30,8 +30,8 @@ class UnreadableError(Exception):
 class IdleWatch:
     """Context manager that polls the GPUs' utilisation from a separate thread.
 
-    `sample` returns the per cent of every GPU of the node, or raises UnreadableError. After each reading, `report` is
-    called with the seconds for which all of them have been idle (None: unknown).
+    `sample` returns the utilisation in per cent of every GPU of the node, or raises UnreadableError. `report` is called
+    after each reading with the seconds for which all GPUs have been idle (None: unknown).
     """
 
     def __init__(
@@ -103,7 +103,7 @@ def read_utilisation(visible: str | None) -> list[int]:
 
 
 def parse(text: str, visible: str | None) -> list[int]:
-    """Parse nvidia-smi's output into the per cent of each visible GPU. Raises UnreadableError.
+    """Return the utilisation of each visible GPU in per cent, from nvidia-smi's output. Raises UnreadableError.
 
     `visible`: UUID prefixes, or indexes in the driver's order, separated by commas; None: all GPUs.
     """

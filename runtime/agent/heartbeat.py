@@ -25,9 +25,9 @@ _PROGRESS_BYTES = 64 << 10  # a longer file was not written by the Checkpointer
 class HeartbeatThread:
     """Thread that writes the node's heartbeat until stopped.
 
-    `on_lost` is called once, with the reason, if the job dir is lost: job.json is missing twice in a row although the
-    job dir answers, or no request succeeded for `patience_s()` seconds. `on_superseded` is called once, if a newer
-    attempt has begun because this machine was given up, for example after a freeze.
+    `on_lost` is called once, with the reason, if the job dir is lost: job.json is missing in two consecutive checks
+    although requests succeed, or no request has succeeded for `retry_timeout_s()` seconds. `on_superseded` is called
+    once if a newer attempt has begun: the supervisor has replaced this machine, for example after a freeze.
     """
 
     def __init__(
@@ -40,16 +40,16 @@ class HeartbeatThread:
         attempt: int,
         on_lost: Callable[[str], None],
         on_superseded: Callable[[], None],
-        patience_s: Callable[[], float],
+        retry_timeout_s: Callable[[], float],
         pace: Pace,
         sequence: int = 0,
     ) -> None:
-        """`sequence`: number of the last heartbeat, if an earlier run of the node has written any."""
+        """Start the thread. `sequence`: number of the last heartbeat that an earlier run of the node has written."""
         self._sequence = sequence
         self._pace = pace
         self._interval_s = INTERVAL_S if job_dir.folder is not None else _FAR_INTERVAL_S
         self._job_dir, self._key, self._progress, self._history = job_dir, key, progress, history
-        self._on_lost, self._patience_s = on_lost, patience_s
+        self._on_lost, self._retry_timeout_s = on_lost, retry_timeout_s
         self._on_superseded, self._next_attempt = on_superseded, attempt_key(attempt + 1)
         self._phase: Phase = "setup"
         self._gpu_idle_s: float | None = None
@@ -101,7 +101,7 @@ class HeartbeatThread:
                         self._on_superseded()
                 except JobDirError as error:
                     why = str(error)
-            if why and not lost and (missing >= 2 or time.monotonic() - last_worked > self._patience_s()):
+            if why and not lost and (missing >= 2 or time.monotonic() - last_worked > self._retry_timeout_s()):
                 lost = True
                 self._on_lost(why)
             self._changed.wait(self._interval_s)

@@ -59,12 +59,12 @@ class _File:
 
     @property
     def needs(self) -> int:
-        """Bytes of disk space still to be allocated for it."""
+        """Bytes of disk space that the file still needs."""
         there = (path.stat() for path in (self.path, self.partial) if path.exists())
         return max(0, self.entry.size - max((status.st_blocks * 512 for status in there), default=0))
 
     def identity(self, start: int) -> str:
-        """Return a part's identity for the journal; it differs once the object has changed."""
+        """Return a part's identity for the journal: the path, and the object's etag, size and offset."""
         return json.dumps([str(self.path), self.entry.etag, self.entry.size, start])
 
     def length(self, start: int) -> int:
@@ -74,7 +74,7 @@ class _File:
         """Return the offsets of the parts that are not on disk. `done`: identities of the parts in the journal."""
         absent = [start for start in self.parts if self.identity(start) not in done]
         if self.path.exists():
-            return absent and self.parts  # the complete file is another or an unknown version
+            return absent and self.parts  # the complete file is of another version, or of an unknown one
         return absent if self.partial.exists() else self.parts
 
     def finish(self) -> None:
@@ -106,7 +106,8 @@ def fetch_inputs(
 ) -> None:
     """Fetch every input (path -> URL; paths are relative to `folder`, or absolute).
 
-    `check` is called periodically; an exception from it stops the download. Raises InputsError, JobDirError, OSError.
+    `journal` is the path of the journal file. `check` is called periodically; an exception that it raises stops the
+    download. Raises InputsError, JobDirError, OSError.
     """
     begun = time.monotonic()
     files = [file for path, url in inputs.items() for file in _list(url, folder / path)]
@@ -216,7 +217,7 @@ def _list(url: str, path: Path) -> Iterator[_File]:
 
 
 def _check_space(place: Path, needed: int) -> None:
-    """Check the free space on the file system of the first input, for all inputs. Raises InputsError."""
+    """Raise InputsError if the file system of `place`, the first input, has less free space than all inputs need."""
     while not place.exists():
         place = place.parent
     free = shutil.disk_usage(place).free

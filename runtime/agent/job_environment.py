@@ -2,10 +2,10 @@
 
     <state dir>/local/environments/<key>/<nonce>/    an environment, see create()
     <state dir>/local/environments/<key>/ready       name of the complete environment; written last, atomically
-    <state dir>/local/environments/<key>/lock        exclusive: it is built or removed; shared: a job uses it
+    <state dir>/local/environments/<key>/lock        held exclusively by a build or removal, shared by users
 
-The environment of a setup that only installs packages is cached, under a hash of what it installs. Any other setup may
-have effects that cannot be cached: it runs in an environment in the machine's folder, removed together with it.
+The environment of a setup that only installs packages is cached, under a hash of the packages. Any other setup may have
+effects that cannot be cached: it runs in an environment in the machine's folder, which is removed with that folder.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from ..launchers import ProgramContext
 
 KEPT_S = 7 * 86_400.0
-"""TTL of a cached environment since a job has last used it, in seconds."""
+"""Seconds without use after which a cached environment is removed."""
 _TOOL_S = 300.0
 _INSTALLERS = (("pip", "install"), ("pip3", "install"), ("uv", "pip", "install"))
 _INDEXES = ("-i", "--index-url", "--extra-index-url", "--index", "--default-index")
@@ -51,7 +51,9 @@ class JobEnvironmentError(Exception):
 
 
 def content_of(setup: str | Sequence[str], code: Path) -> str | None:
-    """Return a hash of the packages that a setup installs; None if it does more, or what it installs may change.
+    """Return a hash of a setup's commands and of the requirements files that they name; None: do not cache the setup.
+
+    It is None if the setup does more than install packages, or if the packages may differ the next time.
 
     setup: as in JobRecord
     code: the folder in which it runs
@@ -91,7 +93,10 @@ def _is_install(words: Sequence[str]) -> bool:
 
 
 def _add_file(path: Path, digest: hashlib._Hash, seen: set[Path]) -> bool:
-    """Hash a file and the requirements files it includes; return False if they do not determine what is installed."""
+    """Hash a file and the requirements files that it includes.
+
+    Return False if they do not determine the packages, such as with a local path or a URL.
+    """
     if path in seen:
         return True
     seen.add(path)
@@ -143,7 +148,7 @@ def create(folder: Path, env: Mapping[str, str]) -> None:
 
 
 def inside(place: ProgramContext, folder: Path) -> ProgramContext:
-    """Return the place with the environment activated: first on PATH, with VIRTUAL_ENV set."""
+    """Return a copy of the context in which the environment is activated: first on PATH, with VIRTUAL_ENV set."""
     job = place.job
     search_path = f"{folder / 'bin'}{os.pathsep}{job.search_path or os.defpath}"
     submitter_env = {**(job.submitter_env or {}), "VIRTUAL_ENV": str(folder)}
@@ -200,7 +205,7 @@ def _copy_scripts(source: Path, python: Path) -> None:
 
 
 class Cached:
-    """A cached environment. Its lock is held until this process ends, so that it is not removed while in use."""
+    """A cached environment. After use() or finish(), a shared lock prevents its removal until this process ends."""
 
     def __init__(self, parent: Path, key: str) -> None:
         self._folder = parent / key
@@ -208,7 +213,7 @@ class Cached:
         self._lock = os.open(self._folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
 
     def use(self) -> Path | None:
-        """Return the environment's folder under a shared lock; None if it is not built yet, or being built."""
+        """Lock the environment (shared) and return its folder; None if it is not built yet, or is being built."""
         if not self._try(fcntl.LOCK_SH):
             return None
         found = self._ready()
@@ -220,7 +225,10 @@ class Cached:
         return found
 
     def begin(self) -> Path | None:
-        """Return the folder to build in, after removing interrupted builds; None if another job builds or built it."""
+        """Lock the environment (exclusive), remove interrupted builds, and return a new folder to build in.
+
+        Return None if another job is building the environment or has built it.
+        """
         if not self._try(fcntl.LOCK_EX):
             return None
         if self._ready() is not None:  # built since use() was called
@@ -232,7 +240,7 @@ class Cached:
         return self._folder / uuid.uuid4().hex
 
     def finish(self, built: Path) -> None:
-        """Publish a complete build."""
+        """Publish a complete build, and replace the exclusive lock by a shared one."""
         durable.write(self._folder / "ready", built.name.encode())
         self._try(fcntl.LOCK_SH)
 
@@ -261,7 +269,7 @@ class Prepared:
     is_complete: bool
     """True if it came from the cache: its setup has been run."""
     finish: Callable[[], None]
-    """Callback for when the setup has succeeded: adds the environment to the cache."""
+    """Function to call when the setup has succeeded; it adds the environment to the cache."""
 
 
 def prepare(

@@ -1,4 +1,4 @@
-"""Membership of a node in its attempt: joining in the place of a lost node, and being left out."""
+"""Membership of a node in its attempt: replacement of a lost node, and exclusion from the attempt."""
 
 from __future__ import annotations
 
@@ -32,7 +32,10 @@ class LeftOutError(Exception):
 
 
 def adopt(place: ProgramContext, ledger: Ledger) -> ProgramContext:
-    """Return the place with the current members and this node's rank among them. Raises LeftOutError."""
+    """Return the program's context with the current members and this node's rank among them.
+
+    Raises LeftOutError if this node is not a member.
+    """
     if not is_member(place, ledger):
         raise LeftOutError(f"{place.node.node} is no member of the attempt any more")
     if ledger.members is None or ledger.scope == "lone":  # independent of other nodes, it keeps its rank
@@ -49,7 +52,7 @@ def is_member(place: ProgramContext, ledger: Ledger) -> bool:
 def take_place(ledger: Ledger, job_dir: JobDir, attempt: int, place: ProgramContext) -> Generation:
     """Replace the lost node by this one without a supervisor's decision; return the generation with the new members.
 
-    Raises LeftOutError, JobDirError.
+    Raises LeftOutError if another node has replaced the lost node, or if the attempt is closed; JobDirError.
     """
     own = place.node
     while not is_member(place, ledger):
@@ -73,7 +76,10 @@ def _position(node: str) -> str:
 
 
 def wait_for(ledger: Ledger, runner: Runner, wanted: Callable[[Generation], bool], limit_s: float) -> Generation | None:
-    """Wait for a new generation that is wanted or closes the attempt; None on timeout. Raises Interrupted, Vanished."""
+    """Wait for a new generation for which wanted() is true, or that closes the attempt; return it, None on timeout.
+
+    `limit_s`: timeout in seconds. Raises Interrupted, Vanished if an order comes.
+    """
 
     def look() -> Generation | None:
         try:
@@ -88,9 +94,9 @@ def wait_for(ledger: Ledger, runner: Runner, wanted: Callable[[Generation], bool
 
 
 def lost_peer(job_dir: JobDir, attempt: int, place: ProgramContext, runner: Runner) -> str | None:
-    """Return the name of a peer that is being preempted, or whose heartbeat is unchanged for SILENT_S.
+    """Return the name of another node that is being preempted, or that sends no new heartbeat for SILENT_S seconds.
 
-    Returns None if every peer is alive or has a result. Raises JobDirError, Interrupted.
+    Returns None if every other node is alive or has a result. Raises JobDirError, Interrupted.
     """
     others = [node.node for node in place.nodes if node.node != place.node.node]
     send_signal(
@@ -134,7 +140,7 @@ class _PeerState:
 
     @property
     def leaves(self) -> bool:
-        """True if the node is ending upon an order that this node did not get: its machine is being preempted."""
+        """True if the node's machine is being preempted: the node is ending by an order that this node did not get."""
         return self.outcome == "preempted" or (self.outcome is None and self.phase == "stopping")
 
 
@@ -147,14 +153,14 @@ def _read(kind: type[_R], job_dir: JobDir, key: str) -> _R | None:
 
 
 class Begun:
-    """File on the machine's disk with the generation of the program begun last, read after a restart of the machine."""
+    """File on the machine's disk with the number of the last generation started, for a restart of the machine."""
 
     def __init__(self, state: Path) -> None:
         self._path = state / "begun"
 
     @property
     def generation(self) -> int:
-        """Generation begun last; 0: none yet. Raises OSError."""
+        """Number of the generation that was started last; 0: none yet. Raises OSError."""
         try:
             return int(self._path.read_text())
         except FileNotFoundError:

@@ -41,10 +41,10 @@ from .runner import PEER_S, POLL_S, Runner, StopHooks, Wakeup
 from .timeline import History
 
 SETTLE_S = 1.0
-"""Seconds for the node's other processes to end after one has failed and the program will restart; one of them may
-report the cause."""
+"""Seconds that the node's other processes have to end after one has failed, if the program may be restarted; one of
+them may report the cause."""
 LEAVE_S = 60.0
-"""Seconds for the other processes to end after one has left because of a notice: they may still be saving."""
+"""Seconds that the node's other processes have to end after one has ended because of a notice: they may be saving."""
 DRAIN_S = 300.0
 """Timeout in seconds for writing staged checkpoints, unless a deadline comes first."""
 _WRITE_S = 3.0  # assumed duration of a checkpoint write until the program has reported one
@@ -62,7 +62,7 @@ class Retry(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """Identity and services of this node, shared by everything that runs on it."""
+    """Identity and services of this node, shared by the parts of its agent."""
 
     job_dir: JobDir
     attempt: int
@@ -70,7 +70,7 @@ class Node:
     home: Path
     marker: str
     host: str | None
-    """Name or address by which other nodes reach it; None: detected."""
+    """Name or address by which other nodes reach this node; None: detect it."""
     wakeup: Wakeup
     orders: Orders
     runner: Runner
@@ -102,7 +102,7 @@ class NodeProgram:
         env = writer_environment(self._machine_env, {**place.job.env, **place.secrets})
         self._writer = NodeWriter(node.state / "writer.sock", env, node.log.add_agent_line)
         self.place = dataclasses.replace(place, writer=str(self._writer.path))
-        """The place of the newest generation."""
+        """The program's context in the newest generation."""
         self._known: dict[str, Address] = {}
         """Node addresses of the last rendezvous."""
         self._begun = Begun(node.state)
@@ -110,7 +110,7 @@ class NodeProgram:
         self._interrupted_exit = int(told) if told.isdecimal() else None
 
     def run(self) -> Ending:
-        """Run the program to its end; return how this node ends.
+        """Run the program, with restarts, until no generation follows; return how this node ends.
 
         Raises LeftOutError, Interrupted, Vanished, JobDirError, LauncherError, OSError, ValueError.
         """
@@ -163,11 +163,14 @@ class NodeProgram:
         return self._prepare(following)
 
     def _is_merely_late(self, end: Generation) -> bool:
-        """Return whether this node must still run its part, as the others succeeded without waiting for it."""
+        """Return whether this node must still run its part: the others have succeeded without it, before it started."""
         return end.reason == "succeeded" and not self._begun.generation and is_member(self.place, self._ledger)
 
     def _prepare(self, following: Generation) -> int:
-        """Adopt a generation's members, wait for its backoff, return its number. Raises LeftOutError, Interrupted."""
+        """Adopt a generation's members, wait for its backoff, and return its number.
+
+        Raises LeftOutError if this node is not a member, Interrupted or Vanished if an order comes.
+        """
         self.place = adopt(self.place, self._ledger)
         where = "all processes start" if following.group else "it starts"
         pause = f" in {following.pause_s:.0f} s" if following.pause_s else ""
@@ -178,7 +181,7 @@ class NodeProgram:
         return following.generation
 
     def _run_generation(self, generation: int, addresses: dict[str, Address]) -> tuple[Ending, Generation | None]:
-        """Run one generation; return how it ended and the generation that follows on this node."""
+        """Run one generation of the program; return how it ended, and the generation that follows here, if any."""
         node = self._node
         newest = self._ledger.newest
         place = dataclasses.replace(
@@ -214,7 +217,11 @@ class NodeProgram:
         return ending, self._what_follows(ending, elsewhere, place)
 
     def _earlier(self, generation: int) -> dict[str, Any]:
-        """Return the history of failures before this generation: earlier attempts, and this attempt on this node."""
+        """Return the interruptions and node-seconds before this generation, as an interval.History in JSON.
+
+        They include earlier attempts, and this attempt's earlier generations. The Checkpointer computes its interval
+        from them.
+        """
         timeline, place = self._node.history, self.place
         costs = [told["cost"] for told in timeline.progress_by_generation if told and told.get("cost") is not None]
         before = interval.History.from_json(place.earlier)
@@ -236,7 +243,10 @@ class NodeProgram:
         return exits, asked, conduct.lookout.found if conduct.lookout else None
 
     def _what_follows(self, ending: Ending, elsewhere: Generation | None, place: ProgramContext) -> Generation | None:
-        """Return the generation that follows on this node; None if none does, such as after an order."""
+        """Return the generation to run next on this node; None if there is none, for example after an order to end.
+
+        `elsewhere`: generation that another node began while the program ran, if any
+        """
         node, ledger = self._node, self._ledger
         order = node.orders.deciding
         if order is not None and ledger.is_replaced_after(order):
@@ -257,9 +267,9 @@ class NodeProgram:
         return node.retry(lambda: ledger.decide_next(wanted, ending.outcome, may_follow=may_follow))
 
     def _wait_for_replacement(self, place: ProgramContext) -> Generation | None:
-        """Wait for the generation that replaces a lost peer, whose loss may have ended the program.
+        """Wait for the generation that replaces a lost node, whose loss may have made the program fail here.
 
-        Returns None if no peer is lost, or on timeout.
+        Returns None if no other node is lost, or on timeout.
         """
         node, ledger = self._node, self._ledger
         if not ledger.heals or ledger.scope != "group" or len(place.nodes) == 1:
@@ -278,9 +288,9 @@ class NodeProgram:
         return None
 
     def _exchange_addresses(self, place: ProgramContext) -> dict[str, Address] | Generation:
-        """Exchange addresses with the other nodes; return them, or a newer generation that has replaced this one.
+        """Publish this node's address and wait for those of the others; return all, or a newer generation.
 
-        Each rendezvous uses new ports, as old ones may still be in use.
+        Each rendezvous uses new ports, because old ones may still be in use.
         """
         node = self._node
         needed = needs_addresses(self._launcher, place.nodes)
@@ -332,7 +342,7 @@ class NodeProgram:
 
 
 class _ProgramConduct(StopHooks):
-    """Hooks for one generation of the program."""
+    """Hooks that the process runner calls while one generation of the program runs."""
 
     def __init__(self, place: ProgramContext, writer: NodeWriter, ledger: Ledger, outcomes: OutcomeWatch) -> None:
         self.listening = place.listening
@@ -360,7 +370,7 @@ class _ProgramConduct(StopHooks):
         return Order("again", "members", found.reason, time.monotonic() + found.grace_s)
 
     def write_s(self) -> float:
-        """Return 0.0 unless the program uses the Checkpointer, which reports the duration of its writes."""
+        """Return the seconds to reserve for writing staged checkpoints; 0.0 if the program uses no Checkpointer."""
         progress = read_progress(self._progress)
         if progress is None or self._writer.process is None:
             return 0.0

@@ -1,7 +1,7 @@
-"""The agent's side of the node's checkpoint writer (checkpoint/writer.py): a process beside the program's.
+"""Start and supervise the node's checkpoint writer (checkpoint/writer/writer.py), a child process of the agent.
 
-The writer outlives the program's processes, so it finishes what they had staged before they died. It ends with the
-agent.
+The writer outlives the program's processes, so it finishes the saves that they had staged before they died. It ends
+with the agent.
 """
 
 from __future__ import annotations
@@ -36,11 +36,14 @@ def writer_environment(machine_env: Mapping[str, str], job_env: Mapping[str, str
 
 
 class NodeWriter:
-    """Handle of the writer: starts it, restarts it when it dies, waits for staged data. For the main thread only."""
+    """Handle of the writer process, which starts it, restarts it when it dies, and waits for staged saves.
+
+    Only the main thread may use it.
+    """
 
     def __init__(self, path: Path, env: Mapping[str, str], say: Callable[[str], None]) -> None:
         self.path = path
-        """Path of its socket, passed to programs as CLOUDGPU_WRITER."""
+        """Path of the writer's socket, passed to programs as CLOUDGPU_WRITER."""
         self._env, self._say = dict(env), say
         self._process: int | None = None
         self._pidfd = -1
@@ -50,11 +53,11 @@ class NodeWriter:
 
     @property
     def process(self) -> int | None:
-        """PID of the orphan guard, the writer's parent; it must be spared when the program's leftovers are killed."""
+        """PID of the writer's parent, an orphan guard, which must not be killed with the program's processes."""
         return self._process
 
     def begin(self) -> None:
-        """Schedule the writer's start, as the program is about to run."""
+        """Schedule the writer's start, START_AFTER_S from now; call it when the program is about to start."""
         self._due = min(self._due, time.monotonic() + START_AFTER_S)
 
     def keep_up(self) -> float:
@@ -67,9 +70,10 @@ class NodeWriter:
         return _LOOK_S if self._process is not None else max(0.0, self._due - now)
 
     def drain(self, seconds_left: Callable[[], float], wait: Callable[[float], None], wake: Callable[[], None]) -> bool:
-        """Wait until everything staged is durable; return False on timeout.
+        """Wait until all staged saves are durable or have failed; return False if that is not so in time.
 
-        `seconds_left` is called repeatedly, as a deadline may be set meanwhile; `wake` interrupts a `wait`.
+        `seconds_left` returns the timeout; it is called repeatedly, because a deadline may be set meanwhile. `wait`
+        sleeps for some seconds; `wake` interrupts it.
         """
         if self._process is None or self._has_ended():
             return True
@@ -100,7 +104,7 @@ class NodeWriter:
         return durable.is_set()
 
     def end(self) -> None:
-        """Stop restarting the writer, and stop sparing it when leftovers are killed."""
+        """Stop restarting the writer. From now on `process` is None, so kill_leftovers() also kills the writer."""
         self._due = float("inf")
         if self._process is not None:
             self._forget()

@@ -1,7 +1,7 @@
-"""The decision whether a failed program is restarted in place, on the same machines. Pure functions.
+"""Decide whether a failed program is restarted in place, on the same machines. Pure functions.
 
-A new attempt costs minutes, as machines are terminated and launched again. Most failures do not need new machines, so
-the program is first restarted in place, where its staged checkpoints are still in memory.
+A new attempt takes minutes, because machines are terminated and launched again. Most failures do not need new machines,
+so the program is first restarted in place, where its staged checkpoints are still in memory.
 """
 
 from __future__ import annotations
@@ -14,21 +14,21 @@ from ...protocol.jobdir import Generation, GenerationKind, NodeRecord
 from ..processes.exit_verdict import Ending
 
 FRUITLESS = 2
-"""Maximum number of generations in a row without a new checkpoint that are restarted in place. After one more the
-attempt ends, as the program may succeed on other machines."""
+"""Maximum number of consecutive generations without a new checkpoint that are restarted in place. After one more, the
+attempt ends, because the program may succeed on other machines."""
 _PAUSE_S = (1.0, 60.0)  # backoff after the second generation without a new checkpoint, doubled up to the maximum
 
 
 Scope = Literal["lone", "member", "group"]
-"""The processes that restart when a process of a node dies. lone: this node's, independent of other nodes; member: this
-node's, and it follows restarts of the group; group: those of all nodes."""
+"""Processes that restart when a process of this node dies. group: those of all nodes; member: only this node's, which
+also restart with the group; lone: only this node's, which never restart with others."""
 
 
 def scope(launcher: str, nodes: Sequence[NodeRecord], own: NodeRecord) -> Scope:
     """Return the smallest scope that the framework supports.
 
-    With parameter servers, TensorFlow workers may join and leave. Otherwise processes that communicate wait for each
-    other in every step, and a restart of one needs a new rendezvous of all.
+    With parameter servers, TensorFlow workers may join and leave. In all other cases, processes that communicate wait
+    for each other in every step, so a restart of one process needs a new rendezvous of all.
     """
     if launcher == "none":
         return "lone"
@@ -59,7 +59,7 @@ class RestartRequest:
 def requested_restart(ending: Ending, fruitless: int) -> RestartRequest | None:
     """Return the restart that a node requests after its processes ended without an order; None if it requests none.
 
-    `fruitless`: generations in a row that ended without a new checkpoint, this one included.
+    `fruitless`: number of consecutive generations without a new checkpoint, including the one that has ended
     """
     kind = _KINDS.get(ending.outcome)
     if kind is None or ending.final or fruitless > FRUITLESS:
@@ -83,9 +83,9 @@ def charge_budget(wanted: RestartRequest, budget: Budget, last: Generation | Non
 
 
 def generations_without_checkpoint(progresses: Sequence[dict[str, Any] | None]) -> int:
-    """Return the number of generations in a row, up to the newest, that saved no new checkpoint.
+    """Return the number of consecutive generations, up to the newest, that saved no new checkpoint.
 
-    `progresses`: last Progress of each generation, oldest first.
+    `progresses`: last Progress of each generation, oldest first
     """
     count, best = 0, 0
     for progress in progresses:

@@ -1,6 +1,6 @@
 """Resume of a node by an agent restarted on the same machine, after a reboot or a crash of the agent.
 
-Code, setup and the current generation are kept on the machine's disk; the log, heartbeat and result in the job dir.
+Code, setup and the current generation are stored on the machine's disk; log, heartbeat and result in the job dir.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ class EarlierRun:
     chunk: int = 1
     """Number of the log's next object."""
     heartbeat: Heartbeat | None = None
-    """The last heartbeat."""
+    """The last heartbeat that it wrote."""
     has_ended: bool = False
-    """True if the node's result is written: nothing is left to do."""
+    """True if it wrote the node's result, so that nothing is left to do."""
 
     @property
     def sequence(self) -> int:
@@ -36,8 +36,8 @@ class EarlierRun:
 class OwnClaim:
     """This machine's claim of its node, with a copy on its disk.
 
-    It is written to disk before the job dir, so a restarted machine creates the same claim again, idempotently. Its
-    lock keeps a second agent from running beside the first.
+    The claim is written to the disk before the job dir, so that a restarted machine creates the same claim again
+    (idempotent). A lock on the file prevents a second agent from running at the same time.
     """
 
     def __init__(self, home: Path, machine: str) -> None:
@@ -46,7 +46,7 @@ class OwnClaim:
         self.is_held = self._lock()
         found = os.pread(self._handle, 4096, 0)
         self.is_old = bool(found)
-        """True if an earlier run on this machine has created it."""
+        """True if an earlier run on this machine has created the claim."""
         self.content = found or Claim(machine, uuid.uuid4().hex, time.time()).to_bytes()
         if self.is_held and not found:
             os.pwrite(self._handle, self.content, 0)
@@ -61,7 +61,7 @@ class OwnClaim:
 
 
 def read_earlier_run(job_dir: JobDir, attempt: int, node: str) -> EarlierRun:
-    """Read what an earlier run of the node has written. Raises JobDirError."""
+    """Return the state that an earlier run of the node has written to the job dir. Raises JobDirError."""
     try:
         heartbeat = Heartbeat.read(job_dir, node_key(attempt, node, "heartbeat.json"))
     except RecordError:  # invalid: it will be overwritten

@@ -1,4 +1,4 @@
-"""Execution of processes to their end. Upon an order they are asked to end, and killed at the deadline."""
+"""Run processes until they end. After an order to end, ask them to end, and kill them at the deadline."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _T = TypeVar("_T")
 
 
 class Interrupted(Exception):  # noqa: N818 - control flow, not a bug
-    """An order has come before or between programs."""
+    """An order to end has come while no program was running."""
 
 
 class Vanished(Exception):  # noqa: N818
@@ -40,7 +40,7 @@ class Vanished(Exception):  # noqa: N818
 
 
 class Wakeup:
-    """Pipe on which the main thread waits; signals, ended children and other threads write to it."""
+    """Pipe on which the main thread waits. Signals, ended children (SIGCHLD) and other threads wake it."""
 
     def __init__(self) -> None:
         self._read, self._write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
@@ -76,7 +76,7 @@ class Wakeup:
 
 
 class StopHooks:
-    """Hooks that decide how running processes are stopped. The base class suits processes that do not train (setup)."""
+    """Hooks that decide how running processes are stopped. The base class is for a process that does not train."""
 
     listening: Path | None = None
     """File that the program creates once it polls for notices."""
@@ -96,11 +96,11 @@ class StopHooks:
         return {}
 
     def restart_order(self) -> Order | None:
-        """Return an order to save and end before a restart with other nodes; None if there is none."""
+        """Return an order to save and end before a restart together with other nodes; None if there is none."""
         return None
 
     def write_s(self) -> float:
-        """Return the seconds to reserve between the program's end and a deadline to write staged data."""
+        """Return the seconds to reserve, between the program's end and a deadline, for writing staged saves."""
         return 0.0
 
     def peers_s(self, _ended: Exit) -> float:
@@ -123,7 +123,8 @@ class Runner:
         """Run processes until all of them and their descendants have ended.
 
         Returns how they ended, in chronological order, and whether they were asked to end, by a notice that they poll
-        for or by SIGTERM. Raises Interrupted, Vanished, OSError.
+        for or by SIGTERM. Raises Interrupted or Vanished if an order comes before the start or takes the machine away,
+        OSError if a process cannot be started.
         """
         self.check()
         last_lines, memory = LastLines(log.add), OutOfMemoryCounter()
@@ -158,11 +159,11 @@ class Runner:
         if order is not None and order.vanishes and now >= order.deadline:
             raise Vanished(order)
 
-    def seconds_left(self, patience_s: float) -> float:
-        """Return the seconds until the nearest deadline, or `patience_s` if there is none."""
+    def seconds_left(self, retry_timeout_s: float) -> float:
+        """Return the seconds until the earliest deadline of an order, or `retry_timeout_s` if there is no order."""
         now = time.monotonic()
         order = self._current(now)
-        return patience_s if order is None else order.deadline - now
+        return retry_timeout_s if order is None else order.deadline - now
 
     def pause(self, seconds: float) -> None:
         """Sleep. Raises Interrupted or Vanished if an order comes."""
@@ -191,7 +192,7 @@ class Runner:
                 break
             if due is not None and due is not told:
                 told = due
-                if due is not peer:  # the failure of a peer process stays within this node
+                if due is not peer:  # other nodes need not know of a failed process of this node
                     heart.set_phase("stopping")
                 heard = (
                     self._tell(due, conduct.listening) or heard
@@ -215,7 +216,10 @@ class Runner:
         return heard or signalled
 
     def _next_end(self, now: float, peer: Order | None, conduct: StopHooks) -> tuple[float, Order | None]:
-        """Return the time at which running processes are killed, and the order for it; (infinity, None) if none."""
+        """Return the monotonic time at which running processes are killed, and the order that ends them.
+
+        Without an order, return (infinity, None).
+        """
         order = self._current(now)
         ends = [(peer.deadline, peer)] if peer is not None else []
         if order is not None:
@@ -223,7 +227,7 @@ class Runner:
         return min(ends, key=lambda end: end[0], default=(float("inf"), None))
 
     def _tell(self, order: Order, listening: Path | None) -> bool:
-        """Write the notice; return whether the program polls for one."""
+        """Write an order to the notice file; return whether the program polls for that file."""
         try:
             write_notice(self._state / "notice.json", order)
             return listening is not None and listening.exists()
@@ -231,7 +235,7 @@ class Runner:
             return False
 
     def _current(self, now: float) -> Order | None:
-        """Return the order with the earliest deadline, including those of signals and the machine's lifetime."""
+        """Return the order with the earliest deadline, after adding orders for signals and the machine's lifetime."""
         if now >= self._last_minute:
             self._last_minute = float("inf")
             self._orders.add(Order("stopped", "duration", "the machine's lifetime ends", self._dies))

@@ -1,4 +1,4 @@
-"""Recorder of a node's timeline (jobdir.Timeline), for its heartbeats and its result. Thread-safe."""
+"""Record a node's timeline (jobdir.Timeline), for its heartbeats and its result. Thread-safe."""
 
 from __future__ import annotations
 
@@ -14,7 +14,10 @@ class History:
     """Timeline of the node from its claim to its end."""
 
     def __init__(self, earlier: Heartbeat | None = None) -> None:
-        """`earlier`: the last heartbeat before this machine was restarted; its time is taken as the program's end."""
+        """Begin a timeline, or continue that of `earlier`, the last heartbeat before this machine was restarted.
+
+        The heartbeat's time is taken as the end of the program that was running.
+        """
         self._now = SteadyClock()
         self._lock = threading.Lock()
         self._times = Timeline(claimed=self._now())
@@ -50,7 +53,7 @@ class History:
         return max(0.0, self._now() - self._times.claimed)
 
     def record_progress(self, progress: dict[str, Any] | None, generation: int) -> None:
-        """Record a generation's progress; ignored if it is not the newest."""
+        """Record a generation's progress; a no-op if the generation is not the newest."""
         with self._lock:
             if progress is None or not self._spans or self._spans[-1].generation != generation:
                 return

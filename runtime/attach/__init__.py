@@ -1,5 +1,7 @@
-"""`python -m cloudgpu.runtime run -- train.py`: make an unmodified PyTorch program resumable.
-See docs/guides/attach.md."""
+"""Make an unmodified PyTorch program resumable: `python -m cloudgpu.runtime run -- train.py`.
+
+See docs/guides/attach.md.
+"""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ _LINES = """    from cloudgpu.runtime import Checkpointer
 
 
 def refusal(reason: str, place: str | None) -> str:
-    """Return the message that a program is refused, with the three lines that would make it resumable."""
+    """Return the message for a program that cannot be resumed, with the three lines that would make it resumable."""
     where = f" (at `{place}`)" if place else ""
     return (
         f"run: this program cannot be resumed exactly, so it is not trained{where}: {reason}.\n"
@@ -28,13 +28,16 @@ def refusal(reason: str, place: str | None) -> str:
 
 
 class Report:
-    """Report of one run. path: JSON file to write, or None. Only rank 0 reports, as all ranks have the same state."""
+    """Report of one run. Only rank 0 reports, as all ranks have the same state.
+
+    path  JSON file to write, or None
+    """
 
     def __init__(self, path: Path | None) -> None:
         self._first = int(os.environ.get("RANK") or 0) == 0
         self._path = path if self._first else None
         self.open = True
-        """True until anything is reported."""
+        """True until it is reported that the program is saved, refused or run without saving."""
         self._content: dict[str, Any] = {"resumable": False, "reason": "no optimizer has made a step"}
 
     def leave_alone(self, reason: str) -> None:
@@ -69,7 +72,13 @@ class Report:
         left_out: Sequence[str],
         data: str | None,
     ) -> None:
-        """Report the state that is saved from now on."""
+        """Report the state that is saved from now on.
+
+        step        number of completed steps, 0 if the program was not resumed
+        unknown     objects whose changes cannot be detected
+        left_out    handles and displays, which the program creates again
+        data        site of the training loop
+        """
         self.open = False
         saved = sorted(
             f"{path}.{name}" if name else path
@@ -97,7 +106,7 @@ class Report:
             log.warning(f"run: NOT saved, should they change: {_names(unknown)}")
 
     def write(self) -> None:
-        """Write the JSON."""
+        """Write the JSON file, if there is a path. An error is logged."""
         if self._path is None:
             return
         try:

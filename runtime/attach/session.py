@@ -1,8 +1,8 @@
 """One execution of a program under `run`: hooks, step boundaries, saving and resuming.
 
-The program runs from its top. A step boundary is the request for the training loader's next batch after an optimizer
-step. To resume from a checkpoint, outer loops are fast-forwarded to their iterations, and all state is restored before
-the first training batch. A program that might not resume exactly is refused.
+A resumed program runs from its first line again. Its outer loops are fast-forwarded to the iterations of the
+checkpoint, and all state is restored before the first training batch. A step boundary is the request for the training
+loader's next batch after an optimizer step. A program that might not resume exactly is refused.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _BETTER = "the program uses cloudgpu's Checkpointer itself, which does it better
 
 
 class Session:
-    """Observer of the program from its first line to its end, which the Checkpointer saves as `program`."""
+    """Observer of the program from its first line to its end; the Checkpointer saves it as the object `program`."""
 
     def __init__(
         self, target: Target, *, folder: str | None = None, report: Path | None = None, unsaved: bool = False
@@ -68,15 +68,15 @@ class Session:
         self._reached: list[Loop] = []
         """Loops entered so far on the way to the checkpoint's position."""
         self._since: Digests | None = None
-        """Digests of the variables before the fast-forward to the checkpoint's position."""
+        """Digests of the variables before the first outer loop was fast-forwarded to the checkpoint's position."""
         self._begun: list[Any] | None = None
-        """The kinds of the program's objects when training began."""
+        """Result of Objects.kinds() when training began."""
         self._trained: dict[tuple[str, ...], list[tuple[Loop, int]]] = {}
-        """Positions of training loops, each with the iterations of its outer loops."""
+        """Outer loops and their iteration counts for each training loop, by the loop's position."""
         self._steps = 0
         """Number of optimizer steps since the last step boundary."""
         self._current: tuple[Loop, Pass] | None = None
-        """The training loop and its pass while state is collected for a save; None otherwise."""
+        """Training loop and its pass through the loader, while state is collected for a save; None at other times."""
 
     def run(self, program: Callable[[], int]) -> int:
         """Run the program; return its exit code."""
@@ -119,7 +119,7 @@ class Session:
         return self._off is None and self._checkpointer is not None
 
     def _loop_started(self, loop: Loop) -> Any:
-        """Return the iterable of a loop; on the way to a checkpoint's position, without the items already done."""
+        """Return the iterable to use for a new loop, without completed iterations on the way to a saved position."""
         source = loop.source
         if self._off is None and self._checkpointer is None and self._watched and self.rewriter.trains:
             self._set_up()  # this may be an outer loop of the training
@@ -142,7 +142,7 @@ class Session:
         return loops.skip_items(loop, expected["count"] - 1, expected["given"])
 
     def before_batch(self, one: Pass) -> None:
-        """Handle the request for a pass's next batch: restore a checkpoint, or end the step."""
+        """Handle the request for a pass's next batch: restore the checkpoint, or end the training's step."""
         if self._off is not None or self._checkpointer is None:
             return
         if self._loaded is not None:
@@ -162,12 +162,12 @@ class Session:
         self._boundary(one, chain[-1][0])
 
     def pass_opens(self) -> None:
-        """Take the initial state of the program before a pass that may be its training."""
+        """Record the program's state before a pass that may be its training, if there is none yet to resume."""
         if self._loaded is None and not self._trained:
             self._begin()
 
     def _begin(self) -> None:
-        """Record the current variables and objects as the initial state that the program sets up itself."""
+        """Record the current variables and objects: state that does not change from now on is not saved."""
         self._variables.begin()
         self._begun = self._objects.kinds()
 
@@ -176,7 +176,7 @@ class Session:
             return
         self._objects.stepped(optimizer)
         self._steps += 1
-        # The outermost running pass: an inner one may be a validation, or belong to a single step.
+        # The outermost running pass: an inner pass may be a validation, or may belong to a single step.
         training = next((one for one in self._passes.living() if one.advanced), None)
         if training is not None:
             if self._loaded is not None:
@@ -203,14 +203,14 @@ class Session:
         self._trained[("batches by next()",)] = []
 
     def _is_training(self, one: Pass, chain: Chain) -> bool:
-        """Return whether a pass is the training's, or restarts a known training loop and has yielded no batch yet."""
+        """Return whether a pass has trained, or is the next pass of a loop that has trained before."""
         if one.trained or one.given:
             return one.trained
         place = next((tuple(place) for loop, place in chain if one.loop is not None and loop is one.loop()), None)
         return place in self._trained and not any(other.advanced for other in self._passes.living())
 
     def _doubt(self, one: Pass, chain: Chain) -> str | None:
-        """Return the reason why a resume could not return to this position; None if it can."""
+        """Return the reason why a resume could not return to the current position exactly; None if it can."""
         asking = [loop for loop, _ in chain if loop.asking]
         if not asking:
             return (
@@ -276,7 +276,7 @@ class Session:
             self._current = None
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the program's whole state, for the Checkpointer. Raises UnsavableError."""
+        """Return the program's whole state, for the Checkpointer. Raises UnsavableError if a part cannot be saved."""
         strict = self._current is not None
         graph = self._graph()
         if strict:
@@ -292,7 +292,10 @@ class Session:
         }
 
     def _files_to_save(self, *, strict: bool) -> dict[str, Any]:
-        """Return the contents of files. Files that are too large raise UnsavableError if strict, else log a warning."""
+        """Return the contents of the tracked files.
+
+        strict  if a file is too large, raise UnsavableError; otherwise log a warning, and return no files
+        """
         try:
             return self._files.state_dict()
         except UnsavableError as error:
@@ -341,7 +344,10 @@ class Session:
     # Resuming
 
     def _restore_early(self) -> None:
-        """Restore existing objects early, for the code of an outer iteration that runs again before the training."""
+        """Restore the objects that exist when the first outer loop is fast-forwarded.
+
+        The program's code between this loop and the training loop runs again and may use them.
+        """
         state = self._loaded
         if state is None:
             return
@@ -422,21 +428,24 @@ class Session:
         return any(one is not self._checkpointer for one in made)
 
     def _leave_alone(self, reason: str) -> None:
-        """Let the program run on unmodified: nothing is saved and no file is restored."""
+        """Let the program run unmodified from here: nothing is saved, and no file is tracked or restored."""
         self._stop_saving(reason)
         self._files.on = False
         self._files.journal.forget()
         self._report.leave_alone(reason)
 
     def _stop_saving(self, reason: str) -> None:
-        """Stop saving. Files are still tracked, as the program may be resumed from an older checkpoint."""
+        """Stop saving. Files are still tracked, because a later run may resume from an older checkpoint."""
         self._off = reason
         self._loops.on = False
         if self._checkpointer is not None:
             self._checkpointer.end(finished=False)
 
     def _refuse(self, reason: str) -> None:
-        """End the program if nothing has been reported yet; else stop saving: existing checkpoints stay valid."""
+        """Refuse a program that cannot be resumed exactly: end it, or only stop saving if it has been saved before.
+
+        Existing checkpoints stay valid.
+        """
         checkpointer = self._checkpointer
         if self._report.open:
             chain = self._loops.chain()
@@ -468,7 +477,10 @@ class Session:
         )
 
     def end(self) -> None:
-        """Save or report the program's normal end. Raises CheckpointError if it has not reached the checkpoint."""
+        """Save or report the program's normal end.
+
+        Raises CheckpointError if the program ended without reaching the position of the checkpoint to resume.
+        """
         checkpointer = self._checkpointer
         if checkpointer is None or checkpointer.finished:
             return

@@ -54,8 +54,8 @@ class Checkpointer(Session):
     Attributes: `step` and `epoch` (number completed), `state` (a dict for plain values of the program, saved with the
     rest), `finished` (training has reached its end), `saved_step` (steps in the newest committed checkpoint).
 
-    Between two steps, the loops below end the program with SystemExit if it is to stop: exit code 75
-    (errors.EXIT_SAVED) if everything is saved. The codes are in errors.py. Methods are not thread-safe.
+    On a preemption notice, `batches()` and `steps()` end the program with SystemExit between two steps: with exit code
+    75 (errors.EXIT_SAVED) if all steps are saved. errors.py lists the other codes. Methods are not thread-safe.
     """
 
     def __init__(
@@ -146,7 +146,7 @@ class Checkpointer(Session):
                 if self.finished:
                     return
                 self._count_step()
-                if self.step < n:  # the last step is saved as the end
+                if self.step < n:  # end() below saves the last step
                     self._boundary()
             self.end(goal=n)
         finally:
@@ -155,8 +155,8 @@ class Checkpointer(Session):
     def finish(self) -> None:
         """End the training with this step (early stopping); call it in the loop's body, on all ranks.
 
-        The state is saved as finished and the loop ends. A program that is started again has nothing left to do. Raises
-        SystemExit if the state cannot be saved.
+        The state is saved as finished, and the loop ends. If the program is started again, its loop yields nothing.
+        Raises SystemExit if the state cannot be saved.
         """
         self._count_step()
         self.end()
@@ -176,8 +176,8 @@ class Checkpointer(Session):
     def log(self, **values: Any) -> None:  # numbers, or tensors of one
         """Record metrics of this step, by name; only rank 0's are kept.
 
-        Values are numbers, or tensors and arrays of one element. Each step is kept exactly once, however often the
-        training was interrupted. Raises CheckpointError for any other value, and for the names `step` and `time`.
+        Values are numbers, or tensors and arrays of one element. The job's metrics have one row for each step, also
+        after interruptions. Raises CheckpointError for any other value, and for the names `step` and `time`.
 
             ckpt.log(loss=loss, accuracy=accuracy)
         """
@@ -187,7 +187,7 @@ class Checkpointer(Session):
     def open_epoch(self, loader: object = None) -> Iterator[Any]:  # any iterable
         """Return an iterator over the rest of this epoch.
 
-        loader  default: the one given to Checkpointer()
+        loader  default: the loader passed to Checkpointer()
 
         Raises CheckpointError if the data is not that of the checkpoint.
         """
@@ -200,7 +200,7 @@ class Checkpointer(Session):
         return source
 
     def _is_over(self, goal: int) -> bool:
-        """Return whether `goal` was reached before; if so, restore the random state of the end."""
+        """Return whether the restored training had reached `goal`; if so, restore the random state of its end."""
         over = self.finished and goal <= self._goal
         if over:
             self._restore_random()

@@ -24,9 +24,11 @@ MIN_CHECKPOINTS = 2
 
 
 def check_room(store: CheckpointStore, ranks: Ranks, size: int, keep: int) -> None:
-    """Warn if `keep` checkpoints and the next save do not fit; raise TransientError if fewer than MIN_CHECKPOINTS fit.
+    """Warn if `keep` checkpoints and the next save do not fit on the disk. Collective.
 
-    size: bytes that this rank saves each time. Collective.
+    size  bytes that this rank writes per save
+
+    Raises TransientError if fewer than MIN_CHECKPOINTS fit.
     """
     if store.job_dir.folder is None:
         return
@@ -37,7 +39,7 @@ def check_room(store: CheckpointStore, ranks: Ranks, size: int, keep: int) -> No
 
 
 def _warning(store: CheckpointStore, size: int, keep: int) -> str:
-    """Return a warning if there is less space than `keep` needs, else "".
+    """Return a warning if `keep` checkpoints and the next save do not fit, else "". `size`: bytes of a checkpoint.
 
     Raises TransientError if fewer than MIN_CHECKPOINTS fit.
     """
@@ -92,7 +94,10 @@ def describe_shortage(store: CheckpointStore, size: int) -> str:
 
 
 def _others(store: CheckpointStore, good: list[Name]) -> str:
-    """Return the number of checkpoints and the space taken by damaged ones, which are never removed automatically."""
+    """Return the end of a message: the number of checkpoints, and the space that damaged ones take.
+
+    Damaged checkpoints are never removed automatically.
+    """
     damaged = store.damaged()
     parts = [f" besides {len(good)} checkpoint{'s' if len(good) > 1 else ''}"] if good else []
     if damaged:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 EXIT_DONE = 0
 """The training is finished, and a committed checkpoint holds its end."""
 EXIT_USER = 70
-"""An error in the program; running it again would not help. (EX_SOFTWARE)"""
+"""An error in the program that would occur again in another run. (EX_SOFTWARE)"""
 EXIT_SAVED = 75
 """Interrupted, with all steps in a committed checkpoint: run it again. (EX_TEMPFAIL)"""
 EXIT_STALE = 76

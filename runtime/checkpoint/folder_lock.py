@@ -24,7 +24,10 @@ class FolderLock:
         _held[self._key] = self
 
     def use(self) -> None:
-        """Keep the folder until release(). Raises CheckpointError if it was released, or taken over by another one."""
+        """Keep the folder until release().
+
+        Raises CheckpointError if this lock was released, or if another Checkpointer has taken over the folder.
+        """
         if self._released:
             raise CheckpointError(f"this Checkpointer has given up {self._folder}: make another one to go on")
         if _held.get(self._key) is not self:

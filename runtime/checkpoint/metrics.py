@@ -1,8 +1,9 @@
 """Buffer of the rows logged by ckpt.log() until a checkpoint holds them; protocol/metrics.py describes their storage.
 
-Each save carries all rows since the last *closed* segment that is known to be committed, including those of saves that
-failed or whose outcome is unknown. So no failure loses a row, and no history holds a row twice. Memory holds one
-segment and the rows since the last save.
+Rows are stored in segments, one per save. A segment is *closed* when it reaches SEGMENT bytes; until then, each save
+writes its rows again. A save carries all rows since the last closed segment that is known to be committed, including
+the rows of saves that failed or whose outcome is unknown. So a failed save loses no row, and no row is stored twice in
+the segments of a checkpoint.
 """
 
 from __future__ import annotations
@@ -30,14 +31,14 @@ class MetricRows:
         self._segment, self._limit = segment, limit
         self._parent: str | None = None
         self._lines: list[bytes] = []
-        """Serialized rows since the parent segment."""
+        """Serialized rows since the last closed and committed segment, whose checkpoint is `_parent`."""
         self._size = 0
         self._before = 0
         """Number of rows of this process before those in `_lines`."""
         self._current: Row | None = None
         """Row of the current step, to which log() adds."""
         self._closing: dict[str, int] = {}
-        """For each save that would close the segment, the number of this process's rows up to and including its own."""
+        """Number of this process's rows up to a save, for each pending save that closes the segment, by checkpoint."""
 
     def log(self, step: int, values: Mapping[str, object]) -> None:
         """Add values to the row of a step. Raises CheckpointError if one is not a number or has a reserved name."""
@@ -71,7 +72,8 @@ class MetricRows:
     def resume(self, find: Callable[[str], bytes | None], checkpoint: str) -> None:
         """Continue from the rows of a restored checkpoint. `find` reads a key of the checkpoint folder.
 
-        Raises StoreUnavailableError if they cannot be read now, since later checkpoints would then lack them.
+        Rows that are damaged are lost, with a warning. Raises StoreUnavailableError if the store cannot be read, since
+        later checkpoints would lack the rows.
         """
         try:
             segment = find_segment(find, checkpoint)

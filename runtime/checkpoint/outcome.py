@@ -1,8 +1,8 @@
 """Report how a training ended: by the exit code of its process, and by a record in the file CLOUDGPU_OUTCOME.
 
-The file serves launchers that hide exit codes: torchrun turns each into 1, a shell script returns that of its last
-command. All processes below one launcher share it, so it holds a record for each training and rank, and the most
-severe of them at the top.
+The file is needed where a launcher hides exit codes: torchrun replaces each by 1, and a shell script returns the exit
+code of its last command. All processes below one launcher share the file. It holds a record for each training and rank,
+and a copy of the most severe record at the top level.
 """
 
 from __future__ import annotations
@@ -51,6 +51,7 @@ SEVERITY = (OUTCOMES[EXIT_DONE], UNFINISHED, TRAINING, *list(OUTCOMES.values())[
 _REASON = 4000
 """Maximum length of a recorded reason, in characters."""
 _SHELLS = frozenset({"sh", "bash", "dash", "ash", "busybox", "zsh", "ksh", "mksh", "fish", "make"})
+"""Names of processes that would start the job's next command after this one ends."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +84,7 @@ class OutcomeRecord:
         self._key: dict[str, str | int] = {"training": training, "rank": rank, "world": world}
 
     def announce(self) -> None:
-        """Record that the training may begin, unless its record is that of an interrupted, failed or killed process."""
+        """Record that the training may begin, unless its record says that it was interrupted, failed or was killed."""
         self._write({"outcome": TRAINING}, over=(OUTCOMES[EXIT_DONE], UNFINISHED))
 
     def begin(self) -> None:
@@ -91,7 +92,7 @@ class OutcomeRecord:
         self._write({"outcome": TRAINING})
 
     def write(self, outcome: Outcome) -> None:
-        """Record the outcome. An error's record is replaced at exit if the program handles the error."""
+        """Record the outcome. If it is an error that the program handles, close() replaces the record at exit."""
         self._write(outcome.fields())
 
     def leave(self, outcome: Outcome) -> NoReturn:
@@ -100,7 +101,7 @@ class OutcomeRecord:
         Shells above this process are stopped before they start the next command of the job's `run`; the agent kills
         them.
         """
-        if self._write({**outcome.fields(), "left": True}):  # without it the agent does not kill the shells
+        if self._write({**outcome.fields(), "left": True}):  # without this record the agent does not kill the shells
             _stop_shells()
         logger().log(logging.INFO if outcome.code == EXIT_SAVED else logging.ERROR, outcome.reason)
         raise SystemExit(interrupted_exit() if outcome.code == EXIT_SAVED else outcome.code)
@@ -133,7 +134,7 @@ class OutcomeRecord:
         return True
 
     def _is_other(self, record: dict[str, object]) -> bool:
-        """Return False for the record to replace, and for records of an earlier run with another number of ranks."""
+        """Return whether a record is kept: not this one, nor those of a run of this training with another `world`."""
         mine = self._key
         if record["training"] != mine["training"]:
             return True
@@ -191,7 +192,7 @@ def _stop_shells() -> None:
 
 
 def interrupted_exit() -> int:
-    """Return the exit code for an interruption: CLOUDGPU_INTERRUPTED_EXIT, for platforms that expect another than 75.
+    """Return the exit code for an interruption: $CLOUDGPU_INTERRUPTED_EXIT, or EXIT_SAVED (75) if that is not set.
 
     Raises CheckpointError if the variable is not an exit code.
     """

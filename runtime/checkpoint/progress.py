@@ -19,11 +19,11 @@ WRITE_INTERVAL = 0.5
 
 @dataclass(slots=True)
 class ProgressFile:
-    """Counters of jobdir.Progress; the first rank of each node writes them to the file CLOUDGPU_PROGRESS."""
+    """Counters of jobdir.Progress, which the first rank of each node writes to the file $CLOUDGPU_PROGRESS."""
 
     path: str | None
     schedule: Schedule | None = None
-    """Schedule whose measurements are reported too."""
+    """Schedule whose measurements are included in the report."""
     restored_step: int | None = None
     step: int = 0
     saved_step: int | None = None

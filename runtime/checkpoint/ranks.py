@@ -19,7 +19,8 @@ from .rendezvous import find_world, make_group
 
 _T = TypeVar("_T")
 _WIDTH = 16
-"""Number of values in one all-reduce, padded: with different lengths the ranks would hang, or read past the end."""
+"""Number of values in each all-reduce, padded with zeros: with different lengths, gloo would hang or read past the end
+of a buffer."""
 
 _RELEASE_TIMEOUT_S = 1.0
 """Maximum seconds to wait for gloo's thread to release a tensor, which it does shortly after the result is available.
@@ -30,7 +31,10 @@ machine."""
 
 @contextmanager
 def translate_lost_rank() -> Iterator[None]:
-    """Translate the RuntimeError by which torch reports a lost rank, which names only its transport."""
+    """Translate the RuntimeError by which torch reports a lost rank to a TransientError.
+
+    torch's message names only the network transport.
+    """
     try:
         yield
     except RuntimeError as error:

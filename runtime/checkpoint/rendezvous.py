@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from .errors import CheckpointError
 
 _HOROVOD = ("horovod.torch", "horovod.tensorflow")
-"""Modules of which a Horovod program imports one; horovod.keras imports the latter."""
+"""Modules of Horovod: a program imports one of them (horovod.keras imports horovod.tensorflow)."""
 
 _TIMEOUT = timedelta(minutes=30)
 """Timeout of a collective; torch's default for gloo."""
@@ -31,7 +31,7 @@ class World(NamedTuple):
     rank: int
     size: int
     broadcast: Callable[[Any], Any]
-    """Return rank 0's argument on every rank; collective."""
+    """Collective function that returns rank 0's argument on every rank."""
 
 
 def find_world() -> World | None:

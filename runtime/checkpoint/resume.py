@@ -34,19 +34,21 @@ class Attempt(NamedTuple):
     run: str
     """Identifier of this start: run_nonce() of rank 0."""
     unwritable: CheckpointError | None = None
-    """Why nothing can be saved. Training cannot begin then, but a finished training can be restored."""
+    """Reason why nothing can be saved, if so. Training cannot begin then, but a finished training can be restored."""
 
 
 def begin_attempt(store: CheckpointStore, ranks: Ranks, *, shared: bool) -> Attempt:
-    """Begin an attempt and fence off older ones. Raises CheckpointError, TakenOverError if a newer one has begun.
+    """Begin an attempt and fence off older ones.
 
-    shared: the folder may be used by several jobs, each of which numbers its attempts from 1; so the number is taken
-    from the folder instead of the job.
+    shared  True: several jobs, each of which numbers its attempts from 1, may use the folder, so the number is taken
+            from the folder instead of the job
+
+    Raises TakenOverError if a newer attempt has begun.
     """
-    with ranks.raise_on_all():  # before the claim, which would fence off what the previous process is still writing
+    with ranks.raise_on_all():  # before the claim, which would fence off saves that the previous process still writes
         finish_earlier(store, ranks.rank, DRAIN_TIMEOUT_S)
     attempt = ranks.from_first(lambda: _claim(store, shared=shared))
-    store.job_dir.make = False  # exists now; if it is deleted during training, it is not created again
+    store.job_dir.make = False  # the folder exists now; if it is deleted during training, it is not created again
     return attempt
 
 
@@ -75,8 +77,8 @@ def _unclaimed(store: CheckpointStore) -> int:
 def starts_since(checkpoint: Name, attempt: int, *, shared: bool) -> int:
     """Return how many times the training was started since this checkpoint was saved, including this start.
 
-    A job's attempt numbers include refused launches, so in a job the result is 1, unless the folder is `shared`; the
-    interruptions of its earlier attempts are in CLOUDGPU_INTERRUPTIONS.
+    In a job whose folder is not `shared`, the result is 1: the numbers of its attempts do not count starts, because
+    they include refused launches, and its interruptions are in $CLOUDGPU_INTERRUPTIONS.
     """
     is_counted = shared or not os.environ.get("CLOUDGPU_ATTEMPT")
     return max(1, attempt - checkpoint.attempt) if is_counted else 1
@@ -93,7 +95,7 @@ def restore_objects(
 ) -> Restored | None:
     """Load the newest checkpoint into the objects; return it, or None if there is none.
 
-    Raises CheckpointError if it does not fit the objects.
+    Raises CheckpointError if no checkpoint can be restored (see restore()), or if it does not fit the objects.
     """
     with ranks.raise_on_all():
         _drain(client)

@@ -35,12 +35,13 @@ from .save.buckets import BucketOrders
 from .save.saver import Content, Saver
 from .save.state_size import state_to_come
 from .schedule.interruption import Interruption, Notice
-from .settings import Policy, check_objects, find_store, start_patience_s
+from .settings import Policy, check_objects, find_store, start_retry_timeout_s
 from .store import CheckpointStore
 from .writer.client import WriterClient
 
 ABORT_TIMEOUT_S = 10.0
-"""Seconds to wait for staged saves when the loop is broken off; the writer process continues after that."""
+"""Maximum seconds to wait for staged saves when the program leaves its loop early; the writer process continues after
+that."""
 _ANY_GOAL = 1 << 62
 
 
@@ -69,7 +70,7 @@ class Session:
         self._position = DataPosition(replay=replay, objects=objects)
         self._random: dict[str, Any] | None = None
         self._goal = 0
-        """Number of epochs or steps that the loop was asked for when it finished."""
+        """Number of epochs or steps that the finished loop was to run; _ANY_GOAL after finish()."""
         self._running = False
         """True between begin() and end()."""
         self._save_requested = False
@@ -79,7 +80,7 @@ class Session:
         self._accumulation = Accumulation(objects)
         self._alignment = StateAlignment()
         self.buckets = BucketOrders(objects.values)
-        """Reads the objects on each use, because frameworks wrap their models after the Checkpointer is constructed."""
+        """Bucket orders of DDP models; the objects are read at each use, because frameworks wrap models later."""
         self._ranks = Ranks()
         self._record = OutcomeRecord(_training(folder), self._ranks.rank, self._ranks.world)
         try:
@@ -103,7 +104,7 @@ class Session:
         self._progress = ProgressFile.from_environment(ranks.local_rank, self._schedule)
         self._interruption = Interruption()
         self._shared = folder is not None
-        with store.job_dir.retrying(start_patience_s(), logger().warning):
+        with store.job_dir.retrying(start_retry_timeout_s(), logger().warning):
             self._take_up(store)
         self._last_time = time.monotonic()
 
@@ -125,7 +126,7 @@ class Session:
         try:
             self._restore(attempt)
         except BaseException:
-            self._saver.close()  # frees the node's writer even if the exception, and so this object, is kept
+            self._saver.close()  # the exception may keep this object alive: do not keep the writer waiting for it
             raise
 
     @contextmanager
@@ -141,9 +142,9 @@ class Session:
     # Begin and end of the loop
 
     def begin(self) -> None:
-        """Begin training: restore random state, and start to handle notices and signals. Idempotent.
+        """Begin training: restore random state, and start to handle notices and signals. Idempotent. Collective.
 
-        A notice that has already arrived is handled: raises SystemExit. Raises CheckpointError if nothing can be saved.
+        Raises SystemExit if a notice to stop has already arrived, CheckpointError if nothing can be saved.
         """
         if self._running:
             return
@@ -168,9 +169,11 @@ class Session:
             raise
 
     def end_step(self, epoch_ended: bool = False) -> None:
-        """Count a completed step, save if due, and handle a notice (save, then raise SystemExit).
+        """Count a completed step, save if due, and handle a notice. Collective.
 
-        epoch_ended: the step was the last of its epoch; the next step is the first of the next epoch
+        epoch_ended  True if the step was the last of its epoch
+
+        Raises SystemExit, after a save, for a notice to stop.
         """
         self._count_step()
         if epoch_ended:
@@ -180,12 +183,12 @@ class Session:
     def end(self, finished: bool = True, *, goal: int | None = None) -> None:
         """End training, and stop handling notices and signals. Idempotent.
 
-        finished  True: save the end of the training, and raise SystemExit if that fails; False: the loop was broken off
-        goal      number of epochs or steps asked for: a later run that asks for more continues; None: finished for any
-                  number
+        finished  True: save the end of the training, and raise SystemExit if that fails; False: the loop ended early
+        goal      number of epochs or steps that are done: a later run with a larger goal continues the training; None:
+                  no later run continues it
         """
         if not self._running:
-            if not finished:  # training may never have begun: no process must wait for it
+            if not finished:  # training may never have begun: agent and writer must not wait for it
                 self._interruption.stop_listening()
                 self._saver.close()
             return
@@ -205,7 +208,7 @@ class Session:
     def release(self) -> None:
         """Release the folder, so that another Checkpointer of this process can continue the training.
 
-        A loop in progress is broken off, as by end(finished=False).
+        Calls end(finished=False), which ends a loop in progress.
         """
         self.end(finished=False)
         self._folder_lock.release()
@@ -220,7 +223,7 @@ class Session:
     # The step boundary
 
     def _boundary(self) -> None:
-        """Handle what is due between two steps: notices and saves. One small all-reduce if there are several ranks."""
+        """Handle notices and due saves between two steps. Collective: a small all-reduce if there are several ranks."""
         self._folder_lock.use()
         now = self._count_time()
         notice = self._interruption.poll()
@@ -228,7 +231,7 @@ class Session:
             logger().info(f"{notice.reason}: saving now, and more often; training goes on")
             self._schedule.hurry(now + (notice.left or 0.0))
             self._save_requested = True
-        # Durations are decided by rank 0 alone, because clocks differ; step numbers are the same on all ranks.
+        # If the interval is a time, rank 0 alone decides, because clocks differ; step numbers are equal on all ranks.
         due = self._schedule.due(self.step, now) and (self._ranks.rank == 0 or self._schedule.interval is None)
         with self.report_errors():
             stop, save = self._agree(notice is not None and notice.stop, due or self._save_requested)
@@ -238,7 +241,7 @@ class Session:
             self._save_or_prepare(save and self._saver.staged != (self.step, False))
 
     def _restore_random(self) -> None:
-        """Restore random state once, as late as possible: draws before the training must not affect it."""
+        """Restore random state, once and as late as possible, so that draws before the training do not change it."""
         if self._random is not None:
             random_state.restore(self._random, random_state.generators_of(self._loader))
             self._random = None
@@ -253,7 +256,10 @@ class Session:
             self._progress.write()
 
     def _agree(self, stop: bool, save: bool, *, finish: bool = False) -> tuple[bool, bool]:
-        """Return whether any rank wants to stop, and to save. Raises CheckpointError if steps differ."""
+        """Return whether any rank wants to stop, and whether any wants to save. Collective.
+
+        Raises CheckpointError if the ranks are at different steps.
+        """
         place = (finish, self.step, self._position.epoch)
         values = self._exchange(stop, save, *place, *(-int(part) for part in place))
         if values[2:5] != [-value for value in values[5:8]]:
@@ -283,8 +289,10 @@ class Session:
     # Saving
 
     def _prepare(self) -> None:
-        """Allocate the slots' memory before the first step, for the expected size, and again after it, when optimizers
-        have their state. The first call also checks the disk space.
+        """Allocate the slots' memory before the first save, and check the disk space. Collective.
+
+        Memory is allocated before the first step, for the expected size, and again after that step, when the actual
+        size of the optimizers' state is known.
         """
         more = 0 if self.step else state_to_come(self._objects)
         if self._running and more is not None and self._prepared != (known := "all" if self.step else "parameters"):
@@ -308,7 +316,7 @@ class Session:
         return Content(self.step, self.finished, snapshot, self._rows.take)
 
     def _save(self) -> None:
-        """Stage the state; it is written while training continues."""
+        """Stage the state for the writer, which writes it while training continues."""
         start = time.monotonic()
         self._saver.stage(self._content)
         self._progress.staged()
@@ -332,7 +340,7 @@ class Session:
         self._rows.committed(str(name))
 
     def _save_at_last(self, left: float | None = None) -> bool:
-        """Save and wait until the save is committed; return whether it was. `left`: timeout in seconds."""
+        """Save and wait until the save is committed; return whether it was. `left`: timeout in seconds. Collective."""
         start = time.monotonic()
         deadline = start + left if left is not None else math.inf
         self._progress.staged()
@@ -377,7 +385,7 @@ class Session:
         return Outcome(code, self.step, self.saved_step, str(last) if last else None, reason)
 
     def report(self, code: int, reason: str) -> None:
-        """Write the outcome of this training for the launcher; `code` is a key of outcome.OUTCOMES."""
+        """Write the outcome of this training to the outcome file; `code` is a key of outcome.OUTCOMES."""
         self._record.write(self._outcome(code, reason))
 
     def leave(self, code: int, reason: str) -> NoReturn:

@@ -21,7 +21,7 @@ from .store import CheckpointStore
 _ON_DAMAGE = "CLOUDGPU_CHECKPOINT_ON_DAMAGE"
 
 
-START_PATIENCE_S = 300.0
+START_RETRY_TIMEOUT_S = 300.0
 """Seconds for which a failing store is retried at the program's start."""
 ON_DAMAGE = ("stop", "restart")
 """Actions if every checkpoint is damaged; the first is the default."""
@@ -66,7 +66,7 @@ def check_objects(objects: Mapping[str, object]) -> None:
 
 
 def seconds_or_auto(text: str) -> int | float | str:
-    """Parse "auto", seconds ("30.0", as set on a job's machines), a duration ("10m") or steps ("100 steps")."""
+    """Parse $CLOUDGPU_CHECKPOINT_EVERY: "auto", seconds ("30.0", as in a job), a duration ("10m"), or "100 steps"."""
     if text.endswith("steps"):
         return int(text.removesuffix("steps"))
     try:
@@ -85,16 +85,18 @@ def from_environment(name: str, parse: Callable[[str], object], default: object)
         raise CheckpointError(f"{name}={text!r}: {error}") from error
 
 
-def start_patience_s() -> float:
+def start_retry_timeout_s() -> float:
     """Return the seconds for which a failing store is retried at the program's start. Raises CheckpointError."""
-    return float(from_environment("CLOUDGPU_START_PATIENCE", float, START_PATIENCE_S))
+    return float(from_environment("CLOUDGPU_START_PATIENCE", float, START_RETRY_TIMEOUT_S))
 
 
 def find_store(folder: str | os.PathLike[str] | None, world: int) -> CheckpointStore:
     """Return the store in `folder`; default: the job's, else $CLOUDGPU_CHECKPOINTS, else ./checkpoints.
 
-    world: number of ranks that share it. If a job has several nodes but the program has one rank, each node trains
-    separately, and has its own folder below the job's. Raises CheckpointError.
+    world  number of ranks of the program. In a job with several nodes, 1 means that each node trains separately; then
+           each has a separate folder in the job's.
+
+    Raises CheckpointError if a folder or URL is invalid.
     """
     try:
         if folder is not None:

@@ -44,10 +44,10 @@ class DiskFullError(JobDirError):
 
 
 class Condition(enum.Enum):
-    """Condition of a checkpoint, as far as the presence of its marker files shows it."""
+    """Condition of a checkpoint, derived from which marker files exist; their content is not verified."""
 
     UNCOMMITTED = enum.auto()
-    """A save that is in progress or has failed."""
+    """No COMMIT.json: a save that is in progress or has failed."""
     GOOD = enum.auto()
     """Committed, and not known to be damaged."""
     DAMAGED = enum.auto()
@@ -61,7 +61,7 @@ class Commit(Record):
     """The record COMMIT.json, which makes a save a checkpoint."""
 
     name: str
-    """Name of its folder, which detects a record copied from another checkpoint."""
+    """Name of the checkpoint's folder; another name shows that the record was copied from another checkpoint."""
     manifests: list[str]
     """sha256 of each rank's manifest, in rank order; the length is the number of ranks."""
     finished: bool
@@ -91,10 +91,12 @@ class CheckpointStore:
     # Attempts
 
     def claim(self, attempt: int | None) -> int:
-        """Begin this attempt, or the one after the newest, and return its number; older attempts are fenced off.
+        """Begin an attempt, which fences off older ones, and return its number.
 
-        The fence is created in the same way as a COMMIT.json. If this raises JobDirError, no commit would succeed
-        either.
+        attempt  number of the attempt; None: the number after the newest
+
+        The fence is created in the same way as a COMMIT.json, so a JobDirError raised here means that no commit would
+        succeed either.
         """
         if attempt is not None:
             self._create_fence(attempt, b"{}")
@@ -113,7 +115,7 @@ class CheckpointStore:
         return self._create("fences", f"{attempt:06d}.json", content)
 
     def newest_attempt(self) -> int:
-        """Return the highest attempt that ever began here; 0 if none did."""
+        """Return the highest attempt number in this store; 0 if there is none."""
         fences = map(_FENCE.fullmatch, self.job_dir.files(self._key("fences")))
         return max([int(fence[1]) for fence in fences if fence] + [name.attempt for name in self.names()], default=0)
 
@@ -126,9 +128,10 @@ class CheckpointStore:
     # Saving
 
     def write_rank(self, manifest: RankManifest, data: memoryview) -> bytes:
-        """Write one rank's data durably, then its manifest; return the manifest, which includes the data's hashes.
+        """Write one rank's data durably, then its manifest; return the serialized manifest with the data's hashes.
 
-        Idempotent: writing the same part again, after the writer was killed, does not change existing files.
+        Idempotent: if the manifest exists already, nothing is written. Raises JobDirError if it exists with another
+        content, ValueError if the data has another size than the manifest says.
         """
         name, rank = Name.parse(manifest.name), manifest.rank
         if name is None or manifest.size != len(data):
@@ -163,7 +166,7 @@ class CheckpointStore:
         return content
 
     def ranks_written(self, name: Name) -> set[int]:
-        """Return the ranks whose parts are written and durable."""
+        """Return the ranks whose parts are complete and durable, i.e. whose manifests exist."""
         return {int(file[1]) for file in map(_MANIFEST.fullmatch, self._sizes(name)) if file}
 
     def digests(self, name: Name, world: int) -> list[str]:
@@ -191,7 +194,7 @@ class CheckpointStore:
         return self._has(name, COMMIT)
 
     def put_metrics(self, rows: bytes) -> None:
-        """Write the metrics of the steps up to a checkpoint, before its commit. Raises ValueError."""
+        """Write a serialized segment of metrics, before its checkpoint is committed. Raises ValueError if invalid."""
         key = Segment.from_bytes(rows).key
         if self._local is None:
             return self.job_dir.put(self._key(key), rows)
@@ -208,7 +211,7 @@ class CheckpointStore:
     # Removing
 
     def discard(self, name: Name) -> None:
-        """Remove a checkpoint or an unfinished save. COMMIT.json goes first, so that no partial checkpoint remains."""
+        """Remove a checkpoint or an unfinished save. COMMIT.json is removed first: no partial checkpoint remains."""
         self.job_dir.delete(self._key(name, COMMIT))
         own = [self._key(name, file) for file in self._sizes(name) if file.endswith((".json", ".bin"))]
         for key in own if self._local else self.job_dir.list(self._key(name)):
@@ -217,12 +220,12 @@ class CheckpointStore:
             shutil.rmtree(self._local / str(name), ignore_errors=True)
 
     def discard_failed(self, name: Name) -> None:
-        """Remove an unfinished save with its metrics, which no other segment refers to."""
+        """Remove an unfinished save and its closed metrics segment, to which no other segment refers."""
         self.discard(name)
         self.job_dir.delete(self._key(closed_key(str(name))))
 
     def discard_rank(self, name: Name, rank: int) -> None:
-        """Remove one rank's part of a failed save, to free its space for the next one."""
+        """Remove one rank's part of a failed save, to free disk space for the next save."""
         if self.is_committed(name):
             return
         for file in (manifest_file(rank), data_file(rank)):
@@ -254,9 +257,9 @@ class CheckpointStore:
     def retain(self, newest: Name, keep: int) -> None:
         """Remove all but the `keep` newest checkpoints, after `newest` was committed.
 
-        Damaged and unreadable checkpoints do not count and are kept, since they may be the only ones left. Nothing is
-        removed if there is a checkpoint newer than `newest`, from a newer attempt or skipped by a restore. Raises
-        JobDirError if `newest` does not read back as written.
+        Damaged and unreadable checkpoints are kept and not counted, since they may be the only ones left. Nothing is
+        removed if there is a checkpoint newer than `newest`: a newer attempt wrote it, or the restore skipped it.
+        Raises JobDirError if `newest` does not read back as written.
         """
         good = self.in_condition(Condition.GOOD)
         if good[:1] != [newest] or len(good) <= keep:
@@ -306,7 +309,7 @@ class CheckpointStore:
             return Condition.UNREADABLE
 
     def read_commit(self, name: Name) -> Commit:
-        """Return the verified COMMIT.json. Raises UnusableError."""
+        """Return the verified COMMIT.json. Raises UnusableError if it cannot be read or is damaged."""
         content = self._read(name, COMMIT)
         try:
             commit = Commit.from_bytes(content)
@@ -342,11 +345,11 @@ class CheckpointStore:
         self.job_dir.put(self._key(name, DAMAGED), json.dumps({"reason": reason}).encode())
 
     def unmark_damaged(self, name: Name) -> None:
-        """Remove the mark: the checkpoint verifies now, so an earlier read was at fault."""
+        """Remove the mark of a checkpoint that verifies now: the read that found the damage was at fault."""
         self.job_dir.delete(self._key(name, DAMAGED))
 
     def size(self, name: Name) -> int:
-        """Return the size of all its files together, in bytes."""
+        """Return the total size of a checkpoint's files in bytes."""
         return sum(self._sizes(name).values())
 
     # The folder
@@ -383,7 +386,7 @@ class CheckpointStore:
         return "/".join(str(part) for part in (self.prefix, *parts) if part != "")
 
     def _make_folder(self, name: Name) -> None:
-        """Create a checkpoint's folder, durably in its parents, so that a power failure does not lose it."""
+        """Create a checkpoint's folder, and flush its parent folders to disk, so that it survives a power failure."""
         self.job_dir.writable_folder()
         if not self._local:
             return
@@ -401,7 +404,10 @@ class CheckpointStore:
             self.job_dir.put(self._key(name, file), content)
 
     def _create(self, folder: Name | str, file: str, content: bytes) -> bool:
-        """Create a file; True also if it exists with the same content, as a response may have been lost."""
+        """Create a file; return False if it exists with other content.
+
+        A file with the same content is this one: the response to an earlier request may have been lost.
+        """
         if self._local is None:
             return self.job_dir.create(self._key(folder, file), content)
         path = self._local / str(folder) / file
@@ -409,7 +415,7 @@ class CheckpointStore:
 
 
 def _size(manifest: bytes) -> int:
-    """Return the data size in a manifest, in bytes, without parsing its pieces into objects."""
+    """Return the size of the data file in bytes, from a serialized manifest, without creating Piece objects."""
     record = read_json(manifest, "not a rank's manifest")
     size = record.get("size") if isinstance(record, dict) else None
     if not isinstance(size, int):
@@ -418,7 +424,7 @@ def _size(manifest: bytes) -> int:
 
 
 def _each(call: Callable[[int], _T], numbers: Sequence[int]) -> list[_T]:
-    """Return the results of the calls, made by READERS threads if there are more than that."""
+    """Return the result of `call` for each number; more than READERS calls are made by READERS threads."""
     if len(numbers) <= READERS:
         return [call(number) for number in numbers]
     with ThreadPoolExecutor(READERS) as pool:

@@ -1,4 +1,4 @@
-"""A member's connection to its fleet dir: heartbeats and polls from a separate thread, so that a hang is detected."""
+"""A member's connection to its fleet dir. A separate thread sends heartbeats and polls, so that a hang is detected."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from ...storage.errors import JobDirError
 
 _NEAR_S, _FAR_S = 0.3, 10.0
 _SHORTEST_S, _LONGEST_S = 0.1, 300.0
-"""Minimum and maximum poll interval in seconds, whatever the fleet's settings say."""
+"""Minimum and maximum poll interval in seconds, which limit the fleet's setting."""
 FENCED = 2 / 3
-"""Fraction of `silent_s` without a successful heartbeat after which a member stops its node, as another machine may
-soon replace it."""
+"""A member stops its node after this fraction of `silent_s` without a successful heartbeat: after all of `silent_s`,
+another machine may replace it."""
 
 
 class Contact:
-    """Thread that writes heartbeats and polls the fleet dir until stopped. `view` is the last result; never blocks."""
+    """Thread that writes heartbeats and polls the fleet dir until stopped. Its methods never block."""
 
     def __init__(self, fleet: Fleet, machine: str, say: Callable[[str], None]) -> None:
         self._fleet, self._machine, self._say = fleet, machine, say
         self._pause_s = _NEAR_S if fleet.is_local else _FAR_S
         self.holds = ""
-        """Order and node that the machine runs, as in Beat."""
+        """Order and node that the machine runs, to be written in each heartbeat (Beat.holds)."""
         self.view: View | None = None
         """The last view of the fleet; None: none yet."""
         self.polls = 0
@@ -40,11 +40,11 @@ class Contact:
 
     @property
     def is_lost(self) -> bool:
-        """True if heartbeats failed beyond FENCED * `silent_s`: another machine may have replaced this one's node."""
+        """True if no heartbeat succeeded in some period of FENCED * `silent_s`: the node may have been replaced."""
         return self._lapsed or self._is_late(boottime())
 
     def clear_lapse(self) -> None:
-        """Clear a past lapse, once the node that ran has been stopped."""
+        """Forget past periods without heartbeats (see is_lost). Call it only when no node runs."""
         self._lapsed = False
 
     def poll_now(self) -> None:
@@ -85,6 +85,6 @@ class Contact:
 
 
 def boottime() -> float:
-    """Return CLOCK_BOOTTIME in seconds, which includes time suspended; the monotonic clock where it is missing."""
+    """Return CLOCK_BOOTTIME in seconds, which includes time suspended; time.monotonic() if there is no such clock."""
     clock = getattr(time, "CLOCK_BOOTTIME", None)
     return time.monotonic() if clock is None else time.clock_gettime(clock)

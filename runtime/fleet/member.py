@@ -1,10 +1,9 @@
 """The member, the process on each machine of a fleet that runs nodes of jobs one after the other.
-See docs/guides/clusters.md.
 
     python -m cloudgpu.runtime.fleet.member --fleet-dir URL --member NAME --home DIR
 
-Standard library and obstore only. The main thread decides, starts and kills processes; another thread writes heartbeats
-and polls the fleet dir (Contact).
+It imports only the standard library and obstore. The main thread decides, starts and kills processes; another thread
+writes heartbeats and polls the fleet dir (Contact). See docs/guides/clusters.md.
 """
 
 from __future__ import annotations
@@ -33,15 +32,15 @@ from .contact import Contact, boottime
 from .work import LOST, Task, Work, WorkError, clean, read_task, write_task
 
 DONE, LEAVES, UNREACHABLE = 0, 8, 9
-"""Exit codes: the machine is going down; it is no longer needed and must leave its group; it cannot reach its fleet dir
-(handled by provisioners/boot/shipped/bootstrap.py)."""
+"""Exit codes, handled by provisioners/boot/shipped/bootstrap.py. DONE: the machine is going down; LEAVES: it is no
+longer needed and must leave its group; UNREACHABLE: its fleet dir cannot be reached."""
 POLL_S = 0.1
 FETCH_S = 120.0
 """Retry timeout for fetching a job's agent file, in seconds."""
 AFTER_NOTICE_S = 180.0
-"""Seconds for which a machine takes no node after its program ended upon a notice, as it will probably be preempted."""
+"""Seconds for which a machine takes no node after a notice ended its program: it will probably be preempted."""
 SPARED_S = 60.0
-"""Seconds for which a machine on which jobs fail leaves open places to other free machines."""
+"""Maximum seconds for which a machine on which jobs fail leaves waiting nodes to other free machines."""
 JOB_DIR_S = 300.0
 """Retry timeout for job dir requests, in seconds."""
 UNREACHABLE_S = 1_800.0
@@ -62,7 +61,7 @@ class Member:
         self._machine: str = options.member
         life = float("inf") if options.lifetime_s is None else options.lifetime_s
         self._stops = boottime() + life - min(EXPIRY_GRACE_S, life / 10)
-        """Time on the clock of boottime() after which it runs nothing."""
+        """Time, on the clock of boottime(), after which the machine runs no node."""
         self._stays: bool = options.stays
         self._one_job: bool = options.one_job
         self._options = ["--notices", options.notices]
@@ -111,7 +110,10 @@ class Member:
         self._going_down = True
 
     def _next_view(self) -> View | None:
-        """Sleep for POLL_S; return the view if it is new, else None. Exits after UNREACHABLE_S without a new one."""
+        """Sleep for POLL_S; return the view if it is new, else None.
+
+        Exits the process if there was no new view for UNREACHABLE_S.
+        """
         time.sleep(POLL_S)
         if self._contact.polls == self._seen:
             if time.monotonic() - self._looked > UNREACHABLE_S:
@@ -123,8 +125,8 @@ class Member:
     def _should_leave(self, view: View) -> bool:
         """Return whether the machine must leave its group.
 
-        In a single job's group: no order is open, or this machine's node has ended, so that the group keeps one machine
-        per unfinished node. In other groups: it has been idle for the fleet's `idle_s`.
+        A machine of a single job's group leaves when no order is open, or when its node has ended: the group keeps one
+        machine per unfinished node. Other machines leave after being idle for the fleet's `idle_s`.
         """
         if self._stays:
             return False
@@ -136,9 +138,9 @@ class Member:
         return is_over and limit is not None and boottime() - self._idle_since >= limit
 
     def _defers_to_others(self, view: View) -> bool:
-        """Return whether to leave open places to other machines, as jobs fail on this one.
+        """Return whether to leave waiting nodes to other free machines, because jobs fail on this machine.
 
-        Limited to SPARED_S, as free machines may not take any, for example after a notice.
+        This is limited to SPARED_S: the other machines may not take them, for example after a notice.
         """
         if not view.yields_to_others(self._name):
             self._spared_since = None
@@ -153,7 +155,7 @@ class Member:
         return LEAVES
 
     def _housekeep(self, view: View) -> None:
-        """Do the fleet's housekeeping: close orders that are over or cannot be filled, delete old records."""
+        """Close orders whose nodes have ended, withdraw orders that cannot be filled, and delete old records."""
         for one in view.orders:
             if one.end is None and one.is_over:
                 self._end(one.number, "its nodes have ended")
@@ -164,13 +166,13 @@ class Member:
                 self._try(lambda key=key: self._fleet.delete(key))  # type: ignore[misc]
 
     def _check_orders(self) -> None:
-        """Withdraw orders that cannot be filled while a node runs here, as it may belong to one."""
+        """Withdraw orders that cannot be filled; called while a node runs, which may belong to such an order."""
         view = self._next_view()
         if view is not None:
             self._withdraw_unfillable(view)
 
     def _withdraw_unfillable(self, view: View) -> None:
-        """Withdraw orders that cannot be filled, in place of an absent submitter: machines that wait cost money."""
+        """Withdraw orders that cannot be filled: the submitter may be offline, and machines that wait cost money."""
         for one in view.orders:
             if why := view.withdrawal_reason(one):
                 self._end(one.number, why, unserved=True)
@@ -208,7 +210,7 @@ class Member:
         return Work(self._home, self._machine, task, one.order, options=self._options, ends=ends)
 
     def _take(self, one: OrderView, task: Task) -> None:
-        """Claim a node, run it, and release it."""
+        """Claim a node, run it, and release it; if it resumes here after a reboot, keep the claim."""
         self._contact.clear_lapse()
         self._spared_since = None
         write_task(self._path, task)
@@ -223,7 +225,7 @@ class Member:
             self._let_go(work, freed)
             self._idle_since = boottime()
         self._path.unlink()
-        clean(self._home)  # last, as it may take long and other nodes wait for the release
+        clean(self._home)  # last: this may take long, and other nodes wait for the release
         self._contact.holds = ""
         self._contact.poll_now()
 
@@ -235,7 +237,7 @@ class Member:
         self._retry(lambda: self._fleet.create(order_key(work.task.number, f"freed/{work.task.node}"), freed))
 
     def _run(self, one: OrderView, work: Work) -> Freed | None:
-        """Run the node until it ends or is taken away; None if it resumes here after a reboot."""
+        """Run the node until it ends or must be released; return how. None if it resumes here after a reboot."""
         while True:
             begun = self._begin(work)
             if begun is not None:
@@ -288,7 +290,7 @@ class Member:
 
     @property
     def _has_expired(self) -> bool:
-        """True if the fleet has expired, by its last view; its expiry may be postponed at any time."""
+        """True if the fleet has expired according to the last view; the expiry may still be postponed."""
         view = self._contact.view
         return view is not None and view.settings.has_expired
 
@@ -298,7 +300,7 @@ class Member:
 
     @staticmethod
     def _is_over(view: View | None, task: Task) -> bool:
-        """Return whether the order has ended, or another machine has replaced this one."""
+        """Return whether the task's order has ended, or another machine has replaced this one for the task's node."""
         one = None if view is None else view.find(task.number)
         if one is None:
             return False
@@ -307,7 +309,7 @@ class Member:
     # --- the fleet dir ---------------------------------------------------------------------------------------------
 
     def _retry(self, call: Callable[[], _T]) -> _T:
-        """Retry a fleet dir call; exit the process after UNREACHABLE_S."""
+        """Return the result of a fleet dir call, with retries; exit the process after UNREACHABLE_S."""
         until, said = time.monotonic() + UNREACHABLE_S, ""
 
         def is_last(error: JobDirError, _pause: float) -> bool:
@@ -324,7 +326,10 @@ class Member:
         return retry(call, JobDirError, is_last, longest_s=_LONGEST_PAUSE_S)
 
     def _retry_job_dir(self, call: Callable[[], _T], default: _D) -> _T | _D:
-        """Retry a job dir call for JOB_DIR_S, then return `default`, as other jobs do not need this folder."""
+        """Return the result of a job dir call, with retries for JOB_DIR_S; then return `default`.
+
+        No error is raised, because the machine can still run other jobs.
+        """
         until = boottime() + JOB_DIR_S
 
         def is_last(error: JobDirError, pause: float) -> bool:
@@ -344,10 +349,10 @@ class Member:
 
 
 def own_name(path: Path, machine: str) -> str:
-    """Return the machine's name in the fleet, which is unique to its disk and stays the same after a reboot.
+    """Return the machine's name in the fleet: `machine` with a random suffix, which is stored in a file on its disk.
 
-    Google Cloud's instance groups recreate a lost machine under the same name, which must not inherit its claims.
-    Raises OSError.
+    Google Cloud's instance groups recreate a lost machine under the same name; the suffix prevents that the new machine
+    inherits its claims. Raises OSError.
     """
     if not path.exists():
         durable.write(path, f"{machine}-{uuid.uuid4().hex[:8]}".encode())
@@ -377,4 +382,4 @@ def main(argv: Sequence[str] | None = None) -> int:
 if __name__ == "__main__":
     code = main()
     sys.stderr.flush()
-    os._exit(code)  # without joining threads: one that hangs on an unreachable store must not keep the machine up
+    os._exit(code)  # does not join threads: a thread that hangs on an unreachable store must not keep the machine up

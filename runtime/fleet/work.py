@@ -1,4 +1,4 @@
-"""Execution of one node of an order on a fleet's machine: the agent as a child process, in a temporary folder."""
+"""Run one node of an order on a fleet's machine: start the agent as a child process, in a temporary folder."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ from .contact import boottime
 
 LOST = "lost"
 TRIES = 3
-"""Number of agent crashes after which a node fails; until then a restarted agent resumes the node."""
+"""Number of agent crashes after which a node fails; after fewer, the agent is restarted and resumes the node."""
 PEER_S = 30.0
-"""Seconds for the other nodes to save and end after a node's end has made them useless."""
+"""Seconds that the other nodes have to save and end when they are no longer needed, because this node has ended."""
 _SERVERS = "parameter_server"
 _FOLDER = "work"
 
 
 class WorkError(Exception):
-    """The node cannot be run on any machine; the message is its result's reason."""
+    """The node cannot be run on any machine; the message is the reason for the node's result."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,17 +44,17 @@ class Task(Record):
     time: float
 
     def holding(self, machine: str) -> Holding:
-        """Return the claim's record; always the same, so that repeating the claim is idempotent."""
+        """Return the record for the claim, the same at each call, so that a retry of the claim is idempotent."""
         return Holding(machine, self.nonce, self.time)
 
 
 class Work:
-    """A node of an order, from fetching its agent to its end. For one thread; blocks only on job dir requests."""
+    """A node of an order, from the download of its agent to its end. Not thread-safe; blocks only on the job dir."""
 
     def __init__(
         self, home: Path, machine: str, task: Task, order: Order, *, options: Sequence[str], ends: float | None
     ) -> None:
-        """`ends`: end of the order's lifetime on the clock of boottime(); None: unlimited."""
+        """Prepare the work. `ends`: end of the order's lifetime, on the clock of boottime(); None: unlimited."""
         self._ends = ends
         self._folder = home / _FOLDER
         self._home, self._task, self._order, self._options = home, task, order, options
@@ -71,7 +71,7 @@ class Work:
         return self._agent is not None and self._agent.poll() is None
 
     def start(self) -> None:
-        """Start the agent. Raises WorkError, JobDirError, OSError."""
+        """Start the agent. Raises WorkError if its file is not the expected one, JobDirError, OSError."""
         self._folder.mkdir(parents=True, exist_ok=True)
         with contextlib.suppress(FileNotFoundError):
             (self._folder / REBOOTING).unlink()
@@ -85,7 +85,10 @@ class Work:
             self._agent = subprocess.Popen(line, env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
 
     def go_down(self, *, comes_back: bool) -> None:
-        """Send the agent SIGTERM before the machine goes down, so that the program can save."""
+        """Send SIGTERM to the agent, so that the program saves and ends.
+
+        comes_back  True if the machine reboots, after which the node resumes here
+        """
         if comes_back:
             (self._folder / REBOOTING).touch()
         if self._agent is not None and self._agent.poll() is None:
@@ -99,7 +102,7 @@ class Work:
         kill_leftovers(self._marker)
 
     def ended(self) -> Freed | None:
-        """Return how the node has ended, after its agent has; None if the agent must be restarted.
+        """Return how the node has ended; None if the agent must be restarted. Call it when the agent has exited.
 
         Raises JobDirError.
         """
@@ -129,7 +132,7 @@ class Work:
         return _freed("error", reason)
 
     def dismiss_peers(self, freed: Freed) -> None:
-        """Stop the other nodes if this one's end leaves them nothing to do. Raises JobDirError."""
+        """Stop the other nodes if they are no longer needed after the end of this node. Raises JobDirError."""
         order = self._order
         job_dir = JobDir(order.job_dir, make=False)
         key = attempt_key(order.attempt, "stop.json")
@@ -140,7 +143,7 @@ class Work:
         job_dir.put(key, Stop("peer", time.time() + PEER_S, PEER_S).to_bytes())
 
     def _only_servers_left(self, job_dir: JobDir) -> bool:
-        """Return whether all nodes have ended but those that serve others and never end by themselves."""
+        """Return whether all nodes have ended except those that never end by themselves, such as parameter servers."""
         attempt = AttemptRecord.read(job_dir, attempt_key(self._order.attempt))
         nodes = [] if attempt is None else attempt.nodes
         roles = {node["role"] for node in nodes}
@@ -178,7 +181,10 @@ def clean(home: Path) -> None:
 
 
 def clean_environment(environ: Mapping[str, str], home: Path) -> dict[str, str]:
-    """Return the environment without the entries that this machine's agent file has added, as jobs bring their own."""
+    """Return the environment without VIRTUAL_ENV and the path entries below `home`, which this machine's agent added.
+
+    Jobs bring their own agent.
+    """
     kept = {name: value for name, value in environ.items() if name != "VIRTUAL_ENV"}
     for name in ("PATH", "PYTHONPATH"):
         parts = [part for part in kept.pop(name, "").split(os.pathsep) if part and not Path(part).is_relative_to(home)]

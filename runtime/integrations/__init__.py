@@ -1,4 +1,4 @@
 """Integrations that make the training loops of Keras, Lightning, Transformers and Accelerate resumable.
 
-Each needs one changed line in the program. Each module imports only its own framework. See docs/guides/integrations.md.
+A program needs one changed line. Each module imports only its framework. See docs/guides/integrations.md.
 """

@@ -116,7 +116,7 @@ class AcceleratorCheckpointer(Checkpointer):
 
 
 def _objects_of(accelerator: Accelerator) -> dict[str, Any]:
-    """Return the objects that Accelerate's save_state() saves, and those that it omits: gradients and counters."""
+    """Return the objects that Accelerate's save_state() saves, and two that it omits (gradients, counters), by name."""
     models = [accelerator.unwrap_model(model) for model in accelerator._models]
     kinds = {
         "model": models,
@@ -131,7 +131,7 @@ def _objects_of(accelerator: Accelerator) -> dict[str, Any]:
 
 
 class _Counters:
-    """Accelerate's counters of accumulated batches and of its own checkpoints, as an object with a state."""
+    """Accelerate's counters, of accumulated batches and of Accelerate's checkpoints, as an object with a state."""
 
     def __init__(self, accelerator: Accelerator) -> None:
         self._accelerator = accelerator

@@ -9,7 +9,7 @@ from ..checkpoint.errors import CheckpointError
 
 
 class DeferredState:
-    """Placeholder for an object that may not exist yet: keeps its loaded state until `apply()`.
+    """Placeholder for an object that may not exist yet, which keeps the object's loaded state until `apply()`.
 
     what  name of the object in messages: "model", "optimizer"
     find  returns the object; None if the training has none

@@ -3,8 +3,8 @@
     from cloudgpu.runtime.integrations.keras import CheckpointCallback
 
 Resumes in mid-epoch, on the torch, TensorFlow and JAX backends. A callback can set the epoch with which `fit` begins,
-but not the batch. So the batches of that epoch that are done are read again, in the same order, and dropped. For which
-data this is exact: docs/guides/integrations.md.
+but not the batch. So the completed batches of that epoch are read again, in the same order, and dropped.
+docs/guides/integrations.md says for which data this is exact.
 """
 
 from __future__ import annotations
@@ -30,8 +30,9 @@ class CheckpointCallback(keras.callbacks.Callback):  # type: ignore[misc]
 
     folder, every, keep, on_damage: as for Checkpointer; `every` counts batches.
 
-    After a notice or SIGTERM, the next batch end saves and raises SystemExit(75). A finished `fit` does nothing when it
-    is run again. Raises CheckpointError if the checkpoint is of another model, or if several processes train the model.
+    After a notice or SIGTERM, the state is saved at the end of the batch, and SystemExit(75) is raised. A finished
+    `fit` does nothing when it is run again. Raises CheckpointError if the checkpoint is of another model, or if several
+    processes train the model.
     """
 
     def __init__(
@@ -48,7 +49,7 @@ class CheckpointCallback(keras.callbacks.Callback):  # type: ignore[misc]
         self._place = Position()
         self._groups: list[Variables] = []
         self._amid_epoch = False
-        """True if the next epoch was in progress when it was saved."""
+        """True if the checkpoint was saved within an epoch, until that epoch begins again."""
         self._skipping: Skipping | None = None
 
     # Hooks called by Keras
@@ -84,7 +85,7 @@ class CheckpointCallback(keras.callbacks.Callback):  # type: ignore[misc]
 
     def on_epoch_begin(self, epoch: int, logs: object = None) -> None:  # noqa: ARG002
         self.model._initial_epoch = None  # fit() has read it; the next fit() must not
-        # Not earlier: fit() has just reset the metrics, which include the batches of this epoch that are done.
+        # Not earlier: fit() has just reset the metrics; the restored ones include the completed batches of this epoch.
         if keras.backend.backend() != "tensorflow" or all(group.fits for group in self._groups):
             for group in self._groups:
                 group.apply()

@@ -1,4 +1,4 @@
-"""Skip batches that were trained before an interruption: `fit` reads them again, and they are dropped."""
+"""Skip batches that were trained before an interruption: `fit` reads them again, but does not train with them."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from .keras_state import Variables
 class Skipping:
     """Replacement of `model.train_function` while there are batches to skip.
 
-    `fit` looks up that attribute for every batch and passes it the arguments of the backend's own function. So batch
-    numbers stay correct for other callbacks, which see the metrics as they were saved.
+    `fit` reads this attribute for every batch, and calls it with the arguments of the backend's function. So other
+    callbacks get the correct batch numbers, and the metrics of the checkpoint.
     """
 
     def __init__(self, model: Any, batches: int, groups: Sequence[Variables]) -> None:  # keras.Model
@@ -26,10 +26,13 @@ class Skipping:
         model.train_function = self
 
     def __call__(self, *arguments: Any) -> Any:
-        """Skip a step. Arguments by backend: (data,) with torch, (iterator,) TensorFlow, (state, iterator) JAX."""
+        """Skip a step; return its metrics, with JAX (metrics, state).
+
+        Arguments: (data,) with torch, (iterator,) with TensorFlow, (state, iterator) with JAX.
+        """
         backend = keras.backend.backend()
         if self._waiting():
-            # TensorFlow creates variables with the first batch. The effect of this step on them is then undone.
+            # TensorFlow creates variables with the first batch. apply() undoes the effect of this step on them.
             self._train(*arguments)
             for group in self._groups:
                 group.apply()
@@ -39,7 +42,7 @@ class Skipping:
         return (self._logs, arguments[0]) if backend == "jax" else self._logs
 
     def count(self) -> bool:
-        """Count a skipped batch; return True if it was the last, so that training continues."""
+        """Count a skipped batch; if it was the last to skip, restore `model.train_function` and return True."""
         self.left -= 1
         if self.left:
             return False

@@ -42,7 +42,7 @@ class Variables:
 
     @property
     def fits(self) -> bool:
-        """True if there are as many variables as in the loaded state, or none was loaded."""
+        """True if the model has as many variables as the loaded state, or if no state is loaded."""
         return self._loaded is None or len(self._loaded) == len(self._variables())
 
     def apply(self) -> None:
@@ -69,7 +69,8 @@ class Variables:
 
 
 def _key(index: int, variable: Any) -> str:  # a Keras variable
-    """Return a unique key. Paths alone may be ambiguous or unstable: Keras numbers layers in order of creation."""
+    """Return a unique key: the index and the path. Paths alone may be ambiguous or differ between two processes, since
+    Keras numbers layers in order of creation."""
     return f"{index:05d}:{variable.path}"
 
 
@@ -135,7 +136,7 @@ def restore_random(state: dict[str, Any]) -> None:
 
 
 class Position:
-    """Position in the data: epoch, steps done in it, and the random state at its start and now."""
+    """Position in the data: epoch, number of its steps that are done, and the random state at its start and now."""
 
     def __init__(self) -> None:
         self.epoch, self.batch = 0, 0
@@ -144,9 +145,9 @@ class Position:
         self.at_epoch: dict[str, Any] = {}
         """Random state at the epoch's start, from which the order of the data is drawn."""
         self.now: dict[str, Any] = {}
-        """Random state at the save; set by a restore only."""
+        """Random state at the save; only set by a restore."""
         self.goal: int | None = None
-        """Number of epochs asked for when training finished; None: finished for any number."""
+        """Number of epochs that the finished training was to run; None: no later run continues it."""
 
     def begin_epoch(self, epoch: int, steps: int | None) -> None:
         self.epoch, self.batch, self.steps = epoch, 0, steps

@@ -32,7 +32,8 @@ _NOT_STATE = tuple(
     for owner in (pl.LightningModule, pl.LightningDataModule)
     for part in ("KEY", "NAME", "TYPE")
 )
-"""Parts of Lightning's checkpoints that fit() does not use; hyperparameters may be arbitrary Python objects."""
+"""Keys of Lightning's checkpoints that are not saved: hyperparameters, which may be any Python objects; fit() does not
+use them."""
 
 
 class CheckpointCallback(pl.Callback):  # type: ignore[misc]
@@ -71,7 +72,7 @@ class CheckpointCallback(pl.Callback):  # type: ignore[misc]
         self._loops = loops = _Loops(trainer)
         self._checkpointer = Checkpointer(lightning=loops, place=self._place, **self._settings)
         loops.restore()
-        # Otherwise Lightning would train another batch before it stops.
+        # Without this, Lightning would train another batch before it stops.
         trainer.should_stop = self._checkpointer.finished and loops.stopped
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:  # noqa: ARG002
@@ -103,7 +104,7 @@ class CheckpointCallback(pl.Callback):  # type: ignore[misc]
 
     def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:  # noqa: ARG002
         if self._begun:
-            # Otherwise Lightning would omit the schedulers' step at the end of an interrupted epoch.
+            # Without this, Lightning would omit the schedulers' step at the end of an interrupted epoch.
             trainer.fit_loop._restarting = False
 
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:  # noqa: ARG002
@@ -127,7 +128,7 @@ class CheckpointCallback(pl.Callback):  # type: ignore[misc]
         return self._checkpointer
 
     def _enter_data(self, trainer: Any) -> None:
-        """Make the Trainer iterate its loader through `_place`. Raises CheckpointError if there are several loaders."""
+        """Wrap the Trainer's loader by `_place`, to track the position. Raises CheckpointError for several loaders."""
         loop = trainer.fit_loop
         loaders = loop._combined_loader.flattened
         if len(loaders) != 1:
@@ -139,7 +140,7 @@ class CheckpointCallback(pl.Callback):  # type: ignore[misc]
 
 
 class _Loops:
-    """The Trainer's state as in its own checkpoints, for a save between two batches."""
+    """The Trainer's state, as in Lightning's checkpoints, adapted to a save between two batches."""
 
     def __init__(self, trainer: Any) -> None:
         self._trainer = trainer
@@ -147,7 +148,7 @@ class _Loops:
         self.gradients = Gradients(lambda: [trainer.lightning_module], self._is_accumulating)
         self.accumulated: Mapping[str, Any] = {}
         self.monitored: Mapping[str, Any] = {}
-        """Metrics watched by schedulers and callbacks, from the last validation, which may be steps ago."""
+        """Metrics of the last validation, which schedulers and callbacks monitor."""
         self.resumed = self.stopped = self.ended = self.had_ended = False
 
     def state_dict(self) -> dict[str, Any]:
@@ -159,7 +160,7 @@ class _Loops:
         fit_loop["fit_loop"]["state_dict"].pop("combined_loader", None)  # LoaderPosition saves the position instead
         epoch_loop = trainer.fit_loop.epoch_loop
         if not self.ended and not epoch_loop._should_accumulate():
-            # Lightning expects saves at a batch's end, and counts the current batch as one that stepped.
+            # Lightning expects saves at the end of a batch, so it counts the current batch as one that stepped.
             fit_loop["fit_loop"]["epoch_loop.state_dict"]["_batches_that_stepped"] -= 1
         stopped = self.ended and bool(trainer.should_stop)
         return {
@@ -175,7 +176,7 @@ class _Loops:
         self.stopped, self.had_ended, self.monitored = state["stopped"], state["ended"], state["monitored"]
 
     def restore(self) -> None:
-        """Pass the checkpoint to Lightning, which restores loops and optimizers itself after this hook."""
+        """Restore module, data module and callbacks; Lightning restores loops and optimizers after this hook."""
         if not self._loaded:
             return
         connector = self._trainer._checkpoint_connector

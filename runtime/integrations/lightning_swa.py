@@ -1,7 +1,7 @@
 """Resume Lightning's StochasticWeightAveraging in mid-epoch.
 
-The callback sets itself up at an epoch's start, which a resumed epoch does not have. It is set up here instead, and the
-effects on the optimizer and on batch normalisation are undone, because both have been restored already.
+The callback sets itself up in a hook at the start of an epoch, which is not called for a resumed epoch. Here the hook
+is called, and its effects on the optimizer and on batch normalisation are undone, because both are restored already.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from lightning.pytorch.callbacks import StochasticWeightAveraging
 
 
 def clear_schedulers(trainer: object) -> None:
-    """Remove the scheduler that averaging had replaced before the save: the saved state is not its own."""
+    """Remove the program's scheduler, which averaging had replaced before the save: the saved state does not fit it."""
     for callback in _begun(trainer):
         callback._clear_schedulers(trainer)
 
@@ -32,7 +32,7 @@ def resume_averaging(trainer: Any) -> None:
 
 def _set_up(callback: Any, trainer: Any) -> None:
     epochs, updated = callback._max_epochs, callback._latest_update_epoch
-    # With no last epoch, and with this epoch already averaged, the hook only creates its scheduler.
+    # With these values (no last epoch, current epoch already averaged), the hook only creates its scheduler.
     callback._max_epochs, callback._latest_update_epoch = -1, trainer.current_epoch
     callback.on_train_epoch_start(trainer, trainer.lightning_module)
     callback._max_epochs, callback._latest_update_epoch = epochs, updated

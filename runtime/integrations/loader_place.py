@@ -1,7 +1,7 @@
 """Position in a DataLoader that a framework iterates.
 
-Frameworks prefetch: when a step is done, the next batches have already been read, with the random draws of the dataset.
-The random state before each prefetched batch is saved, so that a resumed run reads the same batches.
+Frameworks prefetch: when a step is done, the next batches have been read already, and the dataset has made the random
+draws for them. So the random state before each prefetched batch is saved, and a resumed run reads the same batches.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ class LoaderPosition:
         self.position = DataPosition(replay=replay)
         self._inner: Any = None
         self._generators = Generators(None)
-        """The loader's generators; searched once per epoch, because they are captured at each batch."""
+        """The loader's generators; searched only once per epoch, because their state is captured at each batch."""
         self._at_epoch: dict[str, Any] = {}
         """Random state at the epoch's start."""
         self._ahead: dict[int, dict[str, Any]] = {}
         """Random state before each prefetched batch, by the batch's number in the epoch."""
         self._now: dict[str, Any] | None = None
-        """Random state at the save; set by a restore, until the batches prefetched at the save are read again."""
+        """Random state at the save; set from a restore until the batches prefetched at the save are read again."""
 
     # Checkpoint state
 
@@ -59,7 +59,7 @@ class LoaderPosition:
     # Interface to the framework
 
     def wrap(self, loader: Any) -> Any:  # a DataLoader, or whatever can be iterated once per epoch
-        """Return a loader for the framework to iterate instead of this one."""
+        """Return a loader that the framework must iterate instead of `loader`."""
         _make_generator(loader)
         self._inner, self._generators = loader, Generators(loader)
         return _Inner(loader, self)
@@ -78,10 +78,13 @@ class LoaderPosition:
         loader.iteration = self.position.epoch
 
     def open_epoch(self) -> Iterator[Any]:
-        """Return the batches of an epoch that are not done; prefetched ones are the same as before the interruption."""
+        """Return an iterator over the batches of the epoch that are not done.
+
+        Batches that had been prefetched at the save are read with the same random state as then.
+        """
         self._generators = Generators(self._inner)
         if self._now is None or not self._at_epoch:
-            self._end_of_restore()  # saved between two epochs: it was finished, and now more is asked for
+            self._end_of_restore()  # saved between two epochs: a finished training continues with more epochs
             self._at_epoch, self._ahead = self._capture(), {}
         else:
             self._restore(self._at_epoch)
@@ -99,7 +102,7 @@ class LoaderPosition:
             if number in again:
                 self._restore(again[number])
             self._ahead[number] = again.get(number) or self._capture()
-            while (oldest := next(iter(self._ahead))) < self.position.batch:  # a step may take several
+            while (oldest := next(iter(self._ahead))) < self.position.batch:  # a step may use several batches
                 del self._ahead[oldest]
             batch = next(source, _END)
             if number in again and number + 1 not in again:
@@ -122,7 +125,7 @@ class LoaderPosition:
 
 
 class _Inner:
-    """A torch DataLoader in every respect, except that a LoaderPosition opens its epochs."""
+    """Wrapper of a torch DataLoader that behaves like it, except that a LoaderPosition opens its epochs."""
 
     def __init__(self, loader: Any, place: LoaderPosition) -> None:
         self._loader, self._place = loader, place
@@ -150,7 +153,7 @@ def _processes() -> int:
 
 
 def _make_generator(loader: Any) -> None:
-    """Create the generator of Accelerate's random sampler, which is otherwise created on first use, after a restore."""
+    """Create the generator of Accelerate's random sampler, which the sampler would create on first use."""
     batches = getattr(loader, "batch_sampler", None)
     batches = getattr(batches, "batch_sampler", batches)  # with several processes, the outer one shards the inner one
     sampler: Any = getattr(batches, "sampler", None)

@@ -2,7 +2,7 @@
 
     ckpt = Checkpointer(model=VariableState(module), optimizer=VariableState(optimizer))
 
-The training loop is that of any program: docs/guides/checkpointing.md.
+The training loop is the same as for other frameworks: see docs/guides/checkpointing.md.
 """
 
 from __future__ import annotations

@@ -28,7 +28,8 @@ except ImportError as error:
     raise missing("transformers", "transformers[torch]>=5", error) from None
 
 _COUNTERS = ("_tr_loss", "_total_loss_scalar", "_globalstep_last_logged", "_initial_global_step", "current_flos")
-"""Counters of the Trainer outside of TrainerState; without them the first loss logged after a resume is wrong."""
+"""Counters that the Trainer keeps outside of TrainerState; without them, the first loss logged after a resume would be
+wrong."""
 
 
 class Resumable:
@@ -47,7 +48,7 @@ class Resumable:
         self._resume = _Resume(self, dict(checkpoints or {}))
 
     def train(self, resume_from_checkpoint: object = None, **kwargs: Any) -> Any:
-        """Train as usual; `resume_from_checkpoint` is used only if there is no checkpoint of cloudgpu."""
+        """Train as transformers.Trainer does; `resume_from_checkpoint` is used only without a cloudgpu checkpoint."""
         with tempfile.TemporaryDirectory(prefix="cloudgpu-") as folder:
             found = self._resume.open(Path(folder))
             try:
@@ -56,7 +57,7 @@ class Resumable:
                 self._resume.break_off()
                 raise
 
-    # Load hooks of the Trainer: for `_Resume.folder` apply the restored state; for other checkpoints, do as usual
+    # The Trainer's methods that load a checkpoint: for `_Resume.folder`, they apply the state restored by cloudgpu
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: object = None) -> None:
         if resume_from_checkpoint == self._resume.folder:
@@ -105,7 +106,7 @@ class _Resume(transformers.TrainerCallback):  # type: ignore[misc]
         self._checkpointer: Checkpointer | None = None
         self._loader: Any = None
         self._opened: Iterator[Any] | None = None
-        """Iterator that the Trainer gets in a resumed epoch, instead of its own skipping one."""
+        """Iterator that the Trainer reads in a resumed epoch, instead of its own iterator, which skips batches."""
         self._amid_epoch = False
         self._over = False
         """True if nothing is left to train; the Trainer itself would make one more step."""
@@ -113,13 +114,13 @@ class _Resume(transformers.TrainerCallback):  # type: ignore[misc]
         self._state: dict[str, Any] = {}
         self._goal: int | None = None
         self._step = 0
-        """Number of optimizer steps counted by the Checkpointer."""
+        """Number of optimizer steps that were passed to the Checkpointer."""
         trainer.add_callback(self)
 
     def open(self, folder: Path) -> str | None:
-        """Restore the checkpoint; return a folder that makes the Trainer resume, None if there is no checkpoint.
+        """Restore the checkpoint; return `folder`, from which the Trainer then resumes; None if there is no checkpoint.
 
-        Raises CheckpointError.
+        Raises CheckpointError, also for DeepSpeed and FSDP.
         """
         trainer = self.trainer
         if trainer.is_deepspeed_enabled or trainer.is_fsdp_enabled:
@@ -159,7 +160,8 @@ class _Resume(transformers.TrainerCallback):  # type: ignore[misc]
         self._step = state.global_step
         over = checkpointer.finished and (self._goal is None or state.max_steps <= self._goal)
         for name, value in self._counters.items():
-            setattr(trainer, name, value * 0 if over and name == "_tr_loss" else value)  # included in the total by then
+            # At the end of a training, the total loss includes _tr_loss already.
+            setattr(trainer, name, value * 0 if over and name == "_tr_loss" else value)
         self._restore_callbacks()
         checkpointer.buckets.models = lambda: [trainer.model_wrapped]
         if not over:
@@ -169,7 +171,7 @@ class _Resume(transformers.TrainerCallback):  # type: ignore[misc]
         return control
 
     def _restore_callbacks(self) -> None:
-        """Restore the attributes of exportable callbacks; their arguments remain those of the program."""
+        """Restore the attributes of exportable callbacks; their constructor arguments stay as the program set them."""
         callbacks = _exportable(self.trainer)
         for name, states in self._state.get("stateful_callbacks", {}).items():
             same = [callback for callback in callbacks if type(callback).__name__ == name]
@@ -229,7 +231,7 @@ class _Resume(transformers.TrainerCallback):  # type: ignore[misc]
 
 
 def _plain(trainer: Any) -> dict[str, Any]:
-    """Return TrainerState as in the Trainer's own checkpoints, JSON-serializable."""
+    """Return the TrainerState as JSON-serializable values, as in the Trainer's own checkpoints."""
     state = trainer.state
     callbacks: dict[str, Any] = {}
     for callback in _exportable(trainer):

@@ -1,4 +1,4 @@
-"""Launchers: they turn a job and a node into the processes to start (docs/reference/launchers.md)."""
+"""Launchers: functions that return the processes to start for a job on a node (docs/reference/launchers.md)."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ LAUNCHERS: dict[str, Launcher] = {
 
 
 def choose_launcher(job: JobRecord, nodes: Sequence[NodeRecord], code: Path) -> Choice:
-    """Return the launcher to use, and why; `code` is the folder of the unpacked code. Raises LauncherError."""
+    """Return the launcher to use and the reason. `code`: folder of the unpacked code. Raises LauncherError."""
     if job.launcher == "auto":
         shape = NodeLayout([node.role for node in nodes], [node.gpus for node in nodes])
         return choose(job.run, code, shape, job.env)
@@ -70,7 +70,7 @@ def choose_launcher(job: JobRecord, nodes: Sequence[NodeRecord], code: Path) -> 
 
 
 def needs_addresses(launcher: str, nodes: Sequence[NodeRecord]) -> Sequence[NodeRecord]:
-    """Return the nodes whose addresses every node must know; empty if the nodes are independent."""
+    """Return the nodes whose addresses every node must know; empty if the program needs no rendezvous."""
     return LAUNCHERS[launcher].rendezvous_nodes(nodes)
 
 

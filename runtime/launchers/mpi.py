@@ -1,13 +1,14 @@
 """The launchers `mpi` and `horovod`: mpirun creates the MPI world, but the agents start its ranks.
 
-mpirun on rank 0's node starts a daemon (orted) on every other node, and each daemon starts the ranks of its node. Here:
+Usually, mpirun on rank 0's node starts a daemon (orted) on every other node by ssh, and each daemon starts the ranks of
+its node. Here:
 
 * A daemon is started without ssh. mpirun's remote shell is mpi_rsh.py, which writes the daemon's command line to the
   job dir; mpi_daemon.py, a process of the other node's agent, reads it there and runs it.
-* As a rank, a daemon starts mpi_stub.py. It passes the rank's variables to the process that the agent has started for
-  this rank (mpi_rank.py, which becomes the user's program), and ends when that process has ended.
+* The process that a daemon starts as a rank is mpi_stub.py. It passes the rank's variables to the process that the
+  agent has started for this rank (mpi_rank.py, which becomes the user's program), and ends when that process has ended.
 
-Each rank is thus a child of its agent as with `torchrun`: output, exit code, signals and end are handled the same way.
+So each rank is a child of its agent, as with `torchrun`: its output, exit code and signals are handled in the same way.
 """
 
 from __future__ import annotations
@@ -27,10 +28,10 @@ from .torchrun import Layout
 rendezvous_nodes = torchrun.rendezvous_nodes
 
 _ALIAS = "cloudgpu-node-"
-"""Prefix of the nodes' names in mpirun: addresses are not unique if several nodes are on one machine."""
+"""Prefix of the names that mpirun uses for nodes; addresses are not unique if several nodes are on one machine."""
 
 _MCA = {
-    "plm_rsh_agent": 'sh -c eval${IFS}"$CLOUDGPU_MPI_RSH"',  # no blanks or colons, at which mpirun splits it
+    "plm_rsh_agent": 'sh -c eval${IFS}"$CLOUDGPU_MPI_RSH"',  # no blanks or colons, at which mpirun would split it
     "plm_rsh_no_tree_spawn": "1",  # mpirun starts all daemons itself
     "orte_leave_session_attached": "1",  # a daemon stays a child of its agent
     "hwloc_base_binding_policy": "none",  # bound to one core, a rank would starve its data loader's workers
@@ -50,7 +51,7 @@ def processes(place: ProgramContext, machine_env: Mapping[str, str], addresses: 
 
 
 def horovod_processes(place: ProgramContext, machine_env: Mapping[str, str], addresses: Addresses) -> list[Process]:
-    """Return the processes as for `mpi`, with Horovod's variables added; hvd.init() gets the world from MPI."""
+    """Return the same processes as processes(), with Horovod's variables; hvd.init() reads ranks and size from MPI."""
     machine = {"HOROVOD_CONTROLLER": "mpi", "HOROVOD_CPU_OPERATIONS": "mpi", **machine_env}
     return _processes(place, machine, addresses, _horovod_variables)
 
@@ -109,7 +110,10 @@ def _open_mpi(place: ProgramContext, addresses: Addresses) -> dict[str, str]:
 
 
 def _shared_memory(place: ProgramContext, meeting: Path, addresses: Addresses) -> dict[str, str]:
-    """Return a separate shared memory folder per node on one machine: file names have only host and local rank."""
+    """Return the setting for a separate shared memory folder per node, if several nodes are on one machine.
+
+    Open MPI's file names there contain only host and local rank.
+    """
     return {"OMPI_MCA_btl_vader_backing_directory": str(meeting)} if _on_one_machine(place, addresses) else {}
 
 
@@ -123,7 +127,10 @@ def _script(name: str) -> str:
 
 
 def _horovod_variables(layout: Layout, local: int) -> dict[str, str]:
-    """Return the variables that horovodrun sets; CROSS counts the processes with the same local rank on all nodes."""
+    """Return the variables that horovodrun sets for one rank.
+
+    HOROVOD_CROSS_RANK and _SIZE number and count the processes with the same local rank on all nodes.
+    """
     nodes, node = layout.place.nodes, layout.place.node
     cross = [other.rank for other in nodes if torchrun.local_size(other) > local]
     return {

@@ -1,4 +1,4 @@
-"""A node's process of Open MPI: mpirun on rank 0's node, its daemon (orted) on the others.
+"""Run a node's process of Open MPI: mpirun on rank 0's node, its daemon (orted) on the others.
 
     python -m cloudgpu.runtime.launchers.mpi_daemon mpirun|orted
 
@@ -23,7 +23,7 @@ from .mpi_rsh import order_key
 
 _POLL_S = 0.05
 _ORDER_POLL_S = 0.2
-_PATIENCE_S = 60.0  # retry timeout for the job dir
+_RETRY_TIMEOUT_S = 60.0  # retry timeout for the job dir
 _OUTLIVED_S = 10.0  # for ranks to end after mpirun or orted has failed
 _FAILED, _NOT_FOUND = 1, 127
 _SCHEDULERS = ("SLURM_", "PBS_", "LSB_")
@@ -33,7 +33,7 @@ INSTALL = (
 
 
 def main(argv: Sequence[str]) -> int:
-    # Signals to the group are meant for the ranks: if Open MPI ended, it would kill them during their last save.
+    # A SIGTERM is meant for the ranks. If Open MPI ended, it would kill the ranks during their last save.
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     program = argv[0]
     if shutil.which(program) is None:
@@ -50,12 +50,12 @@ def main(argv: Sequence[str]) -> int:
 def _mpirun(folder: Path) -> list[str]:
     hosts = folder / "hostfile"
     hosts.write_text(os.environ["CLOUDGPU_MPI_HOSTS"])
-    # A shell expands the variable on each node, as the stub's path may differ between nodes.
+    # A shell on each node expands the variable, because the stub's path may differ between nodes.
     return ["mpirun", "--hostfile", str(hosts), "sh", "-c", 'eval "$CLOUDGPU_MPI_STUB"']
 
 
 def _ordered() -> list[str]:
-    """Wait for the daemon's command line from mpirun and return it. Raises JobDirError, ValueError."""
+    """Wait for the daemon's command line, which mpi_rsh.py writes, and return it. Raises JobDirError, ValueError."""
     job_dir, key = JobDir(os.environ["CLOUDGPU_JOB_DIR"], make=False), order_key(os.environ["CLOUDGPU_NODE"])
     heard = time.monotonic()
     while True:
@@ -64,7 +64,7 @@ def _ordered() -> list[str]:
             heard = time.monotonic()
         except JobDirError:
             data = None
-            if time.monotonic() - heard > _PATIENCE_S:
+            if time.monotonic() - heard > _RETRY_TIMEOUT_S:
                 raise
         if data is not None:
             command: list[str] = read_json(data, f"{key} is no command")
@@ -77,7 +77,7 @@ def _ordered() -> list[str]:
 
 
 def _supervise(command: Sequence[str], folder: Path, ranks: int) -> int:
-    """Run mpirun or orted to its end; return 0 unless it fails while ranks still need it."""
+    """Run mpirun or orted until it exits; return 0, or _FAILED if it fails before its ranks have ended."""
     # With these variables, mpirun would take its nodes from the scheduler's allocation.
     environ = {name: value for name, value in os.environ.items() if not name.startswith(_SCHEDULERS)}
     child = subprocess.Popen(command, env=environ, stdin=subprocess.DEVNULL, start_new_session=True)

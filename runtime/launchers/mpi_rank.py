@@ -1,7 +1,7 @@
 """Script that becomes the user's program as one rank of an MPI world: `mpi_rank.py FOLDER LOCAL_RANK RANK COMMAND...`.
 
-Standard library only. Waits until Open MPI has started this rank's stub, takes over its variables (which name the
-daemon to register with), and executes the command.
+Standard library only. It waits until Open MPI has started this rank's stub (mpi_stub.py), adopts the stub's variables,
+which name the daemon to register with, and executes the command.
 """
 
 from __future__ import annotations

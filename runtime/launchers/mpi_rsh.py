@@ -1,9 +1,9 @@
-"""mpirun's remote shell: writes the daemon's command line to the job dir, where the node's mpi_daemon.py reads it.
+"""Act as mpirun's remote shell: write a daemon's command line to the job dir, where the node's mpi_daemon.py reads it.
 
     python -m cloudgpu.runtime.launchers.mpi_rsh HOST COMMAND...
 
-Exits as soon as the command is written, like ssh when the daemon goes into the background. If the daemon does not
-start, the other node's agent reports it.
+It exits when the command line is written, as ssh does when the daemon goes into the background. If the daemon does not
+start, the other node's agent reports that.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Script that Open MPI starts as a rank: passes the rank's variables to the process that the agent has started for it.
+"""Script that Open MPI starts as a rank; it passes the rank's variables to the process that the agent has started.
 
-Standard library only, as there is one per rank. Exits with 0 when that process has ended, whatever its exit code, which
-the agent reports.
+Standard library only, because there is one stub per rank. It exits with 0 when the agent's process has ended, also if
+that process has failed, since the agent reports its exit code.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def main() -> None:
 
 
 def wait_for_end(pid: int) -> None:
-    """Wait for the end of a process that is not a child. Polls, as kernels before 5.3 have no pidfd."""
+    """Wait for the end of a process that is not a child, by polling: kernels before 5.3 have no pidfd."""
     while True:
         try:
             os.kill(pid, 0)

@@ -1,5 +1,7 @@
-"""Context of a program, shared by all launchers: its place, command line and environment
-(docs/reference/launchers.md)."""
+"""Context in which launchers start a program: node and attempt, command line, environment.
+
+See docs/reference/launchers.md.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,7 @@ class LauncherError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class ProgramContext:
-    """Context of a program's start: everything that determines its environment, except the machine's variables."""
+    """Context of a program's start: job, attempt and node, from which its environment variables are derived."""
 
     job: JobRecord
     job_dir: str
@@ -51,7 +53,7 @@ class ProgramContext:
     max_failures: int = 0
     """Maximum number of such restarts."""
     earlier: Mapping[str, Any] = field(default_factory=dict)
-    """Interruptions before this start: checkpoint.interval.History as JSON."""
+    """Interruptions before this start: checkpoint.schedule.interval.History as JSON."""
     secrets: Mapping[str, str] = field(default_factory=dict, repr=False)
     """Values of the job's secrets, by variable. They go into the environment of programs only."""
 
@@ -75,7 +77,8 @@ Addresses = Mapping[str, Address]
 def command_line(command: str | Sequence[str], args: Sequence[str] = ()) -> list[str]:
     """Return the command to execute. A string is run by a shell, with `pipefail` if bash is available.
 
-    `args` are passed to the shell as positional parameters, not as text: at the end of the command, or where it has $@.
+    `args` are passed to the shell as positional parameters, not as text. They are inserted at $@ in the command, or
+    added at its end.
     """
     if not isinstance(command, str):
         return [*command, *args]
@@ -86,7 +89,7 @@ def command_line(command: str | Sequence[str], args: Sequence[str] = ()) -> list
 
 
 def machine_environment(environ: Mapping[str, str], marker: str) -> dict[str, str]:
-    """Return the variables that programs inherit: the agent's, without cloudgpu's settings, which may be secret."""
+    """Return the variables that programs inherit: the agent's, without CLOUDGPU_* variables, which may be secret."""
     inherited = {name: value for name, value in environ.items() if not name.startswith("CLOUDGPU_")}
     # Python buffers output to a pipe, which would delay the log by minutes.
     return {"PYTHONUNBUFFERED": "1", **inherited, MARKER: marker}
@@ -109,9 +112,9 @@ def environment(place: ProgramContext, machine_env: Mapping[str, str]) -> dict[s
 
 
 def _machines_own(place: ProgramContext, machine_env: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables set by the machine, and those for access to a job dir in a bucket.
+    """Return the machine's variables that are kept in place of the submitting shell's.
 
-    The latter may be secret, so they are not stored with the job.
+    They include the variables for access to a job dir in a bucket, which may be secret and are not stored in the job.
     """
     needed = _STORE_PREFIXES if local_folder(place.job_dir) is None else ()
     return {name: value for name, value in machine_env.items() if name in _MACHINES_OWN or name.startswith(needed)}
@@ -156,7 +159,7 @@ def setup_process(place: ProgramContext, machine_env: Mapping[str, str]) -> Proc
 def program_process(
     place: ProgramContext, machine_env: Mapping[str, str], rank: int, world: int, more: Mapping[str, str]
 ) -> Process:
-    """Return the process of the user's program as one rank of `world`. more: the launcher's variables."""
+    """Return the process of the user's program as one of `world` ranks. `more`: the launcher's variables."""
     env = {
         **environment(place, machine_env),
         "CLOUDGPU_RANK": str(rank),
@@ -169,7 +172,7 @@ def program_process(
 def free_port(rank: int = 0, nodes: int = 1) -> int:
     """Return a free TCP port. Raises LauncherError if there is none.
 
-    Each rank of a job chooses from different ports, as on the target `local` they share a machine.
+    Each node (`rank` of `nodes`) chooses from different ports, because on the target `local` nodes share a machine.
     """
     turns = min(nodes, _MOST_TURNS)
     ports = _PORTS[rank % turns :: turns]

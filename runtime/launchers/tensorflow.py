@@ -38,13 +38,13 @@ def rendezvous_nodes(nodes: Sequence[NodeRecord]) -> Sequence[NodeRecord]:
 
 
 def processes(place: ProgramContext, machine_env: Mapping[str, str], addresses: Addresses) -> list[Process]:
-    """Return one process, as TensorFlow uses all GPUs of a node from a single process."""
+    """Return one process, because TensorFlow uses all GPUs of a node from a single process."""
     variables = {"TF_CONFIG": json.dumps(tf_config(place, addresses), sort_keys=True)}
     return [program_process(place, machine_env, place.node.rank, len(place.nodes), variables)]
 
 
 def tf_config(place: ProgramContext, addresses: Addresses) -> dict[str, Any]:
-    """Return the TF_CONFIG of one node. Raises LauncherError."""
+    """Return the TF_CONFIG of one node. Raises LauncherError for an unknown address or an invalid chief name."""
     names = {**_TASK_TYPES, "chief": _chief_name(place.job)}
     cluster: dict[str, list[str]] = {}
     for node in sorted(place.nodes, key=lambda node: node.index):
@@ -78,7 +78,7 @@ def _bracketed(host: str) -> str:
 
 
 def _training_input(place: ProgramContext) -> dict[str, Any]:
-    """Return the job's specification in the format of the service's TrainingInput, in which counts are strings."""
+    """Return the job's specification in the format of AI Platform's TrainingInput, in which counts are strings."""
     told: dict[str, Any] = {"scale_tier": "CUSTOM"}
     machines: dict[str, Any] = {}
     if place.offer.get("cloud", "local") != "local":
@@ -109,8 +109,8 @@ def _machine(field: str, role: Mapping[str, Any]) -> dict[str, Any]:
 def _arguments(place: ProgramContext) -> tuple[list[str], str]:
     """Return `args` and `job_dir` of TrainingInput.
 
-    The service appended `--job-dir` to the program's arguments. Jobs written for it do so too; for other jobs it is
-    cloudgpu's job dir.
+    AI Platform appended `--job-dir DIR` to the program's arguments. If the job's arguments end so, DIR is the `job_dir`
+    and is removed from `args`; otherwise `job_dir` is cloudgpu's job dir.
     """
     args = list(place.job.args)
     if args[-2:-1] == ["--job-dir"]:

@@ -1,7 +1,8 @@
 """The launcher `torchrun`: one process per GPU with torchrun's variables, started by cloudgpu.
 
-torchrun itself is not used, as it turns every exit code into 1 and restarts all ranks when one fails. Its workers'
-variables are set here (torch/distributed/elastic/agent/server/local_elastic_agent.py, version 2.13).
+torchrun itself is not used, because it replaces every exit code by 1 and restarts all ranks when one fails. The
+variables that it sets for its workers are set here (torch/distributed/elastic/agent/server/local_elastic_agent.py,
+version 2.13).
 """
 
 from __future__ import annotations
@@ -16,7 +17,10 @@ from .program_context import Addresses, LauncherError, ProgramContext, program_p
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """Numbering of a job's processes: consecutive over the nodes in rank order; one per GPU, or one on a CPU node."""
+    """Numbering of a job's processes, which is consecutive over the nodes in rank order.
+
+    A node has one process per GPU, or one process if it has no GPU.
+    """
 
     place: ProgramContext
 
@@ -52,7 +56,7 @@ def local_size(node: NodeRecord) -> int:
 
 
 def rendezvous_nodes(nodes: Sequence[NodeRecord]) -> Sequence[NodeRecord]:
-    """Return rank 0's node, the rendezvous of the others; none if there is only one node."""
+    """Return rank 0's node, with which the other nodes rendezvous; none if there is only one node."""
     return nodes[:1] if len(nodes) > 1 else ()
 
 
@@ -88,17 +92,17 @@ def rank_variables(place: ProgramContext, addresses: Addresses) -> dict[str, str
 
 
 def own_variables(layout: Layout, local: int) -> dict[str, str]:
-    """Return the variables that are specific to a process. local: its local rank."""
+    """Return the variables that are specific to one process. `local`: its local rank."""
     return {"RANK": str(layout.first + local), "LOCAL_RANK": str(local)}
 
 
 def default_variables(layout: Layout) -> dict[str, str]:
-    """Return defaults that the machine or the job may override: one OpenMP thread per process if there are several."""
+    """Return defaults that machine or job may override: one OpenMP thread per process, if a node has several."""
     return {"OMP_NUM_THREADS": "1"} if layout.local_world > 1 else {}
 
 
 def master_address(place: ProgramContext, addresses: Addresses) -> Address:
-    """Return the address of rank 0's node. Raises LauncherError."""
+    """Return the address of rank 0's node. Raises LauncherError if it is unknown."""
     try:
         return addresses[place.nodes[0].node]
     except KeyError:

@@ -1,5 +1,7 @@
 """Orders for a node to save or end, from providers' notices, signals and the job dir.
-See docs/explanation/notices.md."""
+
+See docs/explanation/notices.md.
+"""
 
 from .clouds import CloudNotices
 from .job_dir import NodeDir, Watcher

@@ -1,9 +1,9 @@
-"""Acknowledgement of Azure's scheduled events, which lets an event begin early once all its machines have saved.
+"""Acknowledge Azure's scheduled events, so that an event begins early once all its machines have saved.
 
 An acknowledgement applies to every machine of the event. Each affected node therefore writes its machine's name to the
-job dir, and later its result, or a `saved` record if it resumes on the same machine. The affected node of lowest rank
-sends the acknowledgement, once all machines of the event are nodes of this attempt and all these nodes have ended or
-saved. An event that includes other machines is not acknowledged: it begins at its scheduled time.
+job dir, and later its result, or a `saved` record if it will resume on the same machine. When all affected nodes have
+ended or saved, the affected node of lowest rank sends the acknowledgement. An event that includes machines of other
+attempts is not acknowledged: it begins at its scheduled time.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Events(Protocol):
     """This machine's name; None until it is known."""
 
     def acknowledge(self, event_id: str, /) -> None:
-        """Let an event begin, for all its machines. Raises MetadataError."""
+        """Acknowledge an event, so that it begins on all its machines. Raises MetadataError."""
 
 
 class Acknowledger:
@@ -65,14 +65,14 @@ class Acknowledger:
         self._names: dict[str, str] = {}
 
     def begin(self, notice: ProviderNotice, starts: float) -> None:
-        """Start the thread for an event, unless it runs already. starts: the event's time on the monotonic clock."""
+        """Start the thread for an event, unless there is one. `starts`: the event's time in time.monotonic()."""
         if notice.id not in self._threads:
             thread = threading.Thread(target=self._run, args=(notice, starts), name="acknowledge", daemon=True)
             self._threads[notice.id] = thread
             thread.start()
 
     def saved(self) -> None:
-        """Record that the program has saved and ended, and the node waits for its machine to come back."""
+        """Record that the program has saved and ended, and that the node waits for the restart of its machine."""
         self._has_saved.set()
 
     def finish(self, limit_s: float) -> None:
@@ -107,10 +107,10 @@ class Acknowledger:
             self._ended.add(key)
 
     def _done(self, notice: ProviderNotice) -> bool:
-        """Acknowledge the event if this node must and can; return whether it has nothing more to do."""
+        """Acknowledge the event if all nodes are ready and this node must do it; return whether the thread can end."""
         nodes = self._nodes()
         named = self._named(notice.machines, nodes)
-        if not named:  # names are written before results: if all have ended, a machine is not of this attempt
+        if not named:  # names are written before results: if all nodes are ready, a machine is not of this attempt
             return all(self._is_ready(node, notice.id) for node in nodes)
         if named[0] != self._node:
             # This thread must still write this node's `saved` record; the agent writes its result.
@@ -122,7 +122,7 @@ class Acknowledger:
         return True
 
     def _nodes(self) -> list[str]:
-        """Return all nodes of the attempt by rank; this node with its current name if it has replaced another."""
+        """Return the names of the attempt's nodes, by rank, with this node's name in place of the node it replaced."""
         attempt = AttemptRecord.from_bytes(self._job_dir.get(attempt_key(self._attempt), AttemptRecord.MOST_BYTES))
         ranked = sorted((NodeRecord.from_value(node) for node in attempt.nodes), key=lambda node: node.rank)
         place = self._node.rpartition(".")[0]
@@ -136,7 +136,7 @@ class Acknowledger:
         return bool(self._ended.intersection(keys))
 
     def _named(self, machines: Sequence[str], nodes: Sequence[str]) -> list[str]:
-        """Return the nodes on the machines, by rank; empty unless every machine is known to be of this attempt."""
+        """Return the nodes on these machines, by rank; [] unless all machines are known to be of this attempt."""
         for node in nodes:
             if node not in self._names and (found := MachineName.read(self._job_dir, self._key(node, _NAME))):
                 self._names[node] = found.name

@@ -1,4 +1,4 @@
-"""Notices of AWS: those of the instance metadata service (IMDSv2), and the end of a Capacity Block.
+"""Notices of AWS: from the instance metadata service (IMDSv2), and of the end of a Capacity Block.
 
 Paths, values and dates follow the EC2 user guide and aws-node-termination-handler's `pkg/ec2metadata`.
 """
@@ -31,7 +31,7 @@ POLICIES = rows("aws", (
     # kind, action, word, lead, near, stop, margin, source, acknowledged, vanishes, returns
     ("spot-terminate", "stop", "preempt", 120, None, None, 10, _SPOT),
     ("spot-stop", "stop", "preempt", 120, None, None, 10, _SPOT),
-    # Begins at once: 30 s is a guess of the time left before it, or after the machine wakes.
+    # Hibernation begins at once: 30 s is an estimate of the time that is left before it, or after the machine wakes.
     ("spot-hibernate", "stop", "preempt", 30, None, None, 5, _SPOT),
     # An elevated risk of interruption, without a time; it may not happen.
     ("rebalance-recommendation", "save", "preempt", 3600, None, None, 0, _REBALANCE),
@@ -41,7 +41,7 @@ POLICIES = rows("aws", (
     ("system-reboot", "save", "reboot", 900, 900, 120, 10, _EVENTS),
     # Network or power may fail for a moment.
     ("system-maintenance", "save", "maintenance", 900, 900, None, 0, _EVENTS),
-    # Lasts until the group's lifecycle hook times out; without a hook the machine shuts down at once.
+    # The state lasts until the Auto Scaling group's lifecycle hook times out; without a hook, shutdown begins at once.
     ("lifecycle-terminated", "stop", "terminate", 60, None, None, 10, _GROUP),
     ("lifecycle-warmed", "stop", "terminate", 60, None, None, 10, _GROUP),
     # AWS warns 10 min before termination begins, which is 30 min before the end of the paid time.
@@ -51,7 +51,7 @@ POLICIES = rows("aws", (
 
 
 class Imds:
-    """Client of IMDSv2 with a session token, renewed before it expires and when it is refused. Thread-safe."""
+    """Client of IMDSv2. Its session token is renewed before it expires and when it is refused. Thread-safe."""
 
     def __init__(self, server: MetadataServer, clock: Callable[[], float] = time.monotonic) -> None:
         self._server, self._clock = server, clock
@@ -59,7 +59,7 @@ class Imds:
         self._token, self._renew, self._expires = "", 0.0, 0.0
 
     def get(self, path: str) -> Reply | None:
-        """Return the reply with status 200; None for 404, which means no notice. Raises MetadataError."""
+        """Return the reply if its status is 200; None for 404, which means no notice. Raises MetadataError."""
         token = self._valid_token()
         reply = self._server.request(path, {"X-aws-ec2-metadata-token": token})
         if reply.status == 401:
@@ -95,7 +95,7 @@ class Imds:
 
 @dataclass
 class MetadataPoll:
-    """Poll of one path of the service, which exists only while there is a notice."""
+    """Poll of one path of the metadata service, which exists only while there is a notice."""
 
     imds: Imds
     name: str
@@ -136,7 +136,7 @@ def scheduled_events(reply: Reply) -> list[ProviderNotice]:
 
 
 def lifecycle_state(reply: Reply) -> list[ProviderNotice]:
-    """Parse Auto Scaling's target lifecycle state: Terminated, or Warmed:* if the machine moves to the warm pool."""
+    """Parse Auto Scaling's target lifecycle state: "Terminated", or "Warmed:…" for a move to the warm pool."""
     state = reply.text.lower()
     kind = "lifecycle-warmed" if state.startswith("warmed:") and state != "warmed:running" else f"lifecycle-{state}"
     gone = kind == "lifecycle-warmed" or state == "terminated"
@@ -145,9 +145,10 @@ def lifecycle_state(reply: Reply) -> list[ProviderNotice]:
 
 @dataclass
 class CapacityBlock:
-    """End of a Capacity Block in epoch seconds, passed at launch, as the metadata service does not know it.
+    """Notice of the end of a Capacity Block, in epoch seconds, which is passed at launch.
 
-    This machine's clock is corrected by the Date header of the service's replies.
+    The metadata service does not report this end; only the Date header of its replies is used, to correct this
+    machine's clock.
     """
 
     imds: Imds
@@ -178,9 +179,9 @@ QUESTIONS: tuple[tuple[str, Callable[[Reply], Sequence[ProviderNotice]]], ...] =
 def looks(
     environ: Mapping[str, str], say: Callable[[str], None], capacity_block_end: float | None = None
 ) -> list[Look]:
-    """Return the polls for AWS; the service's address is read from the same variables as in botocore.
+    """Return the polls for AWS; the service's address is read from the environment variables that botocore uses.
 
-    Raises MetadataError.
+    Raises MetadataError if the address is invalid.
     """
     ipv6 = environ.get("AWS_EC2_METADATA_SERVICE_ENDPOINT_MODE", "").lower() == "ipv6"
     url = environ.get("AWS_EC2_METADATA_SERVICE_ENDPOINT") or (_IPV6 if ipv6 else LINK_LOCAL)

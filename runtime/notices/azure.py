@@ -29,7 +29,7 @@ _AZURE = "learn.microsoft.com/azure/virtual-machines/linux/scheduled-events"
 POLICIES = rows("azure", (
     # kind, action, word, lead, near, stop, margin, source, acknowledged, vanishes, returns
     ("freeze", "ignore", "freeze", 900, None, None, 0, _AZURE),
-    # The machine comes back with its disk; after a redeployment on another host. See ends_at_once().
+    # The machine is restarted with its disk; for a redeployment on another host. See ends_at_once().
     ("reboot", "save", "reboot", 900, 900, 120, 10, _AZURE, True, False, True),
     ("redeploy", "save", "reboot", 600, 900, 120, 10, _AZURE, True, False, True),
     ("preempt", "stop", "preempt", 30, None, None, 5, _AZURE, True),
@@ -67,7 +67,7 @@ class ScheduledEvents:
         return self._notices
 
     def acknowledge(self, event_id: str) -> None:
-        """Let an event begin, for all its machines. Raises MetadataError."""
+        """Acknowledge an event, so that it begins on all its machines. Raises MetadataError."""
         body = json.dumps({"StartRequests": [{"EventId": event_id}]}).encode()
         headers = {**_HEADERS, "Content-Type": "application/json"}
         reply = self._server.request(_EVENTS, headers, method="POST", body=body, timeout_s=_LATER_S)

@@ -1,4 +1,4 @@
-"""Notices of the cloud that this machine runs in. The HTTP client is imported only on a cloud's machine."""
+"""Watch the notices of the cloud in which this machine runs. Only a cloud's machine imports the HTTP client."""
 
 from __future__ import annotations
 
@@ -34,10 +34,10 @@ class CloudNotices:
         capacity_block_end: float | None = None,
         of_fleet: bool = False,
     ) -> None:
-        """`capacity_block_end` is in epoch seconds. `of_fleet`: the machine belongs to a fleet.
+        """Begin to watch. `capacity_block_end` is in epoch seconds. `of_fleet`: the machine belongs to a fleet.
 
-        After the node's end, a fleet's machine must still release the node in the fleet dir, or other nodes would wait
-        for its silence timeout. Events that end the machine for good are therefore not acknowledged.
+        After the node's end, a fleet's machine must still release the node in the fleet dir; otherwise other machines
+        would wait until its heartbeat times out. Therefore it does not acknowledge events that terminate it.
         """
         self._own, self._say, self._environ, self._of_fleet = own, say, environ, of_fleet
         self._acknowledger: Acknowledger | None = None
@@ -53,7 +53,7 @@ class CloudNotices:
             self._watcher.stop()
 
     def saved(self) -> None:
-        """Allow the acknowledgement of a restart, as the program has saved and ended and the node waits for it."""
+        """Allow the acknowledgement of a restart, since the program has saved and ended and the node waits for it."""
         if self._acknowledger is not None:
             self._acknowledger.saved()
 

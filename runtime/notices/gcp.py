@@ -1,8 +1,8 @@
 """Notices of Google Cloud: three keys of the metadata server, each read by a long poll that returns on a change.
 
-A key is first read without waiting; from then on with `wait_for_change` and the previous reply's `last_etag`, so that
-no change between two requests is missed. A fourth key, `scheduling/automatic-restart`, says whether Compute Engine
-restarts the machine after maintenance of its host; it is read when such maintenance is announced.
+The first request for a key does not wait. Later requests have `wait_for_change` and the previous reply's `last_etag`,
+so that no change between two requests is missed. A fourth key, `scheduling/automatic-restart`, says whether Compute
+Engine restarts the machine after maintenance of its host; it is read when such maintenance is announced.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ POLICIES = rows("gcp", (
     ("preempted", "stop", "preempt", 30, None, None, 5, _PREEMPTED),
     ("terminate-on-host-maintenance", "save", "maintenance", 3600, None, 120, 10, _GPU_HOST),
     ("terminate-on-host-maintenance-without-gpu", "stop", "maintenance", 60, None, None, 5, _LIVE),
-    # The same two for a machine that Compute Engine restarts afterwards (scheduling.automaticRestart).
+    # The two kinds above, for a machine that Compute Engine restarts afterwards (scheduling.automaticRestart).
     ("terminate-on-host-maintenance-then-restart", "save", "maintenance", 3600, None, 120, 10, _GPU_HOST,
         False, False, True),
     ("terminate-on-host-maintenance-without-gpu-then-restart", "stop", "maintenance", 60, None, None, 5, _LIVE,
@@ -42,16 +42,16 @@ POLICIES = rows("gcp", (
     ("migrate-on-host-maintenance", "ignore", "freeze", 60, None, None, 0, _LIVE),
     # Announced up to 90 days ahead.
     ("upcoming-maintenance", "save", "maintenance", 3600, 3600, 120, 10, _A3),
-    # A window is hours long: a node that will resume on the same machine trains until its machine's turn comes.
+    # A window is hours long: a node that will resume on the same machine trains until its maintenance begins.
     ("upcoming-maintenance-then-restart", "save", "maintenance", 3600, 3600, None, 0, _A3),
-    # `maintenance-event` says when this machine's turn comes.
+    # `maintenance-event` says when maintenance of this machine begins.
     ("maintenance-window-open", "save", "maintenance", 3600, None, None, 0, _A3),
 ))
 # fmt: on
 
 
 class Key:
-    """Poll of one key. After a failure it is first read without waiting, so that no change is missed."""
+    """Poll of one key. After a failed request, the next request does not wait, so that no change is missed."""
 
     def __init__(
         self,
@@ -100,12 +100,16 @@ def _has_error(reply: Reply) -> bool:
 
 
 def preempted(reply: Reply) -> list[ProviderNotice]:
-    """Parse TRUE or FALSE."""
+    """Parse the value of `preempted`, TRUE or FALSE."""
     return [ProviderNotice("gcp", "preempted", "preempted")] if reply.text.upper() == "TRUE" else []
 
 
 def maintenance_event(reply: Reply, *, has_gpu: bool, is_restarted: Callable[[], bool]) -> list[ProviderNotice]:
-    """Parse NONE, MIGRATE_ON_HOST_MAINTENANCE or TERMINATE_ON_HOST_MAINTENANCE; the kind depends on the machine."""
+    """Return the notice of the value of `maintenance-event`, in a list; [] for NONE.
+
+    The other values are MIGRATE_ON_HOST_MAINTENANCE and TERMINATE_ON_HOST_MAINTENANCE; for the latter, the
+    notice's kind depends on whether the machine has a GPU and is restarted afterwards.
+    """
     said = kind = reply.text.strip('"').lower().replace("_", "-")
     if said in ("", "none"):
         return []
@@ -116,7 +120,7 @@ def maintenance_event(reply: Reply, *, has_gpu: bool, is_restarted: Callable[[],
 
 
 def upcoming_maintenance(reply: Reply, *, is_restarted: Callable[[], bool]) -> list[ProviderNotice]:
-    """Parse `NONE`, or an object with keys in camel case or snake case."""
+    """Parse the value of `upcoming-maintenance`: NONE, or a JSON object with keys in camel case or snake case."""
     if reply.text.strip('"').upper() in ("", "NONE", "{}"):
         return []
     said = {_snake(key): value for key, value in reply.json(dict).items()}
@@ -158,9 +162,9 @@ def automatic_restart(server: MetadataServer) -> bool:
 def looks(
     environ: Mapping[str, str], say: Callable[[str], None], _capacity_block_end: float | None = None
 ) -> list[Look]:
-    """Return the polls for Google Cloud; GCE_METADATA_HOST overrides the address, as in Google's libraries.
+    """Return the polls for Google Cloud; GCE_METADATA_HOST overrides the server's address, as in Google's libraries.
 
-    Raises MetadataError.
+    Raises MetadataError if the address is invalid.
     """
     server = MetadataServer(environ.get("GCE_METADATA_HOST") or LINK_LOCAL, say)
     # Vertex AI sets CLUSTER_SPEC. Its containers lose their disk in a restart of their machine.

@@ -1,4 +1,4 @@
-"""Orders from the job dir: stop.json for all nodes of the attempt, notice.json for this node."""
+"""Read orders from the job dir: stop.json for all nodes of the attempt, notice.json for this node."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ from .scheduled_notices import NoticeSchedule, ProviderNotice
 _NOTICE = "notice.json"
 _POLL_LOCAL_S = 0.25
 _POLL_S = 2.5
-"""Interval in seconds between conditional GETs of signal.json, most of which return no content."""
+"""Interval in seconds between conditional GETs of signal.json; most replies have no content."""
 _ORDERS_S = 60.0
-"""Interval in seconds between reads of stop.json and notice.json without a signal, as older supervisors send none."""
+"""Maximum interval in seconds between reads of stop.json and notice.json, because older supervisors write no signal."""
 _SIGNAL_BYTES = 4 << 10
 """Maximum size of signal.json, in bytes."""
 _REASONS: dict[StopReason, str] = {
@@ -55,7 +55,8 @@ class NodeDir:
 class Watcher:
     """Thread that polls stop.json and notice.json. Store errors are ignored: the heartbeat detects a lost job dir.
 
-    In an object store only signal.json is polled; the others are read when it has changed, or once a minute.
+    In an object store, only signal.json is polled; stop.json and notice.json are read when it has changed, or once a
+    minute.
     """
 
     def __init__(
@@ -68,7 +69,7 @@ class Watcher:
         *,
         pace: Pace | None = None,
     ) -> None:
-        """`pace`: set to quick while a command watches the attempt, as signal.json says."""
+        """Start the thread. `pace`: becomes quick while a command watches the attempt, according to signal.json."""
         self._job_dir, self._orders, self._say = job_dir, orders, say
         self._pace = pace or Pace(free=True)
         self._docket = NoticeSchedule(orders, say)
@@ -109,7 +110,7 @@ class Watcher:
         return True
 
     def _look(self, key: str, read: Callable[[bytes], None]) -> bool:
-        """Read a record if it has changed; return whether the store has answered."""
+        """Pass a record to `read` if it exists and has changed; return whether the store could be read."""
         try:
             data = self._job_dir.get(key, MOST_BYTES)
         except MissingError:
@@ -141,7 +142,7 @@ def stop_order(data: bytes) -> Order:
 
 
 def simulated_notice(data: bytes) -> ProviderNotice:
-    """Parse notice.json. Its id is a hash of the content, so each new content is a new notice. Raises JobDirError."""
+    """Parse notice.json. The id is a hash of the content, so changed content is a new notice. Raises JobDirError."""
     notice = Notice.from_bytes(data)
     starts = _from_epoch(notice.deadline, notice.seconds)
     return ProviderNotice("simulated", notice.kind, hashlib.sha256(data).hexdigest(), starts, notice.source)
@@ -150,8 +151,9 @@ def simulated_notice(data: bytes) -> ProviderNotice:
 def _from_epoch(deadline: float, seconds: float | None) -> float:
     """Convert a deadline to the monotonic clock once, so that later changes of the wall clock have no effect.
 
-    `seconds` is the time that the writer meant to leave. If the clocks differ, so that more is left or the deadline has
-    passed, the whole `seconds` are left.
+    deadline  in epoch seconds, by the clock of the machine that wrote it
+    seconds   time from the writing to the deadline; used instead if the clocks differ, so that more than this seems to
+              be left or the deadline seems to have passed
     """
     left = deadline - time.time()
     if seconds is not None and not 0.0 <= left <= seconds:

@@ -1,6 +1,7 @@
-"""Client of a metadata server: plain HTTP on a link-local address, where anything might answer outside of a cloud.
+"""Client of a cloud's metadata server, which speaks plain HTTP on a link-local address.
 
-Every wait and every body is limited, and redirects and proxies are not followed (http.client does neither).
+Outside of a cloud, any other server may answer there. Therefore the time and the size of each reply are limited.
+Redirects and proxies are not used (http.client supports neither).
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ _T = TypeVar("_T")
 
 
 class MetadataError(Exception):
-    """The metadata server gave no usable reply; the message says why, and is constant for each cause."""
+    """The metadata server gave no usable reply; the message says why, and is the same each time for the same cause."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,10 +71,10 @@ class Reply:
         return 0.0 if abs(error) < _CLOCK_S else error
 
     def when(self, epoch: float, at_most_s: float = math.inf) -> float | None:
-        """Convert a time from the reply to the monotonic clock, corrected by the reply's Date header.
+        """Convert a time in the reply, in epoch seconds, to the monotonic clock.
 
-        Returns None, for an unknown time, if there is no Date and this machine's clock must be wrong: the time has
-        passed, or is more than `at_most_s` seconds away.
+        This machine's clock is corrected by the reply's Date header. Returns None if there is no such header and this
+        machine's clock must be wrong: the time seems to have passed, or to be more than `at_most_s` seconds away.
         """
         error = self.clock_error
         left = epoch - (self.wall - (error or 0.0))
@@ -83,7 +84,7 @@ class Reply:
 
 
 class MetadataServer:
-    """Client of one server by its base URL. Each call opens a new connection, so none can be stale."""
+    """Client of the server at a base URL. Each call opens a new connection, so that no connection can be stale."""
 
     def __init__(self, url: str, say: Callable[[str], None], timeout_s: float = 2.0) -> None:
         self._say, self._clock_is_wrong = say, False
@@ -127,7 +128,7 @@ class MetadataServer:
         return reply
 
     def _compare_clocks(self, reply: Reply) -> None:
-        """Log once that this machine's clock is wrong."""
+        """Log, once, a large difference between this machine's clock and the server's."""
         error = reply.clock_error
         if error is not None and abs(error) > _CLOCK_SAID_S and not self._clock_is_wrong:
             self._clock_is_wrong = True

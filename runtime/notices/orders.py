@@ -23,31 +23,31 @@ def _new_id() -> str:
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """An order to save or stop the program. Times are on the monotonic clock, which is never set."""
+    """An order to save or stop the program. Times are in time.monotonic()."""
 
     outcome: Outcome
     """Outcome of the node if the order interrupts its program."""
     word: str
-    """Reason for programs: `reason` in the file named by CLOUDGPU_NOTICE."""
+    """Reason as a fixed word, which programs read as `reason` in the file named by CLOUDGPU_NOTICE."""
     reason: str
     """Reason in words for the user."""
     deadline: float
-    """For a stop: time after which nothing can be written. For a save: time until which to save more often."""
+    """For a stop: time after which nothing can be written. For a save: the program saves more often until then."""
     vanishes: bool = False
-    """True if the machine is gone at the deadline, so that no result is written, as on a real machine."""
+    """True if the machine counts as gone at the deadline, so that nothing is written after it (simulated notices)."""
     returns: bool = False
     """True if the machine is restarted afterwards and the node resumes there, so that no result is written."""
     action: Action = "stop"
-    """stop: save and end. save: save and continue training; a stop that follows is a separate order."""
+    """stop: save and end. save: save and continue training; if a stop follows, it is a separate order."""
     id: str = field(default_factory=_new_id)
     """Unique id; a program obeys each id once."""
     seen: float = field(default_factory=time.monotonic)
 
     def kill_at(self, write_s: float) -> float:
-        """Return the time at which to kill a program that reaches no step boundary, to write its staged checkpoint.
+        """Return the time at which to kill a program that has not ended, so that its staged checkpoint can be written.
 
-        `write_s`: seconds that the writer needs. The program gets at least half of the time, as a new checkpoint that
-        may be late is worth more than an older one.
+        `write_s`: seconds that the writer needs. The program has at least half of the time, because a new checkpoint
+        that may be too late is worth more than an older one.
         """
         return max(self.deadline - write_s, self.seen + (self.deadline - self.seen) / 2)
 
@@ -71,15 +71,15 @@ class Orders:
 
     @property
     def next_to_expire(self) -> Order | None:
-        """The stop with the earliest deadline."""
+        """The stop with the earliest deadline; None if there is no stop."""
         with self._lock:
             return min(self._stops, key=lambda order: order.deadline, default=None)
 
     @property
     def deciding(self) -> Order | None:
-        """The stop that determines the node's outcome: the user's if there is one, else the first.
+        """The stop that determines the node's outcome: the first one by the user, else the first of the others.
 
-        Stops after which the node resumes on this machine come last.
+        Stops after which the node resumes on this machine come last. None if there is no stop.
         """
         with self._lock:
             return min(self._stops, key=lambda order: (order.outcome != "stopped", order.returns), default=None)

@@ -1,4 +1,4 @@
-"""Table of the reactions to each kind of notice. Each cloud's module has the rows of its notices.
+"""Table of the reactions to each kind of notice. The rows of a cloud's notices are in that cloud's module.
 
 `stop`: save now and end. `save`: save now and continue training, saving more often, and stop shortly before the event.
 `ignore`: only log the notice.
@@ -21,29 +21,30 @@ class Policy(NamedTuple):
     """The provider's name for the kind of notice, in lower case."""
     action: Literal["stop", "save", "ignore"]
     word: Word
-    """Reason passed to programs."""
+    """Reason as a fixed word, for programs (Order.word)."""
     lead_s: float
-    """Assumed time from the notice to its event, if the notice does not say it."""
+    """Assumed time from the notice to the event, if the notice does not contain the event's time."""
     near_s: float | None
-    """Time before the event until which the notice is only logged; None: acted upon at once."""
+    """The notice is only logged until this time before the event; None: no delay."""
     stop_s: float | None
     """For `save`: time before the event at which the program is asked to end; None: never, as the machine survives."""
     margin_s: float
     """Time between the program's deadline and the event, to write the last log lines and the result."""
     source: str
+    """URL or name of the provider's documentation."""
     acknowledged: bool = False
     """True if cloudgpu acknowledges the event once all is saved, so that the provider may begin early."""
     vanishes: bool = False
-    """True if the machine is gone at the event, without a result; for simulated notices only."""
+    """True if the machine counts as gone at the event and writes no result; only for simulated notices."""
     returns: bool = False
     """True if the provider restarts the same machine after the event, and the node resumes there."""
 
     def ends_at_once(self, machines: Sequence[str]) -> bool:
         """Return whether the program is asked to end as soon as an event of these machines is announced.
 
-        It is for an acknowledged event of one machine that comes back: waiting gains nothing, as the event begins once
-        all is saved. An event of several machines may include another job's, so it begins at its scheduled time, and
-        training continues until it is near.
+        True for the action `stop`, and for an acknowledged event that restarts a single machine: the event begins when
+        the program has saved, so waiting gains nothing. An event of several machines may include machines of another
+        job. It begins at its scheduled time, so training continues until shortly before it.
         """
         return self.action == "stop" or (self.acknowledged and self.returns and len(set(machines)) == 1)
 
@@ -60,7 +61,7 @@ def rows(cloud: str, table: Sequence[tuple[Any, ...]]) -> dict[str, Policy]:
     return found
 
 
-# A stop before a planned event comes 2 min ahead: time for a long step, a save and its upload.
+# A stop is ordered 2 min before a planned event: time for a long step, a save and its upload.
 _SLURM = "slurm.schedmd.com/sbatch.html#OPT_signal"
 _OURS = "docs/reference/job-dir.md"
 # fmt: off
@@ -92,5 +93,5 @@ def policies_of(cloud: str) -> Mapping[str, Policy]:
 
 
 def policy_of(cloud: str, kind: str) -> Policy:
-    """Return the row of a kind of notice; for an unknown kind, a row to save and continue training."""
+    """Return the row for a kind of notice; for an unknown kind, a row to save and continue training."""
     return policies_of(cloud).get(kind) or Policy(cloud, kind, "save", "maintenance", 900, 900, None, 0, "unknown")

@@ -1,4 +1,4 @@
-"""Schedule of the announced events, which gives orders when they are due. Starts no threads and reads no clock."""
+"""Schedule of the announced events, which issues orders when they are due. Callers pass the (monotonic) time."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class ProviderNotice:
     kind: str
     """The provider's name for the kind of notice, in lower case; see policy.py."""
     id: str
-    """Id of the event, constant over repeated notices."""
+    """Id of the event, which repeated notices have in common."""
     starts: float | None = None
     """Time of the event on the monotonic clock; None: not announced."""
     detail: str = ""
@@ -58,8 +58,8 @@ class _Entry:
 class NoticeSchedule:
     """Announced events by source, and the orders due for them. Thread-safe.
 
-    `on_stop` is called with each notice for which a stop is ordered, and its event's time. An event that is withdrawn
-    before its stop is forgotten; a stop that was ordered is not revoked, as the program may have ended by then.
+    `on_stop` is called with each notice for which a stop is ordered, and the time of its event. An event that is
+    withdrawn before its stop is forgotten. A stop that was ordered is not revoked: the program may have ended by then.
     """
 
     def __init__(
@@ -73,7 +73,10 @@ class NoticeSchedule:
         self._entries: dict[tuple[str, str], _Entry] = {}
 
     def update(self, source: str, notices: Sequence[ProviderNotice], now: float) -> None:
-        """Replace the notices of one source by its current ones; missing ones were withdrawn or are over."""
+        """Replace the notices of one source by its current notices, and issue the orders that are due.
+
+        Notices that are missing were withdrawn, or their events are over.
+        """
         with self._lock:
             for notice in notices:
                 entry = self._entries.get((source, notice.id))
@@ -88,7 +91,7 @@ class NoticeSchedule:
         self.advance(now)
 
     def advance(self, now: float) -> None:
-        """Give the orders that are due."""
+        """Issue the orders that are due."""
         with self._lock:
             for entry in self._entries.values():
                 if entry.stop_due() <= now:
@@ -147,7 +150,7 @@ _CONSEQUENCES = {
 
 
 def _title(entry: _Entry) -> str:
-    """Return a description of the notice on one line, without unprintable characters of the provider's text."""
+    """Return a description of the notice in one line of at most _LINE characters, without unprintable ones."""
     notice = entry.notice
     text = f"notice from {notice.detail or notice.cloud}: {notice.kind}"
     return " ".join("".join(letter if letter.isprintable() else " " for letter in text).split())[:_LINE]

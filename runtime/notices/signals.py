@@ -1,4 +1,4 @@
-"""Orders from signals to the agent: a shutdown of the machine, or a scheduler's warning before its time limit."""
+"""Convert signals to orders: a shutdown of the machine, or a scheduler's warning before the job's time limit."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ _REASONS = {"sigterm": "the machine is shut down", "sigusr1": "the scheduler's w
 
 
 class SignalOrders:
-    """Converter of signals to orders. A second SIGTERM or SIGINT leaves no time; a repeated SIGUSR1 is ignored."""
+    """Converter of signals to orders. A second SIGTERM or SIGINT has no grace period; a repeated SIGUSR1 is ignored."""
 
     def __init__(self, orders: Orders) -> None:
         self._orders = orders
         self._had: set[str] = set()
 
     def take(self, numbers: Iterable[int], now: float) -> None:
-        """Give the orders for received signals, in chronological order."""
+        """Issue the orders for received signals, which are in chronological order."""
         for number in numbers:
             kind = KINDS[signal.Signals(number)]
             policy = policy_of("signal", kind)

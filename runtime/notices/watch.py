@@ -1,4 +1,4 @@
-"""Watcher of a metadata server: one thread per poll, and one that gives due orders between replies."""
+"""Watch a metadata server: one thread per poll, and one that issues due orders between replies."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class CloudWatcher:
             self._stopping.wait(pause_s)
 
     def _complain(self, trouble: str) -> None:
-        """Log an error once, as all polls meet the same error repeatedly."""
+        """Log an error, but only once, because every poll raises it again."""
         with self._lock:
             new = trouble not in self._said
             self._said.add(trouble)

@@ -1,4 +1,4 @@
-"""Decision how a node ended, from exit codes, reported outcomes and orders. Pure functions, except read_outcome()."""
+"""Decide how a node ended, from exit codes, reported outcomes and orders. Pure functions, except read_outcome()."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Code:
     says: str
     """Explanation for the user; "" if none is needed."""
     final: bool = False
-    """True if a retry cannot succeed, whatever `retry` allows."""
+    """True if a retry cannot succeed, so that none is made even if the job's `retry` allows it."""
 
 
 CODES = (
@@ -41,8 +41,8 @@ CODES = (
 docs/explanation/runtime.md shows the same table; tests/unit/test_exit_verdict.py compares them."""
 
 Verdict = Literal["code", "word", "failed", "not done", "done"]
-"""Verdict on a process: the meaning of its exit code in CODES; that of its reported word in CODES; another failure; an
-exit with 0 before its training was done; done."""
+"""Verdict on a process. code: the meaning of its exit code in CODES; word: the meaning of its reported word in CODES;
+failed: another failure; not done: it exited with 0 before its training was done; done: it succeeded."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +51,7 @@ class Rule:
 
     code: Literal["0", "in the table", "other"] | None
     word: Literal["done", "other", "training", "none"] | None
-    """The reported word. other: one of CODES except `done`; none: no word, an unknown one, or `unfinished`."""
+    """The reported word. other: a word of CODES except `done`; none: no word, an unknown word, or `unfinished`."""
     asked: bool | None
     """True if there is an order to end and the program was asked by the notice file or a signal."""
     listening: bool | None
@@ -78,7 +78,7 @@ INTERRUPTED_EXIT = "CLOUDGPU_INTERRUPTED_EXIT"
 """Environment variable with the exit code that the program uses in place of 75, for platforms that expect e.g. 143."""
 
 TRAINING = "training"
-"""Reported word of a training that has begun and not ended."""
+"""Word that is reported for a training that has begun and not ended."""
 
 _BY_NUMBER = {code.number: code for code in CODES}
 _BY_WORD = {code.word: code for code in CODES}
@@ -89,7 +89,7 @@ _OUTCOME_BYTES = 4 << 20  # a longer file was not written by the Checkpointer
 
 @dataclass(frozen=True, slots=True)
 class ReportedOutcome:
-    """The outcome that a process reported in its outcome file."""
+    """The outcome that a rank's processes reported in its outcome file."""
 
     word: str
     reason: str = ""
@@ -113,7 +113,7 @@ class Ending:
     exit_code: int | None
     reason: str
     final: bool = False
-    """True if a retry cannot succeed, as in Code."""
+    """True if a retry cannot succeed; see Code.final."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,7 +159,7 @@ def judge(
     interrupted_exit  exit code that the program uses in place of 75
     """
     reported = reported or {}
-    # Often only one rank saves and reports: if it is done, so are the others.
+    # Often only one rank saves and reports: if all that report are done, the others count as done.
     silent = ReportedOutcome("done") if reported and all(one.word == "done" for one in reported.values()) else None
     asked, listening = asked and order is not None, listening and not reported
     judged = [

@@ -1,4 +1,4 @@
-"""Causes of a process's failure, from its signal, its last line of stderr and the kernel's count of OOM kills."""
+"""Find the cause of a process's failure: from its signal, its last line of stderr and the kernel's OOM kill count."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ class Cause:
     says: str
     """Explanation for the user, with the evidence."""
     final: bool = False
-    """True if a retry of the same code cannot succeed, whatever `retry` allows."""
+    """True if a retry of the same code cannot succeed, so that none is made even if the job's `retry` allows it."""
 
 
 class _Message(NamedTuple):
-    """A row of MESSAGES: the meaning of a last line of stderr."""
+    """A row of MESSAGES: the meaning of a message in the last line of stderr."""
 
     codes: frozenset[int] | None
     """Exit codes for which the row applies; None: any but 0."""
@@ -76,9 +76,10 @@ SIGNALS: Mapping[int, str] = {
 
 
 def find_cause(code: int, last_line: str, memory: OutOfMemory | None) -> Cause | None:
-    """Return the cause of an exit code, negative for a signal; None if it is unknown.
+    """Return the cause of a process's failure; None if it is unknown.
 
-    last_line: of its stderr, "" if there is none
+    code: exit code; negative for a signal
+    last_line: last line of its stderr, "" if there is none
     memory: out-of-memory kills while it ran; None: there were none
     """
     number = -code if code < 0 else code - 128  # a shell's exit code for a command ended by a signal
@@ -124,7 +125,7 @@ class OutOfMemory:
 
     kills: int
     counter: str
-    """The file that counts them."""
+    """Path of the kernel's file with the count."""
     is_own: bool
     """True if the counter is that of this process's control group, not of the whole machine."""
     limit_bytes: int | None
@@ -147,7 +148,10 @@ class OutOfMemoryCounter:
         self._before = {path: _read_count(path) for path, _ in self._counters}
 
     def kills(self) -> OutOfMemory | None:
-        """Return the kills since then, from the most specific counter that has risen; None if there were none."""
+        """Return the kills since this object was created; None if there were none.
+
+        The count is that of the first counter that has risen; this process's control group is checked first.
+        """
         for path, limit in self._counters:
             before, now = self._before[path], _read_count(path)
             if before is not None and now is not None and now > before:

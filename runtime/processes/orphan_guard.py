@@ -3,10 +3,10 @@
     python -I -S orphan_guard.py AGENT_PID COMMAND...
 
 The kernel signals a parent's death only to its children, not to grandchildren (a shell's python, a loader's workers).
-The agent therefore starts this script as its child: it adopts the program's orphans, is notified of the agent's death
-(even by SIGKILL), and then kills all of them. It costs one small process per program, and the agent, which has threads,
-runs no Python code between fork and exec. It ignores signals to the program's group, and exits with the program's
-status.
+The agent therefore starts this script as its child, and the script starts the program. It adopts the program's orphans.
+When the agent dies, even by SIGKILL, the script is notified and kills all of them. It ignores signals to the program's
+group, and exits with the program's status. An advantage is that the agent, which has threads, runs no Python code
+between fork and exec.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def main() -> None:
 
 
 def _prctl(option: int, value: int) -> None:
-    """Call prctl; a no-op on systems other than Linux, where only the agent's cleanup kills processes."""
+    """Call prctl(2). A no-op on systems other than Linux, where only the agent's cleanup kills the processes."""
     prctl = getattr(ctypes.CDLL(None), "prctl", None)
     if prctl is not None:
         prctl(option, ctypes.c_ulong(value), 0, 0, 0)
@@ -77,7 +77,7 @@ def _wait_for(program: int, agent: int) -> int:
         if os.getppid() != agent:
             _kill_children()
             os._exit(1)
-        # A shell dies of SIGTERM at once; its children got the signal too and have the grace period to save.
+        # SIGTERM ends a shell immediately; its children got the signal too, and have the grace period to save.
         if status is not None and (alone or not _was_asked_to_end(status) or time.monotonic() > until):
             return status
         signal.sigtimedwait({signal.SIGCHLD}, 5.0)
@@ -103,7 +103,7 @@ def _reap() -> tuple[dict[int, int], bool]:
 
 
 def _kill_children(limit_s: float = 5.0) -> None:
-    """Kill children until none is left, as the children of a killed process become this process's."""
+    """Kill children until none is left; the children of a killed process become children of this process."""
     end = time.monotonic() + limit_s
     while not _reap()[1] and time.monotonic() < end:
         for pid in _children():

@@ -1,4 +1,4 @@
-"""Polling of outcome files while a program runs, to stop a shell script once the Checkpointer has ended its program."""
+"""Poll outcome files while a program runs, to stop a shell script when the Checkpointer has ended its program."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from .exit_verdict import ReportedOutcome, read_outcome
 from .program import is_running
 
 DRAIN_S = 1.0
-"""Seconds for readers of the program's output (`| tee log`) to end, before the program's group is killed."""
+"""Seconds that readers of the program's output (`| tee log`) have to end before the program's group is killed."""
 
 
 class OutcomeWatch:
@@ -39,7 +39,7 @@ class OutcomeWatch:
         return found is not None and found.left
 
     def ended_programs(self) -> dict[int | None, int]:
-        """Return the exit codes of programs that the Checkpointer ended, DRAIN_S after their last process."""
+        """Return the exit code, by rank, of each program that the Checkpointer ended at least DRAIN_S seconds ago."""
         now, codes = time.monotonic(), {}
         for rank, found in self.reported().items():
             if not found.left or found.exit_code is None or any(map(is_running, found.pids)):

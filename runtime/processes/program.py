@@ -20,10 +20,10 @@ from .failure_causes import Cause
 from .lines import OnLine, OutputStream
 
 MARKER = "CLOUDGPU_MACHINE"
-"""Environment variable of all processes of a machine, by which they are found when the machine must end."""
+"""Environment variable that marks all processes of a machine, so that they are found when they must be killed."""
 
 ORPHAN_GUARD = str(Path(__file__).with_name("orphan_guard.py"))
-"""Path of the script that runs between the agent and a process that must not outlive it."""
+"""Path of the script that runs as the parent of each process that must not outlive the agent."""
 
 _PR_SET_CHILD_SUBREAPER = 36
 _READ_BYTES = 64 << 10
@@ -48,10 +48,10 @@ class Exit:
     rank: int | None
     code: int
     cause: Cause | None = None
-    """Why it failed; None: unknown."""
+    """Cause of the failure; None: unknown, or no failure."""
 
     def describe(self) -> str:
-        """Return `exit code 3` or `SIGKILL`, after the rank if it has one."""
+        """Return a description like "rank 1: exit code 3" or "SIGKILL"."""
         try:
             how = f"exit code {self.code}" if self.code >= 0 else signal.Signals(-self.code).name
         except ValueError:  # a real-time signal
@@ -67,10 +67,10 @@ def adopt_orphans() -> None:
 
 
 class Program:
-    """Group of processes. Only the main thread may start and reap them, and nothing else may wait for children.
+    """Processes of one node's program, one per rank, each in a separate process group.
 
-    This is because the kernel treats the death of the forking thread as the parent's death, and reap() waits for any
-    child, adopted ones included.
+    Only the main thread may start them, because the kernel treats the death of the forking thread as the parent's
+    death. No other code may wait for children, because reap() waits for any child, including adopted ones.
     """
 
     def __init__(self, folder: Path, on_line: OnLine) -> None:
@@ -78,7 +78,7 @@ class Program:
         self._running: dict[int, Process] = {}
         self._children: dict[int, subprocess.Popen[bytes]] = {}
         self._codes: dict[int, int] = {}
-        """Exit codes of programs whose shells were killed, by PID of the shell's guard."""
+        """Exit codes of programs whose shells were killed, by PID of the shell's orphan guard."""
         self._output = _Output(on_line)
 
     @property
@@ -103,7 +103,7 @@ class Program:
             self._output.add(name, process.rank, pipe.fileno())  # type: ignore[arg-type]
 
     def reap(self) -> list[Exit]:
-        """Reap ended children, adopted ones included; return those of the program."""
+        """Reap all ended children, including adopted ones; return the exits of the program's processes."""
         exits = []
         while True:
             try:
@@ -119,7 +119,7 @@ class Program:
         return exits
 
     def signal(self, number: signal.Signals) -> None:
-        """Send a signal to every process group that still has its leader."""
+        """Send a signal to the process group of every process that still runs."""
         for pid in self._running:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(pid, number)
@@ -133,9 +133,10 @@ class Program:
                     os.killpg(pid, signal.SIGKILL)
 
     def kill(self, marker: str, spared: int | None = None, limit_s: float = 10.0) -> list[Exit]:
-        """Kill all processes and descendants, in any session; return once none is left, or after `limit_s`.
+        """Kill all processes and their descendants, in any session; return the exits of the program's processes.
 
-        `spared`: PID of a child of this process that is not killed, nor are its children.
+        Returns when none is left, or after `limit_s` seconds. `spared`: PID of a child of this process that is not
+        killed, nor are its children.
         """
         end = time.monotonic() + limit_s
         self.signal(signal.SIGKILL)
@@ -158,7 +159,7 @@ class Program:
 
 
 def kill_leftovers(marker: str) -> None:
-    """Kill all processes that are left of any program on this machine, including spared ones."""
+    """Kill all processes of this machine that have the marker or are children of this process."""
     Program(Path(), lambda *_line: None).kill(marker)
 
 
@@ -189,7 +190,7 @@ def _leftovers(marker: str, spared: int | None) -> list[int]:
 
 
 class _Output:
-    """Thread that reads the output pipes of all processes, so that lines keep their order."""
+    """Thread that reads the output pipes of all processes; a single thread keeps the order of lines."""
 
     def __init__(self, on_line: OnLine) -> None:
         self._on_line = on_line
@@ -242,7 +243,7 @@ class _Output:
 
 
 class LineSplitter:
-    """Splitter of bytes into lines. For a line redrawn by `\\r`, only the final state is emitted."""
+    """Splitter of bytes into lines. A line redrawn by `\\r` is emitted every _REDRAW_S seconds, in its last state."""
 
     def __init__(self, emit: Callable[[str, bool], None]) -> None:
         self._emit = emit

@@ -2,8 +2,8 @@
 
 drill          runs a program as `run` does, saves at one step, kills it at another, and records a trace of its state
 trace          writes and reads that trace
-program_state  digests of what a program holds besides what is saved: variables, generators, models
+program_state  computes digests of state that is not saved: variables, generators, models
 values         flattens values into fields
-files          compares the files that runs have written
-compare        compares two such runs: whether they agree, and if not, the first difference and its likely cause
+files          compares the files that two runs have written
+compare        compares two runs: whether they agree, and if not, the first difference and its likely cause
 """

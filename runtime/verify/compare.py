@@ -1,9 +1,9 @@
-"""`python -m cloudgpu.runtime compare A B [C]`: compare two runs of a verification; prints JSON on stdout.
+"""Compare two runs of a verification: `python -m cloudgpu.runtime compare A B [C]`, which prints JSON on stdout.
 
-It compares the final checkpoints, tensor by tensor and value by value, the metrics, the files that the program wrote,
-and its variables at the end. The traces show at which step the runs diverge, what differs first, and which state that
-is not saved had differed by then: the likely cause. Files and variables that also differ between A and C, a second
-undisturbed run, are ignored.
+It compares the final checkpoints (each tensor and value), the metrics, the files that the program wrote, and its
+variables at the end. The traces show the step at which the runs diverge, the saved state that differs first, and the
+unsaved state that had differed by then, which is the likely cause. C is a second undisturbed run: files and variables
+that differ between A and C are ignored.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ _VARIABLE = f"{PROGRAM_STATE}variable "
 _OF_RUN = "objects/program/"
 """Prefix of the state that `run` saves for a program."""
 _RESULTS_OF_RUN = (f"{_OF_RUN}objects/", f"{_OF_RUN}gradients/")
-"""Parts of it that are a result of the training. Variables are compared by trace instead."""
+"""Prefixes, below _OF_RUN, of results of the training. Variables are compared by the traces instead."""
 _STATE = ("objects/", "state/")
-"""Parts of a snapshot that are a result of the training; the other parts describe how it was reached."""
+"""Prefixes of results of the training in a snapshot; other keys describe the position and the random state."""
 
 
 @dataclass(slots=True)
@@ -42,19 +42,19 @@ class Comparison:
     """Differences between an undisturbed run A and another run B."""
 
     agree: bool = False
-    """True if final checkpoints and metrics are bitwise the same."""
+    """True if final checkpoints and metrics are bitwise equal."""
     problem: str | None = None
-    """Why the runs cannot be compared; None: they were compared."""
+    """Reason why the runs cannot be compared; None: they were compared."""
     steps: int = 0
     """Number of steps of run A."""
     resumed_at: int | None = None
-    """Step at which B's last process started."""
+    """First step in the trace of B's last process."""
     first_step: int | None = None
     """First step boundary at which the saved states differ."""
     first_keys: list[str] = field(default_factory=list)
-    """Keys of the saved state that differ there."""
+    """Keys of the saved state that differ at `first_step`."""
     suspects: list[str] = field(default_factory=list)
-    """State that is not saved and differed there or before."""
+    """Names of unsaved state that differed at `first_step` or before."""
     final: list[dict[str, Any]] = field(default_factory=list)
     """Differences in the final checkpoint: key, and for tensors the maximum difference."""
     compared: int = 0
@@ -65,9 +65,9 @@ class Comparison:
     """Files that differ: name, and the difference."""
     files_compared: int = 0
     held: list[str] = field(default_factory=list)
-    """Variables, generators, models … that differ at the end and are not in the checkpoints."""
+    """Names of variables, generators, models … that are not in the checkpoints and differ at the end."""
     left_out: list[str] = field(default_factory=list)
-    """Files and variables that differ, entirely or in part, between two undisturbed runs."""
+    """Names of files and variables that are ignored, entirely or in part: they differ between two undisturbed runs."""
     unseeded: list[str] = field(default_factory=list)
     """Random generators, such as "random/python", whose states differed at the start. Their differences are ignored,
     because a program need not seed a generator that it does not use.
@@ -75,7 +75,7 @@ class Comparison:
 
 
 def compare(a: Path, b: Path, other: Path | None = None) -> Comparison:
-    """Compare an undisturbed run A with a run B. other: a second undisturbed run."""
+    """Compare an undisturbed run A with another run B. `other`: a second undisturbed run."""
     result = Comparison()
     try:
         ours, theirs = _final(a), _final(b)
@@ -125,7 +125,7 @@ def _differences(
 
 
 def _is_result(key: str) -> bool:
-    """Return whether a key is part of the result, not of the position in the data or of variables saved by `run`."""
+    """Return whether a key belongs to the result; keys of the data position and of variables saved by `run` do not."""
     return key.startswith((*_STATE, "random/")) and not _is_way(key)
 
 
@@ -178,12 +178,12 @@ def _compare_traces(result: Comparison, a: Sequence[Moment], b: Sequence[Moment]
             continue
         different = list(_different(ours.digests, theirs.digests))
         if theirs.process == last:
-            # Variables only if they exist at the first boundary: a loop assigns its own before it reads them.
+            # Variables are suspects only at the first boundary: a loop assigns later ones before it reads them.
             known = ours.digests.keys() & theirs.digests.keys() & changing - chance
             held = (key for key in different if key in known and key.startswith(PROGRAM_STATE))
             suspects.update(dict.fromkeys(key for key in held if not begun or not key.startswith(_VARIABLE)))
             begun = True
-        # A program under `run` does not use `position`; its position has another key.
+        # In checkpoints of `run`, "position/" is not used; the position is part of "objects/program/".
         unread = ("position/",) if any(map(_is_way, ours.digests)) else ()
         saved = [key for key in different if not key.startswith((PROGRAM_STATE, *unread)) and not _is_way(key)]
         saved = [key for key in saved if _source(key) not in result.unseeded]
@@ -206,7 +206,7 @@ def _changing(a: Sequence[Moment]) -> set[str]:
 
 
 def _held_at_end(a: Sequence[Moment], b: Sequence[Moment]) -> set[str]:
-    """Return the keys of program state that differ at the end; for local variables, at the last step instead."""
+    """Return the keys of program state that differ at the program's end; of local variables, at the last boundary."""
     ends = [{moment.end: moment.digests for moment in trace} for trace in (a, b)]
     changing = _changing(a)
     return {
@@ -226,7 +226,7 @@ def _differ_by_chance(a: Sequence[Moment], c: Sequence[Moment]) -> set[str]:
 
 
 def _names(keys: Iterable[str]) -> list[str]:
-    """Return the names in the keys, in their order, each container once."""
+    """Return the names of variables and objects in the keys, without duplicates: a container counts once."""
     names = (key.removeprefix(PROGRAM_STATE).partition("[")[0] for key in keys)
     return list(dict.fromkeys(names))[:_SHOWN]
 

@@ -1,7 +1,7 @@
-"""`python -m cloudgpu.runtime drill PLAN -- train.py ARGS…`: one run of a verification.
+"""One run of a verification: `python -m cloudgpu.runtime drill PLAN -- train.py ARGS…`.
 
-Runs the program as `run` does. Its Checkpointers save only into the plan's folder and only at the plan's step, and the
-first one ends the process at the plan's step.
+Runs the program as `run` does. The program's Checkpointers save only at the plan's step, into the plan's folder. The
+first Checkpointer writes the trace, and ends the process at the plan's step.
 """
 
 from __future__ import annotations
@@ -58,12 +58,12 @@ class Drill:
         self.made: list[module.Checkpointer] = []
 
     def trace(self, *, end: bool = False) -> None:
-        """Add the current state to the trace; at the program's end, only its own state, not that of the checkpoints."""
+        """Add digests of the current state to the trace; at the program's end, only those of unsaved state."""
         if not self.made:
             return
         checkpointer = self.made[0]
         objects, loader = checkpointer._objects, checkpointer._loader
-        attached = isinstance(objects.get("program"), Session)  # which saves models and similar objects itself
+        attached = isinstance(objects.get("program"), Session)  # a Session saves models and similar objects itself
         held = self._held.digests([*objects.values(), loader], frozenset({"generator"}) if attached else None)
         saved = {} if end else digests_of(checkpointer._content().snapshot)
         self._trace.add(checkpointer.step, {**saved, **held}, end=end)

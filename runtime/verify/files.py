@@ -1,8 +1,8 @@
 """Compare the files that runs of a program have written, each in a separate working copy.
 
-JSON, JSON lines, files of torch.save and other text are compared field by field; the fields of text are its numbers.
-The content of any other file is one field. A field that differs between two undisturbed runs (seconds, dates) says
-nothing about resuming, and is ignored in all rows of its kind.
+JSON, JSON lines, files of torch.save and text are compared field by field; the fields of text are the numbers in it.
+The content of any other file is one field. A field that differs between two undisturbed runs (seconds, dates) is
+ignored, also in all other rows of a list or lines of the same form.
 """
 
 from __future__ import annotations
@@ -45,11 +45,11 @@ class Files:
     different: list[dict[str, str]] = field(default_factory=list)
     """Name and difference of each file that differs."""
     ignored: list[str] = field(default_factory=list)
-    """Names of the files of which something differs between two undisturbed runs."""
+    """Names of files that differ, entirely or in part, between two undisturbed runs."""
 
 
 def compare_files(ours: Path, theirs: Path, other: Path | None) -> Files:
-    """Compare an undisturbed run's files with those of a resumed run. other: a second undisturbed run."""
+    """Compare the files of an undisturbed run with those of a resumed run. `other`: a second undisturbed run."""
     a, b = _delivered(ours), _delivered(theirs)
     c = _delivered(other) if other is not None else a
     chance = {_pattern(name) for name in a.keys() ^ c.keys()}
@@ -66,7 +66,7 @@ def compare_files(ours: Path, theirs: Path, other: Path | None) -> Files:
 
 
 def _delivered(run: Path) -> dict[str, Path]:
-    """Return the files in the working copy by name, without links, whose targets may be outside."""
+    """Return the files in a run's working copy, by relative path, without symbolic links, which may lead outside."""
     root = (run / WORKING_COPY).resolve()
     found = {}
     for folder, folders, names in os.walk(root):
@@ -77,7 +77,7 @@ def _delivered(run: Path) -> dict[str, Path]:
 
 
 def _pattern(name: str) -> str:
-    """Return a name with its numbers masked, since names that contain a time or process id differ in each run."""
+    """Return a name with its numbers replaced by "#": names that contain a time or process id differ in each run."""
     return re.sub(r"\d+", "#", name)
 
 
@@ -126,7 +126,7 @@ def _short(value: str) -> str:
 
 
 def read_fields(path: Path) -> Fields:
-    """Return the fields of a file; if it cannot be parsed as what its name says, one field with its digest."""
+    """Return the fields of a file; if it has no known format or cannot be parsed, one field with its digest."""
     data = path.read_bytes()
     readers: list[Callable[[Path, bytes], Fields | None]] = [_torch_fields]
     if len(data) <= _LARGEST:

@@ -1,4 +1,4 @@
-"""Digests of a program's own state: its variables, and generators, models and optimizers that are not checkpointed.
+"""Compute digests of a program's unsaved state: variables, and generators, models and optimizers not in checkpoints.
 
 The search covers the globals of the program's modules, the local variables of its active functions, and the objects
 that they refer to.
@@ -16,13 +16,13 @@ from .trace import PROGRAM_STATE
 from .values import Walk, is_generator
 
 _REACHED = 2000
-"""Maximum number of objects to search for generators below the saved ones."""
+"""Maximum number of objects to search for generators that saved objects refer to."""
 _ENTRIES = 64
 """Maximum number of entries of a container to search."""
 
 
 class ProgramState:
-    """State of one program, which is not in its checkpoints."""
+    """The state of one program that is not in its checkpoints."""
 
     def __init__(self, code: Code) -> None:
         self._code = code
@@ -30,7 +30,8 @@ class ProgramState:
     def digests(self, saved: Iterable[object], kinds: frozenset[str] | None = None) -> dict[str, str]:
         """Return a digest of each field by "held/<kind> <name>".
 
-        saved: the objects in a checkpoint, and the loader. kinds: the kinds of objects to include; None: all.
+        saved: the objects in a checkpoint, and the loader
+        kinds: kinds of objects to include, see values.kind_of(); None: all
         """
         names = {name for name, _ in self._code.modules()}
         walk = Walk(lambda kind: kind.__module__ in names, saved_parts(saved), kinds)
@@ -70,7 +71,7 @@ def saved_parts(saved: Iterable[Any]) -> set[int]:
 
 
 def _referred(value: object) -> list[Any]:
-    """Return the objects to which an object's attributes, or a small container, refer."""
+    """Return the objects to which an object refers: its attributes, and the items of a small container."""
     items = list(getattr(value, "__dict__", {}).values())
     if isinstance(value, dict | list | tuple) and len(value) <= _ENTRIES:
         items += value.values() if isinstance(value, dict) else value

@@ -4,8 +4,8 @@ A line contains only what has changed since the line before; the first line of a
 
     {"step": 12, "process": 4711, "changed": {"objects/model/0.weight": "9c3f…"}, "gone": [], "end": false}
 
-Keys are those of the checkpoint; keys of other state of the program begin with "held/" (program_state.py). A program
-that exits normally writes a last line with "end": true, which contains only other state.
+Saved state has the keys of the checkpoint; keys of unsaved state begin with "held/" (program_state.py). When a program
+exits normally, a last line with "end": true is written, which contains only unsaved state.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Any
 
 PROGRAM_STATE = "held/"
 _NOT_COMPARED = ("history", "goal", "step")
-"""Parts of a snapshot that may differ between two runs of the same training: times, and the length asked for."""
+"""Parts of a snapshot that may differ between two runs of one training: times, step, and number of epochs or steps."""
 _DIGITS = 16
 
 

@@ -2,7 +2,7 @@
 
     {"loss": [0.5, 0.25], "rows": [{"t": 1.5}, {"t": 2.5}]}   ->   ["loss"]: [0.5, 0.25]   ["rows"][*]["t"]: 1.5, 2.5
 
-The items of a list share their fields: if the seconds in one row vary from run to run, those in every row may.
+The items of a list share their fields: if the seconds in one row vary from run to run, they may vary in every row.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 DEPTH = 12
 """Maximum nesting of values to search."""
 LARGEST = 1 << 24
-"""Maximum elements of a tensor or array to compare; a larger one is taken for data."""
+"""Maximum elements of a tensor or array to compare; a larger one is regarded as input data and ignored."""
 _KEYS = 512
 """Maximum keys of a dict that have separate fields; those of a larger dict share one field."""
 _SCALARS = (type(None), bool, int, float, complex, str, bytes)
@@ -32,8 +32,9 @@ Field = tuple[str, str, bytes]
 class Walk:
     """Traversal of values, which yields their fields.
 
-    is_own: whether a class belongs to the program, so that attributes of its objects are fields. saved: ids of objects
-    whose state is skipped. kinds: the kinds of objects whose state is included; None: all.
+    is_own  returns whether a class belongs to the program, so that attributes of its objects are included
+    saved   ids of objects whose state is skipped
+    kinds   kinds of objects whose state is included, see kind_of(); None: all
     """
 
     def __init__(
@@ -104,7 +105,7 @@ class Walk:
 
 
 def bytes_of(value: object) -> bytes | None:
-    """Return dtype, shape and content of a tensor or array as bytes; None for other values and for larger ones."""
+    """Return dtype, shape and content of a tensor or array as bytes; None for other values, or beyond LARGEST."""
     torch, numpy = sys.modules.get("torch"), sys.modules.get("numpy")
     if torch is not None and isinstance(value, torch.Tensor):
         if value.numel() > LARGEST or value.layout is not torch.strided or value.is_meta:

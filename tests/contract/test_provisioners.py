@@ -131,7 +131,7 @@ class TestLife:
         assert Allocation.from_json(json.loads(json.dumps(allocation.to_json()))) == allocation
         states = wait_for_phases(standin, allocation, standin.runs)
         assert [state.node for state in states] == list(PAIR)
-        assert not any(state.taken or state.returns or state.refused for state in states)
+        assert not any(state.reclaimed or state.restarting or state.refused for state in states)
         until(lambda: standin.alive() == 2)
         assert [one.token for one in provisioner.find(OWNER)] == [asked.token]
         for _ in range(2):
@@ -188,7 +188,7 @@ class TestIdempotent:
         assert standin.started() == 1
 
     def test_at_once(self, standin: Standin) -> None:
-        asked = dataclasses.replace(standin.request(*PAIR), repeated=True)
+        asked = dataclasses.replace(standin.request(*PAIR), may_be_retry=True)
 
         def launch(provisioner: Provisioner) -> Allocation | None:
             try:
@@ -231,7 +231,7 @@ class TestUnanswered:
     def test_the_caller_dies_and_the_next_one_goes_on(self, standin: Standin) -> None:
         asked = standin.request(*PAIR)
         cut_off(standin, asked)
-        allocation = standin.new_provisioner().launch(dataclasses.replace(asked, repeated=True, lifetime_s=1_800))
+        allocation = standin.new_provisioner().launch(dataclasses.replace(asked, may_be_retry=True, lifetime_s=1_800))
         settled(standin, allocation, 2)
         end(standin, allocation)
 
@@ -310,7 +310,7 @@ class TestUnanswered:
         allocation = standin.unanswered(asked)
         for _ in range(3):
             try:
-                allocation = standin.new_provisioner().launch(dataclasses.replace(asked, repeated=True))
+                allocation = standin.new_provisioner().launch(dataclasses.replace(asked, may_be_retry=True))
                 settled(standin, allocation, len(asked.nodes))
                 break
             except ProvisionError as error:
@@ -337,7 +337,7 @@ class TestLateListings:
 
     @where("delay_listings")
     def test_an_answer_is_lost_as_well(self, standin: Standin, provisioner: Provisioner) -> None:
-        asked = dataclasses.replace(standin.request(), repeated=True)
+        asked = dataclasses.replace(standin.request(), may_be_retry=True)
         standin.delay_listings()
         standin.control.fail(standin.start, LOSE, times=1 if standin.target == "vertex" else None)
         try:
@@ -464,7 +464,7 @@ class TestLosing:
         allocation = provisioner.launch(asked)
         standin.preempt(allocation.machines["worker-0.1"])
         [state] = wait_for_phases(standin, allocation, "gone")
-        assert state.taken and state.refused is None and standin.taken in state.detail
+        assert state.reclaimed and state.refused is None and standin.taken in state.detail
         ended = standin.watcher.terminate(standin.unanswered(asked))
         assert ended is not None and ended.has_started
         assert not standin.left()

@@ -41,7 +41,7 @@ TOKEN = "0123456789abcdef" * 2
 AGENT = AgentFile(f"agent/{'a' * 64}.pyz", "a" * 64, "x86_64")
 ZONES = {"us-east-1b", "us-east-1c"}
 """Zones of the infra stack."""
-PATIENCE_S = 180.0
+TIMEOUT_S = 180.0
 
 
 def asked(jobs: str, *, nodes: int = 2, size: str = T4, gpu: str = "T4", **changes: Any) -> LaunchRequest:
@@ -137,7 +137,7 @@ class Desk:
         return version["LaunchTemplateData"]
 
     def until(self, met: Callable[[], object]) -> None:
-        end = time.monotonic() + PATIENCE_S
+        end = time.monotonic() + TIMEOUT_S
         while not met():
             assert time.monotonic() < end, self.aws.control.instances()
             time.sleep(0.05)
@@ -307,7 +307,7 @@ def test_a_launch_that_was_cut_off_goes_on_where_it_was(
     desk: Desk, action: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for module in ("lifecycle.group_launch", "throttling"):
-        monkeypatch.setattr(f"cloudgpu.provisioners.aws.{module}.PATIENCE_S", 0.0)
+        monkeypatch.setattr(f"cloudgpu.provisioners.aws.{module}.RETRY_TIMEOUT_S", 0.0)
     desk.aws.control.fail(action, error("InternalError", 500))
     assert desk.refused().error_class == "transient"
     assert desk.remains.find() != {}, "it is not known what came of it"
@@ -320,7 +320,7 @@ def test_a_launch_that_was_cut_off_goes_on_where_it_was(
 @pytest.mark.parametrize("action", ["CreateLaunchTemplate", "CreateAutoScalingGroup", "SuspendProcesses"])
 def test_what_was_cut_off_is_ended_by_its_token(desk: Desk, action: str, monkeypatch: pytest.MonkeyPatch) -> None:
     for module in ("lifecycle.group_launch", "throttling"):
-        monkeypatch.setattr(f"cloudgpu.provisioners.aws.{module}.PATIENCE_S", 0.0)
+        monkeypatch.setattr(f"cloudgpu.provisioners.aws.{module}.RETRY_TIMEOUT_S", 0.0)
     desk.aws.control.fail(action, LOSE)
     desk.refused()
     [found] = desk.another().find(OWNER)

@@ -243,7 +243,7 @@ def ask_price(account: Account) -> list[str]:
 def collect_all(account: Account) -> list[str]:
     clients = account.clients()
     found = gc.find([REGION], clients)
-    complaints = list(found.missed.values())
+    complaints = list(found.failed.values())
     for left in found.leftovers:
         try:
             gc.remove(left, clients)

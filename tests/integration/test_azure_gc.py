@@ -310,8 +310,8 @@ def test_a_group_that_may_not_be_looked_into_is_named_with_the_reason(azure: Azu
     azure.fail("disks.read", error("AuthorizationFailed", 403, "no Microsoft.Compute/disks/read"), times=None)
     looked = gc.find([], Clients(FastClock()))
     assert looked.leftovers == []
-    assert list(looked.missed) == [group_name(TOKEN)]
-    assert "Microsoft.Compute/disks/read" in looked.missed[group_name(TOKEN)]
+    assert list(looked.failed) == [group_name(TOKEN)]
+    assert "Microsoft.Compute/disks/read" in looked.failed[group_name(TOKEN)]
     done = run_gc("--yes")
     assert (done.returncode, "Microsoft.Compute/disks/read" in done.stderr) == (6, True)
 

@@ -39,7 +39,7 @@ JOBS = f"az://{CONTAINER}@{ACCOUNT}/jobs"
 T4, H100 = "Standard_NC4as_T4_v3", "Standard_ND96isr_H100_v5"
 SETS = "Microsoft.Compute/virtualMachineScaleSets"
 AGENT = AgentFile(f"agent/{'a' * 64}.pyz", "a" * 64, "x86_64")
-PATIENCE_S = 60.0
+TIMEOUT_S = 60.0
 
 
 @pytest.fixture(scope="module")
@@ -98,7 +98,7 @@ class Desk:
         return self.azure.resources(SETS)
 
     def until(self, met: Callable[[], object]) -> None:
-        end = time.monotonic() + PATIENCE_S
+        end = time.monotonic() + TIMEOUT_S
         while not met():
             assert time.monotonic() < end, (self.azure.instances(), self.azure.all_resources())
             time.sleep(0.05)

@@ -185,13 +185,13 @@ SWEEPS = sweeps(
 
 @pytest.mark.parametrize("sweep", SWEEPS)
 def test_every_call_goes_wrong(leaks: AzureLeaks, sweep: str) -> None:
-    leaks.spoil_every_call(SWEEPS[sweep])
+    leaks.fail_every_call(SWEEPS[sweep])
 
 
 @in_long_mode
 @pytest.mark.parametrize("sweep", SWEEPS)
 def test_one_call_goes_wrong(leaks: AzureLeaks, sweep: str) -> None:
-    leaks.spoil_one_call(SWEEPS[sweep])
+    leaks.fail_one_call(SWEEPS[sweep])
 
 
 REFUSALS: list[tuple[Fault, HOW, str]] = [

@@ -140,7 +140,7 @@ def collect_all() -> list[str]:
     found: list[str] = []
     with complaints(found):
         looked = gc.find([], clients)
-        found += looked.missed.values()
+        found += looked.failed.values()
         for left in looked.leftovers:
             gc.remove(left, clients)
     return found

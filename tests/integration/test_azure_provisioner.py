@@ -702,11 +702,11 @@ def test_a_machine_that_azure_starts_again_returns(
     azure: AzureControl, provisioner: AzureProvisioner, kind: str
 ) -> None:
     allocation = provisioner.launch(request())
-    assert not look(allocation).returns
+    assert not look(allocation).restarting
     azure.set_times(restart=4.0)
     azure.maintain(allocation.machines["worker-0.1"], kind, 0.0)
-    until(lambda: look(allocation) == NodeState("worker-0.1", "running", "it is being restarted", returns=True))
-    until(lambda: not look(allocation).returns)
+    until(lambda: look(allocation) == NodeState("worker-0.1", "running", "it is being restarted", restarting=True))
+    until(lambda: not look(allocation).restarting)
 
 
 def test_a_machine_that_was_restarted_by_hand_returns(azure: AzureControl, provisioner: AzureProvisioner) -> None:
@@ -715,8 +715,8 @@ def test_a_machine_that_was_restarted_by_hand_returns(azure: AzureControl, provi
     Clients(FastClock()).compute.virtual_machines.begin_restart(
         GROUP, allocation.machines["worker-0.1"], polling=False
     ).result()
-    assert look(allocation).returns
-    until(lambda: not look(allocation).returns)
+    assert look(allocation).restarting
+    until(lambda: not look(allocation).restarting)
 
 
 def test_a_machine_that_is_off_does_not_return(azure: AzureControl, provisioner: AzureProvisioner) -> None:
@@ -725,7 +725,7 @@ def test_a_machine_that_is_off_does_not_return(azure: AzureControl, provisioner:
         GROUP, allocation.machines["worker-0.1"], polling=False
     ).result()
     until(lambda: not azure.instances(running=True))
-    assert not look(allocation).returns
+    assert not look(allocation).restarting
 
 
 def test_machines_end_even_if_their_roles_cannot_be_taken_away(

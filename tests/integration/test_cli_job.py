@@ -26,7 +26,7 @@ from cloudgpu.cli import main
 from cloudgpu.control.store.store import open_store
 
 CLOUDGPU = [sys.executable, "-m", "cloudgpu"]
-PATIENCE_S = 180.0
+TIMEOUT_S = 180.0
 
 
 @dataclass(frozen=True)
@@ -89,7 +89,7 @@ def job_file(folder: Path, run: str, name: str = "tiny", **extra: object) -> Pat
 
 
 def eventually(check: Callable[[], bool]) -> None:
-    until = time.monotonic() + PATIENCE_S
+    until = time.monotonic() + TIMEOUT_S
     while not check():
         assert time.monotonic() < until, "it did not happen in time"
         time.sleep(0.1)
@@ -240,7 +240,7 @@ def test_interrupt_without_a_terminal_detaches(cloudgpu: Shell, tmp_path: Path) 
         assert line, "the log ended early"
         line = process.stdout.readline()
     process.send_signal(signal.SIGINT)
-    _, stderr = process.communicate(timeout=PATIENCE_S)
+    _, stderr = process.communicate(timeout=TIMEOUT_S)
     assert process.returncode == 130
     assert "goes on" in stderr
     assert "cloudgpu cancel tiny-" in stderr
@@ -254,7 +254,7 @@ def test_a_closed_pipe_ends_the_following_only(cloudgpu: Shell, tmp_path: Path) 
     file = job_file(tmp_path, "while true; do echo up; sleep 0.1; done")
     words = f"{' '.join(CLOUDGPU)} submit {file} | head -n 3; exit ${{PIPESTATUS[0]}}"
     done = subprocess.run(
-        ["bash", "-c", words], capture_output=True, text=True, timeout=PATIENCE_S, check=False, env=os.environ
+        ["bash", "-c", words], capture_output=True, text=True, timeout=TIMEOUT_S, check=False, env=os.environ
     )
     assert done.returncode == 0, done.stderr
     assert "Broken" not in done.stderr
@@ -272,7 +272,7 @@ class Terminal:
             os.execve(sys.executable, [*CLOUDGPU, *map(str, words)], {**os.environ, "TERM": "xterm"})
 
     def wait_for(self, text: str) -> None:
-        until = time.monotonic() + PATIENCE_S
+        until = time.monotonic() + TIMEOUT_S
         while text not in self.shown:
             assert time.monotonic() < until, f"{text!r} was not shown: {self.shown}"
             assert self._read(), f"it ended without {text!r}: {self.shown}"
@@ -286,7 +286,7 @@ class Terminal:
         return os.waitstatus_to_exitcode(os.waitpid(self._pid, 0)[1])
 
     def _read(self) -> bool:
-        if not select.select([self._terminal], [], [], PATIENCE_S)[0]:
+        if not select.select([self._terminal], [], [], TIMEOUT_S)[0]:
             raise AssertionError(f"nothing more is shown: {self.shown}")
         try:
             data = os.read(self._terminal, 65536)

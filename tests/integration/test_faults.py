@@ -89,17 +89,17 @@ class ShiftedClock(SystemClock):
 class Bench:
     """One job and its supervisor, whose ticks the test runs."""
 
-    def __init__(self, tmp_path: Path, patience_s: float, clock: ShiftedClock | None = None) -> None:
+    def __init__(self, tmp_path: Path, retry_timeout_s: float, clock: ShiftedClock | None = None) -> None:
         self.folder = tmp_path / "code"
         self.folder.mkdir()
         self.job: Job = None  # type: ignore[assignment]
-        self._patience_s, self._clock = patience_s, clock or ShiftedClock()
+        self._retry_timeout_s, self._clock = retry_timeout_s, clock or ShiftedClock()
         self._supervisor = self.new_supervisor()
 
     def new_supervisor(self, clock: ShiftedClock | None = None) -> Supervisor:
-        local = LocalProvisioner(agent_options=["--patience-s", str(self._patience_s)])
+        local = LocalProvisioner(agent_options=["--patience-s", str(self._retry_timeout_s)])
         clock = clock or self._clock
-        return Supervisor(Store.open(), clock=clock, provisioner=lambda _: local, patience_s=self._patience_s)
+        return Supervisor(Store.open(), clock=clock, provisioner=lambda _: local, retry_timeout_s=self._retry_timeout_s)
 
     def submit(self, program: str, more: str = "", job_dir: Path | None = None, price: str = "0") -> Job:
         """Submit a shell script, in which `at NAME` reports that it is reached and `until_ NAME` waits for go()."""

@@ -37,7 +37,7 @@ except OSError as error:
 """
 SCOPES = ("https://www.googleapis.com/auth/compute",)
 REGION = "us-central1"
-PATIENCE_S = 180.0
+TIMEOUT_S = 180.0
 
 
 def leave(folder: Path, environ: Mapping[str, str], cloud: str, api: str) -> str:
@@ -98,7 +98,7 @@ class Group:
         return [one for one in self.gce.resources("instances") if one["status"] == "RUNNING"]
 
     def until(self, count: int) -> None:
-        end = time.monotonic() + PATIENCE_S
+        end = time.monotonic() + TIMEOUT_S
         while len(self.running()) != count:
             assert time.monotonic() < end, self.gce.resources("instances")
             time.sleep(0.1)

@@ -517,7 +517,7 @@ def test_a_server_that_hangs_costs_one_timeout_for_each_question(
     """Each launch fetches the region's and the project's quotas at most once, although it checks GPU and vCPU, Spot and
     standard quotas."""
     monkeypatch.setattr(rest, "_TIMEOUT_S", (1.0, 1.0))  # keeps the test short; the timeout itself is requests' own
-    monkeypatch.setattr(rest, "_PATIENCE_S", 0.5)
+    monkeypatch.setattr(rest, "_RETRY_TIMEOUT_S", 0.5)
     for method in ("regions.get", "projects.get"):
         gcp.fail(method, HANG, times=None)
     check(T4, T4)

@@ -103,13 +103,13 @@ SWEEPS = sweeps(error("rateLimitExceeded", 403, "Rate Limit Exceeded"), error("b
 
 @pytest.mark.parametrize("sweep", SWEEPS)
 def test_every_call_goes_wrong(leaks: GcpLeaks, sweep: str) -> None:
-    leaks.spoil_every_call(SWEEPS[sweep])
+    leaks.fail_every_call(SWEEPS[sweep])
 
 
 @in_long_mode
 @pytest.mark.parametrize("sweep", SWEEPS)
 def test_one_call_goes_wrong(leaks: GcpLeaks, sweep: str) -> None:
-    leaks.spoil_one_call(SWEEPS[sweep])
+    leaks.fail_one_call(SWEEPS[sweep])
 
 
 @pytest.mark.parametrize("fault", [LOSE, KILL_AFTER], ids=lambda fault: fault.kind)

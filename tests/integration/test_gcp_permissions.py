@@ -225,7 +225,7 @@ def collect_all(world: World) -> list[str]:
     found: list[str] = []
     with complaints(found):
         looked = gc.find([REGION], clients)
-        found += looked.missed.values()
+        found += looked.failed.values()
         for left in looked.leftovers:
             with complaints(found):
                 gc.remove(left, clients)

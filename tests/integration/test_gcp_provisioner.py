@@ -339,18 +339,18 @@ def test_a_machine_that_is_maintained_returns(gce: GceControl, provisioner: GcpP
     allocation = provisioner.launch(request())
     gce.maintain(name_of(allocation.machines["worker-0.1"]), 0.0, repair=600.0)
     until(lambda: [one.status for one in gce.instances()] == ["REPAIRING"])
-    assert look(allocation).returns and look(allocation).phase != "gone"
+    assert look(allocation).restarting and look(allocation).phase != "gone"
     gce.run_delayed()
     until(lambda: look(allocation).phase == "running" and not look(allocation).detail)
-    assert not look(allocation).returns
+    assert not look(allocation).restarting
 
 
 def test_a_machine_whose_host_failed_returns(gce: GceControl, provisioner: GcpProvisioner) -> None:
     allocation = provisioner.launch(request())
     gce.crash(name_of(allocation.machines["worker-0.1"]), repair=600.0)
-    until(lambda: look(allocation).returns)
+    until(lambda: look(allocation).restarting)
     gce.run_delayed()
-    until(lambda: not look(allocation).returns)
+    until(lambda: not look(allocation).restarting)
 
 
 def test_a_machine_in_the_queue_is_launched_and_bills_nothing(gce: GceControl, provisioner: GcpProvisioner) -> None:
@@ -378,7 +378,7 @@ def test_placement_that_takes_longer_than_a_launch_waits_makes_one_machine(
         assert refused(provisioner, asked).code == "OperationTimeout"
     gce.set_times(operation=0.02)
     gce.run_delayed()
-    allocation = another().launch(dataclasses.replace(asked, repeated=True))
+    allocation = another().launch(dataclasses.replace(asked, may_be_retry=True))
     until(lambda: look(allocation).phase == "running")
     assert len(gce.instances()) == 1
     provisioner.terminate(allocation)
@@ -466,10 +466,10 @@ def test_why_a_machine_is_gone_is_asked_once(gce: GceControl, provisioner: GcpPr
     until(lambda: not left(gce))
     clock = FastClock()
     watcher = another(clock)
-    assert all(watcher.observe(allocation)[0].taken for _ in range(3))
+    assert all(watcher.observe(allocation)[0].reclaimed for _ in range(3))
     gce.forget()
     clock.sleep(10.0)
-    assert watcher.observe(allocation)[0].taken
+    assert watcher.observe(allocation)[0].reclaimed
     assert [call.action for call in gce.calls() if call.service == "compute"] == ["instances.aggregatedList"]
 
 

@@ -47,7 +47,7 @@ from cloudgpu.tests.standins.pulumi.serving import attached
 pytestmark = pytest.mark.timeout(600)
 
 REGION, OWNER = "us-east-1", "cloudgpu-tester"
-PATIENCE_S = 180.0
+TIMEOUT_S = 180.0
 INFRA = InfraSettings("aws", REGION, "infra-aws-us-east-1", OWNER)
 FLEET = FleetSpec(
     name="big",
@@ -174,7 +174,7 @@ class Desk:
 
 
 def wait(condition: Callable[[], object]) -> None:
-    until = time.monotonic() + PATIENCE_S
+    until = time.monotonic() + TIMEOUT_S
     while not condition():
         assert time.monotonic() < until, "too late"
         time.sleep(0.05)

@@ -45,7 +45,7 @@ ROLES = "Microsoft.Authorization/roleAssignments"
 DEFINITIONS = "Microsoft.Authorization/roleDefinitions"
 REGION, OWNER = "eastus", "cloudgpu-tester"
 T4 = "Standard_NC4as_T4_v3"
-PATIENCE_S = 180.0
+TIMEOUT_S = 180.0
 INFRA = InfraSettings("azure", REGION, "infra-azure-eastus", OWNER, account=SUBSCRIPTION)
 FLEET = FleetSpec(
     name="big", cloud="azure", region=REGION, zones=("1", "2"), machine_type=T4, accelerator="T4", gpus="1", size=2
@@ -157,7 +157,7 @@ def standing(desk: Desk) -> FleetSettings:
 
 
 def wait(condition: Callable[[], object]) -> None:
-    until = time.monotonic() + PATIENCE_S
+    until = time.monotonic() + TIMEOUT_S
     while not condition():
         assert time.monotonic() < until, "too late"
         time.sleep(0.05)

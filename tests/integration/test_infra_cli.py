@@ -82,7 +82,7 @@ def test_infra_from_nothing_to_nothing(desk: Desk) -> None:
     assert seen["stack"] == "infra-gcp-us-central1"
     assert seen["findings"] == []
     assert desk.networks() == ["default"]
-    assert infra_outputs.known() == []
+    assert infra_outputs.load_all() == []
 
     asked = desk.run("infra", "up", *PLACE)
     assert (asked.code, desk.networks()) == (2, ["default"])
@@ -104,7 +104,7 @@ def test_infra_from_nothing_to_nothing(desk: Desk) -> None:
 
     down = desk.well("infra", "down", *PLACE, "--yes")
     assert bucket in down.err
-    assert (desk.networks(), infra_outputs.known()) == (["default"], [])
+    assert (desk.networks(), infra_outputs.load_all()) == (["default"], [])
     assert desk.gcs.objects(bucket) == {}
     assert desk.well("infra", "status", *PLACE, "--json").json["infrastructure"] is None
 
@@ -147,7 +147,7 @@ def test_a_team_shares_stacks_in_a_bucket(desk: Desk, monkeypatch: pytest.Monkey
     shared = ("--backend", "gs://stacks-of-a-team/cloudgpu")
     made = desk.well("infra", "up", *PLACE, *shared, "--yes", "--json").json["infrastructure"]
     with desk.as_colleague():
-        assert infra_outputs.known() == []
+        assert infra_outputs.load_all() == []
         assert desk.well("infra", "status", *PLACE, *shared, "--json").json["infrastructure"] == made
         assert infra_outputs.load("gcp", REGION) is not None
     assert list(desk.gcs.objects("stacks-of-a-team"))
@@ -163,7 +163,7 @@ def test_a_failure_in_the_middle_and_up_again(desk: Desk) -> None:
     assert failed.code == 6
     assert "(gcp:compute/subnetwork:Subnetwork): " in failed.err
     assert "no more subnetworks" in failed.err
-    assert infra_outputs.known() == []
+    assert infra_outputs.load_all() == []
     desk.well("infra", "up", *PLACE, "--yes")
     assert len(desk.networks()) == 2
 
@@ -198,7 +198,7 @@ def test_another_account_is_not_mixed_in(desk: Desk, monkeypatch: pytest.MonkeyP
         ):
             refused = desk.run(*words, "--yes")
             assert (refused.code, "another-project" in refused.err) == (4, True), refused.err
-    [known] = clusters.known()
+    [known] = clusters.load_all()
     assert (known.fleet.size, _group(desk)["targetSize"]) == (2, 2)
     desk.well("cluster", "down", "big", "--yes")
 
@@ -296,7 +296,7 @@ def test_a_cluster_from_nothing_to_nothing(desk: Desk) -> None:
     file = desk.cluster_file()
     seen = desk.well("cluster", "up", file, "--dry-run", "--json").json
     assert float(seen["price_usd_h"]) > 0
-    assert (seen["quota"], clusters.known()) == ("enough, according to the provider", [])
+    assert (seen["quota"], clusters.load_all()) == ("enough, according to the provider", [])
 
     made = desk.well("cluster", "up", file, "--yes", "--json").json
     known = clusters.load("big")
@@ -329,7 +329,7 @@ def test_a_cluster_from_nothing_to_nothing(desk: Desk) -> None:
     desk.well("cluster", "status", "big")
     assert "big" in desk.well("cluster", "status").out
     desk.well("cluster", "down", "big", "--yes")
-    assert (clusters.known(), desk.gce.resources("instances")) == ([], [])
+    assert (clusters.load_all(), desk.gce.resources("instances")) == ([], [])
     desk.well("infra", "down", *PLACE, "--yes")
 
 
@@ -389,15 +389,15 @@ def test_a_cluster_stays_in_its_backend(desk: Desk, monkeypatch: pytest.MonkeyPa
     twice = desk.run("cluster", "up", file, *other, "--yes")
     assert (twice.code, f"the cluster big is kept in {own[1]}" in twice.err) == (4, True)
     assert desk.run("cluster", "down", "big", *other, "--yes").code == 2
-    assert [one.backend for one in clusters.known()] == [own[1]]
+    assert [one.backend for one in clusters.load_all()] == [own[1]]
     desk.well("cluster", "down", "big", "--yes")
-    assert clusters.known() == []
+    assert clusters.load_all() == []
     clusters.path_of("damaged").write_text("{")
     damaged = desk.run("infra", "down", *PLACE, "--yes")
     assert (damaged.code, str(clusters.path_of("damaged")) in damaged.err) == (6, True)
     clusters.forget("damaged")
     desk.well("infra", "down", *PLACE, "--yes")
-    assert infra_outputs.known() == []
+    assert infra_outputs.load_all() == []
 
 
 @pytest.mark.on_engine
@@ -409,7 +409,7 @@ def test_machines_of_a_spot_cluster_that_are_bought_on_demand_cost_what_they_cos
 
     def of_known() -> float:
         """Return the price of jobs that use all machines."""
-        [known] = clusters.known()
+        [known] = clusters.load_all()
         return known.fleet.size * float(known.price_usd_h or "nan")
 
     bought = CLUSTER.replace("nodes: 2", "zone: us-central1-a, nodes: 1")

@@ -122,11 +122,11 @@ def test_a_job_on_a_cluster_from_nothing_to_nothing(desk: Desk, monkeypatch: pyt
         desk.until(lambda: desk.machines() == 0)
         assert desk.run("infra", "down", *PLACE, "--yes").code == 4
         desk.well("cluster", "down", "big", "--yes")
-        assert clusters.known() == []
+        assert clusters.load_all() == []
 
         assert desk.s3.list_objects_v2(Bucket=bucket, Prefix="jobs/")["KeyCount"] > 0
         desk.well("infra", "down", *PLACE, "--yes", "--delete-bucket", "--yes-delete-bucket", bucket)
-        assert infra_outputs.known() == []
+        assert infra_outputs.load_all() == []
         assert desk.remains.find() == {}
         assert [one["Name"] for one in desk.s3.list_buckets()["Buckets"]] == [STACKS]
         left = [one["Key"] for one in desk.s3.list_objects_v2(Bucket=STACKS)["Contents"]]
@@ -143,7 +143,7 @@ def test_a_cluster_in_a_capacity_block_expires_with_it(desk: Desk) -> None:
 
     def left() -> float:
         """Return the seconds until the cluster expires, after checking that its machines read the same expiry."""
-        [known] = clusters.known()
+        [known] = clusters.load_all()
         assert known.expires is not None
         assert Fleet(known.fleet_dir).view().settings.expires == known.expires
         return known.expires - time.time()
@@ -170,7 +170,7 @@ def test_a_cluster_in_a_capacity_block_expires_with_it(desk: Desk) -> None:
     other = desk.aws.reserve("p5.4xlarge", "us-east-1b", 1, end_s=10_800)
     again = desk.well("cluster", "scale", "big", "1", "--yes")
     assert left() == pytest.approx(7_200, abs=120)
-    assert block not in again.err + str(clusters.known()[0])
+    assert block not in again.err + str(clusters.load_all()[0])
     desk.until(lambda: desk.machines() == 1)
     assert other in desk.well("cluster", "extend", "big", "7d", "--yes").err
     desk.well("cluster", "down", "big", "--yes")

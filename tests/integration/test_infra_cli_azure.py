@@ -99,9 +99,9 @@ def test_a_job_on_a_cluster_from_nothing_to_nothing(desk: Desk, monkeypatch: pyt
         desk.until(lambda: desk.machines() == [])
         assert desk.run("infra", "down", *PLACE, "--yes").code == 4
         desk.well("cluster", "down", "big", "--yes")
-        assert clusters.known() == []
+        assert clusters.load_all() == []
 
         assert desk.blobs.blobs(CONTAINER, "jobs/")
         desk.well("infra", "down", *PLACE, "--yes", "--delete-bucket", "--yes-delete-bucket", ACCOUNT)
-        assert (infra_outputs.known(), desk.azure.all_resources()) == ([], [])
+        assert (infra_outputs.load_all(), desk.azure.all_resources()) == ([], [])
         assert not [name for name in desk.blobs.blobs(STACKS) if name.endswith(".json")], "no stack, lock or history"

@@ -16,7 +16,7 @@ import pytest
 
 from cloudgpu.tests.standins.faults import error
 from cloudgpu.tests.standins.pulumi.serving import attached
-from cloudgpu.tests.standins.toy_desk import PATIENCE_S, Desk, killed_after, wait
+from cloudgpu.tests.standins.toy_desk import TIMEOUT_S, Desk, killed_after, wait
 from cloudgpu.tests.standins.toy_stack import STACK, toys
 
 
@@ -103,7 +103,7 @@ def test_a_resource_deleted_by_hand_is_created_again(desk: Desk) -> None:
 
 
 def test_ctrl_c_lets_end_what_is_under_way(desk: Desk) -> None:
-    desk.shelf.slow_s = PATIENCE_S
+    desk.shelf.slow_s = TIMEOUT_S
     process = desk.start("up", "--count", "1")
     with killed_after(process):
         wait(desk.shelf.begun.is_set)
@@ -119,7 +119,7 @@ def test_ctrl_c_lets_end_what_is_under_way(desk: Desk) -> None:
 
 
 def test_ctrl_c_twice_kills_the_engine_and_a_retry_continues(desk: Desk) -> None:
-    desk.shelf.slow_s = PATIENCE_S
+    desk.shelf.slow_s = TIMEOUT_S
     process = desk.start("up", "--count", "1")
     with killed_after(process):
         wait(desk.shelf.begun.is_set)
@@ -151,7 +151,7 @@ def test_the_engine_of_a_killed_command_is_waited_for(desk: Desk) -> None:
     with killed_after(process):
         wait(desk.shelf.begun.is_set)
         process.kill()
-        process.wait(PATIENCE_S)
+        process.wait(TIMEOUT_S)
     desk.shelf.slow_s = 0.0
     again = desk.run("up", "--count", "1")
     assert again.code == 0, again.stderr
@@ -176,7 +176,7 @@ def test_a_lock_of_another_engine_on_this_host_is_respected(desk: Desk) -> None:
 
 
 def test_two_of_this_computer_do_not_work_on_one_stack(desk: Desk) -> None:
-    desk.shelf.slow_s = PATIENCE_S
+    desk.shelf.slow_s = TIMEOUT_S
     process = desk.start("up", "--count", "1")
     with killed_after(process):
         wait(desk.shelf.begun.is_set)

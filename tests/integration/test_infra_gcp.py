@@ -42,7 +42,7 @@ pytestmark = pytest.mark.timeout(600)
 
 REGION = "us-central1"
 ANN = "user:ann@example.com"
-PATIENCE_S = 180.0
+TIMEOUT_S = 180.0
 INFRA = InfraSettings("gcp", REGION, "infra-gcp-us-central1", "cloudgpu-me@here", account=PROJECT)
 FLEET = FleetSpec(
     name="big",
@@ -106,7 +106,7 @@ class Desk:
 
 
 def wait(condition: Callable[[], object]) -> None:
-    until = time.monotonic() + PATIENCE_S
+    until = time.monotonic() + TIMEOUT_S
     while not condition():
         assert time.monotonic() < until, "too late"
         time.sleep(0.05)

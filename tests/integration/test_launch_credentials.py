@@ -339,7 +339,7 @@ def test_nothing_is_forgotten_when_credentials_go_bad(cloud: Cloud, nodes: int, 
         cloud.control.heal()
         expect(raised.may_have_created or not cloud.left(), cloud, call, f"{raised}: {cloud.left()}")
         if then == "repeated":
-            made = cloud.another().launch(dataclasses.replace(cloud.request(nodes), repeated=True))
+            made = cloud.another().launch(dataclasses.replace(cloud.request(nodes), may_be_retry=True))
             expect(len(made.machines) == nodes, cloud, call)
             cloud.another().terminate(made)
         else:

@@ -128,13 +128,13 @@ SWEEPS = sweeps(error("RATE_LIMIT_EXCEEDED", 429, "Quota exceeded for quota metr
 
 @pytest.mark.parametrize("sweep", SWEEPS)
 def test_every_call_goes_wrong(leaks: VertexLeaks, sweep: str) -> None:
-    leaks.spoil_every_call(SWEEPS[sweep])
+    leaks.fail_every_call(SWEEPS[sweep])
 
 
 @in_long_mode
 @pytest.mark.parametrize("sweep", SWEEPS)
 def test_one_call_goes_wrong(leaks: VertexLeaks, sweep: str) -> None:
-    leaks.spoil_one_call(SWEEPS[sweep])
+    leaks.fail_one_call(SWEEPS[sweep])
 
 
 def test_a_job_whose_answer_was_lost_is_found_in_a_list_that_is_late(leaks: VertexLeaks) -> None:

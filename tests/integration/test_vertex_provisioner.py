@@ -15,7 +15,7 @@ import pytest
 from cloudgpu.provisioners import AgentFile, Allocation, LaunchRequest, NodeRequest, NodeState, Owner, ProvisionError
 from cloudgpu.provisioners.gcp.catalog import quotas
 from cloudgpu.provisioners.vertex import job_cache, launching
-from cloudgpu.provisioners.vertex.launching import DOUBT_S
+from cloudgpu.provisioners.vertex.launching import SEARCH_S
 from cloudgpu.provisioners.vertex.provisioner import PENDING_S, QUEUE_S, VertexProvisioner
 from cloudgpu.tests.contract.targets.standin import until
 from cloudgpu.tests.standins.clocks import FastClock
@@ -242,14 +242,14 @@ def test_a_second_job_whose_place_is_taken_is_no_loss_while_the_first_may_yet_be
     vertex.control.finish(second.id, 3)
     until(lambda: len(vertex.alive()) == 1)
     [waiting] = provisioner.observe(allocation)
-    assert (waiting.phase, waiting.refused, waiting.taken) == ("pending", None, False)
+    assert (waiting.phase, waiting.refused, waiting.reclaimed) == ("pending", None, False)
     assert "another job of this launch has the node's place" in waiting.detail
     vertex.control.set_lag(0.0)
     clock.sleep(4.0)
     assert provisioner.observe(allocation)[0].phase == "running"
     assert [job.name for job in vertex.alive()] == [first.name]
     vertex.control.set_lag(NOT_YET_S)
-    clock.later = DOUBT_S + 10.0
+    clock.later = SEARCH_S + 10.0
     clock.sleep(4.0)
     [lost] = provisioner.observe(allocation)
     assert lost.phase == "gone" and lost.refused is None and "another machine has the node's place" in lost.detail
@@ -260,7 +260,7 @@ def test_a_second_job_whose_place_is_taken_is_no_loss_while_the_first_may_yet_be
 
 def test_after_a_job_that_ran_no_other_is_waited_for(vertex: Vertex) -> None:
     """A supervisor that was killed may have created another job, which would find its place taken and end."""
-    allocation = another().launch(request(repeated=True))
+    allocation = another().launch(request(may_be_retry=True))
     [job] = vertex.jobs()
     until(lambda: vertex.jobs()[0].state == "RUNNING")
     vertex.control.finish(job.id)
@@ -268,7 +268,7 @@ def test_after_a_job_that_ran_no_other_is_waited_for(vertex: Vertex) -> None:
     clock = FastClock()
     begun = clock.monotonic()
     another(clock).terminate(allocation)
-    assert clock.monotonic() - begun < DOUBT_S / 2
+    assert clock.monotonic() - begun < SEARCH_S / 2
 
 
 def test_a_quota_of_nothing_is_no_throttling(vertex: Vertex, provisioner: VertexProvisioner) -> None:
@@ -293,7 +293,7 @@ def test_a_second_job_that_no_list_shows_yet_is_ended_as_well(vertex: Vertex, pr
 def test_a_job_of_a_killed_process_that_no_list_shows_yet_is_ended_as_well(vertex: Vertex) -> None:
     vertex.control.set_lag(NOT_YET_S)
     another().launch(request())
-    allocation = another().launch(request(repeated=True))
+    allocation = another().launch(request(may_be_retry=True))
     assert len(vertex.alive()) == 2
     vertex.show_in(1.0)
     another().terminate(allocation)
@@ -361,7 +361,7 @@ def test_no_capacity_shows_late_and_is_a_refusal(vertex: Vertex, provisioner: Ve
     vertex.control.set_capacity(TYPE, REGION, "on-demand", 0)
     allocation = provisioner.launch(request())
     state = state_of(allocation, "gone", provisioner)
-    assert state.refused is not None and not state.taken
+    assert state.refused is not None and not state.reclaimed
     assert (state.refused.error_class, state.refused.scope, state.refused.code) == ("capacity", "region", "8")
     assert "Resources are insufficient in region: us-central1" in str(state.refused)
 
@@ -371,7 +371,7 @@ def test_the_end_of_a_job_that_ran_is_no_refusal(vertex: Vertex, provisioner: Ve
     state_of(allocation, "running", provisioner)
     vertex.control.fail_inside(vertex.jobs()[0].id)
     state = state_of(allocation, "gone", provisioner)
-    assert (state.refused, state.taken) == (None, False)
+    assert (state.refused, state.reclaimed) == (None, False)
     assert state.detail == "FAILED: Internal error occurred for the current attempt"
 
 

@@ -87,7 +87,7 @@ class World:
         heals: bool = False,
         earlier: dict[str, Any] | None = None,
     ) -> None:
-        """Write the record of an attempt, which its machines read."""
+        """Write the record of an attempt to the job dir, where the attempt's agents read it."""
         offer = {"market": "spot", "cloud": "local"}
         record = AttemptRecord(
             number, offer, self.records, failures_left, interruptions_left, heals, earlier=earlier or {}

@@ -25,8 +25,9 @@ def fast() -> Iterator[None]:
 
 
 def today() -> str:
-    """Return today's UTC date in ISO format, as tables are dated. Compare before and after: a test may run past
-    midnight."""
+    """Return today's UTC date in ISO format, as in the column `date` of tables.
+
+    Tests call it before and after an operation, since they may run past midnight."""
     return datetime.datetime.now(datetime.UTC).date().isoformat()
 
 

@@ -32,7 +32,7 @@ from cloudgpu.protocol.jobdir import (
     node_key,
     read_generation,
 )
-from cloudgpu.provisioners.base import Allocation, Ended, LaunchRequest, NodeState, Owner, ProvisionError
+from cloudgpu.provisioners.base import Allocation, LaunchRequest, NodeState, Owner, ProvisionError, TerminateResult
 from cloudgpu.provisioners.shared.accounts import Accounts
 from cloudgpu.runtime.checkpoint.format.manifest import RankManifest
 from cloudgpu.runtime.checkpoint.store import CheckpointStore
@@ -72,18 +72,18 @@ class Life:
     boot_s: float = 1.0
     run_s: float = 10.0
     end: str = "succeeded"
-    """A Result's outcome; or "vanish": disappears without a record; "taken": disappears after a notice; "hang": stays
-    but is silent; "freeze": the same, from run_s on; "serve": runs until it is stopped."""
+    """A Result's outcome; or "vanish": disappears without a record; "taken": disappears after a notice; "hang": runs
+    without heartbeats; "freeze": the same, from run_s on; "serve": runs until it is stopped."""
     exit_code: int | None = 0
     reason: str = ""
     obeys: bool = True
-    """The node ends by itself at a stop request."""
+    """True if the node ends by itself at a stop request."""
     steps_per_s: float = 10.0
     saves: bool = True
     idle_from_s: float | None = None
     """Seconds after which its GPUs are idle, as its heartbeats report; None: idleness is not measured."""
     final: bool = False
-    """The result says that a retry would fail again."""
+    """True if the result says that a retry would fail again."""
     restarts: int = 0
     """Number of program failures, each restarted in place, at intervals of one second from boot_s on."""
     answer: GenerationKind | None = None
@@ -112,7 +112,7 @@ class Machine:
     done: bool = False
     sequence: int = 0
     beat_due: float = 0.0
-    """When its next heartbeat is due; 0: at once, because of an event."""
+    """Epoch seconds at which its next heartbeat is due; 0: at once, because of an event."""
     generation: int = 1
     newest: Generation | None = None
     """The newest generation record; None: still in generation 1."""
@@ -120,7 +120,7 @@ class Machine:
     """Nodes of the newest generation that named its members; None: no generation has."""
     spans: list[Span] = field(default_factory=list)
     halted: float | None = None
-    """When the loss of another node was noticed; None: not halted."""
+    """Epoch seconds at which the loss of another node was noticed, which halts the program; None: not halted."""
     account: str = ""
 
     @property
@@ -139,8 +139,8 @@ class Machine:
 
 @dataclass
 class FakeCloud:
-    """Provisioner double. `script(attempt, node)` returns a node's behaviour; `faults`: errors that the next calls of a
-    verb raise."""
+    """Provisioner double. `script(attempt, node)` returns a node's behaviour; `faults`: method name -> errors
+    that its next calls raise."""
 
     clock: FakeClock
     script: Callable[[int, str], Life] = lambda _attempt, _node: SUCCEED
@@ -148,7 +148,7 @@ class FakeCloud:
     full: set[str] = field(default_factory=set)
     """Zones without capacity."""
     partial_launch: bool = False
-    """A refused launch leaves its first machine running."""
+    """True if a refused launch leaves its first machine running."""
     machines: list[Machine] = field(default_factory=list)
     launches: list[LaunchRequest] = field(default_factory=list)
     violations: list[str] = field(default_factory=list)
@@ -189,13 +189,13 @@ class FakeCloud:
             return NodeState(node, "pending", "in the queue", queued=True)
         return NodeState(node, "running")
 
-    def terminate(self, allocation: Allocation) -> Ended:
+    def terminate(self, allocation: Allocation) -> TerminateResult:
         self._raise("terminate")
         self.check_account(allocation.account)
         ours = list(self._under(allocation.token))
         for machine in ours:
             machine.gone = True
-        return Ended(has_started=bool(ours))
+        return TerminateResult(has_started=bool(ours))
 
     def remove(self, allocation: Allocation, nodes: Collection[str]) -> None:
         self._raise("remove")

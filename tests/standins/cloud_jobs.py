@@ -30,8 +30,8 @@ AGENT_LOG = "var/lib/cloudgpu/agent.log"
 
 
 def console_of(job: Job) -> str:
-    """Return the explanation that the supervisor would report for the first machine of a job's newest attempt, if it
-    were silent."""
+    """Return what the supervisor would report about the first machine of a job's newest attempt if its heartbeats
+    stopped."""
     allocation = job.attempts()[-1].allocation
     assert allocation is not None
     provisioner = get_provisioner(allocation.target)
@@ -64,7 +64,7 @@ _T = TypeVar("_T")
 
 
 class CloudJobs(ABC, Generic[_M, _R]):
-    """A state directory, a bucket, and an account without resources of cloudgpu."""
+    """Jobs on one stand-in cloud, with a state directory, a bucket and an account that has no other resources."""
 
     cloud: str
     """Name of the target."""
@@ -244,7 +244,8 @@ dist.destroy_process_group()
 
 
 def counting_together(steps: int, *, lingers: bool = False) -> str:
-    """Return the same program for several machines. It needs the tests' Python and the launcher torchrun."""
+    """Return a program like that of counting() for several machines. It needs the tests' Python and the launcher
+    torchrun."""
     return _paced(_TOGETHER, steps, lingers)
 
 

@@ -1,6 +1,7 @@
 """Two ranks of which one behaves differently; `disagreeing.py FOLDER` forks both.
 
-Each case is a separate training run. Each rank writes the exception of each case as one line of JSON.
+Each case is a separate training run. Each rank writes the exception and the exit code of each case as one line of
+JSON to FOLDER/said-RANK.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ CASES = ("option", "load", "state_dict", "flatten", "wait", "steps", "dies")
 
 
 class Odd:
-    """Object that misbehaves on rank 1 as the case says, at the second save."""
+    """Object that misbehaves on rank 1: when it is loaded, or from the third call of state_dict() on."""
 
     def __init__(self, case: str) -> None:
         self._case = case if dist.get_rank() == 1 else ""

@@ -100,7 +100,7 @@ class Rule:
     fault: Fault
     where: Mapping[str, str] = field(default_factory=dict)
     times: int | None = 1
-    """None: no limit."""
+    """Number of calls to which the fault applies; None: no limit."""
     skip: int = 0
     since: int = 0
     met: int = 0

@@ -99,7 +99,7 @@ class Machines:
         return machine
 
     def name(self, machine: str) -> str:
-        """Return the name that was passed to start()."""
+        """Return the name that was passed to start() for this machine id."""
         return machine.partition("-")[0]
 
     def holder(self, number: int, place: str) -> str:
@@ -250,7 +250,7 @@ class FleetJob:
 
 
 class FleetFolder:
-    """A fleet folder whose records can be given any age."""
+    """A fleet folder without machines: tests write its records and set their ages."""
 
     def __init__(self, path: Path) -> None:
         self.path = path

@@ -25,8 +25,11 @@ _JSON = {**_TEXT, "Content-Type": "application/json"}
 
 
 class InstanceMetadata(GcpMetadata):
-    """`describe` returns the nested values of the instance and the project, under the server's names. `token` returns a
-    new access token and its lifetime in seconds. Without a service account no token is served."""
+    """Metadata server of one instance.
+
+    `describe` returns the nested values of the instance and the project, under the server's names. `token` returns a
+    new access token and its lifetime in seconds. Without a service account no token is served.
+    """
 
     def __init__(
         self,

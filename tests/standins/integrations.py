@@ -2,7 +2,7 @@
 them.
 
 CLOUDGPU_LONG=1: more interruptions, and all changes that a checkpoint must reject. CLOUDGPU_SEED=… reproduces the
-batches at which an earlier test interrupted.
+batches at which an earlier test run interrupted the training.
 """
 
 from __future__ import annotations

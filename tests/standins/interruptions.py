@@ -19,7 +19,7 @@ from cloudgpu.runtime.goodput import daly_interval
 MINUTE, HOUR = 60.0, 3600.0
 LIVES = 60
 COLD, LEARNT = slice(0, 10), slice(30, 60)
-"""The first interruptions of a training run, and later ones."""
+"""Slices of a training run's lives (the times between two interruptions): the first ones, and later ones."""
 COLD_GOAL, LEARNT_GOAL = 0.97, 0.99
 """Lower bounds of useful time, as fractions of the best fixed interval's."""
 
@@ -60,7 +60,7 @@ GRID = [
 
 @dataclass(frozen=True)
 class Run:
-    """One life of a training run that saves automatically."""
+    """One life of a training run that saves automatically: the time from a start to the next interruption."""
 
     useful: float
     """Seconds of training that were durable at the interruption."""

@@ -97,7 +97,7 @@ class Leaks(ABC, Generic[_J]):
         self.actions: dict[str, set[str]] = defaultdict(set)
         """Actions in which faults are injected, by service."""
         self.calls: list[tuple[str, int]] = []
-        """The same calls in order: the action, and the number of earlier calls of it."""
+        """Calls at which faults are injected, in order: (action, number of earlier calls of this action)."""
         for call in self.called("*" if LONG else scene.changes):
             if call.action not in scene.sometimes:
                 self.actions[call.service].add(call.action)
@@ -132,7 +132,7 @@ class Leaks(ABC, Generic[_J]):
             assert job.state == "succeeded" or (cancel and kills), story
             assert len(job.attempts()) == 1, story
 
-    def spoil_every_call(self, sweep: Sweep) -> None:
+    def fail_every_call(self, sweep: Sweep) -> None:
         """Inject faults in all mutating calls (in the long run: all calls) of one launch and teardown."""
         faults, times = sweep
         job = self.submit()
@@ -144,7 +144,7 @@ class Leaks(ABC, Generic[_J]):
         self.check_whole(job)
         assert {call.action for call in self.called() if call.fault} >= self.changes
 
-    def spoil_one_call(self, sweep: Sweep) -> None:
+    def fail_one_call(self, sweep: Sweep) -> None:
         """Inject faults in one call after another, each in a separate launch and teardown."""
         faults, times = sweep
         for action, before in self.calls:

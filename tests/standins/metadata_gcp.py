@@ -17,8 +17,10 @@ NOT_YET = '{"error": "no notifications have been received yet, try again later"}
 
 
 class GcpMetadata(MetadataServer):
-    """`values` by key; a None value is unknown to the server (404). `statuses`: HTTP status of a key's response,
-    default 200."""
+    """Metadata server of an instance. `values`: key -> value; None: unknown to the server (404).
+
+    `statuses`: key -> HTTP status of its response, default 200.
+    """
 
     def __init__(self) -> None:
         super().__init__()

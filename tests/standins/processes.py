@@ -16,12 +16,12 @@ from pathlib import Path
 
 import psutil
 
-_PATIENCE_S = 180.0
+_TIMEOUT_S = 180.0
 
 
 def kill_all(root: Path) -> None:
     """Send SIGKILL to all processes of a machine, and to those that they start meanwhile."""
-    end = time.monotonic() + _PATIENCE_S
+    end = time.monotonic() + _TIMEOUT_S
     while found := list(processes_of(root)):
         for process in found:
             with contextlib.suppress(psutil.Error):

@@ -78,7 +78,7 @@ def reporting_node(store: s3.S3, folder: Path) -> Iterator[ReportingNode]:
             attempt=1,
             on_lost=lambda why: log.add_agent_line(f"lost: {why}"),
             on_superseded=lambda: None,
-            patience_s=lambda: 60.0,
+            retry_timeout_s=lambda: 60.0,
             pace=own,
         )
         watcher = Watcher(job_dir, 1, NODE, orders, log.add_agent_line, pace=own)

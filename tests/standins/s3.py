@@ -50,7 +50,7 @@ class Fault:
 
     matches: Callable[[Request], bool]
     status: int = 0
-    """Respond with this status instead of performing the operation."""
+    """HTTP status to respond with instead of performing the operation; 0: none."""
     code: str = ""
     headers: dict[str, str] = field(default_factory=dict)
     """Headers of that response."""

@@ -39,9 +39,9 @@ class Service:
     wanted: bool
     """True if enabling it makes it start at boot."""
     refuses_stop: bool
-    """`systemctl stop` and `restart` are refused; a shutdown still stops it."""
+    """True if `systemctl stop` and `restart` are refused; a shutdown still stops it."""
     stop_post: tuple[str, ...] = ()
-    """Command that runs after the main process, however that ended."""
+    """Command that runs after the main process has ended, with or without an error."""
 
 
 def read_service(name: str, text: str) -> Service:

@@ -22,7 +22,7 @@ from .pulumi import double
 from .pulumi.provider import Provider
 from .toy_stack import STACK, Shelf
 
-PATIENCE_S = 180.0
+TIMEOUT_S = 180.0
 
 
 class Ended(NamedTuple):
@@ -72,7 +72,7 @@ class Desk:
 
     def end(self, process: subprocess.Popen[str]) -> Ended:
         with process:
-            out, err = process.communicate(timeout=PATIENCE_S)
+            out, err = process.communicate(timeout=TIMEOUT_S)
         assert "Traceback" not in err
         return Ended(process.returncode, json.loads(out.splitlines()[-1]) if out.strip() else None, err)
 
@@ -92,7 +92,7 @@ class Desk:
             process.kill()
             for engine in engines:
                 engine.kill()
-            assert process.wait(PATIENCE_S) == -signal.SIGKILL
+            assert process.wait(TIMEOUT_S) == -signal.SIGKILL
 
     @property
     def sizes(self) -> list[int]:
@@ -113,8 +113,8 @@ class Desk:
 
 
 def wait(condition: Callable[[], object]) -> None:
-    """Poll until the condition holds; fails after PATIENCE_S seconds."""
-    until = time.monotonic() + PATIENCE_S
+    """Poll until the condition holds; fails after TIMEOUT_S seconds."""
+    until = time.monotonic() + TIMEOUT_S
     while not condition():
         assert time.monotonic() < until
         time.sleep(0.05)

@@ -1,4 +1,4 @@
-"""Reader-writer lock for all processes that share a folder: many may run together, or one alone."""
+"""Reader-writer lock for all processes that share a folder: many hold it together, or one exclusively."""
 
 from __future__ import annotations
 

@@ -50,7 +50,7 @@ class Zygote:
 
 
 class Forked:
-    """The part of subprocess.Popen's interface that tests use."""
+    """Handle of a forked program, with the part of subprocess.Popen's interface that tests use."""
 
     def __init__(self, stdin: IO[str], stdout: IO[str], stderr: IO[str], status: IO[str]) -> None:
         self.stdin, self.stdout, self.stderr, self._status = stdin, stdout, stderr, status

@@ -14,7 +14,7 @@ from cloudgpu.provisioners import ProvisionError
 from cloudgpu.provisioners.shared import api_calls
 from cloudgpu.provisioners.shared.clock import SystemClock
 from cloudgpu.provisioners.shared.poll_cache import STALE_S, TTL_FACTOR, TTL_S, PollCache
-from cloudgpu.provisioners.shared.shared_provisioner import PerSettings
+from cloudgpu.provisioners.shared.shared_provisioner import CachedByEnvironment
 
 
 class Clock:
@@ -392,7 +392,7 @@ def test_a_look_of_a_launch_that_was_given_up_says_nothing_to_the_jobs_that_wait
 
 
 def test_one_object_until_the_settings_change(monkeypatch: pytest.MonkeyPatch) -> None:
-    shared = PerSettings(object, "SOME_", "OTHER_NAME")
+    shared = CachedByEnvironment(object, "SOME_", "OTHER_NAME")
     first = shared()
     assert shared() is first
     monkeypatch.setenv("UNRELATED", "1")

@@ -12,7 +12,7 @@ import botocore.exceptions as boto
 import pytest
 
 from cloudgpu.provisioners import ProvisionError, get_provisioner
-from cloudgpu.provisioners.aws.clients import could_be_used
+from cloudgpu.provisioners.aws.clients import is_set_up
 from cloudgpu.provisioners.aws.errors import translate_error, translate_errors
 
 
@@ -103,7 +103,7 @@ def test_whether_it_could_be_used_is_seen_without_asking_anybody(
         monkeypatch.setenv(name, value)
     monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "none"))
     monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
-    assert could_be_used() is expected
+    assert is_set_up() is expected
 
 
 def test_a_process_has_one_provisioner_until_the_settings_change(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from cloudgpu.provisioners.aws.resources.profile_propagation import FORGOTTEN_S, Profiles
+from cloudgpu.provisioners.aws.resources.profile_propagation import PROPAGATED_S, Profiles
 from cloudgpu.tests.standins.clocks import StillClock
 
 
@@ -53,5 +53,5 @@ def test_a_launch_that_is_repeated_has_its_profile() -> None:
     profiles.forget_launch("token")
     assert profiles.of_launch("token") is None
     profiles.add("arn:one", "token")
-    clock.pass_(FORGOTTEN_S + 1.0)
+    clock.pass_(PROPAGATED_S + 1.0)
     assert profiles.of_launch("token") is None

@@ -56,15 +56,15 @@ def test_a_broken_profile_is_no_login(tmp_path: Path) -> None:
 def test_whether_azure_is_set_up_is_seen_without_asking_anybody(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert not account.could_be_used()
+    assert not account.is_set_up()
     monkeypatch.setenv("AZURE_CLIENT_ID", "an-application")
-    assert not account.could_be_used()
+    assert not account.is_set_up()
     monkeypatch.setenv(account.SUBSCRIPTION, "s")
-    assert account.could_be_used()
+    assert account.is_set_up()
     monkeypatch.delenv("AZURE_CLIENT_ID")
     monkeypatch.delenv(account.SUBSCRIPTION)
     log_in(tmp_path, {"id": "default", "isDefault": True})
-    assert account.could_be_used()
+    assert account.is_set_up()
 
 
 def test_credentials_are_not_sent_in_the_open(monkeypatch: pytest.MonkeyPatch) -> None:

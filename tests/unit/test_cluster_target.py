@@ -15,7 +15,7 @@ from cloudgpu.protocol.fleet.records import FLEET_KEY, Failure, Settings, member
 from cloudgpu.protocol.fleet.view import BOOT_S
 from cloudgpu.provisioners import Allocation, LaunchRequest, NodeRequest, Owner, ProvisionError, tagged_resources
 from cloudgpu.provisioners.cluster.offer import plan_on
-from cloudgpu.provisioners.cluster.provisioner import LATELY_S, ClusterProvisioner, architecture_of, shared
+from cloudgpu.provisioners.cluster.provisioner import FAILURE_TTL_S, ClusterProvisioner, architecture_of, shared
 from cloudgpu.provisioners.stacks import clusters as known
 from cloudgpu.provisioners.stacks.clusters import Cluster
 from cloudgpu.tests.standins.fleets import FleetFolder, cluster_at
@@ -172,7 +172,7 @@ class TestOrders:
         assert told() == waits
         folder.fleet.put(member_key("vm-1", "failed.json"), Failure("no python", 0.0))
         assert told() == f"{waits}; vm-1 could not be used: no python"
-        folder.age(member_key("vm-1", "failed.json"), LATELY_S + 60.0)
+        folder.age(member_key("vm-1", "failed.json"), FAILURE_TTL_S + 60.0)
         assert told() == waits
         folder.fleet.put(FLEET_KEY, Settings(expires=1.0))
         assert "cloudgpu cluster extend" in told()

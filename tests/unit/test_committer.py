@@ -28,15 +28,15 @@ class Saves:
         self.store.write_rank(RankManifest(str(name), rank, 2, step, 3, [], None), memoryview(b"abc"))
         return name
 
-    def add(self, step: int, patience_s: float) -> None:
+    def add(self, step: int, retry_timeout_s: float) -> None:
         staged = Staged(self.write(step, 0), None, 3, b"", finished=False, keep=3, rows=b"", submitted=0.0)
-        self.committer.add(staged, patience_s=patience_s)
+        self.committer.add(staged, retry_timeout_s=retry_timeout_s)
 
 
 def test_a_slow_rank_is_waited_for_while_there_is_a_trainer(tmp_path: Path) -> None:
     """The rank's network may be ten times slower; with a timeout, a running training would never get a checkpoint."""
     saves = Saves(tmp_path)
-    saves.add(1, patience_s=0.0)
+    saves.add(1, retry_timeout_s=0.0)
     for _ in range(3):
         saves.committer.commit_ready(impatient=False)
     assert saves.results == []
@@ -47,8 +47,8 @@ def test_a_slow_rank_is_waited_for_while_there_is_a_trainer(tmp_path: Path) -> N
 
 def test_patience_begins_with_the_trainers_end(tmp_path: Path) -> None:
     saves = Saves(tmp_path)
-    saves.add(1, patience_s=0.0)
-    saves.add(2, patience_s=600.0)
+    saves.add(1, retry_timeout_s=0.0)
+    saves.add(2, retry_timeout_s=600.0)
     saves.committer.commit_ready(impatient=False)
     for _ in range(2):
         saves.committer.commit_ready(impatient=True)

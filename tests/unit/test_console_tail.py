@@ -9,7 +9,7 @@ from typing import cast
 from cloudgpu.control.reconcile.console_tail import ConsoleReader
 from cloudgpu.provisioners.base import Allocation, Explainer, Provisioner, ProvisionError
 from cloudgpu.provisioners.local.provisioner import LocalProvisioner
-from cloudgpu.provisioners.shared.consoles import end_of
+from cloudgpu.provisioners.shared.consoles import last_lines
 
 THERE = Allocation("azure", "digits", 1, "0" * 32, {"worker-0.1": "a", "worker-1.1": "b"})
 
@@ -66,7 +66,7 @@ def test_a_target_without_consoles_is_not_asked(tmp_path: Path) -> None:
 
 def test_of_a_console_the_last_lines_are_told_and_nothing_that_moves_a_cursor() -> None:
     text = "\n".join(f"[   {number}.0] line {number}\x1b[0m  \r" for number in range(100)) + "\n\n \n"
-    lines = end_of(text).splitlines()
+    lines = last_lines(text).splitlines()
     assert len(lines) == 15 and lines[-1] == "[   99.0] line 99[0m"
-    assert len(end_of("x" * 10_000)) == 1_500
-    assert not end_of("\n  \n")
+    assert len(last_lines("x" * 10_000)) == 1_500
+    assert not last_lines("\n  \n")

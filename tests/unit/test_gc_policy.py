@@ -10,7 +10,7 @@ import pytest
 from cloudgpu.control.gc_policy import judge
 from cloudgpu.control.store.model import Attempt
 from cloudgpu.provisioners.shared import tags
-from cloudgpu.provisioners.tagged_resources import Leftover, Tagged, Thing, launches
+from cloudgpu.provisioners.tagged_resources import Leftover, Resource, Tagged, group_by_launch
 from cloudgpu.tests.standins.control import make_offer
 
 NOW = 1_000.0
@@ -39,7 +39,7 @@ ATTEMPT = Attempt(
 
 
 def leftover(owner: str = MINE, expires: float | None = None, token: str = "t", attempt: int = 2) -> Leftover:
-    return Leftover("aws", owner, "job", attempt, token, expires, (Thing("volume", "vol-1", "us-east-1"),))
+    return Leftover("aws", owner, "job", attempt, token, expires, (Resource("volume", "vol-1", "us-east-1"),))
 
 
 @pytest.mark.parametrize(
@@ -102,35 +102,37 @@ def test_a_job_that_the_store_does_not_know_is_nobody_s() -> None:
 
 def test_prices_add_up_and_an_unknown_one_makes_the_sum_unknown() -> None:
     things = (
-        Thing("instance", "i", "us-east-1", price=Decimal("0.5"), created=20.0),
-        Thing("volume", "v", "us-east-2", price=Decimal("0.25"), created=10.0),
-        Thing("role", "r", ""),
+        Resource("instance", "i", "us-east-1", price=Decimal("0.5"), created=20.0),
+        Resource("volume", "v", "us-east-2", price=Decimal("0.25"), created=10.0),
+        Resource("role", "r", ""),
     )
     left = dataclasses.replace(leftover(), things=things)
     assert (left.price, left.created, left.regions) == (Decimal("0.75"), 10.0, ["us-east-1", "us-east-2"])
-    unknown = dataclasses.replace(left, things=(*things, Thing("instance", "j", "us-east-1", price=None)))
+    unknown = dataclasses.replace(left, things=(*things, Resource("instance", "j", "us-east-1", price=None)))
     assert unknown.price is None
 
 
 def test_what_a_stack_has_made_is_no_launch_s() -> None:
-    def thing(name: str) -> Thing:
-        return Thing("role", name, "")
+    def thing(name: str) -> Resource:
+        return Resource("role", name, "")
 
     found = [
         Tagged(thing("of-a-launch"), {tags.OWNER: MINE, tags.TOKEN: "t"}),
         Tagged(thing("of-nothing"), {tags.OWNER: MINE}),
         Tagged(thing("of-a-stack"), tags.stack_tags(MINE, "infra-aws-us-east-1", NOW - 1)),
     ]
-    assert [one.id for left in launches("aws", found) for one in left.things] == ["of-a-launch", "of-nothing"]
+    assert [one.id for left in group_by_launch("aws", found) for one in left.things] == ["of-a-launch", "of-nothing"]
 
 
 def test_what_bills_of_a_stack_is_told(caplog: pytest.LogCaptureFixture) -> None:
     """The machines of a stack are not removed, but reported, because the user may have forgotten them."""
     of_stack = tags.stack_tags(MINE, "cluster-big", fleet="big")
-    machine = Thing("instance", "i-1", "us-east-1", price=Decimal("0.5"))
-    unknown = Thing("instance", "i-2", "us-east-1", price=None)
-    assert launches("aws", [Tagged(one, of_stack) for one in (machine, unknown, Thing("role", "r", ""))]) == []
+    machine = Resource("instance", "i-1", "us-east-1", price=Decimal("0.5"))
+    unknown = Resource("instance", "i-2", "us-east-1", price=None)
+    assert (
+        group_by_launch("aws", [Tagged(one, of_stack) for one in (machine, unknown, Resource("role", "r", ""))]) == []
+    )
     [told] = caplog.messages
     assert "its stack cluster-big: instance i-1, instance i-2" in told and "`cloudgpu cluster down`" in told
     caplog.clear()
-    assert launches("aws", [Tagged(Thing("role", "r", ""), of_stack)]) == [] and caplog.messages == []
+    assert group_by_launch("aws", [Tagged(Resource("role", "r", ""), of_stack)]) == [] and caplog.messages == []

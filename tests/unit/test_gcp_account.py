@@ -14,7 +14,7 @@ import requests
 from google.api_core.exceptions import GoogleAPICallError
 
 from cloudgpu.provisioners import ProvisionError
-from cloudgpu.provisioners.gcp.account import Account, could_be_used, error_translator
+from cloudgpu.provisioners.gcp.account import Account, error_translator, is_set_up
 from cloudgpu.provisioners.gcp.clients import Clients, translate_error, translate_errors
 from cloudgpu.tests.standins.clocks import FastClock
 
@@ -85,7 +85,7 @@ except ProvisionError as error:
 
 
 def test_without_credentials_it_is_said_how_to_log_in() -> None:
-    assert not could_be_used()
+    assert not is_set_up()
     with pytest.raises(ProvisionError, match="gcloud auth application-default login") as caught:
         _ = Account(FastClock()).project
     assert caught.value.error_class == "auth"
@@ -95,10 +95,10 @@ def test_credentials_of_some_kind_are_enough_to_be_offered(monkeypatch: pytest.M
     folder = tmp_path / "gcloud"
     folder.mkdir()
     (folder / "application_default_credentials.json").write_text("{}")
-    assert could_be_used()
+    assert is_set_up()
     (folder / "application_default_credentials.json").unlink()
     monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", "/nowhere.json")
-    assert could_be_used(), "whoever uses it is told that there is no such file"
+    assert is_set_up(), "whoever uses it is told that there is no such file"
     with pytest.raises(ProvisionError, match=r"/nowhere\.json") as caught:
         _ = Account(FastClock()).credentials
     assert caught.value.error_class == "auth"

@@ -102,7 +102,7 @@ def test_what_took_a_machine() -> None:
         history.add(kind)
         history.add("delete")
         state = end_of(NODE, history.done)
-        assert state is not None and state.phase == "gone" and state.taken and kind in state.detail
+        assert state is not None and state.phase == "gone" and state.reclaimed and kind in state.detail
 
 
 def test_who_deleted_it() -> None:
@@ -111,7 +111,7 @@ def test_who_deleted_it() -> None:
     assert end_of(NODE, history.done) is None, "nothing says that it is gone"
     history.add("delete")
     state = end_of(NODE, history.done)
-    assert state is not None and not state.taken and state.detail == "deleted by somebody@p"
+    assert state is not None and not state.reclaimed and state.detail == "deleted by somebody@p"
 
 
 def test_what_was_done_to_an_earlier_machine_of_the_name_does_not_count() -> None:
@@ -127,7 +127,7 @@ def test_a_machine_that_never_came_out_of_the_queue_was_refused() -> None:
     history = History()
     history.insert(error=FULL)
     state = end_of(NODE, history.done)
-    assert state is not None and state.refused is FULL and not state.taken
+    assert state is not None and state.refused is FULL and not state.reclaimed
     history.insert(error=ProvisionError("transient", "an internal error"))
     state = end_of(NODE, history.done)
     assert state is not None and state.phase == "gone" and state.refused is None

@@ -29,7 +29,7 @@ from cloudgpu.provisioners import AgentFile, LaunchRequest, NodeRequest, Owner, 
 from cloudgpu.provisioners.aws.machine.images import Image
 from cloudgpu.provisioners.aws.machine.request import Place, run_instances
 from cloudgpu.provisioners.aws.machine.reservations import Reservation
-from cloudgpu.provisioners.aws.machine.template import Surroundings, buying, check_fleet, template
+from cloudgpu.provisioners.aws.machine.template import TemplateResources, buying, check_fleet, template
 from cloudgpu.provisioners.aws.resources.network import Subnet
 from cloudgpu.provisioners.shared.infra_outputs import Infrastructure
 from cloudgpu.tests.standins.pulumi.mocks import Registered, StrictError, exports, only, run_strict
@@ -218,7 +218,7 @@ def shape(service: str, version: str, name: str) -> Any:
 @pytest.mark.parametrize("case", CASES)
 def test_the_wire_format_is_that_of_aws(case: str) -> None:
     spec, reservation = CASES[case]
-    around = Surroundings(
+    around = TemplateResources(
         IMAGE.ami, IMAGE.root_device, 100, "arn:p", "sg-1", True, "IyE=", {"a": "b"}, "pg", reservation
     )
     report = ParamValidator().validate(template(spec, around), shape("ec2", "2016-11-15", "RequestLaunchTemplateData"))

@@ -95,7 +95,7 @@ class TestPreparing:
         stack()
         first = job_groups.prepare(REQUEST, "aws")
         allocation = job_groups.allocation(REQUEST, "aws", "group-1", first.fleet_dir)
-        job_groups.dismiss(allocation)
+        job_groups.end_order(allocation)
         assert job_groups.prepare(REQUEST, "aws") == first
         (one,) = Fleet(first.fleet_dir).view().orders
         assert one.end is not None
@@ -132,7 +132,7 @@ class TestStates:
 
     def states(self, folder: FleetFolder, machines: int, trouble: ProvisionError | None = None, **more: Any) -> Any:
         allocation = job_groups.allocation(REQUEST, "aws", "group-1", folder.fleet.url)
-        state = GroupState(exists=True, machines=machines, trouble=trouble)._replace(**more)
+        state = GroupState(exists=True, machines=machines, launch_error=trouble)._replace(**more)
         return {one.node: one for one in job_groups.states(allocation, state)}
 
     def test_only_without_machines_nothing_is_paid(self, folder: FleetFolder) -> None:
@@ -221,7 +221,7 @@ class TestStates:
         for url in ("ftp://nowhere", None):
             details = {} if url is None else {job_groups.FLEET_DIR: url}
             allocation = job_groups.allocation(REQUEST, "aws", "group-1", "")
-            job_groups.dismiss(dataclasses.replace(allocation, details=details))
+            job_groups.end_order(dataclasses.replace(allocation, details=details))
         assert "not told to stop" in caplog.text
 
 

@@ -22,7 +22,7 @@ from cloudgpu.protocol.jobdir import Heartbeat
 from cloudgpu.provisioners.base import Allocation, NodeState
 from cloudgpu.tests.standins.cloud import FakeClock
 from cloudgpu.tests.standins.control import make_job, make_offer
-from cloudgpu.tests.unit.test_worker_pool import FOREVER, PATIENCE_S, Many, cloudy
+from cloudgpu.tests.unit.test_worker_pool import FOREVER, TIMEOUT_S, Many, cloudy
 
 JOBS = 1_000
 OWNER = "elsewhere/1/a"
@@ -189,7 +189,7 @@ def test_a_full_launch_lane_delays_no_cancel_and_no_look(tmp_path: Path, templat
     for job_id in stuck[:-1]:
         many.world.store.set_goal(job_id, "cancel", "cancel", many.world.clock.now())
     many.drive(many.all_ended)
-    assert many.crew.close(PATIENCE_S)
+    assert many.crew.close(TIMEOUT_S)
     many.world.check_clean()
 
 

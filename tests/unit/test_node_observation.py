@@ -44,7 +44,7 @@ def end_of_gone_node(tmp_path: Path, state: NodeState) -> NodeEnd | None:
 
 def test_a_machine_that_the_provider_took_was_preempted_though_no_notice_came(tmp_path: Path) -> None:
     detail = "terminated: Server.SpotInstanceTermination: Instance terminated"
-    end = end_of_gone_node(tmp_path, NodeState("worker-0.1", "gone", detail, taken=True))
+    end = end_of_gone_node(tmp_path, NodeState("worker-0.1", "gone", detail, reclaimed=True))
     assert end is not None
     assert (end.outcome, end.reason) == ("preempted", f"the provider took the machine back: {detail}")
 
@@ -96,7 +96,7 @@ class Silent:
         self.dir.put(node_key(1, "worker-0.1", "heartbeat.json"), Heartbeat(sequence, 0.0, "running").to_bytes())
 
     def end_at(self, now: float, *, returns: bool = False, queued: bool = False) -> NodeEnd | None:
-        state = NodeState("worker-0.1", "pending" if queued else "running", returns=returns, queued=queued)
+        state = NodeState("worker-0.1", "pending" if queued else "running", restarting=returns, queued=queued)
         return observe_nodes(
             self.dir, self.watches, [self.node], {"worker-0.1": state}, now, self.words, jobs=self.jobs
         )[0].end

@@ -16,7 +16,7 @@ from cloudgpu.control.jobs import Job
 from cloudgpu.control.reconcile.queue import Place, places
 from cloudgpu.control.store.model import Waiting
 from cloudgpu.jobspecs.plan import CPU, LocalGpu
-from cloudgpu.provisioners.base import Allocation, Ended, LaunchRequest, NodeRequest
+from cloudgpu.provisioners.base import Allocation, LaunchRequest, NodeRequest, TerminateResult
 from cloudgpu.provisioners.local.gpus import hold, shortage
 from cloudgpu.provisioners.local.locks import FOLDER_VARIABLE
 from cloudgpu.provisioners.local.node_slots import SLOTS_VARIABLE, hold_slots, slot_shortage, slots_of
@@ -54,7 +54,7 @@ class OwnMachine(StoringCloud):
             self.most_slots = max(self.most_slots, count_held(self.folder))
         return allocation
 
-    def terminate(self, allocation: Allocation) -> Ended:
+    def terminate(self, allocation: Allocation) -> TerminateResult:
         ended = super().terminate(allocation)
         for descriptor in self.held.pop(allocation.token, []):
             os.close(descriptor)

@@ -19,12 +19,12 @@ from cloudgpu.control.store.schema import connect
 from cloudgpu.control.supervisor import supervisor_lock
 from cloudgpu.infra.engine.backend import backend_of
 from cloudgpu.provisioners.boot import agent_file
-from cloudgpu.provisioners.local.machine import guard
+from cloudgpu.provisioners.local.machine import launch_lock
 from cloudgpu.provisioners.shared import refresh
 
 
 def _refresh(_home: Path) -> None:
-    with refresh.alone():
+    with refresh.table_lock():
         pass
 
 
@@ -37,7 +37,7 @@ def _lock(_home: Path) -> None:
 
 
 def _guard(home: Path) -> None:
-    with guard(home / "local" / "guards" / "x"):
+    with launch_lock(home / "local" / "guards" / "x"):
         pass
 
 

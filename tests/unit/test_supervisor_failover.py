@@ -11,7 +11,7 @@ from cloudgpu.control.reconcile.decisions import IN_PLACE_S
 from cloudgpu.control.reconcile.failover import NO_CAPACITY_S
 from cloudgpu.control.reconcile.steps.launch_request import EXPIRY_S, LONGEST_S, QUEUE_S
 from cloudgpu.control.reconcile.steps.watching import FREE_S
-from cloudgpu.control.supervisor.supervisor import PATIENCE_S, TRAINING_PATIENCE_S
+from cloudgpu.control.supervisor.supervisor import RETRY_TIMEOUT_S, TRAINING_RETRY_TIMEOUT_S
 from cloudgpu.jobspecs.plan import Offer
 from cloudgpu.protocol.jobdir import JobDir, JobDirError, attempt_key
 from cloudgpu.provisioners.base import Allocation, LaunchRequest, NodeState, ProvisionError
@@ -485,7 +485,7 @@ def test_a_login_that_the_job_dir_does_not_take_counts_towards_no_patience(world
     if training:
         world.drive(supervisor, until=lambda: world.job(job_id).state == "running")
     logged_in[0] = False
-    late = world.clock.monotonic() + (TRAINING_PATIENCE_S if training else PATIENCE_S) + 100
+    late = world.clock.monotonic() + (TRAINING_RETRY_TIMEOUT_S if training else RETRY_TIMEOUT_S) + 100
     world.drive(supervisor, until=lambda: world.clock.monotonic() > late, for_s=4_000)
     assert "log in again" in world.job(job_id).reason
     logged_in[0] = True

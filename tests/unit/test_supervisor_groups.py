@@ -10,7 +10,7 @@ import pytest
 from cloudgpu.control.reconcile.decisions import GRACE_S
 from cloudgpu.control.store.model import Attempt
 from cloudgpu.protocol.jobdir import Heartbeat, node_key
-from cloudgpu.provisioners.base import Allocation, Ended, NodeState, ProvisionError
+from cloudgpu.provisioners.base import Allocation, NodeState, ProvisionError, TerminateResult
 from cloudgpu.tests.standins.cloud import FakeClock, Life, Machine, StoringCloud, lives
 from cloudgpu.tests.standins.control import World, make_offer, make_policy
 
@@ -32,7 +32,7 @@ class GroupCloud(StoringCloud):
             return NodeState(node, "pending", "waits for a machine of its group", queued=True)
         return state
 
-    def terminate(self, allocation: Allocation) -> Ended:
+    def terminate(self, allocation: Allocation) -> TerminateResult:
         ended = super().terminate(allocation)
         self.ended.add(allocation.token)
         return ended

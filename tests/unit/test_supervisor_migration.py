@@ -11,7 +11,7 @@ import pytest
 
 from cloudgpu.control.errors import StoreError
 from cloudgpu.control.reconcile.steps.migration import LOOK_S, used_job_dirs
-from cloudgpu.control.supervisor.supervisor import PATIENCE_S, TRAINING_PATIENCE_S
+from cloudgpu.control.supervisor.supervisor import RETRY_TIMEOUT_S, TRAINING_RETRY_TIMEOUT_S
 from cloudgpu.jobspecs.plan import Offer
 from cloudgpu.protocol.jobdir import JOB_KEY, AttemptRecord, JobDir, JobDirError, attempt_key
 from cloudgpu.tests.standins.cloud import TAKEN, Life, lives
@@ -186,7 +186,7 @@ def test_a_program_whose_checkpoints_are_all_damaged_begins_anew_only_if_its_job
 
 
 @pytest.mark.parametrize("which", ["left", "here"])
-@pytest.mark.parametrize("down_s", [PATIENCE_S * 2, None], ids=["for a while", "for good"])
+@pytest.mark.parametrize("down_s", [RETRY_TIMEOUT_S * 2, None], ids=["for a while", "for good"])
 def test_a_store_that_is_down_is_waited_for_and_no_machine_begins_anew(
     world: World, which: str, down_s: float | None
 ) -> None:
@@ -203,7 +203,7 @@ def test_a_store_that_is_down_is_waited_for_and_no_machine_begins_anew(
 
     world.on_call = before  # type: ignore[attr-defined]
     supervisor = world.supervisor()
-    world.drive(supervisor, for_s=3 * TRAINING_PATIENCE_S)
+    world.drive(supervisor, for_s=3 * TRAINING_RETRY_TIMEOUT_S)
     world.check_clean()
     job = world.job(job_id)
     assert messages_of(world, job_id, "trouble") == [f"{url}: it is down"]
@@ -211,8 +211,8 @@ def test_a_store_that_is_down_is_waited_for_and_no_machine_begins_anew(
         assert job.state == "succeeded" and restored(world)[1] > 0
         return
     assert (job.state, len(world.cloud.launches)) == ("failed", 1)
-    assert job.reason == f"given up after {TRAINING_PATIENCE_S:.0f} s: {url}: it is down"
-    assert TRAINING_PATIENCE_S <= failed[-1] - failed[0] <= TRAINING_PATIENCE_S + 120
+    assert job.reason == f"given up after {TRAINING_RETRY_TIMEOUT_S:.0f} s: {url}: it is down"
+    assert TRAINING_RETRY_TIMEOUT_S <= failed[-1] - failed[0] <= TRAINING_RETRY_TIMEOUT_S + 120
 
 
 def test_a_line_that_breaks_again_and_again_is_borne_as_long_as_something_comes_over(world: World) -> None:
@@ -228,10 +228,10 @@ def test_a_line_that_breaks_again_and_again_is_borne_as_long_as_something_comes_
             calls += 1
             if calls in {2, 4}:  # the data, and the manifest once the data is copied
                 raise JobDirError(f"{url}: it is down")
-            world.clock.advance(TRAINING_PATIENCE_S if calls == 3 else 0)
+            world.clock.advance(TRAINING_RETRY_TIMEOUT_S if calls == 3 else 0)
 
     world.on_call = before  # type: ignore[attr-defined]
-    world.drive(world.supervisor(), for_s=3 * TRAINING_PATIENCE_S)
+    world.drive(world.supervisor(), for_s=3 * TRAINING_RETRY_TIMEOUT_S)
     assert world.job(job_id).state == "succeeded" and restored(world)[1] > 0
 
 
@@ -295,7 +295,7 @@ def test_a_job_that_has_not_trained_is_not_waited_for_so_long(world: World) -> N
 
     world.on_call = before  # type: ignore[attr-defined]
     world.drive(world.supervisor())
-    assert world.job(job_id).reason == f"given up after {PATIENCE_S:.0f} s: {here}: it is down"
+    assert world.job(job_id).reason == f"given up after {RETRY_TIMEOUT_S:.0f} s: {here}: it is down"
 
 
 def test_a_job_is_cancelled_while_its_checkpoint_is_being_copied(world: World) -> None:

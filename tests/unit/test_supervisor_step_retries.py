@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from cloudgpu.control.supervisor.supervisor import PATIENCE_S, TRAINING_PATIENCE_S
+from cloudgpu.control.supervisor.supervisor import RETRY_TIMEOUT_S, TRAINING_RETRY_TIMEOUT_S
 from cloudgpu.protocol.jobdir import JobDirError
-from cloudgpu.runtime.agent.agent import patience_s
+from cloudgpu.runtime.agent.agent import retry_timeout_s
 from cloudgpu.tests.standins import s3
 from cloudgpu.tests.standins.cloud import SUCCEED, VANISH, lives
 from cloudgpu.tests.standins.control import World
@@ -41,16 +41,18 @@ def test_machines_that_end_while_the_bucket_is_out_of_reach_do_not_fail_the_job(
         if down_s is not None:
             world.drive(supervisor, until=lambda: world.clock.monotonic() > begun + down_s)
             down.clear()
-        world.drive(supervisor, for_s=2 * TRAINING_PATIENCE_S)
+        world.drive(supervisor, for_s=2 * TRAINING_RETRY_TIMEOUT_S)
         world.check_clean()
         job = world.job(job_id)
         if down_s is not None:
             assert (job.state, len(world.attempts(job_id))) == ("succeeded", 2)
         else:
-            assert job.reason == f"given up after {TRAINING_PATIENCE_S:.0f} s: s3://bucket/job: it does not answer"
+            assert job.reason == f"given up after {TRAINING_RETRY_TIMEOUT_S:.0f} s: s3://bucket/job: it does not answer"
 
 
 def test_machines_bear_what_the_supervisor_bears_but_on_clusters() -> None:
-    assert patience_s(is_fenced=False, has_begun=True) == TRAINING_PATIENCE_S
-    assert 300.0 <= patience_s(is_fenced=False, has_begun=False) < PATIENCE_S
-    assert {patience_s(is_fenced=True, has_begun=begun) for begun in (True, False)} == {60.0}  # before 80 s have passed
+    assert retry_timeout_s(is_fenced=False, has_begun=True) == TRAINING_RETRY_TIMEOUT_S
+    assert 300.0 <= retry_timeout_s(is_fenced=False, has_begun=False) < RETRY_TIMEOUT_S
+    assert {retry_timeout_s(is_fenced=True, has_begun=begun) for begun in (True, False)} == {
+        60.0
+    }  # before 80 s have passed

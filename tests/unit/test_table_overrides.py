@@ -16,7 +16,15 @@ from cloudgpu.jobspecs.catalog import CLOUDS, host_cloud, table_overrides
 from cloudgpu.jobspecs.catalog import csv_tables as catalog_read
 from cloudgpu.jobspecs.home import home
 from cloudgpu.provisioners.base import ProvisionError
-from cloudgpu.provisioners.shared.refresh import OddTableError, Update, alone, check, publish, refreshable, reset
+from cloudgpu.provisioners.shared.refresh import (
+    ImplausibleTableError,
+    Update,
+    check,
+    publish,
+    refreshable,
+    reset,
+    table_lock,
+)
 
 CLOUDGPU = str(Path(sys.executable).with_name("cloudgpu"))
 NOW = datetime.datetime(2026, 11, 21, 23, 50, tzinfo=datetime.UTC)
@@ -135,12 +143,12 @@ def test_what_looks_wrong_is_refused_and_what_was_used_before_stays(update: Upda
 
 def test_a_table_with_half_of_the_shipped_facts_is_taken() -> None:
     check(spot(CHEAP, shipped=2))
-    with pytest.raises(OddTableError):
+    with pytest.raises(ImplausibleTableError):
         check(spot(CHEAP, shipped=3))
 
 
 def test_one_change_of_the_tables_at_a_time() -> None:
-    with alone(), pytest.raises(ProvisionError, match="another `cloudgpu catalog`"):
+    with table_lock(), pytest.raises(ProvisionError, match="another `cloudgpu catalog`"):
         reset()
     assert reset() == []
 

@@ -49,7 +49,7 @@ def test_patience_is_as_said() -> None:
     assert f"waits {provisioner.QUEUE_S / 60:.0f} minutes" in PAGE
     assert f"PENDING for more than {provisioner.PENDING_S / 60:.0f} minutes" in PAGE
     assert f"for {launching.UNSEEN_S:.0f} s, before the call is repeated" in PAGE
-    assert f"for {launching.DOUBT_S / 60:.0f} minutes after such a call" in PAGE
+    assert f"for {launching.SEARCH_S / 60:.0f} minutes after such a call" in PAGE
     assert (request.MAX_WAIT_S, request.MAX_FLEX_S) == (86_400, 7 * 86_400)
     source = (ROOT / "provisioners/boot/shipped/host_container.py").read_text()
     assert "OTHERS_S = 180.0" in source and "at most 3 minutes" in PAGE

@@ -7,9 +7,9 @@ import dataclasses
 import pytest
 
 from cloudgpu.provisioners.base import NodeState
-from cloudgpu.provisioners.vertex.job_cache import Sighting, in_order, sighting
+from cloudgpu.provisioners.vertex.job_cache import JobState, in_order, sighting
 
-BASE = Sighting(
+BASE = JobState(
     name="projects/1/locations/us-central1/customJobs/7",
     state="FAILED",
     tags={"cloudgpu-token": "t"},
@@ -41,7 +41,7 @@ EXITED = "The replica workerpool0-0 exited with a non-zero status of 1. Terminat
 )
 def test_states(state: str, phase: str, queued: bool) -> None:
     seen = dataclasses.replace(BASE, state=state, code=0).as_node("chief-0.1")
-    assert (seen.phase, seen.queued, seen.refused, seen.taken) == (phase, queued, None, False)
+    assert (seen.phase, seen.queued, seen.refused, seen.reclaimed) == (phase, queued, None, False)
     assert seen.detail == ("" if state == "RUNNING" else state)
 
 
@@ -81,17 +81,17 @@ def test_a_job_that_never_got_machines_was_refused() -> None:
 )
 def test_what_may_have_run_or_may_pass_is_no_refusal(code: int, message: str) -> None:
     seen = dataclasses.replace(BASE, code=code, message=message).as_node("chief-0.1")
-    assert (seen.refused, seen.taken, seen.phase) == (None, False, "gone")
+    assert (seen.refused, seen.reclaimed, seen.phase) == (None, False, "gone")
 
 
 def test_what_ran_and_lost_its_machines_was_taken() -> None:
     ran = dataclasses.replace(BASE, started=True)
     assert dataclasses.replace(ran, message=NO_CAPACITY).as_node("chief-0.1") == NodeState(
-        "chief-0.1", "gone", f"FAILED: {NO_CAPACITY}", taken=True
+        "chief-0.1", "gone", f"FAILED: {NO_CAPACITY}", reclaimed=True
     )
     for code, message in ((3, EXITED), (8, QUOTA), (13, "Internal error")):
         seen = dataclasses.replace(ran, code=code, message=message).as_node("chief-0.1")
-        assert (seen.refused, seen.taken) == (None, False)
+        assert (seen.refused, seen.reclaimed) == (None, False)
 
 
 def test_from_googles_answer() -> None:

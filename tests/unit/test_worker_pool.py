@@ -22,7 +22,7 @@ from cloudgpu.provisioners.shared.clock import SystemClock
 from cloudgpu.tests.standins.cloud import Life, lives
 from cloudgpu.tests.standins.control import World, make_offer
 
-PATIENCE_S = 180.0
+TIMEOUT_S = 180.0
 """Timeout in real seconds, for steps that take milliseconds."""
 FOREVER = lives(Life(run_s=1e6))
 
@@ -57,7 +57,7 @@ class Watch:
                 call, _, prefix = key.partition(" ")
                 if name == call and job_id.startswith(prefix):
                     self.entered.set()
-                    assert gate.wait(PATIENCE_S)
+                    assert gate.wait(TIMEOUT_S)
             fault = self.faults.get(name)
             if fault is not None:
                 raise fault
@@ -95,7 +95,7 @@ class Many:
 
     def turn(self, *, hanging: int = 0, woken: Collection[str] | None = None) -> float:
         """Tick until only `hanging` threads are busy and nothing is due; return the seconds until something is."""
-        end = time.monotonic() + PATIENCE_S
+        end = time.monotonic() + TIMEOUT_S
         while True:
             self.done.clear()
             tick = self.crew.tick(woken=woken)
@@ -114,7 +114,7 @@ class Many:
 
     def until_held(self) -> None:
         """Tick until a call is blocked."""
-        end = time.monotonic() + PATIENCE_S
+        end = time.monotonic() + TIMEOUT_S
         while not self.watch.entered.is_set():
             assert time.monotonic() < end
             self.crew.tick()
@@ -134,7 +134,7 @@ def many(tmp_path: Path, template: Path) -> Iterator[Many]:
     yield found
     for gate in found.watch.held.values():
         gate.set()
-    assert found.crew.close(PATIENCE_S)
+    assert found.crew.close(TIMEOUT_S)
     assert found.watch.together == []
 
 
@@ -201,7 +201,7 @@ def test_a_cloud_that_hangs_keeps_no_other_target_waiting(tmp_path: Path, templa
     gate.set()
     many.drive(many.all_ended)
     assert {many.world.job(one).state for one in stuck} == {"succeeded"}
-    assert many.crew.close(PATIENCE_S)
+    assert many.crew.close(TIMEOUT_S)
 
 
 def test_jobs_take_turns(tmp_path: Path, template: Path) -> None:
@@ -214,7 +214,7 @@ def test_jobs_take_turns(tmp_path: Path, template: Path) -> None:
     many.watch.of_job.clear()
     _let_pass(many, 30)
     assert max(many.watch.of_job.values()) - min(many.watch.of_job.values()) <= 1
-    assert many.crew.close(PATIENCE_S)
+    assert many.crew.close(TIMEOUT_S)
 
 
 def test_what_is_asked_for_during_a_step_is_done_right_after_it(many: Many) -> None:
@@ -274,7 +274,7 @@ def test_steps_under_way_are_finished(many: Many) -> None:
     job_id = many.world.submit(cloudy())
     many.until_held()
     threading.Timer(0.2, gate.set).start()
-    assert many.crew.close(PATIENCE_S)
+    assert many.crew.close(TIMEOUT_S)
     assert many.world.job(job_id).state == "starting"
     assert many.world.job(job_id).lease_owner is None
 
@@ -289,12 +289,12 @@ def test_a_step_that_does_not_end_is_abandoned_and_its_lease_stays(many: Many) -
     assert many.world.job(other).lease_owner is None
     assert many.world.job(stuck).lease_owner == "elsewhere/1/a"
     gate.set()
-    assert many.crew.close(PATIENCE_S)
+    assert many.crew.close(TIMEOUT_S)
 
 
 def test_after_closing_nothing_is_begun(many: Many) -> None:
     many.world.submit(cloudy())
-    assert many.crew.close(PATIENCE_S)
+    assert many.crew.close(TIMEOUT_S)
     many.crew.tick()
     time.sleep(0.1)
     assert many.watch.calls["cloud.launch"] == 0
@@ -334,7 +334,7 @@ def test_a_job_is_not_taken_over_during_a_long_step(tmp_path: Path, template: Pa
     many.until_held()
     assert _watch_for(many, job_id, _second(many), 2 * LEASE_S) == {"elsewhere/1/a"}
     gate.set()
-    assert many.crew.close(PATIENCE_S)
+    assert many.crew.close(TIMEOUT_S)
     assert many.world.job(job_id).state == "starting"
     assert many.world.cloud.violations == []
 
@@ -342,7 +342,7 @@ def test_a_job_is_not_taken_over_during_a_long_step(tmp_path: Path, template: Pa
 def test_without_its_keeper_the_lease_is_lost_and_the_step_changes_nothing(tmp_path: Path, template: Path) -> None:
     """Counterpart of the test above: without the thread that renews leases, the lease is lost."""
     many = Many(tmp_path / "many", template, clock=SystemClock(), lease_s=LEASE_S)
-    assert many.crew.close(PATIENCE_S)  # ends the renewing thread; the supervisor below is ticked by hand
+    assert many.crew.close(TIMEOUT_S)  # ends the renewing thread; the supervisor below is ticked by hand
     gate = many.watch.held["cloud.launch"] = threading.Event()
     job_id = many.world.submit(cloudy())
 
@@ -352,13 +352,13 @@ def test_without_its_keeper_the_lease_is_lost_and_the_step_changes_nothing(tmp_p
 
     thread = threading.Thread(target=tick, daemon=True)
     thread.start()
-    assert many.watch.entered.wait(PATIENCE_S)
+    assert many.watch.entered.wait(TIMEOUT_S)
     second = _second(many)
-    end = time.monotonic() + PATIENCE_S
+    end = time.monotonic() + TIMEOUT_S
     while _watch_for(many, job_id, second, 0.1) != {"elsewhere/2/b"}:
         assert time.monotonic() < end, "it is not taken over"
     gate.set()
-    thread.join(PATIENCE_S)
+    thread.join(TIMEOUT_S)
     assert many.world.job(job_id).lease_owner == "elsewhere/2/b"
     assert len(many.world.attempts(job_id)) == 1
     assert many.world.cloud.violations == []

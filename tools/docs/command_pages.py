@@ -1,4 +1,4 @@
-"""The page of all commands and options, as `--help` prints them."""
+"""Generate the documentation's page of all commands and options, as `--help` prints them."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def render() -> str:
 
 
 def _short(name: str, text: str) -> str:
-    """Leave gcloud's flags, which four commands take, to `submit`."""
+    """Return a command's help, with a reference to `submit` in place of gcloud's flags, which four commands have."""
     before, found, _ = text.partition("Flags of `gcloud ai-platform jobs submit training`:\n")
     return (
         text

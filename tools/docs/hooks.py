@@ -31,7 +31,10 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, *, page: Page, config: MkDocsConfig, files: Files) -> str:  # noqa: ARG001 - mkdocs' signature
-    """Point links that leave docs/ to the repository; a link to a file that does not exist fails the strict build."""
+    """Replace links to files outside of docs/ by URLs of the repository.
+
+    A link to a file that does not exist is logged as a warning, which makes the strict build fail.
+    """
     folder = PurePosixPath("docs", page.file.src_uri).parent
 
     def replace(match: re.Match[str]) -> str:

@@ -1,4 +1,4 @@
-"""The page of the job file's fields, from its JSON Schema."""
+"""Generate the documentation's page of the job file's fields from its JSON Schema."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def _table(schema: dict[str, Any]) -> str:
 
 
 def _kind(field: dict[str, Any]) -> str:
-    """Return the type of a value in words."""
+    """Return the type of a field's values in words, as Markdown."""
     if "$ref" in field:
         name = field["$ref"].rpartition("/")[2]
         return f"[{name}](#{name.lower()})"

@@ -1,7 +1,7 @@
-"""Draw the pictures of docs/images from what commands print: `python -m tools.docs.pictures`, in the root.
+"""Draw the pictures in docs/images from the output of commands: `python -m tools.docs.pictures`, in the root folder.
 
-The plan is of the shipped tables, so the picture changes only with them. The report is of a real job, examples/digits,
-which is interrupted: its times and costs differ from run to run.
+The picture of a plan depends only on the shipped tables. The picture of a report is made from a run of examples/digits
+with an interruption, so its times and costs differ from run to run.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ ROOT = Path(__file__).parents[2]
 IMAGES = ROOT / "docs" / "images"
 COLUMNS = 100
 INTERRUPTED_AT = 500
-"""Step of the 1,350 at which the job of the report gets its notice."""
+"""Step, out of 1,350, at which the job of the report gets its preemption notice."""
 JOB = """\
 name: tinylm
 resources:
@@ -37,7 +37,7 @@ job_dir: {gcp: gs://my-bucket/jobs, aws: s3://my-bucket/jobs, azure: az://jobs@m
 limits: {duration: 12h, price: 25 USD/h}
 """
 _CHARACTER_WIDTH, _LINE_HEIGHT, _MARGIN = 7.8, 18, 16
-"""Pixels, for a font of 13 pixels."""
+"""Sizes in pixels, for a font of 13 pixels."""
 _FONTS = "ui-monospace, SFMono-Regular, Menlo, Consolas, 'DejaVu Sans Mono', monospace"
 _COLOURS = {31: "#ff7b72", 32: "#7ee787", 33: "#e3b341", 34: "#79c0ff", 35: "#d2a8ff", 36: "#76e3ea"}
 _BACKGROUND, _FOREGROUND = "#161b22", "#d0d7de"
@@ -54,7 +54,7 @@ def plan() -> str:
 
 
 def report() -> str:
-    """Run examples/digits, preempt it, and return the picture of `cloudgpu status` when it has ended."""
+    """Run examples/digits with a preemption, and return the picture of `cloudgpu status` after its end."""
     with tempfile.TemporaryDirectory() as folder:
         environ = {**os.environ, "CLOUDGPU_HOME": folder}
         job = json.loads(_output(["submit", str(ROOT / "examples/digits/job.yaml"), "--detach", "--json"], environ))[
@@ -74,7 +74,10 @@ def _output(words: list[str], environ: Mapping[str, str]) -> str:
 
 
 def on_terminal(words: list[str], environ: Mapping[str, str], folder: str) -> str:
-    """Return what a command prints on a terminal of COLUMNS columns, with its control sequences; stderr is dropped."""
+    """Return the stdout of a command on a terminal of COLUMNS columns, with control sequences; stderr is dropped.
+
+    Raises RuntimeError if the command fails.
+    """
     reader, writer = pty.openpty()
     fcntl.ioctl(writer, termios.TIOCSWINSZ, struct.pack("HHHH", 60, COLUMNS, 0, 0))
     kept = {name: value for name, value in environ.items() if name not in ("NO_COLOR", "COLUMNS", "LINES")}
@@ -102,7 +105,7 @@ def on_terminal(words: list[str], environ: Mapping[str, str], folder: str) -> st
 
 
 def draw(command: str, printed: str) -> str:
-    """Return an SVG picture of a terminal: the command, and what it printed."""
+    """Return an SVG picture of a terminal with a command and its output."""
     lines = [f"\x1b[1m$ {command}\x1b[0m", *_OTHER_CONTROLS.sub("", printed).rstrip("\n").split("\n")]
     width = round(COLUMNS * _CHARACTER_WIDTH + 2 * _MARGIN)
     height = len(lines) * _LINE_HEIGHT + 2 * _MARGIN
@@ -120,7 +123,7 @@ def draw(command: str, printed: str) -> str:
 
 
 def _spans(line: str) -> Iterator[str]:
-    """Yield the pieces of a line, each at its column and as wide as its characters, whatever the viewer's font is."""
+    """Yield the pieces of a line as <tspan>s with a fixed position and width, independent of the viewer's font."""
     column, style = 0, ""
     pieces = _STYLE.split(line)
     for text, codes in zip(pieces[::2], [*pieces[1::2], ""], strict=True):
@@ -134,7 +137,7 @@ def _spans(line: str) -> Iterator[str]:
 
 
 def _text(text: str) -> str:
-    """Return text for XML; spaces do not break, so that no viewer drops any."""
+    """Return text escaped for XML, with no-break spaces, because viewers collapse ordinary ones."""
     return html.escape(text, quote=False).replace(" ", "\N{NO-BREAK SPACE}")
 
 

@@ -1,4 +1,4 @@
-"""The page of the Python API: the names in `cloudgpu.__all__`, their signatures and docstrings."""
+"""Generate the documentation's page of the Python API: names in `cloudgpu.__all__`, signatures and docstrings."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ job = cloudgpu.submit(loaded, plan)
 import `Checkpointer` and `write_output` from `cloudgpu.runtime`; see [checkpointing](../guides/checkpointing.md).
 """
 _ROW = re.compile(r"(\*{0,2}\w+)(?: {2,}|: )(\S.*)")
-"""`name  meaning` or `name: meaning`: how docstrings describe arguments."""
+"""Matches a docstring's line on an argument: `name  meaning` or `name: meaning`."""
 
 
 def render() -> str:
@@ -43,7 +43,7 @@ def render() -> str:
 
 
 def _node(value: Any) -> Any:
-    """Return the definition of a function or class, read from its source."""
+    """Return the AST node of a function or class, parsed from its source."""
     return ast.parse(textwrap.dedent(inspect.getsource(value))).body[0]
 
 
@@ -55,7 +55,7 @@ def _function(name: str, node: ast.FunctionDef, heading: str, owner: str = "") -
 
 
 def _wrapped(name: str, arguments: str, result: str) -> str:
-    """Return the signature; a long one has one argument a line."""
+    """Return the signature; if it is long, with one argument per line."""
     line = f"{name}({arguments}){result}"
     if len(line) <= 88:
         return line

@@ -26,14 +26,14 @@ if TYPE_CHECKING:
 
 _POLL_LOCAL_S = 0.1
 _POLL_REMOTE_S = 1.0  # a listing of an object store costs money and tens of milliseconds
-_WATCH_S = 3.0  # between two checks that a supervisor runs
+_WATCH_S = 3.0  # seconds between two checks that a supervisor runs
 _QUIET_EVENTS = frozenset({"submitted", "launched", "ended"})  # the log's reader sees these anyway
 _NODE_END = re.compile(r"(failed|preempted|again|stopped|error): |.* again in place .*\(generation \d+\)$")
 """Matches the agent's lines on the end or restart of its program: runtime/agent/agent.py,
 runtime/agent/node_program.py."""
 _READ_LINES = 50_000
-_WRITE_LINES = 500  # between two checks for Ctrl-C
-_NAP_S = 0.05  # maximum delay until Ctrl-C is noticed
+_WRITE_LINES = 500  # maximum lines to print between two checks for Ctrl-C
+_NAP_S = 0.05  # maximum seconds until Ctrl-C is noticed
 
 
 class Followed(Protocol):
@@ -64,7 +64,7 @@ class LogFilter:
     attempt: int | None = None
     node: str | None = None
     since: float | None = None
-    """Epoch seconds."""
+    """Time in epoch seconds; earlier lines are left out."""
 
 
 class LineFormat:

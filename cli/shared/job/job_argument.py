@@ -44,9 +44,10 @@ def jobs_argument() -> Callable[[_F], _F]:
 
 
 def find_job(ref: str, *, newest: bool = False) -> Job:
-    """Return the job; print its id on stderr if `ref` is not the whole id. Raises NoSuchJobError, CommandError.
+    """Return the job with this id, id prefix or name. Raises NoSuchJobError, CommandError.
 
-    `newest`: of several jobs with that name, take the newest. Commands that change a job require a unique reference.
+    Prints the id on stderr if `ref` is not the whole id. `newest`: of several jobs with that name, take the newest.
+    Commands that change a job require a unique reference.
     """
     from ....control.errors import NoSuchJobError
     from ....control.jobs import get_job, list_jobs

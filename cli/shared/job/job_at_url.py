@@ -66,9 +66,11 @@ class JobAtUrl:
 
     @property
     def done(self) -> bool:
-        """True if no more output is expected: all nodes of the newest attempt succeeded, or the last one ended more
-        than LINGER_S ago. If the attempt moved elsewhere: if its nodes started there, or LINGER_S have passed since the
-        move."""
+        """True if no more output is expected in this folder.
+
+        All nodes of the newest attempt have succeeded, or the last one ended more than LINGER_S ago. If the job has
+        moved to another cloud: its nodes have started there, or the move was seen more than LINGER_S ago.
+        """
         if self.moved_to:
             return self._clock() - self._moved_at > LINGER_S or self._has_started_there()
         if self._ended_at is None:
@@ -136,8 +138,8 @@ class JobAtUrl:
         return "" if there == self.job_dir else there
 
     def _has_started_there(self) -> bool:
-        """Return whether nodes exist in the other folder; True without access to it, so that the user is informed at
-        once."""
+        """Return whether the attempt has nodes in the job's new folder. Also True if that folder cannot be read: the
+        user is then informed of the move at once."""
         from ....protocol.jobdir import JobDir, JobDirError
 
         try:

@@ -25,7 +25,7 @@ class NodeView:
     heartbeat: Heartbeat | None
     result: Result | None
     is_readable: bool = True
-    """False if its newest records could not be read."""
+    """False if the machine's newest records could not be read."""
 
     @property
     def phase(self) -> str:
@@ -64,7 +64,7 @@ class JobView:
         return max(known, default=None)
 
     def step_of(self, attempt: Attempt) -> int | None:
-        """Return the steps done by the end of an attempt, or so far."""
+        """Return the steps done by the end of an attempt, or so far; None: unknown."""
         if attempt.progress:
             return attempt.progress.step
         if attempt.number != self.attempts[-1].number:
@@ -79,10 +79,9 @@ class JobView:
 
 
 def view(job: Job, *, machines: bool = True) -> JobView:
-    """Return a snapshot of the job. Without `machines` its job dir is not read, and the progress is the supervisor's
-    last.
+    """Return a snapshot of the job. If its job dir cannot be read, print a warning; the snapshot then has no nodes.
 
-    An unreadable job dir is a warning; the snapshot then has no nodes.
+    machines: whether to read the nodes from the job dir. If false, steps are those that the supervisor last stored
     """
     from ....control.accounting.cost import total
     from ....protocol.jobdir import JobDirError
@@ -119,7 +118,7 @@ def _node_view(job_dir: JobDir, attempt: int, node: str, rank: int) -> NodeView:
 
 
 def job_json(job: Job) -> dict[str, Any]:
-    """Return a job as all commands print it for scripts; times as in the rest of the JSON output."""
+    """Return a job as all commands print it with --json, with times in the format of text.iso()."""
     times = {"created": iso(job.created), "ended": iso(job.ended), "next_try": iso(job.next_try)}
     return {**job.to_json(), **times}
 

@@ -40,7 +40,7 @@ class _Flag(NamedTuple):
     metavar: str
     help: str
     many: bool = False
-    """True if it may be repeated, for a list in order of preference."""
+    """True if the flag may be repeated, for a list in order of preference."""
 
 
 FLAGS = (
@@ -103,7 +103,7 @@ def spec_options(function: _F) -> _F:
 
 @dataclass(slots=True)
 class _Given:
-    """Values of these flags on a command line."""
+    """Values of FLAGS, --env and --set on one command line."""
 
     values: dict[str, str | list[str]] = field(default_factory=dict)
     env: dict[str, str] = field(default_factory=dict)
@@ -227,16 +227,24 @@ def load_spec(
     job: str | None = None,
     *,
     needs_program: bool = True,
+    with_defaults: bool = True,
 ) -> LoadedSpec:
-    """Load the job of a file in any dialect, with overrides and gcloud flags. Raises SpecError.
+    """Load the job of a file in any dialect, with overrides and gcloud flags. Raises SpecError, ConfigError.
 
     Without a file, gcloud's flags alone describe the job, and `job` is its name. `needs_program`: see load_source().
+    `with_defaults`: apply the configured defaults where neither the file nor the command line says anything.
     """
     import datetime
 
     today = datetime.datetime.now(datetime.UTC).date()
     source = None if file is None else read(file)
     base = None if file is None or str(file) == STDIN else Path(file).absolute().parent
+    if with_defaults:
+        from ....jobspecs.configuration.effective import default_overrides
+        from ....jobspecs.loading.overrides import parse_overrides
+
+        defaults = default_overrides(base or Path.cwd())
+        changes = [*parse_overrides(changes), *defaults] if defaults else changes
     if source is not None and not gcloud and job is None:
         from ....jobspecs.loading.loader import load_source
 

@@ -12,8 +12,8 @@ if TYPE_CHECKING:
 
 
 def say_launcher(loaded: LoadedSpec, offer: Offer) -> None:
-    """Print the launcher on stderr, if there is a choice. The machines choose by the same rule, from the shipped
-    code."""
+    """Print on stderr the launcher that `launcher: auto` selects, unless the job is a single process. The machines
+    apply the same rule to the uploaded code."""
     spec = loaded.spec
     alone = offer.nodes == 1 and all(role.count <= 1 for role in offer.roles)
     if spec.launcher != "auto" or alone:

@@ -45,7 +45,8 @@ def plan_text(plan: Plan, spec: JobSpec, *, show_all: bool = False) -> str:
 
 
 def plan_json(plan: Plan, spec: JobSpec) -> dict[str, Any]:
-    """Return the plan for scripts. docs/explanation/planning.md describes the keys; they are only ever added to."""
+    """Return the plan for scripts. docs/explanation/planning.md describes the keys; new versions may add keys, but
+    remove none."""
     return {"name": spec.name, **plan.to_json()}
 
 

@@ -32,7 +32,7 @@ class Memory:
     job_dirs: dict[str, JobDir] = field(default_factory=dict)
     """URL -> the opened job dir."""
     moving: int = 0
-    """Number of the attempt before which the job, having trained, moves to another job dir."""
+    """Number of the attempt for which a job that has trained moves to another job dir; 0: none."""
     copying: int = 0
     """Number of the attempt for which this process has logged that a checkpoint is being copied."""
     copied: float = 0.0
@@ -40,13 +40,13 @@ class Memory:
     stop_written_for: int = 0
     """Number of the attempt whose stop.json this process has written."""
     queued: bool = False
-    """All machines of the attempt were in the provider's queue at the last poll."""
+    """True if all machines of the attempt were in the provider's queue at the last poll."""
     queue: str = ""
-    """The provider's message about its queue: the position, or why there is no machine."""
+    """Provider's message about its queue: the position, or why there is no machine."""
     saw_unknown_node: bool = False
-    """A machine of the attempt runs a node that its row lacks, so there may be a new generation."""
+    """A machine of the attempt runs a node that the attempt's row does not list: the nodes may have been replaced."""
     machines_gone: bool = False
-    """All machines of the attempt were gone at the last poll."""
+    """True if all machines of the attempt were gone at the last poll."""
     first_launch_of: int = 0
     """Number of the attempt for which this process sends the first launch request."""
     pause_s: float = 0.0
@@ -69,7 +69,7 @@ class Memory:
 
 @dataclass(slots=True)
 class Tools:
-    """The tools that the steps of all jobs share; injected so that tests can replace them."""
+    """Dependencies that the steps of all jobs share; injected so that tests can replace them."""
 
     store: Store
     clock: Clock
@@ -96,7 +96,7 @@ class JobContext:
         self.job = job
         self.attempt = attempt
         self.now = memory.time.now()
-        """The job's time when the step began."""
+        """Job's time (see JobTime) when the step began."""
 
     def time(self) -> float:
         """Return the job's current time."""
@@ -134,7 +134,7 @@ class JobContext:
         return True
 
     def note_login(self, trouble: str) -> bool:
-        """Write what missing credentials prevent into the job's reason; "": nothing. Return whether it changed."""
+        """Put the line about credentials into the job's reason; remove it if `trouble` is "". Return True on change."""
         reason = login_hints.with_hint(self.job.reason, trouble) if trouble else login_hints.plain(self.job.reason)
         return reason != self.job.reason and self.write("", "", job=replace(self.job, reason=reason))
 
@@ -177,7 +177,7 @@ class AttemptContext(JobContext):
 
     @property
     def waited_s(self) -> float:
-        """Seconds since the first of the waits in place, without pauses that do not count."""
+        """Seconds since the first of the consecutive calls of wait(), less the pauses with `counts=False`."""
         since = self.job.waiting_since
         return self.now - since if self.job.waits and since is not None else 0.0
 
@@ -191,8 +191,12 @@ class AttemptContext(JobContext):
         at_least_s: float = 0.0,
         counts: bool = True,
     ) -> bool:
-        """Retry in place, with the same token, after a pause of that kind (see decisions.backoff). `counts`: include
-        the pause in `waited_s`."""
+        """Schedule a retry with the same offer and token. Returns True.
+
+        kind: cause to write into the job's row
+        pause: kind of decisions.backoff
+        counts: whether the pause is included in `waited_s`
+        """
         job, now = self.job, self.time()
         tries = job.waits + 1
         pause_s = max(backoff(pause, tries), at_least_s)
@@ -211,7 +215,7 @@ class AttemptContext(JobContext):
         return self.write("waiting", message, job=waiting, attempt=attempt)
 
     def begin_stop(self, cause: str, reason: str) -> bool:
-        """Ask the attempt's programs to save and end within the grace of the cause; after "peer" the job continues."""
+        """Stop the attempt: its programs have GRACE_S[cause] to save and end. After "peer" the job continues."""
         job = self.job if cause == "peer" else replace(self.job, state="stopping", cause=cause, reason=reason)
         grace = GRACE_S[cause] if self.attempt.allocation is not None else 0.0
         attempt = replace(self.attempt, state="stopping", cause=cause, deadline=self.time() + grace)

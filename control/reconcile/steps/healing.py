@@ -52,7 +52,7 @@ class NodeReplacer:
         return self._add_machines(idle=found.idle) or (False if found.idle else None)
 
     def _interruptions_left(self, attempt: Attempt, seen: Sequence[NodeView]) -> int | None:
-        """Return the rest of the budget; None: it is unlimited, or no node has ended."""
+        """Return the interruptions left of retry.preemption; None: no limit, or no node has ended."""
         policy = self._context.job.policy
         if policy.preemptions is None or all(view.end is None for view in seen):
             return None
@@ -60,7 +60,8 @@ class NodeReplacer:
         return left_in_place(policy, [*earlier, attempt]).interruptions
 
     def _regroup(self, attempt: Attempt, regroup: Regroup, nodes: Mapping[str, NodeView]) -> bool:
-        """Write the record of the new members; if a node has begun another generation, adopt that one."""
+        """Write the next generation, with these members; if a node has written it first, take the node's. Return
+        whether anything changed."""
         number = len(attempt.generations) + 2
         before = attempt.generations[-1] if attempt.generations else None
         record = Generation(
@@ -123,7 +124,7 @@ class NodeReplacer:
 
 
 def _merged(had: Allocation, got: Allocation) -> Allocation:
-    """Return the union of both, so that terminate() also covers machines that were replaced."""
+    """Return the union of two allocations of an attempt, so that terminate() also covers replaced machines."""
     return replace(
         got,
         machines={**had.machines, **got.machines},

@@ -12,18 +12,21 @@ from .context import AttemptContext
 LATE_S = 5.0
 """Seconds after a stop's deadline in which nodes that kill their program at the deadline may report it."""
 LONGEST_S = 30 * 86_400.0
-"""Maximum lifetime in seconds of a machine in a cloud, which holds without a supervisor. A job that still runs then
+"""Maximum lifetime in seconds of a cloud machine, which then ends even without a supervisor. A job that still runs
 continues on another machine."""
 EXPIRY_S = 3_600.0
 """Seconds from the self-termination of the machines until any supervisor may remove their resources."""
 QUEUE_S = {"flex-start": 86_400.0}
-"""Market -> maximum seconds of its machines in the provider's queue, which precede their lifetime."""
+"""Market -> maximum seconds that its machines wait in the provider's queue. Their lifetime begins after this wait."""
 
 
 def launch_request(
     context: AttemptContext, nodes: tuple[NodeRequest, ...], *, replaces: bool = False, repeated: bool = False
 ) -> LaunchRequest:
-    """Return the request to a target. `replaces`: some of the nodes replace lost ones."""
+    """Return the request for the attempt's machines.
+
+    `replaces`: some of the nodes replace lost ones. `repeated`: the request may have been sent before.
+    """
     job, attempt = context.job, context.attempt
     offer, lifetime = attempt.offer, _lifetime(context)
     return LaunchRequest(
@@ -47,12 +50,12 @@ def launch_request(
         grouped=context.is_group,
         account=attempt.account or "",
         secrets_pass=context.secrets_pass,
-        repeated=repeated,
+        may_be_retry=repeated,
     )
 
 
 def _expires(context: AttemptContext, lifetime_s: int, *, replaces: bool) -> float | None:
-    """Return the epoch seconds after which any supervisor may remove the machines: when the last one has ended itself.
+    """Return the epoch seconds after which any supervisor may remove the machines; all have ended by then.
 
     The lifetime of a replacement starts anew. The result is rounded up to whole lifetimes since the attempt's
     launch, because repeated launches must send an equal request.
@@ -64,7 +67,7 @@ def _expires(context: AttemptContext, lifetime_s: int, *, replaces: bool) -> flo
 
 
 def _lifetime(context: AttemptContext) -> int | None:
-    """Return the seconds after which a machine terminates itself: the job's limits plus the time to stop.
+    """Return the seconds after which a machine terminates itself: the job's limits plus the time to stop; None: never.
 
     It is equal for every retry of a launch: a provider that knows the token refuses a different request.
     """

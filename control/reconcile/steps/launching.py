@@ -9,9 +9,9 @@ from dataclasses import asdict, replace
 
 from ....jobspecs.targets import info
 from ....protocol.jobdir import JOB_KEY, AttemptRecord, JobRecord, RecordError, attempt_key
-from ....provisioners.base import NodeRequest, ProvisionError, Shared
+from ....provisioners.base import HasShortage, NodeRequest, ProvisionError
 from ....provisioners.shared.accounts import OTHER_ACCOUNT
-from ....provisioners.shared.api_calls import LaunchInterruptedError, attentive
+from ....provisioners.shared.api_calls import LaunchInterruptedError, interruptible
 from ....runtime.migration import AllDamagedError
 from ...errors import StoreError
 from ..decisions import left_in_place, wanted_end
@@ -54,7 +54,7 @@ class Launcher:
         first, memory.first_launch_of = memory.first_launch_of == attempt.number, 0
         try:
             request = launch_request(context, wanted_nodes(attempt), repeated=not first)
-            with attentive(self._is_unwanted):
+            with interruptible(self._is_unwanted):
                 allocation = context.provisioner.launch(request)
         except LaunchInterruptedError:
             return True  # the next step terminates what was created
@@ -70,10 +70,10 @@ class Launcher:
         return context.write("launched", f"launched on {attempt.offer.label}{group}", job=job, attempt=attempt)
 
     def _wait_for_turn(self) -> bool | None:
-        """Wait in the target's queue if it has one; None: the job may launch. Nothing is prepared before."""
+        """Wait in the target's queue if it has one. Return whether anything changed; None: the job may launch."""
         context = self._context
         provisioner = context.provisioner
-        if not isinstance(provisioner, Shared):
+        if not isinstance(provisioner, HasShortage):
             return None
         turn = context.tools.queue.place(context.job.id, context.now)
         short = provisioner.shortage(wanted_nodes(context.attempt), turn.ahead)
@@ -87,7 +87,7 @@ class Launcher:
         return context.write("waiting", f"waiting: {short}", job=replace(context.job, cause="capacity", reason=short))
 
     def _refuse(self, message: str) -> bool:
-        """Handle a lack of capacity that was found before machines were requested."""
+        """Handle a lack of capacity that was found before machines were requested, like a refusal. Returns True."""
         return self._refusals.handle(ProvisionError("capacity", message), first=True)
 
     def _is_unwanted(self) -> bool:
@@ -99,7 +99,8 @@ class Launcher:
         return False
 
     def _prepare(self) -> bool:
-        """Write the records for the machines, then the start of paid time: machines are about to be requested."""
+        """Write the records for the machines, and then the attempt's row with the start of the paid time. Returns True,
+        also if the attempt was refused or failed instead."""
         context = self._context
         context.memory.first_launch_of = context.attempt.number
         if self._reprice():
@@ -123,7 +124,7 @@ class Launcher:
         return conclude(self._context, Verdict("error", reason, None, None))
 
     def _damage(self) -> str:
-        """Return what is wrong with job.json; "": it is the submitted one."""
+        """Return how job.json differs from the submitted one; "": it does not."""
         job_dir = self._context.job_dir
         try:
             found = job_dir.find(JOB_KEY, JobRecord.MOST_BYTES)
@@ -136,7 +137,7 @@ class Launcher:
         return ""
 
     def _announce(self, message: str, nodes: tuple[NodeRequest, ...] | None) -> bool:
-        """Write that machines are about to be requested, and in which account."""
+        """Write the attempt's row before machines are requested: start of paid time, account, nodes. Returns True."""
         context = self._context
         account = context.attempt.account
         if account is None:
@@ -161,8 +162,8 @@ class Launcher:
         return context.write("price", message, attempt=replace(attempt, price=price))
 
     def _describe(self, wanted: Sequence[NodeRequest], *, heals: bool) -> str | None:
-        """Write attempt.json, also where the last attempt ran, so that remaining machines and readers find that the
-        job moved. Return None, or the URL of a different record that another writer has created."""
+        """Write attempt.json, also into the job dir of the last attempt: its machines and readers see that the job
+        moved. Return None, or the URL of a different attempt.json that another writer has created."""
         context, attempt = self._context, self._context.attempt
         left, here = self._migrator.left_dir(), context.job_dir.url
         attempts = context.attempts()

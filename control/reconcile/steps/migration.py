@@ -34,13 +34,13 @@ def used_job_dirs(job: JobRow, attempts: Sequence[Attempt]) -> list[str]:
 
 
 class CloudMigrator:
-    """Copies the job's state to the place where its attempt is about to begin."""
+    """Copies the job's state into the job dir that the attempt about to begin will use."""
 
     def __init__(self, context: AttemptContext) -> None:
         self._context = context
 
     def left_dir(self) -> str:
-        """Return the URL that the job comes from; the attempt's own job dir if it does not move."""
+        """Return the URL of the job dir that the job used before this attempt, which is its own if it does not move."""
         return used_job_dirs(self._context.job, self._earlier())[0]
 
     def move_in(self) -> str | None:
@@ -109,7 +109,7 @@ class CloudMigrator:
             looked = clock.monotonic()
             try:
                 job = context.tools.store.job(context.job.id)
-            # continue: if the store stays down, the next write fails; a concurrent copy writes equal objects
+            # Continue: if the store stays down, the next write fails. A concurrent copy writes equal objects.
             except StoreError:
                 return True
             mine = job is not None and job.lease_owner == context.tools.owner

@@ -1,4 +1,4 @@
-"""Observe the nodes of an attempt: their machines' states at the target, and their records in the job dir."""
+"""Observe the nodes of an attempt with node_observation.py, and write what they did by themselves to the store."""
 
 from __future__ import annotations
 
@@ -58,8 +58,7 @@ class Observer:
         return self._context.memory.queued and not any(node.reported for node in nodes)
 
     def note_begun(self, nodes: Sequence[NodeView]) -> bool:
-        """Write that the program runs, also while its peers are being stopped, as they may still succeed. Return
-        whether it was written."""
+        """Change the job's state from `starting` to `running` if a node's program has begun; return True if so."""
         job = self._context.job
         if job.state != "starting" or not any(node.begun for node in nodes):
             return False
@@ -68,9 +67,9 @@ class Observer:
     def take_generation(
         self, nodes: Sequence[NodeView], *, known: bool = False, attempt: Attempt | None = None
     ) -> bool:
-        """Write that the machines have restarted the program by themselves; return whether they have.
+        """Write the next restart that the machines did by themselves to the store; return False if there is none.
 
-        `known`: there is a record. Otherwise it is read only if a view indicates one.
+        `known`: the job dir has a record of it. Otherwise the record is read only if a view indicates a restart.
         """
         attempt = attempt or self._context.attempt
         record = new_generation(self._context.job_dir, attempt, None if known else nodes)
@@ -78,7 +77,8 @@ class Observer:
 
 
 def write_generation(context: AttemptContext, attempt: Attempt, record: Generation) -> bool:
-    """Write the next generation of an attempt. `attempt`: its row, with adjusted counts of the earlier generations."""
+    """Add a generation to an attempt's row; return True. `attempt`: the row, with adjusted counts of earlier
+    generations."""
     subject = "" if record.kind == "members" else f"{record.node}: "
     message = f"{subject}{record.reason}; the program starts again in place (generation {record.generation})"
     restarted = replace(attempt, generations=(*attempt.generations, record))
@@ -86,8 +86,8 @@ def write_generation(context: AttemptContext, attempt: Attempt, record: Generati
 
 
 def _without_replaced(views: Sequence[NodeView], observed: Mapping[str, NodeState]) -> list[NodeView]:
-    """Return the views. Preempted nodes count as not ended until the target reports them gone, because a target that
-    replaces machines itself is about to replace them."""
+    """Return the views, in which a preempted node has not ended until the target reports its machine gone: a target
+    that replaces machines itself is about to replace it."""
     ended = [name for name, state in observed.items() if state.phase == "gone"]
     return [
         replace(view, end=None)

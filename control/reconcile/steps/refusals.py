@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ....provisioners.base import ProvisionError, Shared
+from ....provisioners.base import HasShortage, ProvisionError
 from ...store.model import QUEUES
 from .. import login_hints
 from ..decisions import IN_PLACE_S, search_deadline
@@ -24,7 +24,10 @@ class RefusalHandler:
         self._context = context
 
     def handle(self, error: ProvisionError, *, first: bool) -> bool:
-        """Errors of credentials and settings, which make the termination of machines fail as well."""
+        """Retry the launch later, or conclude the attempt as refused; return True.
+
+        `first`: the request was not sent before, so no earlier try can have created machines.
+        """
         context, attempt = self._context, self._context.attempt
         kind, reason = error.error_class, str(error)
         if error.has_started:
@@ -54,7 +57,7 @@ class RefusalHandler:
         if attempt.offer.cloud not in QUEUES or over or attempt.allocation is not None:
             return False
         waits_for_cores = not any(node.accelerator for node in wanted_nodes(attempt))
-        return len(job.offers) == 1 or (waits_for_cores and isinstance(self._context.provisioner, Shared))
+        return len(job.offers) == 1 or (waits_for_cores and isinstance(self._context.provisioner, HasShortage))
 
     def _waits_for_login(self, error: ProvisionError, *, may_exist: bool) -> bool:
         """Return whether the launch waits for renewed credentials, within retry.capacity.

@@ -56,7 +56,8 @@ class Step:
         return _ACTIONS[attempt.state](self._attempt).take()
 
     def give_up(self, reason: str) -> bool:
-        """End the attempt, and with it the job, without reading its job dir or polling its machines."""
+        """End the attempt, and with it the job, without reading its job dir or polling its machines. Return False if
+        the attempt is terminating already."""
         if self._attempt is None:
             end = wanted_end(self._job.job, self._job.attempt, self._job.now) or End("failed", "error", reason)
             return NextAttempt(self._job).end(end)
@@ -88,7 +89,7 @@ class NextAttempt:
         return self._put_off(decision) if isinstance(decision, Later) else self._begin(decision)
 
     def end(self, end: End) -> bool:
-        """End the job."""
+        """Write the job's final state. Returns True."""
         ended = replace(
             self._context.job,
             state=end.state,
@@ -102,12 +103,12 @@ class NextAttempt:
 
     @property
     def _state(self) -> str:
-        """State that a job gets when it has no machines."""
+        """State for a job without machines: `recovering` if it had machines before, else its current state."""
         state = self._context.job.state
         return "recovering" if state in ("starting", "running") else state
 
     def _put_off(self, later: Later) -> bool:
-        """Wait without an attempt; the next offer is chosen after the wait."""
+        """Write that the job waits without an attempt; the next offer is chosen after the wait. Returns True."""
         waiting = replace(
             self._context.job, state=self._state, cause="capacity", reason=later.reason, not_before=later.until
         )

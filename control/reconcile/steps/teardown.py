@@ -9,7 +9,7 @@ from typing import cast
 
 from ....protocol.attempt_signal import send_signal
 from ....protocol.jobdir import JobDirError, Stop, StopReason, attempt_key
-from ....provisioners.base import Allocation, Ended, ProvisionError
+from ....provisioners.base import Allocation, ProvisionError, TerminateResult
 from ...accounting import cost
 from ...store.model import Attempt
 from ..decisions import wanted_end
@@ -21,14 +21,14 @@ from .launch_request import LATE_S
 from .observing import Observer
 from .secrets import SecretSender
 
-_UNKNOWN = Ended(has_started=False)
+_UNKNOWN = TerminateResult(has_started=False)
 """Result for a target whose terminate() reports nothing."""
 
 
 def conclude(context: AttemptContext, verdict: Verdict, attempt: Attempt | None = None) -> bool:
-    """Write the outcome before the machines are terminated, so that their termination does not change the verdict.
+    """Write the outcome before the machines are terminated, so that their end does not change it. Returns True.
 
-    `attempt`: its row with further changes.
+    `attempt`: the attempt's row with further changes to write
     """
     concluded = replace(
         attempt or context.attempt,
@@ -46,7 +46,10 @@ def conclude(context: AttemptContext, verdict: Verdict, attempt: Attempt | None 
 
 
 def conclude_by_nodes(context: AttemptContext, nodes: Sequence[NodeView], *, left: str = AT_DEADLINE) -> bool:
-    """Write the outcome once all members have ended or run out of time; `left`: reason for nodes that still run."""
+    """Write the outcome that follows from the views of all members. Returns True.
+
+    `left`: reason to record for nodes that still run
+    """
     verdict = attempt_outcome(nodes, left=left)
     timeline = read_whole_timeline(context.job_dir, context.attempt) or verdict.timeline
     return conclude(context, replace(verdict, timeline=timeline), _charged(context, nodes))
@@ -55,8 +58,7 @@ def conclude_by_nodes(context: AttemptContext, nodes: Sequence[NodeView], *, lef
 def _charged(context: AttemptContext, nodes: Sequence[NodeView]) -> Attempt:
     """Return the attempt with adjusted budgets, and with its cost if its machines ended while no supervisor polled.
 
-    The machines are assumed to have run for UNSEEN_S after their last heartbeat; a node without heartbeats, until
-    now.
+    These are assumed to have run for UNSEEN_S after the last heartbeat; until now if a node never sent one.
     """
     attempt, now = without_caused_restarts(context.attempt, nodes), context.now
     times = [node.last_report for node in nodes if node.last_report is not None]
@@ -80,7 +82,9 @@ class Stopper:
         context, observer = self._context, Observer(self._context)
         job, attempt, now = context.job, context.attempt, context.now
         end = wanted_end(job, attempt, now)
-        if end is not None and job.state != "stopping":  # the user cancelled while its peers were being stopped
+        if (
+            end is not None and job.state != "stopping"
+        ):  # cancelled or at a limit while nodes are stopped because a peer ended
             stopping = replace(job, state="stopping", cause=end.cause, reason=end.reason)
             return context.write("stopping", end.reason, job=stopping)
         deadline = attempt.deadline or 0.0
@@ -100,7 +104,7 @@ class Stopper:
         return False
 
     def _write_stop(self, deadline: float) -> None:
-        """Write stop.json once in this process, and signal the machines to read it."""
+        """Write stop.json and signal the machines to read it; no-op if this process has done so for the attempt."""
         context, attempt = self._context, self._context.attempt
         if context.memory.stop_written_for == attempt.number:
             return
@@ -148,10 +152,10 @@ class Terminator:
             attempt=replace(attempt, state="ended", ended=now, cost=charged),
         )
 
-    def _release(self) -> Ended | None:
+    def _release(self) -> TerminateResult | None:
         """Terminate the attempt's machines; None: they are not all gone yet."""
         if self._context.attempt.launched is None:
-            return Ended(has_started=False)  # nothing was created
+            return TerminateResult(has_started=False)  # nothing was created
         allocation, provisioner = self._allocation(), self._context.provisioner
         try:
             ended = provisioner.terminate(allocation)

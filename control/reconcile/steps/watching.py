@@ -17,7 +17,7 @@ from .secrets import CAUSE, SecretSender
 from .teardown import conclude_by_nodes
 
 FREE_S = 60.0
-"""Maximum seconds in the provider's queue that count as paid: interval at which the start of paid time is moved."""
+"""Seconds between two updates of the start of paid time while all machines are in the provider's queue."""
 
 
 class Watcher:

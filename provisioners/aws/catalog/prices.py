@@ -22,7 +22,8 @@ if TYPE_CHECKING:
 _MICRO = Decimal("0.000001")
 _LINUX = "Linux/UNIX"
 _CLOCKS_DIFFER = datetime.timedelta(hours=1)
-"""Margin for a clock that is ahead of AWS's; a start time in the future would return no prices."""
+"""Tolerated clock skew: if this clock is ahead of AWS's, a query from now on would start in the future and return
+nothing."""
 _SOLD_AS = {
     "operatingSystem": "Linux",
     "tenancy": "Shared",
@@ -33,7 +34,7 @@ _SOLD_AS = {
 
 
 class SpotPrice(NamedTuple):
-    """Spot price of one machine type in one zone."""
+    """Spot price of one machine type in one zone, in US dollars an hour."""
 
     machine_type: str
     zone: str
@@ -50,7 +51,7 @@ class OddPriceError(OddAnswerError):
 def spot_prices(
     ec2: EC2Client, machine_types: Iterable[str], zones: Mapping[str, str], now: datetime.datetime
 ) -> list[SpotPrice]:
-    """Return the current Spot price of each machine type in each zone of the region that has one.
+    """Return the current Spot prices of the machine types in the client's region, by zone, where there are any.
 
     `zones`: AZ name -> AZ id (zone_ids()). Raises botocore's errors, OddPriceError.
     """
@@ -58,7 +59,7 @@ def spot_prices(
     pages = ec2.get_paginator("describe_spot_price_history").paginate(
         InstanceTypes=sorted(machine_types),  # type: ignore[arg-type]  # the stubs lack newer types
         ProductDescriptions=[_LINUX],
-        StartTime=now - _CLOCKS_DIFFER,  # the price in force then is included
+        StartTime=now - _CLOCKS_DIFFER,  # the response includes the price in force at that time
     )
     for page in pages:
         for item in page["SpotPriceHistory"]:
@@ -104,7 +105,8 @@ def on_demand_prices(pricing: PricingClient, machine_type: str) -> dict[str, Dec
 
 
 def _hourly(product: Mapping[str, Any], machine_type: str) -> Iterator[Decimal]:
-    """Yield the hourly prices of a product's on-demand terms, except zero, which is the use of a reservation."""
+    """Yield the hourly US dollar prices of a product's on-demand terms; zero, the price inside a reservation, is left
+    out."""
     for term in product.get("terms", {}).get("OnDemand", {}).values():
         for dimension in term["priceDimensions"].values():
             if dimension["unit"] == "Hrs":
@@ -124,11 +126,10 @@ def _amount(text: str, machine_type: str, *, free: bool = False) -> Decimal:
 
 
 def offer_price(found: Iterable[SpotPrice], offer: Offer) -> Decimal | None:
-    """Return the whole offer's price an hour by these Spot prices, with disks; None: nothing newer than the plan is
-    known.
+    """Return the offer's total price in US dollars an hour at these Spot prices, disks included.
 
-    Only Spot prices are considered, since list prices hardly change. They differ between zones: if EC2 chooses the
-    zone, the highest price counts.
+    If EC2 chooses the zone, the highest price of any zone counts. Returns None if a price is unknown, and for other
+    markets: list prices hardly change, so that the plan's price still holds.
     """
     if offer.market != "spot" or offer.disk_price is None:
         return None

@@ -2,7 +2,7 @@
 
 EC2 limits running vCPUs by region, by group of instance families and by market; spot and on-demand have separate
 limits, and all zones share them. quotas.csv maps families to quota codes. Families that it lacks (Spot on P6, for which
-no code could be verified) are not checked; EC2 itself refuses too many machines.
+no code could be verified) are not checked here; EC2 refuses launches that exceed them.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from ...shared.clock import SystemClock
 from ...shared.poll_cache import PollCache
 from ..clients import Clients
 from ..errors import translate_errors
-from ..resources.instance_cache import Sightings
+from ..resources.instance_cache import InstanceCache
 
 if TYPE_CHECKING:
     from types_boto3_ec2 import EC2Client
@@ -32,9 +32,9 @@ if TYPE_CHECKING:
 log = logging.getLogger("cloudgpu.provisioners.aws")
 
 LIMIT_S = 600.0
-"""TTL of a limit in seconds; failed queries are cached, too, as an unknown limit."""
+"""TTL of a cached limit in seconds. A failed query is cached for the same time, as an unknown limit."""
 UNSEEN_S = 120.0
-"""Seconds for which a launch counts as used although listings do not show its machines yet."""
+"""Seconds for which a launch's vCPUs count as used although listings do not show its machines yet."""
 _TABLE = Path(__file__).with_name("quotas.csv")
 _FAMILY = re.compile(r"([a-z]+)(\d*)")
 
@@ -70,7 +70,7 @@ def quotas() -> list[Quota]:
 def check(
     ec2: EC2Client, service_quotas: ServiceQuotasClient, *, region: str, market: str, machine_types: Sequence[str]
 ) -> None:
-    """Raise ProvisionError(quota) if the quota does not allow these machines beside those that run.
+    """Raise ProvisionError(quota) if these machines would exceed the quota, given those that already run.
 
     `machine_types`: one entry for each machine to start; running machines of the same launch count as used. If the API
     does not return a limit (no permission, no answer, no such quota), that is logged once and the check passes, so that
@@ -81,23 +81,23 @@ def check(
 
 
 class Quotas:
-    """Quota check of all launches of a process, with cached limits. Thread-safe.
+    """Quota checks for all launches of a process, with cached limits. Thread-safe.
 
-    Usage is counted from cached listings of the owner's machines; machines of others are left to EC2's own check."""
+    Only the owner's machines count as used, from cached listings; EC2 itself also counts those of other owners."""
 
-    def __init__(self, clients: Clients, sightings: Sightings) -> None:
+    def __init__(self, clients: Clients, sightings: InstanceCache) -> None:
         self._clients, self._sightings = clients, sightings
         self._limits: PollCache[tuple[str, Quota], float | None] = PollCache(self._ask, clients.clock, ttl_s=LIMIT_S)
         self._lock = threading.Lock()
-        self._begun: dict[tuple[str, Quota], dict[str, tuple[int, float]]] = {}
-        """Token -> vCPUs of a launch that listings may not show yet, and its monotonic start time."""
+        self._reserved: dict[tuple[str, Quota], dict[str, tuple[int, float]]] = {}
+        """(region, quota) -> launch token -> (vCPUs, monotonic time of the reservation)."""
 
     def check(self, request: LaunchRequest, missing: Sequence[str]) -> None:
         """Raise ProvisionError if the quotas do not allow the missing machines of a launch, and reserve their vCPUs
         otherwise.
 
-        `missing`: one machine type for each machine. The error is `quota` if the limit is below what the whole launch
-        needs, `capacity` if too much of it is in use now."""
+        `missing`: one machine type for each machine. The error is `quota` if the whole launch exceeds the limit,
+        `capacity` if it would fit when fewer vCPUs are in use."""
         whole = _needed([node.machine_type for node in request.nodes], request.market)
         for quota, vcpus in _needed(missing, request.market).items():
             allowed = self._limits.get((request.region, quota))
@@ -110,12 +110,12 @@ class Quotas:
                 used = self._used(request, quota, seen)
                 if used + vcpus > allowed:
                     raise _refusal("capacity", request.region, quota, vcpus, allowed, used)
-                begun = self._begun.setdefault((request.region, quota), {})
+                begun = self._reserved.setdefault((request.region, quota), {})
                 begun[request.token] = (vcpus + seen[request.token], self._clients.clock.monotonic())
 
     def are_known_to_suffice(self, request: LaunchRequest) -> bool:
-        """Return whether all limits are known and large enough for the whole launch, so that only current usage exceeds
-        them."""
+        """Return whether all limits are known and large enough for the whole launch; EC2's refusal is then due to
+        current usage."""
         whole = _needed([node.machine_type for node in request.nodes], request.market)
         limits = {quota: self._limits.get((request.region, quota)) for quota in whole}
         return bool(limits) and all(
@@ -123,13 +123,13 @@ class Quotas:
         )
 
     def release(self, request: LaunchRequest) -> None:
-        """Drop the vCPUs that check() reserved for a launch, because it failed."""
+        """Release the vCPUs that check() reserved for a launch; called after it failed."""
         with self._lock:
-            for begun in self._begun.values():
+            for begun in self._reserved.values():
                 begun.pop(request.token, None)
 
     def _seen(self, request: LaunchRequest, quota: Quota) -> Counter[str]:
-        """Return token -> vCPUs of running machines; 0 if all have ended."""
+        """Return launch token -> vCPUs of the owner's machines under this quota; 0 if the machines have ended."""
         seen: Counter[str] = Counter()
         for one in self._sightings.of_owner(request.region, request.owner.name).values():
             if quota_of(one.machine_type, one.market) == quota:
@@ -137,8 +137,10 @@ class Quotas:
         return seen
 
     def _used(self, request: LaunchRequest, quota: Quota, seen: Counter[str]) -> int:
-        """Return the vCPUs of listed machines, and of other recent launches that listings do not show yet."""
-        begun, now = self._begun.get((request.region, quota), {}), self._clients.clock.monotonic()
+        """Return the vCPUs in use: of listed machines, and of other recent launches that are not listed yet.
+
+        Drops reservations older than UNSEEN_S. Callers hold the lock."""
+        begun, now = self._reserved.get((request.region, quota), {}), self._clients.clock.monotonic()
         for token in [token for token, (_, at) in begun.items() if now - at > UNSEEN_S]:
             del begun[token]
         coming = (vcpus for token, (vcpus, _) in begun.items() if token != request.token and token not in seen)

@@ -2,7 +2,7 @@
 
 Read-only calls: ec2:DescribeRegions, DescribeInstanceTypes, DescribeInstanceTypeOfferings, DescribeAvailabilityZones
 and DescribeSpotPriceHistory, pricing:GetProducts, servicequotas:GetServiceQuota. A table is made only if all queries
-succeed for all regions; users without permission in a region must name the other regions.
+succeed for all regions; users who lack permission in a region must pass the other regions by name.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from ...shared.refresh_queries import (
     PLACES,
     PRICES,
     SOURCE,
-    Calls,
+    ParallelQueries,
     Row,
-    in_order,
     known_rows,
-    published,
+    publish_all,
     shipped_rows,
+    sorted_rows,
 )
 from ..clients import Clients
 from ..errors import translate_errors
@@ -77,21 +77,23 @@ def refresh(regions: Sequence[str], on_progress: Progress, clients: Clients | No
     asked = tuple(dict.fromkeys(regions)) or tuple(sorted(name for name, on in clients.regions.items() if on))
     now = datetime.datetime.fromtimestamp(clients.clock.now(), datetime.UTC)
     with ThreadPoolExecutor(_WORKERS) as pool:
-        calls = Calls(pool, on_progress, lambda doing: translate_errors(doing, clients.clock))
-        asking = _Asking(clients, asked, now, calls)
+        calls = ParallelQueries(pool, on_progress, lambda doing: translate_errors(doing, clients.clock))
+        asking = _Refresh(clients, asked, now, calls)
         made = (asking.machine_types, asking.places, asking.prices, asking.spot, asking.quotas)
         try:
-            yield from published({f"{table.__name__}_{CLOUD}": table for table in made}, asking.settle, now)
+            yield from publish_all({f"{table.__name__}_{CLOUD}": table for table in made}, asking.settle, now)
         finally:
             pool.shutdown(cancel_futures=True)
 
 
-class _Asking:
+class _Refresh:
     """Queries of one refresh, and merging of the answers with the current tables.
 
     The methods named after tables are called once each, in the order of their definition."""
 
-    def __init__(self, clients: Clients, regions: tuple[str, ...], now: datetime.datetime, calls: Calls) -> None:
+    def __init__(
+        self, clients: Clients, regions: tuple[str, ...], now: datetime.datetime, calls: ParallelQueries
+    ) -> None:
         self._clients = clients
         self._regions = regions
         self._now = now
@@ -172,7 +174,7 @@ class _Asking:
         ec2 = self._clients.ec2(region)
         dearest: dict[str, Decimal] = {}
         for price in spot_prices(ec2, names, zone_ids(ec2), self._now):
-            if price.since.year < 2015:  # before EC2 sold GPUs as Spot: a wrong date
+            if price.since.year < 2015:  # EC2 did not sell GPUs as Spot yet: the date is wrong
                 raise OddPriceError(f"{price.machine_type} has a Spot price of {price.since.date()}")
             dearest[price.machine_type] = max(price.amount, dearest.get(price.machine_type, price.amount))
         return dearest
@@ -244,7 +246,7 @@ class _Asking:
     def _update(
         self, table: str, columns: tuple[str, ...], rows: Mapping[Row, Row], found: int, shipped: int
     ) -> Update:
-        return Update(table, columns, in_order(rows), self._regions, found, shipped)
+        return Update(table, columns, sorted_rows(rows), self._regions, found, shipped)
 
 
 def _patterns(machine_types: Iterable[str]) -> list[str]:
@@ -294,8 +296,9 @@ def _table_names() -> frozenset[str]:
 
 
 def _accelerator(name: str, memory_gb: float) -> str | None:
-    """Return the canonical name; None: unknown. EC2 has one name for both sizes of the A100 and V100; memory
-    decides."""
+    """Return the canonical name of an accelerator of EC2; None: unknown.
+
+    EC2 uses one name for both memory sizes of the A100, and of the V100: `memory_gb`, of one accelerator, decides."""
     known = _provider_names().get(name, set())
     found = find_accelerator(name) if name and not known else None
     sizes = [accelerators()[one] for one in sorted(known)] or ([found] if found else [])
@@ -316,7 +319,9 @@ def _provider_names() -> dict[str, set[str]]:
 
 
 def _offered(ec2: EC2Client) -> dict[str, set[str]]:
-    """Return machine type -> AZ ids, for all types, since wildcards in this call's filter are not documented."""
+    """Return machine type -> ids of the availability zones that offer it.
+
+    Queries all types, since wildcards in this call's filter are not documented."""
     pages = ec2.get_paginator("describe_instance_type_offerings").paginate(
         LocationType="availability-zone-id", PaginationConfig={"PageSize": 1000}
     )
@@ -329,7 +334,7 @@ def _offered(ec2: EC2Client) -> dict[str, set[str]]:
 
 
 def _words(pair: tuple[str, Quota]) -> str:
-    """Return e.g. `us-east-1 L-DB2E81BA`."""
+    """Format region and quota for progress messages, e.g. `us-east-1 L-DB2E81BA`."""
     return f"{pair[0]} {pair[1].code}"
 
 

@@ -23,8 +23,8 @@ PRICES_S = 60.0
 """Seconds for which Spot prices are cached."""
 
 
-class Answers:
-    """Cached answers by region. Thread-safe."""
+class RegionCache:
+    """Cache of zones, subnets and Spot prices, by region. Thread-safe."""
 
     def __init__(self, clients: Clients) -> None:
         self._clients = clients
@@ -50,7 +50,7 @@ class Answers:
         return self._prices.get((region, _sold_as_spot() | frozenset(machine_types)))
 
     def forget(self, region: str) -> None:
-        """Invalidate zones and subnets: a launch was refused, perhaps because they have changed."""
+        """Invalidate a region's cached zones and subnets: a launch may have been refused because they changed."""
         self._zones.forget(region)
         self._subnets.forget(region)
 

@@ -15,13 +15,13 @@ from typing import TYPE_CHECKING, Any
 from ....jobspecs import catalog
 from ...base import ProvisionError
 from ...shared import tags
-from ...tagged_resources import Found, Leftover, Tagged, Thing, launches
+from ...tagged_resources import Leftover, Listing, Resource, Tagged, group_by_launch
 from ..clients import HOME_REGION, Clients
-from ..errors import tolerate, translate_errors
+from ..errors import ignore_errors, translate_errors
 from ..resources import scaling_groups
 from ..resources.identity import PATH
-from ..resources.instance_cache import Sightings
-from .teardown import Ending
+from ..resources.instance_cache import InstanceCache
+from .teardown import Teardown
 
 if TYPE_CHECKING:
     from types_boto3_autoscaling import AutoScalingClient
@@ -41,7 +41,7 @@ _OPEN: Any = {"Name": "state", "Values": ["open", "active"]}
 # --- find -------------------------------------------------------------------------------------------------------------
 
 
-def find(regions: Sequence[str], clients: Clients | None = None) -> Found:
+def find(regions: Sequence[str], clients: Clients | None = None) -> Listing:
     """Return the tagged resources of every owner in these regions (none: all enabled regions). Raises
     ProvisionError."""
     clients = clients or Clients()
@@ -62,7 +62,7 @@ def find(regions: Sequence[str], clients: Clients | None = None) -> Found:
                 found += future.result()
             except ProvisionError as error:
                 missed[place] = str(error)
-    return Found(launches("aws", found), missed)
+    return Listing(group_by_launch("aws", found), missed)
 
 
 _IAM = "iam"
@@ -83,14 +83,16 @@ def _scaling_groups(autoscaling: AutoScalingClient, region: str) -> Iterator[Tag
     for page in autoscaling.get_paginator("describe_auto_scaling_groups").paginate(Filters=_OURS):
         for group in map(scaling_groups.seen, page["AutoScalingGroups"]):
             detail = f"{group.machines} of {group.wanted} machines"
-            yield Tagged(Thing(_GROUP, group.name, region, detail), group.tags)
+            yield Tagged(Resource(_GROUP, group.name, region, detail), group.tags)
 
 
 def _templates(ec2: EC2Client, region: str) -> Iterator[Tagged]:
     for page in ec2.get_paginator("describe_launch_templates").paginate(Filters=_OURS):
         for item in page["LaunchTemplates"]:
             name, created = item["LaunchTemplateName"], item["CreateTime"].timestamp()
-            yield Tagged(Thing("launch template", item["LaunchTemplateId"], region, name, created=created), _tags(item))
+            yield Tagged(
+                Resource("launch template", item["LaunchTemplateId"], region, name, created=created), _tags(item)
+            )
 
 
 def _instances(ec2: EC2Client, region: str) -> Iterator[Tagged]:
@@ -98,7 +100,7 @@ def _instances(ec2: EC2Client, region: str) -> Iterator[Tagged]:
         for item in (item for reservation in page["Reservations"] for item in reservation["Instances"]):
             machine_type, state = item["InstanceType"], item["State"]["Name"]
             market = _MARKETS.get(item.get("InstanceLifecycle", ""), "on-demand")
-            thing = Thing(
+            thing = Resource(
                 "instance",
                 item["InstanceId"],
                 region,
@@ -113,7 +115,7 @@ def _volumes(ec2: EC2Client, region: str) -> Iterator[Tagged]:
     for page in ec2.get_paginator("describe_volumes").paginate(Filters=_OURS):
         for item in page["Volumes"]:
             price = catalog.disk_price("aws", region)
-            thing = Thing(
+            thing = Resource(
                 "volume",
                 item["VolumeId"],
                 region,
@@ -127,41 +129,41 @@ def _volumes(ec2: EC2Client, region: str) -> Iterator[Tagged]:
 def _interfaces(ec2: EC2Client, region: str) -> Iterator[Tagged]:
     for page in ec2.get_paginator("describe_network_interfaces").paginate(Filters=_OURS):
         for item in page["NetworkInterfaces"]:
-            thing = Thing("network interface", item["NetworkInterfaceId"], region, item.get("Status", ""))
+            thing = Resource("network interface", item["NetworkInterfaceId"], region, item.get("Status", ""))
             yield Tagged(thing, _tags(item, "TagSet"))
 
 
 def _security_groups(ec2: EC2Client, region: str) -> Iterator[Tagged]:
     for page in ec2.get_paginator("describe_security_groups").paginate(Filters=_OURS):
         for item in page["SecurityGroups"]:
-            yield Tagged(Thing("security group", item["GroupId"], region, item["GroupName"]), _tags(item))
+            yield Tagged(Resource("security group", item["GroupId"], region, item["GroupName"]), _tags(item))
 
 
 def _placement_groups(ec2: EC2Client, region: str) -> Iterator[Tagged]:
     for item in ec2.describe_placement_groups(Filters=_OURS)["PlacementGroups"]:
-        yield Tagged(Thing("placement group", item["GroupName"], region), _tags(item))
+        yield Tagged(Resource("placement group", item["GroupName"], region), _tags(item))
 
 
 def _spot_requests(ec2: EC2Client, region: str) -> Iterator[Tagged]:
     for page in ec2.get_paginator("describe_spot_instance_requests").paginate(Filters=[*_OURS, _OPEN]):
         for item in page["SpotInstanceRequests"]:
-            thing = Thing("Spot request", item["SpotInstanceRequestId"], region, str(item.get("State", "")))
+            thing = Resource("Spot request", item["SpotInstanceRequestId"], region, str(item.get("State", "")))
             yield Tagged(thing, _tags(item))
 
 
 def _identities(iam: IAMClient) -> Iterator[Tagged]:
-    """Yield roles and instance profiles under cloudgpu's path. Listings omit tags, so that each takes another call."""
+    """Yield roles and instance profiles under cloudgpu's path. Listings omit tags: each item takes another call."""
     for roles in iam.get_paginator("list_roles").paginate(PathPrefix=PATH):
         for name in [role["RoleName"] for role in roles["Roles"]]:
-            with tolerate("NoSuchEntity"):
+            with ignore_errors("NoSuchEntity"):
                 role = iam.get_role(RoleName=name)["Role"]
-                yield Tagged(Thing("role", name, "", created=role["CreateDate"].timestamp()), _tags(role))
+                yield Tagged(Resource("role", name, "", created=role["CreateDate"].timestamp()), _tags(role))
     for profiles in iam.get_paginator("list_instance_profiles").paginate(PathPrefix=PATH):
         for name in [profile["InstanceProfileName"] for profile in profiles["InstanceProfiles"]]:
-            with tolerate("NoSuchEntity"):
+            with ignore_errors("NoSuchEntity"):
                 profile = iam.get_instance_profile(InstanceProfileName=name)["InstanceProfile"]
                 created = profile["CreateDate"].timestamp()
-                yield Tagged(Thing("instance profile", name, "", created=created), _tags(profile))
+                yield Tagged(Resource("instance profile", name, "", created=created), _tags(profile))
 
 
 def _tags(item: Mapping[str, Any], key: str = "Tags") -> dict[str, str]:
@@ -179,20 +181,21 @@ def _machine_price(machine_type: str, region: str, market: str) -> Decimal | Non
 
 
 def remove(leftover: Leftover, clients: Clients | None = None) -> None:
-    """Delete all its resources. Idempotent; returns when nothing is billed any more. Raises ProvisionError."""
+    """Delete all resources of a leftover. Idempotent; returns when nothing is billed any more. Raises
+    ProvisionError."""
     clients = clients or Clients()
     for thing in leftover.things:
-        if thing.kind == _GROUP:  # before its machines, which it would replace
+        if thing.kind == _GROUP:  # before the machines: the group would replace them
             scaling_groups.close(clients, thing.region, thing.id)
     for region in leftover.regions:
         if leftover.token:
-            Ending(clients, Sightings(clients), region, leftover.token, leftover.owner).run()
+            Teardown(clients, InstanceCache(clients), region, leftover.token, leftover.owner).run()
         _remove_things(clients, region, leftover)
     _remove_things(clients, "", leftover)
 
 
 def _remove_things(clients: Clients, region: str, leftover: Leftover) -> None:
-    """Delete the resources of one region ("": global), kind by kind, with dependencies last."""
+    """Delete the resources of one region ("": global), in the order of _DELETE."""
     here = [thing for thing in leftover.things if thing.region == region]
     for kind, delete in _DELETE.items():
         if kind == "volume":
@@ -228,17 +231,17 @@ def _alive(clients: Clients, region: str, instances: Sequence[str]) -> list[str]
 
 
 def _cancel_spot_request(clients: Clients, region: str, name: str) -> None:
-    with tolerate("InvalidSpotInstanceRequestID.NotFound"):
+    with ignore_errors("InvalidSpotInstanceRequestID.NotFound"):
         clients.ec2(region).cancel_spot_instance_requests(SpotInstanceRequestIds=[name])
 
 
 def _delete_volume(clients: Clients, region: str, name: str) -> None:
-    with tolerate("InvalidVolume.NotFound"):
+    with ignore_errors("InvalidVolume.NotFound"):
         clients.ec2(region).delete_volume(VolumeId=name)
 
 
 def _delete_interface(clients: Clients, region: str, name: str) -> None:
-    with tolerate("InvalidNetworkInterfaceID.NotFound"):
+    with ignore_errors("InvalidNetworkInterfaceID.NotFound"):
         clients.ec2(region).delete_network_interface(NetworkInterfaceId=name)
 
 
@@ -247,18 +250,18 @@ def _delete_template(clients: Clients, region: str, name: str) -> None:
 
 
 def _delete_placement_group(clients: Clients, region: str, name: str) -> None:
-    with tolerate("InvalidPlacementGroup.Unknown"):
+    with ignore_errors("InvalidPlacementGroup.Unknown"):
         clients.ec2(region).delete_placement_group(GroupName=name)
 
 
 def _delete_security_group(clients: Clients, region: str, name: str) -> None:
-    with tolerate("InvalidGroup.NotFound"):
+    with ignore_errors("InvalidGroup.NotFound"):
         clients.ec2(region).delete_security_group(GroupId=name)
 
 
 def _delete_profile(clients: Clients, region: str, name: str) -> None:
     iam = clients.iam(region or HOME_REGION)
-    with tolerate("NoSuchEntity"):
+    with ignore_errors("NoSuchEntity"):
         for role in iam.get_instance_profile(InstanceProfileName=name)["InstanceProfile"]["Roles"]:
             iam.remove_role_from_instance_profile(InstanceProfileName=name, RoleName=role["RoleName"])
         iam.delete_instance_profile(InstanceProfileName=name)
@@ -266,7 +269,7 @@ def _delete_profile(clients: Clients, region: str, name: str) -> None:
 
 def _delete_role(clients: Clients, region: str, name: str) -> None:
     iam = clients.iam(region or HOME_REGION)
-    with tolerate("NoSuchEntity"):
+    with ignore_errors("NoSuchEntity"):
         for policy in iam.list_role_policies(RoleName=name)["PolicyNames"]:
             iam.delete_role_policy(RoleName=name, PolicyName=policy)
         iam.delete_role(RoleName=name)
@@ -283,4 +286,4 @@ _DELETE: dict[str, Callable[[Clients, str, str], None]] = {
     "role": _delete_role,
 }
 """Kind -> function that deletes a resource, in order of deletion. Machines are terminated before the first volume, and
-Auto Scaling groups are deleted before all."""
+Auto Scaling groups are deleted before everything else."""

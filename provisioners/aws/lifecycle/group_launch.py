@@ -21,15 +21,15 @@ from ...shared.api_calls import retry
 from ...shared.poll_cache import PollCache
 from ...stacks import job_groups
 from ...stacks.job_groups import GroupState, Prepared
-from ..catalog.region_cache import Answers
+from ..catalog.region_cache import RegionCache
 from ..clients import Clients
 from ..errors import translate_errors
 from ..machine.instance_spec import disk_gib
-from ..machine.template import Surroundings, buying, check_fleet, group, group_tags, suspended, template, wants_efa
+from ..machine.template import TemplateResources, buying, check_fleet, group, group_tags, suspended, template, wants_efa
 from ..resources import network, scaling_groups
-from ..resources.instance_cache import Sightings
+from ..resources.instance_cache import InstanceCache
 from ..resources.network import tag_list
-from .launching import PATIENCE_S, Launch
+from .launching import RETRY_TIMEOUT_S, Launch
 
 UNSEEN_S = 300.0
 """Seconds for which a new group may be missing from listings; after that a missing group is gone."""
@@ -37,7 +37,7 @@ UNSEEN_S = 300.0
 
 @dataclass(slots=True)
 class GroupLaunch(Launch):
-    """Launch of one grouped request. allocate() is called once."""
+    """Launch of one grouped request. Call allocate() only once."""
 
     def allocate(self) -> Allocation:
         """Create the group, or find it, and return its allocation. Raises ProvisionError; cleans up as Launch.run()
@@ -93,7 +93,7 @@ class GroupLaunch(Launch):
 
         def make() -> None:
             profile, placement = self._make(subnets[0].vpc, placed=wants_efa(fleet))
-            around = Surroundings(
+            around = TemplateResources(
                 ami=image.ami,
                 root_device=image.root_device,
                 disk_gib=disk_gib(fleet.disk_gb, image.min_gb),
@@ -109,7 +109,7 @@ class GroupLaunch(Launch):
 
         self.has_created = True
         try:
-            retry(make, timeout_s=PATIENCE_S, clock=self.clients.clock)
+            retry(make, timeout_s=RETRY_TIMEOUT_S, clock=self.clients.clock)
         except ProvisionError as error:
             self._check_role(error)
             raise
@@ -119,8 +119,8 @@ class GroupLaunch(Launch):
         zone."""
         return [subnets[(self.request.attempt - 1) % len(subnets)]]
 
-    def _make_standing(self, fleet: FleetSpec, around: Surroundings, subnets: list[network.Subnet]) -> None:
-        """Create template and group. Idempotent; callers retry, since AWS may not see yet what it has just created."""
+    def _make_standing(self, fleet: FleetSpec, around: TemplateResources, subnets: list[network.Subnet]) -> None:
+        """Create the template and the group. Idempotent; callers retry, since AWS is eventually consistent."""
         region, name = self.request.region, self._name
         with translate_errors(f"make {name} in {region}", self.clients.clock):
             made = scaling_groups.make_template(
@@ -138,10 +138,10 @@ class GroupLaunch(Launch):
         scaling_groups.make_scaling_group(self.clients, region, wanted)
 
 
-class Groups:
+class GroupObserver:
     """Observer of dedicated groups, with a cache shared by all jobs."""
 
-    def __init__(self, clients: Clients, sightings: Sightings, answers: Answers) -> None:
+    def __init__(self, clients: Clients, sightings: InstanceCache, answers: RegionCache) -> None:
         self._clients, self._sightings, self._answers = clients, sightings, answers
         self._cache: PollCache[tuple[str, str], Mapping[str, scaling_groups.ScalingGroup]] = PollCache(
             self._ask, clients.clock
@@ -164,11 +164,11 @@ class Groups:
         machines = sum(one.token == allocation.token and not one.is_gone for one in there)
         lacks = seen.machines < seen.wanted and not seen.is_going
         trouble = self._trouble(region, seen) if lacks else None
-        return GroupState(exists=True, machines=machines, trouble=trouble, size=seen.wanted)
+        return GroupState(exists=True, machines=machines, launch_error=trouble, size=seen.wanted)
 
     def _trouble(self, region: str, seen: scaling_groups.ScalingGroup) -> ProvisionError | None:
         refusal = scaling_groups.trouble(self._clients, region, seen)
-        if refusal is not None and refusal.hints:  # AZ names to AZ ids, as offers spell zones
+        if refusal is not None and refusal.hints:  # translate AZ names to AZ ids, which offers use
             ids = self._answers.zone_ids(region)
             refusal.hints = tuple(ids[name] for name in refusal.hints if name in ids)
         return refusal

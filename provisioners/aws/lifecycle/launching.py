@@ -10,7 +10,7 @@ from ...base import LaunchRequest, NodeRequest, ProvisionError, node_token
 from ...shared.api_calls import all_or_none, cleaning_up, first_with_room, pause, retry
 from ...shared.infra_outputs import Infrastructure, load
 from ..catalog.quotas import Quotas
-from ..catalog.region_cache import Answers
+from ..catalog.region_cache import RegionCache
 from ..clients import Clients
 from ..errors import translate_errors
 from ..machine.images import Image, Images
@@ -18,13 +18,13 @@ from ..machine.request import Place, run_instances, wants_efa
 from ..machine.reservations import Reservation, find_reservation
 from ..resources import network
 from ..resources.identity import make_identity, shared_profile
-from ..resources.instance_cache import Sightings
+from ..resources.instance_cache import InstanceCache
 from ..resources.profile_propagation import Profiles
-from .teardown import Ending, terminate
+from .teardown import Teardown, terminate
 
 log = logging.getLogger("cloudgpu.provisioners.aws")
 
-PATIENCE_S = 90.0
+RETRY_TIMEOUT_S = 90.0
 """Timeout in seconds for retries of calls that were throttled, not answered, or refer to resources just created."""
 _NO_PROFILE = "Invalid IAM Instance Profile"
 """Part of EC2's message about an unknown instance profile, see errors.csv."""
@@ -45,12 +45,12 @@ _ONE_ADAPTER = (
 
 @dataclass(slots=True)
 class Launch:
-    """Launch of one request. run() is called once."""
+    """Launch of one request. Call run() only once."""
 
     clients: Clients
     images: Images
-    sightings: Sightings
-    answers: Answers
+    sightings: InstanceCache
+    answers: RegionCache
     quotas: Quotas
     profiles: Profiles
     request: LaunchRequest
@@ -71,7 +71,7 @@ class Launch:
     """True if resources may exist under this token, from this call or an earlier one."""
 
     def run(self) -> None:
-        """Start the machines of all nodes of the request that have none. Raises ProvisionError.
+        """Start a machine for each node of the request that has none. Raises ProvisionError.
 
         After a final error a new launch is undone; machines of earlier calls stay. After any other error all resources
         stay for the next launch() with this token, or terminate().
@@ -123,8 +123,8 @@ class Launch:
     def _client_token(self, node: str, zone_name: str) -> str:
         """Return the client token of a machine. Raises ProvisionError if there is no security group yet.
 
-        It depends on the security group, so that a launch repeated after teardown gets new machines: for the same token
-        EC2 would return the terminated one.
+        The client token depends on the security group, so that a launch repeated after teardown gets new machines: for
+        an unchanged client token EC2 would return the terminated one.
         """
         if self.group is None:
             raise ProvisionError("transient", "the launch has no security group yet", scope="region")
@@ -145,7 +145,7 @@ class Launch:
         placed = wants_efa(request.nodes) and (request.zone is not None or request.market == "reservation")
         self.has_created = True
         profile, placement = retry(
-            lambda: self._make(subnets[0].vpc, placed=placed), timeout_s=PATIENCE_S, clock=self.clients.clock
+            lambda: self._make(subnets[0].vpc, placed=placed), timeout_s=RETRY_TIMEOUT_S, clock=self.clients.clock
         )
         group = self.group.group if self.group else ""
         endpoint = self.clients.endpoint(request.region)
@@ -193,7 +193,7 @@ class Launch:
         """Create security group, role and placement group; return the instance profile's ARN and the placement group's
         name.
 
-        Idempotent; callers retry, since a call may not see yet what the call before has created.
+        Idempotent; callers retry, since AWS is eventually consistent.
         """
         request = self.request
         ec2 = self.clients.ec2(request.region)
@@ -232,10 +232,10 @@ class Launch:
         self.zone = place.subnet.zone_name
 
     def _end(self, started: Mapping[str, str]) -> None:
-        """Terminate started machines of a launch of which another machine was refused.
+        """Terminate the started machines of a launch after EC2 refused another one.
 
-        Retried, since EC2 may not know a new machine yet. Errors are logged only, to keep the refusal; terminate() then
-        cleans up."""
+        The call is retried, since EC2 may not know a new machine yet. Errors are only logged, so that the caller raises
+        the refusal; terminate() cleans up later."""
         self.has_begun = True
         left = set(started.values())
 
@@ -275,7 +275,7 @@ class Launch:
                 raise
 
         try:
-            return retry(learn, timeout_s=PATIENCE_S, clock=clock)
+            return retry(learn, timeout_s=RETRY_TIMEOUT_S, clock=clock)
         except ProvisionError as error:
             self._check_role(error)
             if error.code != "IdempotentParameterMismatch":
@@ -284,8 +284,7 @@ class Launch:
             return self._started_before(token, error)
 
     def _await_profile(self, arn: str) -> None:
-        """Raise ProvisionError(transient) while a new profile has probably not propagated to EC2, which would refuse
-        it."""
+        """Raise ProvisionError(transient) until a new instance profile is expected to have propagated to EC2."""
         wait = self.profiles.wait_s(arn)
         if wait > 0:
             message = f"the machines' role was made just now; EC2 is expected to know it in {wait:.0f} s"
@@ -326,7 +325,7 @@ class Launch:
         request = self.request
         self.profiles.forget_launch(request.token)
         with cleaning_up(request.job_id):
-            Ending(self.clients, self.sightings, request.region, request.token, request.owner.name).run()
+            Teardown(self.clients, self.sightings, request.region, request.token, request.owner.name).run()
 
 
 def known_stack(region: str) -> Infrastructure | None:

@@ -6,19 +6,19 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ...base import Ended, ProvisionError
+from ...base import ProvisionError, TerminateResult
 from ...shared import tags
 from ..clients import Clients
-from ..errors import tolerate, translate_errors
+from ..errors import ignore_errors, translate_errors
 from ..resources import network, scaling_groups
 from ..resources.identity import remove_identity
-from ..resources.instance_cache import Sighting, Sightings, sighting
+from ..resources.instance_cache import InstanceCache, InstanceState, parse_instance
 
 if TYPE_CHECKING:
     from types_boto3_ec2 import EC2Client
     from types_boto3_ec2.type_defs import FilterTypeDef
 
-PATIENCE_S = 300.0
+RETRY_TIMEOUT_S = 300.0
 """Timeout in seconds for the end of machines; large ones take minutes. The caller then retries."""
 _POLL_S = 3.0
 _DENIED = "UnauthorizedOperation"
@@ -28,28 +28,28 @@ _STILL_USED = frozenset({"DependencyViolation", "InvalidGroup.InUse", "InvalidPl
 
 
 @dataclass(frozen=True, slots=True)
-class Ending:
+class Teardown:
     """Teardown of one launch in one region. All steps are idempotent."""
 
     clients: Clients
-    sightings: Sightings
+    sightings: InstanceCache
     region: str
     token: str
     owner: str
-    """"": unknown."""
+    """Name of the launch's owner; "": unknown."""
     named: Collection[str] = ()
     """Instance ids from the allocation: terminated even if listings do not show them yet."""
 
-    def run(self) -> Ended:
-        """Delete all resources; return when nothing is billed any more. Raises ProvisionError; may be retried then."""
+    def run(self) -> TerminateResult:
+        """Delete all resources; return when nothing is billed any more. Raises ProvisionError; then retry."""
         ec2, clock = self.clients.ec2(self.region), self.clients.clock
-        until = clock.monotonic() + PATIENCE_S
+        until = clock.monotonic() + RETRY_TIMEOUT_S
         with translate_errors(f"look for the launch in {self.region}", clock):
             group = network.find_group(ec2, self.token)
         hidden, since = set(self.named), clock.monotonic()
         has_started, at = group is not None and group.is_grouped, clock.now()
         while True:
-            # Before its machines, which it would replace.
+            # Before the machines: the group would replace them.
             stands = group is not None and group.is_grouped and self._close(group)
             ran, left = self._end_machines(hidden, since)
             hidden.clear()
@@ -57,10 +57,10 @@ class Ending:
             if stands or left:
                 at = clock.now()
             if not stands and not left and (group is None or self._remove_rest(group, hidden)):
-                return Ended(has_started, at)
+                return TerminateResult(has_started, at)
             if clock.monotonic() > until:
                 names = ", ".join(sorted(left)) or network.name_of(self.token)
-                message = f"{names} in {self.region} was ended {PATIENCE_S:.0f} s ago, and is not gone yet"
+                message = f"{names} in {self.region} was ended {RETRY_TIMEOUT_S:.0f} s ago, and is not gone yet"
                 raise ProvisionError("transient", message, scope="region", code="StillThere")
             since = clock.monotonic()
             clock.sleep(_POLL_S)
@@ -83,7 +83,7 @@ class Ending:
     def _close(self, group: network.Group) -> bool:
         return scaling_groups.close(self.clients, self.region, scaling_groups.group_name(group))
 
-    def _look(self, since: float) -> list[Sighting]:
+    def _look(self, since: float) -> list[InstanceState]:
         if self.owner:
             seen = self.sightings.of_owner(self.region, self.owner, since=since)
         else:
@@ -109,7 +109,7 @@ class Ending:
                     network.remove_placement_group(ec2, self.token)
                 network.remove_group(ec2, group)
         except ProvisionError as error:
-            if error.code == _DENIED:  # also EC2's answer for a deleted group, e.g. by a call whose answer was lost
+            if error.code == _DENIED:  # EC2 answers the same for a deleted group
                 with translate_errors(f"look for the launch in {self.region}", clock):
                     if network.find_group(ec2, self.token) is None:
                         return True
@@ -129,7 +129,7 @@ class Ending:
         ]
         for page in ec2.get_paginator("describe_volumes").paginate(Filters=where):
             for volume in page["Volumes"]:
-                with tolerate("InvalidVolume.NotFound"):
+                with ignore_errors("InvalidVolume.NotFound"):
                     ec2.delete_volume(VolumeId=volume["VolumeId"])
 
 
@@ -158,7 +158,7 @@ def terminate(clients: Clients, region: str, instances: Collection[str]) -> set[
 
 def _is_there(clients: Clients, region: str, instances: Collection[str]) -> bool:
     """Return whether EC2 lists any of these instances as not terminated."""
-    with translate_errors(f"look for {', '.join(instances)} in {region}", clients.clock), tolerate(_UNKNOWN):
+    with translate_errors(f"look for {', '.join(instances)} in {region}", clients.clock), ignore_errors(_UNKNOWN):
         found = clients.ec2(region).describe_instances(InstanceIds=list(instances))["Reservations"]
-        return any(not sighting(one).is_gone for reservation in found for one in reservation.get("Instances", ()))
+        return any(not parse_instance(one).is_gone for reservation in found for one in reservation.get("Instances", ()))
     return False

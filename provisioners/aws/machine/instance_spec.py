@@ -30,9 +30,9 @@ class Attachment:
     group: Text
     """Id of the security group."""
     public: bool
-    """The machine gets a public address, without which it has no internet access in a public subnet."""
+    """True if the machine gets a public address. In a public subnet it has no internet access without one."""
     subnet: Text | None = None
-    """None: set by the caller that starts the machine, e.g. an Auto Scaling group."""
+    """Id of the subnet; None: set when the machine is started, e.g. by an Auto Scaling group."""
 
 
 def machine(
@@ -46,7 +46,7 @@ def machine(
     reservation: Reservation | None = None,
     placement_group: Text | None = None,
 ) -> dict[str, Any]:
-    """Return the parameters that are equal for all machines of a kind."""
+    """Return the parameters of RunInstances and launch templates that do not differ between the nodes of a role."""
     parameters: dict[str, Any] = {
         "ImageId": ami,
         "InstanceType": machine_type,
@@ -92,7 +92,7 @@ def interfaces(at: Attachment, cards: range) -> list[dict[str, Any]]:
 
 
 def cards_of(machine_type: str, *, wants_efa: bool) -> range:
-    """Return the network cards whose Elastic Fabric Adapters are used."""
+    """Return the network cards whose Elastic Fabric Adapters are used; empty without EFA."""
     return efa_cards(machine_type) if wants_efa else range(0)
 
 

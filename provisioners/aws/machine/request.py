@@ -9,7 +9,7 @@ from typing import Any
 from ...base import LaunchRequest, NodeRequest, ProvisionError
 from ...boot import user_data
 from ...shared import tags
-from ...shared.boot_record import check_agent, told_at_boot
+from ...shared.boot_record import build_boot_data, check_agent
 from ..resources.network import Subnet, efa_cards
 from .images import Image, architecture_of
 from .instance_spec import TAGGED, Attachment, cards_of, disk_gib, interfaces, machine, root_disk, tagged
@@ -75,7 +75,7 @@ def check_request(request: LaunchRequest) -> None:
 
 def _boot(request: LaunchRequest, node: NodeRequest, place: Place) -> str:
     reservation = place.reservations.get(node.machine_type)
-    return told_at_boot(
+    return build_boot_data(
         request,
         node.node,
         "aws",

@@ -26,12 +26,13 @@ class Reservation(NamedTuple):
     is_block: bool
     """True for a Capacity Block, which has a separate market type and an end."""
     end: float | None
-    """Epoch seconds; EC2 begins to terminate a block's machines some time before. None: no end."""
+    """End in epoch seconds; EC2 terminates a block's machines from BLOCK_ENDS_EARLY_S before it. None: no end."""
 
     @property
     def machines_end(self) -> float | None:
-        """Return epoch seconds at which EC2 begins to terminate its machines; None: it does not, as for reservations
-        other than blocks."""
+        """Return the epoch seconds at which EC2 begins to terminate a block's machines.
+
+        None: EC2 does not terminate them, since the reservation is not a block or has no end."""
         return self.end - BLOCK_ENDS_EARLY_S if self.is_block and self.end is not None else None
 
     def is_ending(self, now: float) -> bool:
@@ -54,8 +55,8 @@ def find_reservation(
     return _read(best), best.get("AvailabilityZoneId", best["AvailabilityZone"])
 
 
-def look_again(ec2: EC2Client, machine_type: str, reservation: str) -> Reservation | None:
-    """Query a known reservation again, as a Capacity Block may have been extended since; return None if it is over."""
+def get_reservation(ec2: EC2Client, machine_type: str, reservation: str) -> Reservation | None:
+    """Return a reservation by id, as it is now: a Capacity Block may have been extended. None: it is not active."""
     there = (one for one in _all(ec2, machine_type) if one["CapacityReservationId"] == reservation)
     return next((_read(one) for one in there if one["State"] == "active"), None)
 
@@ -85,7 +86,7 @@ def _none(
     machines: int,
     clock: Clock,
 ) -> ProvisionError:
-    """Return the error if no reservation fits, with the start of the next one if there is one."""
+    """Return the error to raise if no reservation fits; it names the start of the next one, if any."""
     where = f" in {zone}" if zone else ""
     starts = [one["StartDate"] for one in ours if one["State"] in _COMING and "StartDate" in one]
     if starts:

@@ -25,7 +25,7 @@ _YOUNG_S = 300
 
 
 @dataclass(frozen=True, slots=True)
-class Surroundings:
+class TemplateResources:
     """Resources outside the fleet that its template refers to, as text or as Pulumi Outputs."""
 
     ami: Text
@@ -37,7 +37,7 @@ class Surroundings:
     group: Text
     """Id of the security group."""
     public: bool
-    """The subnets are public."""
+    """True if the subnets are public."""
     user_data: Text
     """User data in base64."""
     tags: Mapping[str, Text]
@@ -45,12 +45,12 @@ class Surroundings:
     reservation: Reservation | None = None
 
 
-def template(fleet: FleetSpec, around: Surroundings) -> dict[str, Any]:
+def template(fleet: FleetSpec, around: TemplateResources) -> dict[str, Any]:
     """Return RequestLaunchTemplateData for a fleet's machines.
 
-    Differences from run_instances(): the group sets the subnet and Spot (buying()), since a template that requests Spot
-    cannot be part of a mixed group, so that Spot requests have no tags; and all machines have the same tags and user
-    data.
+    Differences from run_instances(): all machines have the same tags and user data, and the group sets the subnet and
+    the market Spot (see buying()), since a mixed group does not accept a template that requests Spot. Spot requests
+    therefore have no tags.
     """
     cards = cards_of(fleet.machine_type, wants_efa=wants_efa(fleet))
     return {
@@ -72,8 +72,8 @@ def template(fleet: FleetSpec, around: Surroundings) -> dict[str, Any]:
 def buying(fleet: FleetSpec, template_id: Text, version: Text) -> dict[str, Any]:
     """Return LaunchTemplate or MixedInstancesPolicy for CreateAutoScalingGroup.
 
-    A fleet of the market `spot` has `on_demand` on-demand machines first, then Spot machines from the zones where
-    interruptions are least likely at a low price; without a maximum price, as in a direct launch.
+    In the market `spot` the first `fleet.on_demand` machines are on-demand. The others are Spot machines from the zones
+    where interruptions are least likely at a low price. As in a direct launch, no maximum price is set.
     """
     named = {"LaunchTemplateId": template_id, "Version": version}
     if fleet.market != "spot":
@@ -110,7 +110,8 @@ def suspended(fleet: FleetSpec) -> list[str]:
 
 
 def group_tags(fleet: FleetSpec, values: Mapping[str, Text], profile_arn: Text) -> list[dict[str, Any]]:
-    """Return tags for CreateAutoScalingGroup, propagated to machines except the tag that permits them to leave."""
+    """Return tags for CreateAutoScalingGroup. The machines get all except PROFILE_TAG, which lets them leave the
+    group."""
     own = {"Name": fleet.name, **values}
     propagated = [{"Key": key, "Value": value, "PropagateAtLaunch": True} for key, value in own.items()]
     return [*propagated, {"Key": PROFILE_TAG, "Value": profile_arn, "PropagateAtLaunch": False}]
@@ -122,7 +123,7 @@ def wants_efa(fleet: FleetSpec) -> bool:
 
 
 def is_placed(fleet: FleetSpec) -> bool:
-    """Return whether the fleet has a cluster placement group, which is in one zone: if its machines use EFA."""
+    """Return whether the fleet needs a cluster placement group (in one zone), that is, whether its machines use EFA."""
     return wants_efa(fleet)
 
 

@@ -1,7 +1,7 @@
 """IAM role of a launch's machines, which grants access to the job's folder, inputs and outputs only.
 
 Each launch has a dedicated role and instance profile, named by its token, under the path `/cloudgpu/<owner>/`. If the
-role of an infra stack grants all that a launch needs, that is used instead, without calls to IAM.
+role of an infra stack grants all that a launch needs, the launch uses that role, without calls to IAM.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from ....jobspecs import secret_references
 from ...base import LaunchRequest, ProvisionError
 from ...shared import tags
 from ...shared.infra_outputs import Infrastructure
-from ..errors import tolerate
+from ..errors import ignore_errors
 from .network import name_of
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ def make_identity(iam: IAMClient, request: LaunchRequest, partition: str) -> str
     labels: list[TagTypeDef] = [{"Key": key, "Value": value} for key, value in tags.launch_tags(request).items()]
     boundary = os.environ.get(BOUNDARY_VARIABLE)
     within: dict[str, Any] = {"PermissionsBoundary": boundary} if boundary else {}
-    with tolerate("EntityAlreadyExists"):
+    with ignore_errors("EntityAlreadyExists"):
         iam.create_role(
             RoleName=name,
             Path=path,
@@ -53,11 +53,11 @@ def make_identity(iam: IAMClient, request: LaunchRequest, partition: str) -> str
         )
     document = json.dumps(machine_policy(request, partition))
     iam.put_role_policy(RoleName=name, PolicyName=_POLICY, PolicyDocument=document)
-    with tolerate("EntityAlreadyExists"):
+    with ignore_errors("EntityAlreadyExists"):
         iam.create_instance_profile(InstanceProfileName=name, Path=path, Tags=labels)
     profile = iam.get_instance_profile(InstanceProfileName=name)["InstanceProfile"]
     if not profile["Roles"]:
-        with tolerate("LimitExceeded"):  # a profile holds one role: it was added by a call whose answer was lost
+        with ignore_errors("LimitExceeded"):  # a profile holds one role: it was added by a call whose answer was lost
             iam.add_role_to_instance_profile(InstanceProfileName=name, RoleName=name)
     return profile["Arn"]
 
@@ -65,13 +65,13 @@ def make_identity(iam: IAMClient, request: LaunchRequest, partition: str) -> str
 def remove_identity(iam: IAMClient, token: str) -> None:
     """Delete role and profile. Idempotent. Raises botocore's errors."""
     name = name_of(token)
-    with tolerate("NoSuchEntity"):
+    with ignore_errors("NoSuchEntity"):
         iam.remove_role_from_instance_profile(InstanceProfileName=name, RoleName=name)
-    with tolerate("NoSuchEntity"):
+    with ignore_errors("NoSuchEntity"):
         iam.delete_instance_profile(InstanceProfileName=name)
-    with tolerate("NoSuchEntity"):
+    with ignore_errors("NoSuchEntity"):
         iam.delete_role_policy(RoleName=name, PolicyName=_POLICY)
-    with tolerate("NoSuchEntity"):
+    with ignore_errors("NoSuchEntity"):
         iam.delete_role(RoleName=name)
 
 

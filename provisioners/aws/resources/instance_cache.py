@@ -45,12 +45,11 @@ a machine that has sent heartbeats."""
 _LASTING = "Client.InternalError"
 """StateReason code that usually means a missing permission on the disk's key, in every zone."""
 _LASTING_LAUNCHES = 2
-"""Number of a job's launches ended by _LASTING from which on the error is classified as `auth` instead of
-`capacity`."""
+"""If _LASTING ended this number of a job's launches, the error is classified as `auth` instead of `capacity`."""
 
 
 @dataclass(frozen=True, slots=True)
-class Sighting:
+class InstanceState:
     """Instance as last listed."""
 
     instance: str
@@ -65,7 +64,7 @@ class Sighting:
     """AZ name; EC2 does not return the AZ id of an instance."""
     machine_type: str
     market: str
-    """Market as in offers."""
+    """Market, spelled as in offers, e.g. `on-demand`."""
 
     @property
     def token(self) -> str:
@@ -74,7 +73,7 @@ class Sighting:
 
     @property
     def node(self) -> str:
-        """Return its node, as in NodeRequest; "": the tag is missing."""
+        """Return the node that it runs, as in NodeRequest; "": the tag is missing."""
         return self.tags.get(tags.NODE, "")
 
     @property
@@ -83,21 +82,22 @@ class Sighting:
 
     @property
     def was_refused(self) -> bool:
-        """Return whether EC2 terminated it instead of starting it; it was then not billed."""
+        """Return whether EC2 terminated the instance instead of starting it; it was then not billed."""
         return self.is_gone and self.reason.startswith(_REFUSALS)
 
-    def as_node(self, node: str, others: Iterable[Sighting] = ()) -> NodeState:
-        """Return the state of its node. `others`: the owner's instances, searched for launches of the job with the same
-        end."""
+    def as_node(self, node: str, others: Iterable[InstanceState] = ()) -> NodeState:
+        """Return the state of the node that the instance runs.
+
+        `others`: all instances of the owner, to count launches of the same job that ended for the same reason."""
         phase = _PHASES.get(self.state, "running")
         words = self.message or self.reason
         if self.reason and self.reason not in words:
             words = f"{self.reason}: {words}"
         detail = "" if self.state == "running" else ": ".join(part for part in (self.state, words) if part)
         refused = self._refusal(node, words, others) if self.was_refused else None
-        return NodeState(node, phase, detail, taken=self.reason in _TAKEN, refused=refused)
+        return NodeState(node, phase, detail, reclaimed=self.reason in _TAKEN, refused=refused)
 
-    def _refusal(self, node: str, words: str, others: Iterable[Sighting]) -> ProvisionError:
+    def _refusal(self, node: str, words: str, others: Iterable[InstanceState]) -> ProvisionError:
         doing = f"start {node} in {self.zone}"
         found = classify("aws", code=self.reason, message=words, doing=doing, is_operation=True)
         job = self.tags.get(tags.JOB)
@@ -107,31 +107,31 @@ class Sighting:
         return found
 
 
-class Sightings:
+class InstanceCache:
     """Cached listings of instances, shared by all jobs. Thread-safe."""
 
     def __init__(self, clients: Clients) -> None:
         self._clients = clients
-        self._cache: PollCache[tuple[str, str, str], Mapping[str, Sighting]] = PollCache(self._ask, clients.clock)
+        self._cache: PollCache[tuple[str, str, str], Mapping[str, InstanceState]] = PollCache(self._ask, clients.clock)
 
-    def of_owner(self, region: str, owner: str, *, since: float | None = None) -> Mapping[str, Sighting]:
+    def of_owner(self, region: str, owner: str, *, since: float | None = None) -> Mapping[str, InstanceState]:
         """Return instance id -> state of all the owner's instances in a region; terminated ones for about an hour.
 
         `since`: as in PollCache.get(). Raises ProvisionError.
         """
         return self._cache.get((region, tags.OWNER, owner), since=since)
 
-    def of_token(self, region: str, token: str, *, since: float | None = None) -> Mapping[str, Sighting]:
-        """Return the instances of one launch, cached; for launches of unknown owner. Raises ProvisionError."""
+    def of_token(self, region: str, token: str, *, since: float | None = None) -> Mapping[str, InstanceState]:
+        """Return the cached instances of one launch whose owner is unknown. Raises ProvisionError."""
         return self._cache.get((region, tags.TOKEN, token), since=since)
 
-    def of_launch(self, region: str, token: str) -> Mapping[str, Sighting]:
+    def of_launch(self, region: str, token: str) -> Mapping[str, InstanceState]:
         """Return the instances of one launch, uncached. Raises ProvisionError.
 
-        Launches that wait for their turn would otherwise list all of the owner's machines repeatedly."""
+        Used when a launch begins: of_owner() would list all of the owner's machines again for each launch."""
         return self._ask((region, tags.TOKEN, token))
 
-    def _ask(self, where: tuple[str, str, str]) -> Mapping[str, Sighting]:
+    def _ask(self, where: tuple[str, str, str]) -> Mapping[str, InstanceState]:
         region, tag, value = where
         with translate_errors(f"look at the machines in {region}", self._clients.clock):
             pages = (
@@ -140,17 +140,17 @@ class Sightings:
                 .paginate(Filters=[{"Name": f"tag:{tag}", "Values": [value]}], PaginationConfig={"PageSize": 1_000})
             )
             return {
-                instance["InstanceId"]: sighting(instance)
+                instance["InstanceId"]: parse_instance(instance)
                 for page in pages
                 for reservation in page["Reservations"]
                 for instance in reservation.get("Instances", ())
             }
 
 
-def sighting(instance: InstanceTypeDef) -> Sighting:
+def parse_instance(instance: InstanceTypeDef) -> InstanceState:
     """Parse an instance of EC2's answer."""
     reason = instance.get("StateReason", {})
-    return Sighting(
+    return InstanceState(
         instance=instance["InstanceId"],
         state=instance["State"]["Name"],
         tags={tag["Key"]: tag["Value"] for tag in instance.get("Tags", ())},

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from ...base import LaunchRequest, ProvisionError
 from ...shared import tags
 from ...shared.infra_outputs import Infrastructure
-from ..errors import tolerate
+from ..errors import ignore_errors
 
 if TYPE_CHECKING:
     from types_boto3_ec2 import EC2Client
@@ -44,7 +44,7 @@ class Subnet(NamedTuple):
     zone_name: str
     """AZ name, e.g. `us-east-1a`, as in EC2's messages. Names differ between accounts."""
     public: bool
-    """Machines in the subnet get public addresses."""
+    """True if machines in the subnet get public addresses."""
     free: int
     """Number of free addresses."""
 
@@ -118,9 +118,9 @@ def list_subnets(ec2: EC2Client) -> list[Listed]:
 
 
 def find_subnets(listed: Iterable[Listed], region: str, stack: Infrastructure | None = None) -> list[Subnet]:
-    """Return the subnets to use, one for each zone (that with most free addresses), sorted by zone.
+    """Return the subnets to use, one for each zone (the one with the most free addresses), sorted by zone.
 
-    Candidates are the first that exist of: the stack's subnets; those tagged SUBNET_TAG by users; those tagged by
+    Uses the first non-empty group of: the stack's subnets; those tagged SUBNET_TAG by users; those tagged by
     stacks without a record on this computer; those of the default VPC. Raises ProvisionError(invalid) if there are
     none, or if they are in several VPCs.
     """
@@ -192,7 +192,7 @@ def make_group(ec2: EC2Client, request: LaunchRequest, vpc: str, *, placement: b
         **({PROFILE_TAG: shared_profile} if shared_profile else {}),
         **({_GROUPED_TAG: "yes"} if request.grouped else {}),
     }
-    with tolerate("InvalidGroup.Duplicate"):
+    with ignore_errors("InvalidGroup.Duplicate"):
         made = ec2.create_security_group(
             GroupName=name_of(request.token),
             Description=f"cloudgpu job {request.job_id}",
@@ -210,20 +210,20 @@ def make_group(ec2: EC2Client, request: LaunchRequest, vpc: str, *, placement: b
 def connect_peers(ec2: EC2Client, group: str) -> None:
     """Allow traffic between the group's machines only. EFA needs the egress rule as well. Idempotent."""
     rule: list[IpPermissionTypeDef] = [{"IpProtocol": "-1", "UserIdGroupPairs": [{"GroupId": group}]}]
-    with tolerate("InvalidPermission.Duplicate"):
+    with ignore_errors("InvalidPermission.Duplicate"):
         ec2.authorize_security_group_ingress(GroupId=group, IpPermissions=rule)
-    with tolerate("InvalidPermission.Duplicate"):
+    with ignore_errors("InvalidPermission.Duplicate"):
         ec2.authorize_security_group_egress(GroupId=group, IpPermissions=rule)
 
 
 def remove_group(ec2: EC2Client, group: Group) -> None:
     """Delete a security group. Raises ClientError DependencyViolation while anything is attached to it."""
-    with tolerate("InvalidGroup.NotFound", "InvalidGroupId.Malformed"):
+    with ignore_errors("InvalidGroup.NotFound", "InvalidGroupId.Malformed"):
         ec2.delete_security_group(GroupId=group.group)
 
 
 def free(ec2: EC2Client, group: Group) -> set[str]:
-    """Delete the group's unattached interfaces; return the instances that others are attached to."""
+    """Delete the security group's unattached network interfaces; return the ids of instances with attached ones."""
     instances = set()
     where: list[FilterTypeDef] = [{"Name": "group-id", "Values": [group.group]}]
     for page in ec2.get_paginator("describe_network_interfaces").paginate(Filters=where):
@@ -232,7 +232,7 @@ def free(ec2: EC2Client, group: Group) -> set[str]:
             if instance:
                 instances.add(instance)
             elif interface.get("Status") == "available":
-                with tolerate("InvalidNetworkInterfaceID.NotFound"):
+                with ignore_errors("InvalidNetworkInterfaceID.NotFound"):
                     ec2.delete_network_interface(NetworkInterfaceId=interface["NetworkInterfaceId"])
     return instances
 
@@ -250,7 +250,7 @@ def _groups(ec2: EC2Client, where: FilterTypeDef) -> Iterator[Group]:
 def make_placement_group(ec2: EC2Client, request: LaunchRequest) -> str:
     """Create a cluster placement group (machines close together, in one zone) and return its name. Idempotent."""
     name = name_of(request.token)
-    with tolerate("InvalidPlacementGroup.Duplicate"):
+    with ignore_errors("InvalidPlacementGroup.Duplicate"):
         ec2.create_placement_group(
             GroupName=name,
             Strategy="cluster",
@@ -261,7 +261,7 @@ def make_placement_group(ec2: EC2Client, request: LaunchRequest) -> str:
 
 def remove_placement_group(ec2: EC2Client, token: str) -> None:
     """Delete a launch's placement group. Raises ClientError InvalidPlacementGroup.InUse while a machine is in it."""
-    with tolerate("InvalidPlacementGroup.Unknown"):
+    with ignore_errors("InvalidPlacementGroup.Unknown"):
         ec2.delete_placement_group(GroupName=name_of(token))
 
 

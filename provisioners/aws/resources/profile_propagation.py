@@ -11,12 +11,12 @@ import threading
 from ...shared.clock import Clock
 
 FIRST_S = 5.0
-"""Shortest estimate after a refusal, in seconds; later refusals set it to twice the profile's age."""
+"""Smallest estimate after a refusal, in seconds. The estimate is twice the age of the refused profile."""
 LONGEST_S = 120.0
 """Largest estimate, in seconds."""
-FORGOTTEN_S = 600.0
+PROPAGATED_S = 600.0
 """Age in seconds from which a profile is assumed to have propagated."""
-_FADES = 0.95
+_DECAY = 0.95
 """Factor by which the estimate decreases with each profile that EC2 accepts."""
 
 
@@ -28,27 +28,27 @@ class Profiles:
         self._lock = threading.Lock()
         self._made: dict[str, float] = {}
         self._of_launches: dict[str, tuple[str, float]] = {}
-        """Launch token -> ARN and creation time, for retries of a launch that waited for its turn."""
+        """Launch token -> (ARN, monotonic creation time): a retried launch does not create its profile again."""
         self._lag_s = 0.0
 
     def add(self, arn: str, token: str = "") -> None:
-        """Record a profile, created now unless it is recorded already. `token`: of the launch that it belongs to."""
+        """Record a profile as created now, unless it is recorded already. `token`: token of its launch."""
         now = self._clock.monotonic()
         with self._lock:
-            for old in [one for one, made in self._made.items() if now - made > FORGOTTEN_S]:
+            for old in [one for one, made in self._made.items() if now - made > PROPAGATED_S]:
                 del self._made[old]
-            for old in [one for one, (_, made) in self._of_launches.items() if now - made > FORGOTTEN_S]:
+            for old in [one for one, (_, made) in self._of_launches.items() if now - made > PROPAGATED_S]:
                 del self._of_launches[old]
             self._made.setdefault(arn, now)
             if token:
                 self._of_launches.setdefault(token, (arn, now))
 
     def of_launch(self, token: str) -> str | None:
-        """Return the ARN of the profile that this process created for a launch within FORGOTTEN_S; None: there is
+        """Return the ARN of the profile that this process created for a launch within PROPAGATED_S; None: there is
         none."""
         with self._lock:
             arn, made = self._of_launches.get(token, ("", 0.0))
-        return arn if arn and self._clock.monotonic() - made <= FORGOTTEN_S else None
+        return arn if arn and self._clock.monotonic() - made <= PROPAGATED_S else None
 
     def forget_launch(self, token: str) -> None:
         """Drop a launch's profile, which may have been deleted, so that the next launch with this token creates or
@@ -73,4 +73,4 @@ class Profiles:
         """Record that EC2 accepted the profile, and lower the estimate."""
         with self._lock:
             if self._made.pop(arn, None) is not None:
-                self._lag_s = self._lag_s * _FADES if self._lag_s * _FADES >= 1.0 else 0.0
+                self._lag_s = self._lag_s * _DECAY if self._lag_s * _DECAY >= 1.0 else 0.0

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from ...base import ProvisionError
 from ...shared.errors import classify
 from ..clients import Clients
-from ..errors import tolerate, translate_errors
+from ..errors import ignore_errors, translate_errors
 from .network import Group, name_of
 
 if TYPE_CHECKING:
@@ -32,8 +32,8 @@ _FAILED = re.compile(
     r"(?: Launching EC2 instance failed\.)?",
     re.DOTALL,
 )
-"""StatusMessage of a failed activity; with EC2's error code if the group has a mixed instances policy. Examples:
-kubernetes/autoscaler#1263 and #3241, cortex#1258, aws-parallelcluster#1944."""
+"""Pattern of a failed activity's StatusMessage, with EC2's error code if the group has a mixed instances policy.
+Examples: kubernetes/autoscaler#1263 and #3241, cortex#1258, aws-parallelcluster#1944."""
 
 
 class ScalingGroup(NamedTuple):
@@ -84,7 +84,7 @@ def make_template(ec2: EC2Client, name: str, data: Mapping[str, Any], tags: list
     """Create a launch template, or find it if it exists, and return its id. Raises botocore's errors,
     ProvisionError."""
     specification: list[Any] = [{"ResourceType": "launch-template", "Tags": tags}]
-    with tolerate("InvalidLaunchTemplateName.AlreadyExistsException"):
+    with ignore_errors("InvalidLaunchTemplateName.AlreadyExistsException"):
         wanted: Any = data
         made = ec2.create_launch_template(
             LaunchTemplateName=name, LaunchTemplateData=wanted, TagSpecifications=specification
@@ -99,7 +99,7 @@ def make_template(ec2: EC2Client, name: str, data: Mapping[str, Any], tags: list
 def make_scaling_group(clients: Clients, region: str, wanted: Mapping[str, Any]) -> None:
     """Create a group unless it exists. Raises ProvisionError(transient) if it is being deleted or not listed yet."""
     name = wanted["AutoScalingGroupName"]
-    with translate_errors(f"make {name} in {region}", clients.clock), tolerate("AlreadyExists"):
+    with translate_errors(f"make {name} in {region}", clients.clock), ignore_errors("AlreadyExists"):
         clients.autoscaling(region).create_auto_scaling_group(**wanted)
         return
     found = find_scaling_group(clients, region, name)
@@ -134,7 +134,7 @@ def remove_template(ec2: EC2Client, group: Group) -> None:
 
 
 def delete_template(ec2: EC2Client, template: str) -> None:
-    with tolerate("InvalidLaunchTemplateId.NotFound", "InvalidLaunchTemplateName.NotFoundException"):
+    with ignore_errors("InvalidLaunchTemplateId.NotFound", "InvalidLaunchTemplateName.NotFoundException"):
         ec2.delete_launch_template(LaunchTemplateId=template)
 
 
@@ -150,10 +150,10 @@ def _find_template(ec2: EC2Client, name: str) -> str | None:
 
 
 def trouble(clients: Clients, region: str, group: ScalingGroup) -> ProvisionError | None:
-    """Return the error for which a group gets no machines; None if the group's own retries may succeed.
+    """Return the error that keeps a group from getting machines; None if Auto Scaling's own retries may succeed.
 
     An error is returned if the latest activities failed in all zones, or for a reason that does not depend on the zone.
-    One call. Raises ProvisionError if that fails."""
+    One call. Raises ProvisionError if the call fails."""
     with translate_errors(f"ask why {group.name} lacks machines", clients.clock):
         answer = clients.autoscaling(region).describe_scaling_activities(
             AutoScalingGroupName=group.name, MaxRecords=_ENOUGH

@@ -1,7 +1,7 @@
 """Current on-demand and Spot prices of Azure's machines, from the Retail Prices API, which needs no login.
 
-It is queried per size for all regions at once: a few hundred entries each, where a region's list has thousands. Each
-entry is the price of a size in one form of sale. Prices with Windows, for dedicated hosts, for Cloud Services and for
+Each size is queried for all regions at once: a few hundred entries, whereas a region's list has thousands. Each entry
+is the price of a size in one form of sale. Prices with Windows, for dedicated hosts, for Cloud Services and for
 Batch's "Low Priority" machines do not apply and are skipped. Source: Microsoft's documentation, "Azure Retail Prices
 overview" (fields of an entry, filters, paging); the strings that distinguish entries were found in its responses.
 """
@@ -32,9 +32,9 @@ _PATH = "/api/retail/prices"
 _VERSION = "2023-01-01-preview"
 """API version that marks primary meters and compares names exactly."""
 _CONNECT_S, _READ_S = 5.0, 30.0
-_PATIENCE_S = 60.0
+_RETRY_TIMEOUT_S = 60.0
 """Timeout of retries in seconds: the API throttles by client address."""
-_PATIENCE_AT_LAUNCH_S = 5.0
+_LAUNCH_RETRY_TIMEOUT_S = 5.0
 _MAX_PAGES = 100
 _MICRO = Decimal("0.000001")
 _NOT_OURS = re.compile(r"windows|dedicated|cloud ?services|low priority", re.IGNORECASE)
@@ -49,7 +49,7 @@ class PriceList:
         self._lock = threading.Lock()
         self._made: PipelineClient[Any, Any] | None = None
 
-    def of(self, machine_type: str, timeout_s: float = _PATIENCE_S) -> Prices:
+    def of(self, machine_type: str, timeout_s: float = _RETRY_TIMEOUT_S) -> Prices:
         """Return the prices of a size in all regions. Raises ProvisionError."""
         now = datetime.datetime.fromtimestamp(self._clock.now(), datetime.UTC)
         return read(machine_type, self._entries(machine_type, timeout_s), now)
@@ -72,7 +72,7 @@ class PriceList:
                 raise ProvisionError("transient", message, scope="cloud") from error
             if not more:
                 return
-            query = dict(parse_qsl(urlsplit(str(more)).query))  # for the configured host, not the link's
+            query = dict(parse_qsl(urlsplit(str(more)).query))  # keep the configured host instead of the link's
         raise ProvisionError("transient", f"{doing}: more than {_MAX_PAGES} pages", scope="cloud")
 
     def _page(self, query: Mapping[str, str], doing: str, timeout_s: float) -> Any:  # JSON
@@ -91,7 +91,7 @@ class PriceList:
 
     @property
     def _url(self) -> str:
-        """URL of the API. A test's endpoint replaces it; another cloud's Resource Manager does not."""
+        """URL of the API: Microsoft's, or on a test's endpoint if the configured one is on the loopback."""
         endpoint = self._account.endpoint
         return f"{endpoint if is_loopback(endpoint) else _HOST}{_PATH}"
 
@@ -126,8 +126,9 @@ class Prices(NamedTuple):
 
 
 def read(machine_type: str, entries: Iterable[Mapping[str, object]], now: datetime.datetime) -> Prices:
-    """Return the prices in the API's entries. The primary meter's price has precedence; if several remain, it is
-    unknown."""
+    """Parse a size's prices from the API's entries.
+
+    The primary meter's price has precedence. If several different prices remain, the price is unknown."""
     found: dict[tuple[str, str], dict[bool, set[Decimal]]] = {}
     odd: set[str] = set()
     for entry in entries:
@@ -154,16 +155,16 @@ def read(machine_type: str, entries: Iterable[Mapping[str, object]], now: dateti
 
 
 def offer_price(prices: PriceList, offer: Offer) -> Decimal | None:
-    """Return the current hourly price of the whole offer including disks; None: nothing newer than the planned price.
+    """Return the current total price of an offer in US dollars an hour, disks included. Raises ProvisionError.
 
-    List prices hardly change, so only Spot prices are queried; they are the same in all zones of a region. Raises
-    ProvisionError.
+    Only Spot prices are queried; they are the same in all zones of a region. Returns None if a price is unknown, and
+    for other markets: list prices hardly change, so that the plan's price still holds.
     """
     if offer.market != "spot" or offer.disk_price is None:
         return None
     total = offer.disk_price
     for role in offer.roles:
-        amount = prices.of(role.machine_type, _PATIENCE_AT_LAUNCH_S).amounts.get((offer.region, "spot"))
+        amount = prices.of(role.machine_type, _LAUNCH_RETRY_TIMEOUT_S).amounts.get((offer.region, "spot"))
         if amount is None:
             return None
         total += amount * role.nodes

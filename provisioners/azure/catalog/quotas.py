@@ -36,7 +36,7 @@ TOTAL = "cores"
 REQUEST_URL = "https://portal.azure.com/#view/Microsoft_Azure_Capacity/QuotaMenuBlade/~/myQuotas"
 """URL for requesting a higher quota."""
 _TABLE = Path(__file__).with_name("quotas.csv")
-_PATIENCE_S = 20.0
+_RETRY_TIMEOUT_S = 20.0
 """Timeout in seconds; short, because Azure also enforces the quota at launch."""
 
 
@@ -66,10 +66,10 @@ def key(code: str) -> str:
     return "".join(code.split()).casefold()
 
 
-def usages(clients: Clients, region: str, patience_s: float = _PATIENCE_S) -> dict[str, Usage]:
+def usages(clients: Clients, region: str, retry_timeout_s: float = _RETRY_TIMEOUT_S) -> dict[str, Usage]:
     """Return the compute quotas of a region by key(), with one read-only call. Raises ProvisionError."""
     doing = f"ask for the quotas of {region}"
-    found = clients.ask(doing, lambda: as_dicts(clients.compute.usage.list(region)), patience_s)
+    found = clients.ask(doing, lambda: as_dicts(clients.compute.usage.list(region)), retry_timeout_s)
     try:
         told = [
             Usage(
@@ -87,9 +87,9 @@ def usages(clients: Clients, region: str, patience_s: float = _PATIENCE_S) -> di
 
 
 def check(clients: Clients, *, region: str, market: str, machine_types: Sequence[str]) -> None:
-    """Raise ProvisionError(quota) if these machines, one entry each, do not fit beside the existing ones.
+    """Raise ProvisionError(quota) if these machines would exceed a quota, given current usage.
 
-    `machine_types` are only the machines to create: existing ones of the same launch count as used. Machines in a
+    `machine_types`: one entry for each machine to create; existing ones of the same launch count as used. Machines in a
     reservation need no quota check. If the API does not return a quota (no permission, no response, unknown quota), the
     launch continues with one warning in the log, and Azure decides. One read-only call.
     """

@@ -24,12 +24,12 @@ from ...shared.refresh_queries import (
     PLACES,
     PRICES,
     SOURCE,
-    Calls,
+    ParallelQueries,
     Row,
-    in_order,
     known_rows,
-    published,
+    publish_all,
     shipped_rows,
+    sorted_rows,
 )
 from ..clients import Clients, Json
 from . import quotas
@@ -56,17 +56,17 @@ class Sku(NamedTuple):
     gpus: int
     """The API's value, which may be wrong: see the module's docstring."""
     arch: str
-    """"": not in the API's response."""
+    """Processor architecture; "": not in the API's response."""
     markets: frozenset[str]
     """Markets other than on-demand: a subset of MORE_MARKETS."""
     zones: tuple[str, ...]
     """The subscription's zone numbers; (): the region has no zones for it."""
     restricted: bool
-    """Azure does not sell it to this subscription in this region."""
+    """True if Azure does not sell it to this subscription in this region."""
 
 
 def refresh(regions: Sequence[str], on_progress: Progress, clients: Clients | None = None) -> Iterator[Outcome]:
-    """Query these regions (none: all of the subscription), and publish each table as soon as it is complete.
+    """Query these regions (none: all of the subscription), and publish and yield each table as soon as it is complete.
 
     Raises ProvisionError before any other query for an unknown region or missing permission; OSError.
     """
@@ -76,9 +76,9 @@ def refresh(regions: Sequence[str], on_progress: Progress, clients: Clients | No
     asked = tuple(dict.fromkeys(regions)) or tuple(there)
     now = datetime.datetime.fromtimestamp(clients.clock.now(), datetime.UTC)
     with ThreadPoolExecutor(_WORKERS) as pool:
-        asking = TableRefresh(clients, asked, now, Calls(pool, on_progress))
+        asking = TableRefresh(clients, asked, now, ParallelQueries(pool, on_progress))
         try:
-            yield from published(asking.tables(), asking.use_published, now)
+            yield from publish_all(asking.tables(), asking.use_published, now)
         finally:
             pool.shutdown(cancel_futures=True)
 
@@ -86,7 +86,9 @@ def refresh(regions: Sequence[str], on_progress: Progress, clients: Clients | No
 class TableRefresh:
     """Queries for the tables, and the merge of their results with the known rows."""
 
-    def __init__(self, clients: Clients, regions: tuple[str, ...], now: datetime.datetime, calls: Calls) -> None:
+    def __init__(
+        self, clients: Clients, regions: tuple[str, ...], now: datetime.datetime, calls: ParallelQueries
+    ) -> None:
         self._clients = clients
         self._regions = regions
         self._today = now.date().isoformat()
@@ -129,7 +131,7 @@ class TableRefresh:
                     zones = {*found.get((offering, region), ("", "", ""))[2].split(), *sku.zones}
                     found[offering, region] = (offering, region, " ".join(sorted(zones)))
         shipped = {row for row in shipped_rows("places_azure", PLACES, 2) if row[1] in self._regions}
-        update = Update("places_azure", PLACES, in_order(found), self._regions, len(listed), len(shipped))
+        update = Update("places_azure", PLACES, sorted_rows(found), self._regions, len(listed), len(shipped))
         return update, self._restrictions(skus)
 
     def _handed_down(self, series: Mapping[str, str]) -> Iterator[tuple[Row, Row]]:
@@ -165,7 +167,7 @@ class TableRefresh:
         remark = f"left out, for the tables do not know what they carry: {', '.join(sorted(left_out))}"
         shipped = [row for row in shipped_rows("machine_types_azure", MACHINE_TYPES, 1).values() if self._is_sold(row)]
         found = sum((name,) in rows for name in of_name)
-        update = Update("machine_types_azure", MACHINE_TYPES, in_order(rows), self._regions, found, len(shipped))
+        update = Update("machine_types_azure", MACHINE_TYPES, sorted_rows(rows), self._regions, found, len(shipped))
         return update, remark if left_out else ""
 
     def _renewed(self, sku: Sku, row: Row, skus: Mapping[str, Mapping[str, Sku]]) -> Row:
@@ -193,8 +195,9 @@ class TableRefresh:
         return tuple(known[column] for column in MACHINE_TYPES)
 
     def _added(self, sku: Sku, of_name: Mapping[str, Sku]) -> Row | None:
-        """Return a row for a new size with its family's accelerator; None: the family has several, or fractions of a
-        GPU."""
+        """Return a row for a new size with its family's accelerator.
+
+        None: the size has no GPU, or its family has several kinds of accelerators or fractions of a GPU."""
         alike = [
             row
             for row in self._named_types()
@@ -223,7 +226,7 @@ class TableRefresh:
     # -- prices
 
     def prices(self) -> tuple[Update, str]:
-        """Query each size that is sold in a queried region, once for all regions."""
+        """Query the prices of each size that the tables have as sold anywhere; one query returns all regions."""
         sold = {row["machine_type"]: row for row in self._named_types() if row["markets"] and row["offering"]}
         book = PriceList(self._clients.account, self._clients.clock)
         answers = self._calls.each("prices of", sold, book.of)
@@ -241,7 +244,7 @@ class TableRefresh:
         found = {key: row for key, row in told.items() if (sold[key[0]]["offering"], key[1]) in self._places}
         kept = {key: row for key, row in known_rows("prices_azure", PRICES, 2).items() if key[1] not in self._regions}
         shipped = sum(region in self._regions for _, region in shipped_rows("prices_azure", PRICES, 2))
-        update = Update("prices_azure", PRICES, in_order(kept | found), self._regions, len(told), shipped)
+        update = Update("prices_azure", PRICES, sorted_rows(kept | found), self._regions, len(told), shipped)
         odd = sorted(chain.from_iterable(prices.odd for prices in answers.values()))
         return update, f"prices that are not understood: {'; '.join(odd)}" if odd else ""
 
@@ -259,12 +262,12 @@ class TableRefresh:
         }
         before = {(row[0], row[2]): row for row in known_rows("quotas_azure", QUOTAS, 3).values()}
         kept = {key: row for key, row in before.items() if key[0] not in self._regions}
-        return Update("quotas_azure", QUOTAS, in_order(kept | found), self._regions, len(found)), ""
+        return Update("quotas_azure", QUOTAS, sorted_rows(kept | found), self._regions, len(found)), ""
 
     # -- helpers
 
     def _skus(self) -> dict[str, dict[str, Sku]]:
-        """Return region -> name -> size, for sizes with accelerators; queried only once, even if it fails."""
+        """Return region -> name -> size, for sizes with accelerators or in the tables. Queries the API only once."""
         known = {name for (name,) in self._types}
         return self._calls.once(
             "sizes",
@@ -341,5 +344,5 @@ def _named(columns: Sequence[str], row: Row) -> dict[str, str]:
 
 
 def _decimal(amount: Decimal | None) -> str:
-    """Format without an exponent."""
+    """Format an amount without an exponent; "" for None."""
     return "" if amount is None else f"{amount:f}"

@@ -35,11 +35,11 @@ class Size(NamedTuple):
     family: str
     vcpus: int
     rdma: bool
-    """It has InfiniBand."""
+    """True if it has InfiniBand."""
     accelerated: bool
-    """It supports accelerated networking."""
+    """True if it supports accelerated networking."""
     spot: bool = True
-    """It is sold as Spot."""
+    """True if it is sold as Spot."""
 
 
 class Sizes:

@@ -1,8 +1,8 @@
 """Resources on Azure that cloudgpu tagged, of every owner, and their removal: for `cloudgpu gc`.
 
 All resources of a launch are in its resource group, so gc lists the groups and then their contents. Only role
-assignments are outside: the group's tags refer to them, and so do their own descriptions after the group is deleted.
-Removal works as in teardown.py, which the launch's supervisor uses.
+assignments are outside: they are found by the group's tags or, after the group was deleted, by their descriptions.
+Launches are removed by the same code that a supervisor uses (teardown.py).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any
 from ....jobspecs import catalog
 from ...base import ProvisionError
 from ...shared import tags
-from ...tagged_resources import Found, Leftover, Tagged, Thing, launches
+from ...tagged_resources import Leftover, Listing, Resource, Tagged, group_by_launch
 from ..catalog.regions import check_regions, regions_of
 from ..clients import Clients, Json, answer_of, as_dicts, ignore_not_found
 from ..operations import state_of
@@ -52,7 +52,7 @@ _KINDS = {
 # --- find -------------------------------------------------------------------------------------------------------------
 
 
-def find(regions: Sequence[str], clients: Clients | None = None) -> Found:
+def find(regions: Sequence[str], clients: Clients | None = None) -> Listing:
     """Return the resources of every owner in these regions (none: all). Raises ProvisionError."""
     clients = clients or Clients()
     if regions:
@@ -70,18 +70,18 @@ def find(regions: Sequence[str], clients: Clients | None = None) -> Found:
     if not regions:  # role assignments have no region
         try:
             found += [
-                Tagged(Thing("role assignment", one.name, "", f"on {one.scope.rpartition('/')[2]}"), one.tags)
+                Tagged(Resource("role assignment", one.name, "", f"on {one.scope.rpartition('/')[2]}"), one.tags)
                 for one in find_orphans(clients)
             ]
         except ProvisionError as error:
             missed["role assignments"] = str(error)
-    return Found(launches("azure", found), missed)
+    return Listing(group_by_launch("azure", found), missed)
 
 
 def _in_group(clients: Clients, group: Group) -> Iterator[Tagged]:
-    """Yield the group first: it is found even if listing its contents fails."""
+    """Yield the group, its contents, and its role assignments. Raises ProvisionError."""
     ours = {**group.tags, tags.TOKEN: group.token}
-    yield Tagged(Thing("resource group", group.name, group.region, group.state), ours)
+    yield Tagged(Resource("resource group", group.name, group.region, group.state), ours)
     resources = clients.resources.resources
     for item in _listed(clients, group, partial(resources.list_by_resource_group, group.name, expand="createdTime")):
         kind = _KINDS.get(str(item["type"]).lower(), str(item["type"]))
@@ -89,16 +89,16 @@ def _in_group(clients: Clients, group: Group) -> Iterator[Tagged]:
         detail, price = look(clients, group, str(item["name"])) if look else ("", Decimal(0))
         if kind == "public address":
             price = _ADDRESS_USD_H
-        thing = Thing(kind, str(item["name"]), group.region, detail, price, _moment(item.get("createdTime")))
+        thing = Resource(kind, str(item["name"]), group.region, detail, price, _moment(item.get("createdTime")))
         yield Tagged(thing, {**ours, **(item.get("tags") or {}), tags.TOKEN: group.token})
     for scope, name in role_assignments_of(clients, group):
         ask: Callable[[], Any] = partial(clients.authorization.role_assignments.get, scope, name, cls=answer_of)
         if _unless_gone(clients, f"look at the role assignment {name}", ask) is not None:
-            yield Tagged(Thing("role assignment", name, "", f"on {scope.rpartition('/')[2]}"), ours)
+            yield Tagged(Resource("role assignment", name, "", f"on {scope.rpartition('/')[2]}"), ours)
 
 
 def _machine(clients: Clients, group: Group, name: str) -> tuple[str, Decimal | None]:
-    """Return a description of the machine, and its price."""
+    """Return a description of the machine, and its price in US dollars an hour; None: unknown."""
     ask = partial(clients.compute.virtual_machines.get, group.name, name, expand="instanceView", cls=answer_of)
     found = _unless_gone(clients, f"look at {name}", ask)
     if found is None:
@@ -164,7 +164,8 @@ def _moment(text: object) -> float | None:
 
 
 def remove(leftover: Leftover, clients: Clients | None = None) -> None:
-    """Remove all its resources, and return when none of them bills any more. Idempotent. Raises ProvisionError."""
+    """Remove all resources of a leftover. Idempotent; returns when nothing is billed any more. Raises
+    ProvisionError."""
     clients = clients or Clients()
     Teardown(clients, InstanceCache(clients), leftover.token).run()
     if all(thing.kind == "role assignment" for thing in leftover.things):

@@ -52,12 +52,12 @@ class Parts(NamedTuple):
     """Resource ids of the identity and of the proximity placement group."""
     proximity_group: str | None
     boot: str
-    """Boot script; see Prepared."""
+    """User data, see stacks.job_groups.Prepared."""
 
 
 @dataclass(slots=True)
 class GroupLaunch:
-    """One launch in progress. run() is called once."""
+    """Launch of a scale set in progress. Call run() only once."""
 
     clients: Clients
     images: Images
@@ -70,9 +70,9 @@ class GroupLaunch:
     zone: str | None = None
     """Zone of the machines; None: no zone."""
     _some_run: bool = False
-    """Machines were started and then ended because another one was refused, or may still exist."""
+    """True if machines of a refused scale set had started, or may still exist: no other zone is tried then."""
     _has_created: bool = False
-    """Resources may exist under this token, from this call or an earlier one."""
+    """True if resources may exist under this token, from this call or an earlier one."""
 
     def run(self) -> None:
         """Create the scale set. Idempotent. Raises ProvisionError.
@@ -93,8 +93,7 @@ class GroupLaunch:
             raise
 
     def _is_there(self) -> bool:
-        """Return True if an earlier call created the scale set; first remove one that Azure has refused or is
-        deleting."""
+        """Return True if the scale set of an earlier call exists; one that Azure refused or is deleting is removed."""
         group = find_group(self.clients, self.request.token)
         self._has_created = group is not None
         found = None if group is None or group.is_ending else _look(self.clients, group.name, self.name)
@@ -168,8 +167,8 @@ class GroupLaunch:
     def _await_machines(self, doing: str, url: str = "") -> None:
         """Wait until Azure has created or refused the machines. Raises ProvisionError.
 
-        After a timeout it returns, creation continues, and observe() reports the result. `url`: URL of the operation
-        that creates them, if known.
+        After operations.START_S it returns although creation continues; observe() then reports the result. `url`: URL
+        of the operation that creates them, if known.
         """
         clients, group, clock = self.clients, group_name(self.request.token), self.clients.clock
         begun, pauses, state = clock.monotonic(), operations.pauses(), ""

@@ -45,7 +45,7 @@ _NO_FABRIC = (
 
 @dataclass(slots=True)
 class Launch:
-    """One launch in progress. run() is called once."""
+    """Launch of single machines in progress. Call run() only once."""
 
     clients: Clients
     images: Images
@@ -63,13 +63,13 @@ class Launch:
     _begun: frozenset[str] = frozenset()
     """Nodes whose machines are being created by an earlier call whose outcome is unknown."""
     _was_begun: bool = False
-    """Some machines were being created when this call began."""
+    """True if some machines were being created when this call began."""
     _is_placed: bool = False
-    """Some machines exist, so their `zone` applies to all."""
+    """True if some machines exist: their `zone` then applies to all."""
     _some_have_begun: bool = False
-    """Machines were started and then ended because another one was refused, or may still exist."""
+    """True if machines of a refused launch had started, or may still exist: no other zone is tried then."""
     _has_created: bool = False
-    """Resources may exist under this token, from this call or an earlier one."""
+    """True if resources may exist under this token, from this call or an earlier one."""
 
     def run(self) -> None:
         """Start all nodes of the request. Idempotent. Raises ProvisionError.
@@ -216,7 +216,7 @@ class Launch:
         sizes: Mapping[str, Size],
         attachment: network.Attachment,
     ) -> None:
-        """Start the machines in one zone; a refusal also ends those started before it, and cleans up the others.
+        """Start the machines in one zone; after a final refusal all of them are deleted.
 
         All interfaces are created first, then the nodes are tagged as started. A tagged node with neither machine nor
         interface therefore once had both.
@@ -289,9 +289,9 @@ class Launch:
         self._some_have_begun |= not cleaned
 
     def _clean(self, nodes: Sequence[str]) -> None:
-        """Delete the machines of nodes that were refused, or whose launch was, and wait until they are gone.
+        """Delete the nodes' machines, and wait until they are gone.
 
-        A machine that Azure created but could not place is not deleted by itself. The started tags are removed first,
+        Azure does not delete a machine that it created but could not place. The started tags are removed first,
         so that after a crash a retry does not consider the machines lost.
         """
         clients, token = self.clients, self.request.token
@@ -336,8 +336,8 @@ def _placement(clients: Clients, request: LaunchRequest, make: Any, body: dict[s
 
 
 def endpoints(account: Account) -> tuple[str | None, str | None]:
-    """Return the endpoints of Blob Storage and Resource Manager for machines: a test's on this computer, otherwise
-    None."""
+    """Return the endpoints of Blob Storage and Resource Manager that machines use if a test has set them to the
+    loopback; None: Azure's."""
     store = os.environ.get(STORAGE, "")
     api = account.endpoint
     return store if store and is_loopback(store) else None, api if is_loopback(api) else None

@@ -6,7 +6,7 @@ import logging
 from dataclasses import dataclass
 from functools import partial
 
-from ...base import Ended, ProvisionError
+from ...base import ProvisionError, TerminateResult
 from .. import operations
 from ..clients import Clients
 from ..names import group_name, node_name
@@ -17,7 +17,7 @@ from ..resources.resource_groups import Group, find_group, remove_group
 
 log = logging.getLogger("cloudgpu.provisioners.azure")
 
-PATIENCE_S = 420.0
+RETRY_TIMEOUT_S = 420.0
 """Timeout in seconds for the deletion of a group, which takes minutes; the caller may then retry."""
 _POLL_S = 3.0
 
@@ -30,21 +30,21 @@ class Teardown:
     sightings: InstanceCache
     token: str
 
-    def run(self) -> Ended:
+    def run(self) -> TerminateResult:
         """Remove all resources, and return when none of them bills any more. Raises ProvisionError; retry then."""
         has_started = self._has_machines()
         if not self.begin():
-            return Ended(has_started)
+            return TerminateResult(has_started)
         clock, name = self.clients.clock, group_name(self.token)
-        until = clock.monotonic() + PATIENCE_S
+        until = clock.monotonic() + RETRY_TIMEOUT_S
         while (group := find_group(self.clients, self.token)) is not None:
             if not group.is_ending:  # the deletion failed: retry it
                 remove_group(self.clients, self.token)
             if clock.monotonic() > until:
-                message = f"the resource group {name} was deleted {PATIENCE_S:.0f} s ago, and is not gone yet"
+                message = f"the resource group {name} was deleted {RETRY_TIMEOUT_S:.0f} s ago, and is not gone yet"
                 raise ProvisionError("transient", message, scope="region", code="StillThere")
             clock.sleep(_POLL_S)
-        return Ended(has_started)
+        return TerminateResult(has_started)
 
     def _has_machines(self) -> bool:
         """Return True if any machine was created.
@@ -77,7 +77,7 @@ class Teardown:
         return remove_group(self.clients, self.token)
 
     def _end_machines(self, group: Group) -> None:
-        """Delete the machines even if role assignments cannot be removed: machines bill."""
+        """Delete the machines although role assignments cannot be removed: machines cost money."""
         try:
             for name in self.sightings.of_launch(self.token, since=self.clients.clock.monotonic()):
                 delete_machine(self.clients, group.name, name)

@@ -10,7 +10,7 @@ from typing import Any
 from ...base import LaunchRequest, NodeRequest, ProvisionError
 from ...boot import user_data
 from ...shared import tags
-from ...shared.boot_record import check_agent, told_at_boot
+from ...shared.boot_record import build_boot_data, check_agent
 from ..catalog.sizes import Size, architecture_of
 from ..names import node_name
 from . import vm_profile
@@ -36,23 +36,23 @@ class Place:
     reservations: Mapping[str, str] = field(default_factory=dict)
     """Machine type -> resource id of its capacity reservation group; empty in other markets."""
     endpoint: str | None = None
-    """Endpoint of Blob Storage for the machines: a test's on this computer. None: Azure's."""
+    """Endpoint of Blob Storage on the loopback, for tests; None: Azure's."""
     api_endpoint: str | None = None
-    """Endpoint of Azure Resource Manager for the machines, likewise."""
+    """Endpoint of Azure Resource Manager on the loopback, for tests; None: Azure's."""
 
 
 def machine(request: LaunchRequest, node: NodeRequest, place: Place, image: Image, interface: str) -> dict[str, Any]:
     """Return the body that creates one virtual machine. Raises ProvisionError for an invalid request.
 
-    Single machines rather than a scale set: custom data and tags differ by node, and with a name per node the existing
-    machines can be identified after a lost response.
+    A launch creates single machines instead of a scale set, since custom data and tags differ between nodes. The name
+    of each node's machine identifies it after a lost response.
     """
     name = node_name(node.node)
     properties: dict[str, Any] = {
         "hardwareProfile": {"vmSize": node.machine_type},
         "storageProfile": {
             "imageReference": vm_profile.image_reference(image),
-            # The zone is part of the disk's name: after a refusal in one zone, that machine's disk may outlive it.
+            # The zone is part of the disk's name: the disk of a machine refused in another zone may still exist.
             "osDisk": {
                 "name": f"{name}-{DISK_SUFFIX}-{place.zone or 'any'}",
                 **vm_profile.disk(image, request.disk_gb),
@@ -85,7 +85,7 @@ def machine(request: LaunchRequest, node: NodeRequest, place: Place, image: Imag
 
 
 def check_request(request: LaunchRequest) -> None:
-    """Raise ProvisionError for an unknown market, and for an agent that does not fit the machines."""
+    """Raise ProvisionError if Azure does not have the market, or the agent file does not fit the machines."""
     if request.market not in MARKETS:
         raise ProvisionError("invalid", f"the target azure has no market {request.market}", scope="cloud")
     check_agent(request, lambda node: architecture_of(node.machine_type))
@@ -115,7 +115,7 @@ def zones_for(sizes: Sequence[Size], zone: str | None, region: str) -> list[str 
 
 
 def _boot(request: LaunchRequest, node: NodeRequest, place: Place) -> bytes:
-    return told_at_boot(
+    return build_boot_data(
         request,
         node.node,
         "azure",
@@ -132,6 +132,6 @@ def _boot(request: LaunchRequest, node: NodeRequest, place: Place) -> bytes:
 
 
 def with_tags(request: LaunchRequest, properties: Mapping[str, object] | None = None, **more: Any) -> dict[str, Any]:
-    """Return the body of a resource of the launch."""
+    """Return the request body of a resource, with the launch's region and tags. `more`: other top-level fields."""
     body: dict[str, Any] = {"location": request.region, "tags": tags.launch_tags(request), **more}
     return body if properties is None else {**body, "properties": dict(properties)}

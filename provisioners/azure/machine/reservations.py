@@ -39,7 +39,7 @@ class Reservation(NamedTuple):
     free: int
     """Number of machines that it still has capacity for."""
     begins: float | None
-    """Start in epoch seconds if it is not usable yet."""
+    """Start in epoch seconds; None: it is usable now."""
 
 
 class Reserved(NamedTuple):
@@ -53,10 +53,11 @@ class Reserved(NamedTuple):
 def find_reservations(
     clients: Clients, region: str, zones: Sequence[str | None], machine_types: Sequence[str]
 ) -> Reserved:
-    """Return groups with capacity for these machines, one entry each, all in one zone or without a zone.
+    """Return reservation groups with capacity for these machines, all in one zone or without a zone.
 
-    `zones`: allowed zones, with None for no zone; (): any. It takes one call, one for each group of the region, and one
-    for each reservation of these sizes. Raises ProvisionError(capacity).
+    `machine_types`: one entry for each machine. `zones`: allowed zones, with None for no zone; (): any. It takes one
+    call, one for each group of the region, and one for each reservation of these sizes. Raises
+    ProvisionError(capacity).
     """
     wanted = Counter(machine_types)
     ours = [one for one in _reservations(clients, region, frozenset(wanted)) if not zones or one.zone in zones]
@@ -69,7 +70,7 @@ def find_reservations(
 
 
 def _choose(ours: Sequence[Reservation], zone: str | None, size: str, machines: int) -> Reservation | None:
-    """Return the reservation with enough capacity that leaves the least unused."""
+    """Return the reservation with the least capacity that suffices; None: there is none."""
     fitting = [
         one
         for one in ours
@@ -85,7 +86,7 @@ def _none(
     wanted: Mapping[str, int],
     clock: Clock,
 ) -> ProvisionError:
-    """Return the error that says why no reservation fits, with the start of a future one."""
+    """Return the error to raise if no reservation fits; it names the start of the next one, if any."""
     asked = " + ".join(f"{machines} × {size}" for size, machines in wanted.items())
     where = f"zone {zones[0]} of {region}" if zones and zones[0] else region
     starts = [one.begins for one in ours if one.begins is not None]

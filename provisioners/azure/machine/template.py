@@ -55,7 +55,7 @@ class NetworkAttachment:
     peers: Text | None
     """Resource id of the application security group of machines that reach each other; None: they do not."""
     public: bool
-    """Each machine has a public address for outbound traffic, because its subnet has no other egress."""
+    """True if each machine gets a public address for outbound traffic, because its subnet has no other egress."""
     reservation: Text | None = None
     """Resource id of the machines' capacity reservation group; None: no reservation."""
 

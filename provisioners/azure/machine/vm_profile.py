@@ -42,9 +42,9 @@ def disk(image: Image, disk_gb: float) -> dict[str, Any]:
 
 
 def system(seed: str, custom_data: Text) -> dict[str, Any]:
-    """Return the OS profile. Azure requires a login key or password, so it gets an unusable key.
+    """Return the OS profile. Azure requires a login key or password: the profile contains an unusable key.
 
-    `custom_data`: base64; `seed`: for the key.
+    `custom_data`: base64; `seed`: text from which the unusable key is derived.
     """
     key = {"path": f"/home/{ADMIN}/.ssh/authorized_keys", "keyData": unusable_key(seed)}
     return {
@@ -66,7 +66,7 @@ def unusable_key(seed: str) -> str:
 
 
 def market(name: str) -> dict[str, Any]:
-    """Return the market's properties. Spot gets no maximum price: it never exceeds the on-demand price anyway."""
+    """Return the market's properties. No maximum is set for the Spot price, which never exceeds the on-demand price."""
     if name != "spot":
         return {}
     return {"priority": "Spot", "evictionPolicy": "Delete", "billingProfile": {"maxPrice": -1}}

@@ -20,7 +20,7 @@ class Container(NamedTuple):
 
     @classmethod
     def from_tag(cls, value: str) -> Container | None:
-        """Parse a tag's value; None: the tag was changed."""
+        """Parse a tag's value; None: it is invalid, because the tag was changed."""
         parts = value.split("/")
         return cls(*parts) if len(parts) == 3 and all(parts) else None
 

@@ -38,7 +38,7 @@ class Identity(NamedTuple):
     client_id: str
     principal_id: str
     is_dedicated: bool
-    """It was created for the launch."""
+    """True if it was created for the launch."""
 
 
 class Grant(NamedTuple):
@@ -81,7 +81,7 @@ def find_grants(clients: Clients, request: LaunchRequest, shared: str = "") -> l
 
 
 def assignment(clients: Clients, request: LaunchRequest, principal: str, role: str, limit: str | None = None) -> Json:
-    """Return the body of a role assignment."""
+    """Return the body of a role assignment. `limit`: its condition; None: unconditional."""
     definition = f"/subscriptions/{clients.subscription}/providers/Microsoft.Authorization/roleDefinitions/{role}"
     # principalType is given because the directory may not know a new identity yet.
     properties = {"roleDefinitionId": definition, "principalId": principal, "principalType": "ServicePrincipal"}

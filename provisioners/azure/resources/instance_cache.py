@@ -15,8 +15,8 @@ from ..names import group_name
 from ..operations import get_machine, state_of
 
 _EVERY_S = 60.0
-"""Seconds between two queries whether a machine restarts: a third of the time after which a silent machine counts as
-lost."""
+"""Seconds between two queries of a machine's restarts: a third of the time after which a machine without heartbeats
+counts as lost."""
 _LASTS_S = 3_600.0
 _AT_ONCE = 8
 
@@ -49,12 +49,12 @@ class InstanceState:
 
     @property
     def is_settled(self) -> bool:
-        """It was created and is not being deleted: as far as a list shows, it runs."""
+        """True if it was created, has not failed and is not being deleted: the list does not show whether it runs."""
         return not (self.is_beginning or self.is_ending or self.has_failed)
 
     @property
     def has_failed(self) -> bool:
-        """Its creation, or a later operation, failed: only its instance view shows which."""
+        """True if its creation or a later operation failed; only its instance view shows which."""
         return self.state in {"Failed", "Canceled"}
 
     def as_node(self, node: str, *, returns: bool = False) -> NodeState:
@@ -63,7 +63,7 @@ class InstanceState:
         `returns`: Azure is restarting it.
         """
         detail = "it is being restarted" if returns else "" if self.state in {"Succeeded", "Updating"} else self.state
-        return NodeState(node, "pending" if self.is_beginning else "running", detail, returns=returns)
+        return NodeState(node, "pending" if self.is_beginning else "running", detail, restarting=returns)
 
 
 class InstanceCache:
@@ -112,7 +112,7 @@ class Restarts:
             self._asked = {key: one for key, one in self._asked.items() if now - one[0] < _LASTS_S}
             known = {name: self._asked.get((group, name), (now - _EVERY_S, False)) for name in names}
             due = [name for name, (asked, _) in known.items() if now - asked >= _EVERY_S]
-            self._asked |= {(group, name): (now, known[name][1]) for name in due}  # claims them: one query each
+            self._asked |= {(group, name): (now, known[name][1]) for name in due}  # concurrent calls then skip them
         if due:
             with ThreadPoolExecutor(_AT_ONCE, "cloudgpu-look") as pool:
                 views = dict(zip(due, pool.map(lambda name: get_machine(self._clients, group, name), due), strict=True))

@@ -3,9 +3,9 @@
 A network security group on every interface denies all inbound traffic, including what Azure's default rules allow (load
 balancers, the rest of the network). Machines of a launch with several nodes may reach each other through an application
 security group. In a dedicated network each machine has a public address for outbound traffic, because new networks have
-no other egress (default outbound access ended with API version 2025-07-01). It costs a tenth of a NAT gateway and is as
-closed. A subnet named by CLOUDGPU_AZURE_SUBNET must have its own egress; in an infra stack's subnet machines have
-public addresses unless it has a NAT gateway.
+no other egress (default outbound access ended with API version 2025-07-01). An address costs a tenth of a NAT gateway;
+neither allows inbound traffic. A subnet named by CLOUDGPU_AZURE_SUBNET must have its own egress. In an infra stack's
+subnet machines have public addresses unless the subnet has other egress, such as a NAT gateway.
 
 Sources: Azure's documentation, "Default outbound access", "Network security groups", "Application security groups".
 """
@@ -46,7 +46,7 @@ class Attachment(NamedTuple):
     peers: str | None
     """Resource id of the application security group; None: there is only one machine."""
     public: bool
-    """Each machine has a public address."""
+    """True if each machine has a public address."""
 
 
 def make_network(clients: Clients, request: LaunchRequest, stack: Infrastructure | None = None) -> Attachment:
@@ -84,7 +84,7 @@ def make_interface(clients: Clients, request: LaunchRequest, node: NodeRequest, 
 
 
 def interfaces_of(clients: Clients, group: str) -> frozenset[str]:
-    """Return the names of a group's interfaces; none if the group does not exist. Raises ProvisionError."""
+    """Return the names of a group's interfaces; empty if the group does not exist. Raises ProvisionError."""
 
     def ask() -> frozenset[str]:
         with ignore_not_found():

@@ -21,7 +21,7 @@ _LONGEST_TAG = 256
 """Maximum length of a tag's value. Source: Azure's documentation, "Use tags to organize your Azure resources", which
 allows 50 tags."""
 _FAST = "Microsoft.Compute/virtualMachines,Microsoft.Compute/virtualMachineScaleSets"
-"""Types that are deleted without an orderly shutdown together with their group."""
+"""Resource types that Azure deletes without a shutdown of the system when it deletes their group."""
 
 
 class Group(NamedTuple):
@@ -54,7 +54,7 @@ class Group(NamedTuple):
 
     @property
     def shared_identity(self) -> str:
-        """Resource id of its machines' identity if that is shared by launches and kept; "": a dedicated one."""
+        """Resource id of the machines' identity if launches share it (teardown keeps it); "": a dedicated one."""
         return self.tags.get(IDENTITY, "")
 
 
@@ -79,7 +79,9 @@ def groups_of(clients: Clients, owner: str | None = None) -> list[Group]:
 
 
 def make_group(clients: Clients, request: LaunchRequest, access: Collection[str], shared_identity: str = "") -> Group:
-    """Create the group, or return the existing one, whose other tags are kept. Raises ProvisionError."""
+    """Create the group, or return the existing one, of which only the expiry tag may change. Raises ProvisionError.
+
+    `access`: containers for its tags, see Container.to_tag()."""
     found = find_group(clients, request.token)
     if found is not None and not found.is_ending:
         _extend(clients, request, found)

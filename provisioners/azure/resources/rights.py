@@ -30,9 +30,9 @@ LEAVING = (
 """Permissions of a scale set's machines in its resource group: a machine that is no longer needed deletes itself, which
 shrinks the scale set.
 
-They cannot create resources or scale up. Where machines of several scale sets share an identity, as in an infra stack,
-each scale set gives it access to its own group, so those machines could delete each other. No built-in role is this
-narrow, so stacks define a custom one.
+They do not allow creating resources or scaling up. Where machines of several scale sets share an identity, as in an
+infra stack, each scale set gives it access to its own group, so those machines could delete each other. No built-in
+role is this narrow, so stacks define a custom one.
 """
 _BLOBS = "Microsoft.Storage/storageAccounts/blobServices/containers/blobs"
 _WRITES = ("write", "delete", "add/action", "move/action")

@@ -10,7 +10,7 @@ from ..clients import Json
 from ..machine.vm_profile import Text
 
 NETWORK_RANGE, SUBNET_RANGE = "10.0.0.0/16", "10.0.0.0/18"
-"""Address ranges of a dedicated network and its subnet, larger than any number of machines."""
+"""Address ranges of a dedicated network and of its subnet, which has 16 384 addresses."""
 _PEERS_FIRST, _THEN_NOBODY = 100, 4096
 """Priorities of the first rule, and of the last one before Azure's default rules."""
 _ANYTHING = {
@@ -24,7 +24,7 @@ _ANYTHING = {
 def security_rules(peers: Text | None) -> list[Json]:
     """Return the rules of machines' interfaces: no inbound traffic, except among several machines of a launch.
 
-    `peers`: their application security group.
+    `peers`: the machines' application security group; None: there is only one machine.
     """
     if peers is None:
         return [_deny_all()]

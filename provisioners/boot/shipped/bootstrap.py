@@ -23,26 +23,26 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from .bucket_s3 import Bucket
-    from .common import HOME, TROUBLE, Hopeless, Refused, insist, say, write
+    from .common import HOME, NETWORK_ERRORS, ErrorResponse, PermanentError, log, retry, write
     from .host_ec2 import Host
 else:
-    from common import HOME, TROUBLE, Hopeless, Refused, insist, say, write
+    from common import HOME, NETWORK_ERRORS, ErrorResponse, PermanentError, log, retry, write
 
-LAST_PATIENCE_S = 60.0
+LAST_RETRY_TIMEOUT_S = 60.0
 AGENT_TRIES = 3  # a restarted agent resumes its node
 # Exit codes of the agent (runtime/agent/agent.py). ENDED: the node has ended, with JOB_DIR_LOST because the job dir
-# could not be used. AGAIN: the agent is to be restarted.
+# could not be used. EXIT_RESTART: the agent is to be restarted.
 JOB_DIR_LOST = 4
 ENDED = {0, 3, JOB_DIR_LOST, 5, 6}
-AGAIN = 7
-LEAVES, UNREACHABLE = 8, 9  # exit codes of runtime/fleet/member.py
+EXIT_RESTART = 7
+EXIT_LEAVES, EXIT_UNREACHABLE = 8, 9  # exit codes of runtime/fleet/member.py
 LEAVE_S = 120.0
 LEAVE_AGAIN_S = 15.0
-REPLACED = 8  # limit of replacements of unusable machines in one job's group
+MAX_REPLACEMENTS = 8  # limit of replacements of unusable machines in one job's group
 
 
 class GoingDown(BaseException):
-    """Raised by the SIGTERM handler if the machine goes down before the agent has started."""
+    """The machine goes down before the agent has started; raised by the SIGTERM handler."""
 
 
 class Machine:
@@ -59,77 +59,80 @@ class Machine:
         """File that signals to the agent that the machine will boot again, so that the node has not ended."""
         self.going_down = False
         self.ending = False
-        """The machine is being ended; SIGTERM must not interrupt that."""
+        """True if the machine is being ended, which SIGTERM must not interrupt."""
         self.name = ""
         self.stays = False
-        """The machine could not leave its group and is to stay in it."""
+        """True if the machine could not leave its group and is to stay in it."""
 
     def module(self, part: str) -> Any:
         """Return this machine's module for a part: `bucket`, `host` or `group`."""
         return importlib.import_module(self.record["modules"][part])
 
-    def live(self) -> int:
+    def boot(self) -> int:
         """Run the whole boot; return the agent's exit code, or 1 if the machine could not be used."""
         try:
-            newer_python()
+            reexec_in_newer_python()
             code = self.run()
             if code == JOB_DIR_LOST and not self.going_down:
-                self.explain()
+                self.write_job_dir_error()
         except GoingDown:
             return self.host.STOPPED
         except Exception as error:  # noqa: BLE001 - the machine must end after any error
-            reason = str(error) if isinstance(error, Hopeless) else f"{type(error).__name__}: {error}"
-            say(f"this machine cannot be used: {reason}")
+            reason = str(error) if isinstance(error, PermanentError) else f"{type(error).__name__}: {error}"
+            log(f"this machine cannot be used: {reason}")
             return self.give_up(reason)
         return code
 
     def give_up(self, reason: str) -> int:
-        """Give up a machine that cannot be used: write the reason into the job dir, and step_down(). Return the exit
-        code."""
+        """Give up a machine that cannot be used: write the reason into the job dir, and leave_or_be_replaced().
+
+        Returns the exit code."""
         try:
-            with contextlib.suppress(Hopeless):
-                self.leave_word(f"the machine could not be used: {reason}")
-            self.step_down(reason)
+            with contextlib.suppress(PermanentError):
+                self.write_failure(f"the machine could not be used: {reason}")
+            self.leave_or_be_replaced(reason)
         except GoingDown:
             return self.host.STOPPED
         return 1
 
     def run(self) -> int:
-        """Run the agent, restarting it after crashes, until it has ended; return its exit code. Raises Hopeless."""
+        """Run the agent, restarting it after crashes, until it has ended; return its exit code.
+
+        Raises PermanentError."""
         with contextlib.suppress(FileNotFoundError):
             self.rebooting.unlink()
         signal.signal(signal.SIGTERM, self.on_sigterm)
-        left = self.limit_life()
+        left = self.schedule_shutdown()
         self.node = self.host.node()
-        name = insist("this machine does not learn its name", self.host.name, self.host.PATIENCE_S)
+        name = retry("this machine does not learn its name", self.host.name, self.host.RETRY_TIMEOUT_S)
         place = f"{self.node} in attempt {self.record['attempt']}" if self.node else "a machine"
-        say(f"{name} is {place} of {self.record['job_dir']}")
+        log(f"{name} is {place} of {self.record['job_dir']}")
         self.name = name
         file = HOME / "agent.pyz"
         if sha256_of(file) != self.record["agent_sha256"]:
-            insist("the agent file cannot be fetched", lambda: self.fetch(file), self.host.PATIENCE_S)
+            retry("the agent file cannot be fetched", lambda: self.fetch(file), self.host.RETRY_TIMEOUT_S)
         deaths = 0
         while deaths < AGENT_TRIES:
             code = self.run_agent(file, name, left)
             if code in ENDED or self.going_down:
-                say(f"the agent has ended with exit code {code}")
+                log(f"the agent has ended with exit code {code}")
                 return code
-            if code == AGAIN:
-                say("the machine was to be restarted, and was not: the agent goes on")
+            if code == EXIT_RESTART:
+                log("the machine was to be restarted, and was not: the agent goes on")
                 continue
-            if code == LEAVES:
+            if code == EXIT_LEAVES:
                 if self.leave():
                     return 0
                 if not self.stays and self.goes_down_in(LEAVE_AGAIN_S):
                     return code
                 continue
-            if code == UNREACHABLE:
-                raise Hopeless(f"{self.record['job_dir']} could not be used for too long: {last_line()}")
+            if code == EXIT_UNREACHABLE:
+                raise PermanentError(f"{self.record['job_dir']} could not be used for too long: {last_line()}")
             deaths += 1
-            say(f"the agent has died with exit code {code}")
-        raise Hopeless(f"the agent died {AGENT_TRIES} times, at last with exit code {code}: {last_line()}")
+            log(f"the agent has died with exit code {code}")
+        raise PermanentError(f"the agent died {AGENT_TRIES} times, at last with exit code {code}: {last_line()}")
 
-    def limit_life(self) -> float | None:
+    def schedule_shutdown(self) -> float | None:
         """Schedule the unconditional end of the machine; return the remaining seconds, None if its lifetime is
         unlimited."""
         lifetime_s, path = self.record["lifetime_s"], HOME / "ends"
@@ -138,15 +141,15 @@ class Machine:
         if not path.exists():
             write(path, str(time.time() + lifetime_s).encode())
         left = min(lifetime_s, max(1.0, float(path.read_text()) - time.time()))
-        self.host.limit_life(left)  # the agent has the same limit
+        self.host.schedule_shutdown(left)  # the agent has the same limit
         return float(left)
 
     def fetch(self, file: Path) -> None:
-        """Download the agent file and check its hash. Raises OSError, Hopeless."""
+        """Download the agent file and check its hash. Raises OSError, PermanentError."""
         data = self.bucket.get(self.record["agent_key"])
         found = hashlib.sha256(data).hexdigest()
         if found != self.record["agent_sha256"]:
-            raise Hopeless(
+            raise PermanentError(
                 f"the agent file {self.record['agent_key']} is not the one that was sent: its sha256 is {found}"
             )
         write(file, data)
@@ -181,36 +184,36 @@ class Machine:
         takes jobs; in the group of a single job, which has no other work, it retries forever."""
         one_job = self.record["one_job"]
         try:
-            insist("this machine cannot leave its group", self.leave_group, LEAVE_S)
-        except Hopeless as error:
-            say(f"{error}. It {'asks again' if one_job else 'stays, and does jobs, until the fleet is scaled down'}")
+            retry("this machine cannot leave its group", self.leave_group, LEAVE_S)
+        except PermanentError as error:
+            log(f"{error}. It {'asks again' if one_job else 'stays, and does jobs, until the fleet is scaled down'}")
             self.stays = not one_job
             return False
         return True
 
-    def step_down(self, reason: str) -> None:
+    def leave_or_be_replaced(self, reason: str) -> None:
         """Decide whether an unusable machine of one job's group is to be replaced.
 
-        Normally it just ends and the group replaces it. After REPLACED failures, or if their number is unknown, it
-        leaves the group instead, because no supervisor may be running to stop the replacements."""
+        Normally it just ends and the group replaces it. After MAX_REPLACEMENTS failures, or if their number is unknown,
+        it leaves the group instead, because no supervisor may be running to stop the replacements."""
         if not self.record["one_job"]:
             return
         try:
-            replaced = self.count(reason)
-        except TROUBLE as error:
-            say(f"it is not known how many have failed: {error}")
+            replaced = self.record_failure(reason)
+        except NETWORK_ERRORS as error:
+            log(f"it is not known how many have failed: {error}")
             replaced = False
         if not replaced:
             self.leave()
 
-    def count(self, reason: str) -> bool:
-        """Record the failure; return whether it is among the first REPLACED. Simultaneous failures may count as one.
-        Raises OSError."""
-        for number in range(REPLACED):
+    def record_failure(self, reason: str) -> bool:
+        """Record the failure; return whether it is among the first MAX_REPLACEMENTS. Simultaneous failures may count
+        as one. Raises OSError."""
+        for number in range(MAX_REPLACEMENTS):
             key = f"failed/{number}"
             try:
                 self.bucket.get(key)
-            except Refused as error:
+            except ErrorResponse as error:
                 if error.status not in (403, 404):
                     raise
                 # S3 answers 403 for missing objects unless the role may list the whole bucket; then only create() is
@@ -227,7 +230,8 @@ class Machine:
         self.module("group").leave(self.record)
 
     def on_sigterm(self, _number: int, _frame: object) -> None:
-        """Handle SIGTERM: the machine is going down; `host` knows whether it will boot again."""
+        """Handle SIGTERM, which announces a shutdown: stop the agent, and create `rebooting` if the machine will boot
+        again."""
         self.going_down = True
         if self.host.comes_back():
             self.rebooting.touch()
@@ -243,39 +247,41 @@ class Machine:
         """Return whether a node of the attempt has written its result; False if that cannot be read."""
         try:
             self.bucket.get(self.node_key("result.json", node))
-        except TROUBLE:
+        except NETWORK_ERRORS:
             return False
         return True
 
-    def leave_word(self, reason: str) -> None:
+    def write_failure(self, reason: str) -> None:
         """Write an error as the node's result, unless the agent has written one, so that the job does not wait for this
-        machine."""
+        machine. A fleet's machine writes it into its member folder. Raises PermanentError."""
         if self.record["fleet"]:
             key, data = f"members/{self.name}/failed.json", json.dumps({"reason": reason, "time": time.time()}).encode()
             if self.name:
-                insist("no word can be left", lambda: self.bucket.create(key, data), LAST_PATIENCE_S)
+                retry("no word can be left", lambda: self.bucket.create(key, data), LAST_RETRY_TIMEOUT_S)
             return
-        with contextlib.suppress(Hopeless):
+        with contextlib.suppress(PermanentError):
             self.node = self.host.node()
         if not self.node:  # unknown
             return
         end = {"outcome": "error", "exit_code": None, "reason": reason, "started": self.started, "ended": time.time()}
         data = json.dumps(end).encode()
-        insist("no word can be left", lambda: self.bucket.create(self.node_key("result.json"), data), LAST_PATIENCE_S)
+        retry(
+            "no word can be left", lambda: self.bucket.create(self.node_key("result.json"), data), LAST_RETRY_TIMEOUT_S
+        )
 
-    def explain(self) -> None:
-        """Write the reason for which the agent gave up on the job dir, in case that can be reached again.
+    def write_job_dir_error(self) -> None:
+        """Write the reason for which the agent gave up on the job dir, in case the job dir can be reached again.
 
         This is not a result: the node is lost, and the job continues with another machine.
         """
         reason = f"{self.record['job_dir']} could not be used for too long: {last_line()}"
-        say(reason)
+        log(reason)
         if self.record["fleet"]:
             return
         key = self.node_key("gave_up.json")
         data = json.dumps({"reason": reason, "time": time.time()}).encode()
-        with contextlib.suppress(Hopeless):
-            insist("no word can be left", lambda: self.bucket.create(key, data), LAST_PATIENCE_S)
+        with contextlib.suppress(PermanentError):
+            retry("no word can be left", lambda: self.bucket.create(key, data), LAST_RETRY_TIMEOUT_S)
 
     def exit_code(self, of_agent: int) -> int:
         """Return the exit code of the node's program. The agent's code 0 means only that the node's result is
@@ -287,9 +293,9 @@ class Machine:
             return json.loads(self.bucket.get(self.node_key("result.json")))
 
         try:  # retried, because an exit code of failure makes Vertex end the whole job
-            result = insist("the node's result cannot be read", read, LAST_PATIENCE_S)
-        except Hopeless as error:
-            say(str(error))
+            result = retry("the node's result cannot be read", read, LAST_RETRY_TIMEOUT_S)
+        except PermanentError as error:
+            log(str(error))
             return 1
         if result["outcome"] == "succeeded":
             return 0
@@ -313,21 +319,23 @@ def last_line() -> str:
     return next((line.strip() for line in reversed(lines) if line.strip()), "it said nothing")
 
 
-def newer_python() -> None:
-    """Re-execute in Python 3.11 or newer if this one is older. Raises Hopeless if there is none."""
+def reexec_in_newer_python() -> None:
+    """Re-execute in Python 3.11 or newer if this one is older. Raises PermanentError if there is none."""
     if tuple(sys.version_info) >= (3, 11):
         return
     for minor in range(20, 10, -1):
         found = shutil.which(f"python3.{minor}")
         if found:
             os.execv(found, [found, *sys.argv])  # noqa: S606
-    raise Hopeless(f"the image has Python {sys.version.split()[0]}, and none of 3.11 or newer: choose another image")
+    raise PermanentError(
+        f"the image has Python {sys.version.split()[0]}, and none of 3.11 or newer: choose another image"
+    )
 
 
 def main() -> None:
     """Run the bootstrap. Exit code 1 means that the machine may stay up: systemd then ends it (service.py)."""
     machine = Machine(json.loads((HOME / "boot.json").read_text()))
-    code = machine.live()
+    code = machine.boot()
     machine.ending = True
     ends = machine.host.end(machine.going_down, lambda: machine.exit_code(code), machine.has_ended)
     sys.exit(0 if ends else 1)

@@ -14,9 +14,9 @@ from email.utils import formatdate
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .common import Refused, ask
+    from .common import ErrorResponse, ask
 else:
-    from common import Refused, ask
+    from common import ErrorResponse, ask
 
 METADATA = "CLOUDGPU_AZURE_METADATA"
 """Environment variable with the URL of the metadata service, for tests; Azure's libraries have no such variable."""
@@ -41,13 +41,13 @@ def token(identity: str, audience: str) -> str:
 
 
 def send(request: urllib.request.Request, bearer: str, timeout: float | None = None) -> bytes:
-    """Send a request to an Azure API and return the body. Raises OSError; Refused for an error response."""
+    """Send a request to an Azure API and return the body. Raises OSError; ErrorResponse for an error response."""
     request.add_header("Authorization", f"Bearer {bearer}")
     try:
         return ask(request, timeout)
     except urllib.error.HTTPError as error:
         body = error.read(65_536).decode(errors="replace")
-        raise Refused(error.code, body, error.headers.get("Retry-After")) from error
+        raise ErrorResponse(error.code, body, error.headers.get("Retry-After")) from error
 
 
 class Bucket:
@@ -66,7 +66,7 @@ class Bucket:
         """Create an object unless it exists; return whether it was created. Raises OSError."""
         try:
             self.send("PUT", key, body, {"If-None-Match": "*", "x-ms-blob-type": "BlockBlob"})
-        except Refused as error:
+        except ErrorResponse as error:
             if error.code != "BlobAlreadyExists":
                 raise
             return False

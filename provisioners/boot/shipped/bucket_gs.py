@@ -13,9 +13,9 @@ import urllib.request
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .common import Refused, ask
+    from .common import ErrorResponse, ask
 else:
-    from common import Refused, ask
+    from common import ErrorResponse, ask
 
 PASSING = ("rateLimitExceeded", "userRateLimitExceeded", "resourceNotReady")
 """Error codes of the Compute Engine API after which a call may be retried."""
@@ -47,12 +47,12 @@ def send(
     headers: dict[str, str] | None = None,
     timeout: float | None = None,
 ) -> bytes:
-    """Send a request to a Google API and return the body. Raises OSError; Refused for an error response."""
+    """Send a request to a Google API and return the body. Raises OSError; ErrorResponse for an error response."""
     sent = {**(headers or {}), "authorization": f"Bearer {token()}"}
     try:
         return ask(urllib.request.Request(url, data=body, headers=sent, method=method), timeout)
     except urllib.error.HTTPError as error:
-        raise Refused(error.code, error.read(65_536).decode(errors="replace")) from error
+        raise ErrorResponse(error.code, error.read(65_536).decode(errors="replace")) from error
 
 
 class Bucket:
@@ -70,7 +70,7 @@ class Bucket:
         headers = {"x-goog-if-generation-match": "0", "content-type": "application/octet-stream"}
         try:
             send("PUT", self.address(key), body, headers)
-        except Refused as error:
+        except ErrorResponse as error:
             if error.status != 412:
                 raise
             return False

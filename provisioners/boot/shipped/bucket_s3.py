@@ -17,9 +17,9 @@ from email.utils import parsedate_to_datetime
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .common import Refused, ask
+    from .common import ErrorResponse, ask
 else:
-    from common import Refused, ask
+    from common import ErrorResponse, ask
 
 
 def metadata(path: str) -> str:
@@ -86,7 +86,7 @@ class Bucket:
         """Create an object unless it exists; return whether it was created. Raises OSError."""
         try:
             self.send("PUT", key, body, {"if-none-match": "*"})
-        except Refused as error:
+        except ErrorResponse as error:
             if error.status != 412:
                 raise
             return False
@@ -99,7 +99,7 @@ class Bucket:
             return ask(self.signed(method, key, body, headers or {}))
         except urllib.error.HTTPError as error:
             self.region = error.headers.get("x-amz-bucket-region") or self.region
-            refused = Refused(error.code, error.read(65_536).decode(errors="replace"))
+            refused = ErrorResponse(error.code, error.read(65_536).decode(errors="replace"))
             if refused.code == "RequestTimeTooSkewed" and error.headers.get("Date"):
                 self.ahead_s = parsedate_to_datetime(error.headers["Date"]).timestamp() - time.time()
             raise refused from error

@@ -15,7 +15,7 @@ from typing import Any, Callable  # noqa: UP035 - must compile in older Pythons,
 
 HOME = Path(__file__).resolve().parent
 PAUSE_S = (1.0, 15.0)
-SILENCE_S = 10.0
+TIMEOUT_S = 10.0
 """Timeout in seconds to connect, and between two parts of a response. It is short because requests are retried, and the
 machine is billed meanwhile."""
 LARGEST = 256 << 20
@@ -23,17 +23,17 @@ LARGEST = 256 << 20
 SYNC_S = 10.0
 """Timeout of sync(1) in seconds; a file system that the program has mounted may hang."""
 LONGEST_S = 600.0  # limit of `Retry-After`: waiting machines are billed
-TROUBLE = (OSError, http.client.HTTPException, ValueError, LookupError)
+NETWORK_ERRORS = (OSError, http.client.HTTPException, ValueError, LookupError)
 """Exceptions of a failed network request: no response, or a malformed one."""
 ABSENT = ("NoSuchKey", "NoSuchBucket", "BlobNotFound", "ContainerNotFound")
 """Error codes for a missing object, which are not retried."""
 
 
-class Hopeless(Exception):  # noqa: N818
+class PermanentError(Exception):
     """An error that a retry would not resolve; its message is reported as the reason."""
 
 
-class Refused(OSError):  # noqa: N818
+class ErrorResponse(OSError):  # noqa: N818
     """Error response of an object store or an API."""
 
     def __init__(self, status: int, body: str, again: str | None = None) -> None:
@@ -57,17 +57,17 @@ class Refused(OSError):  # noqa: N818
             return "", ""
 
 
-def say(text: str) -> None:
+def log(text: str) -> None:
     print(f"cloudgpu: {text}", flush=True)
 
 
 def ask(request: urllib.request.Request, timeout: float | None = None) -> bytes:
     """Send a request and return the body. Proxies are not used: metadata server and store are reached directly.
 
-    `timeout`: seconds, instead of SILENCE_S. Raises OSError.
+    `timeout`: seconds, instead of TIMEOUT_S. Raises OSError.
     """
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-    with opener.open(request, timeout=timeout or SILENCE_S) as answer:
+    with opener.open(request, timeout=timeout or TIMEOUT_S) as answer:
         data = bytes(answer.read(LARGEST + 1))
         if len(data) > LARGEST:
             raise OSError(f"{request.full_url} has more than {LARGEST} bytes")
@@ -76,21 +76,21 @@ def ask(request: urllib.request.Request, timeout: float | None = None) -> bytes:
     return data
 
 
-def insist(what: str, call: Callable[[], object], patience_s: float, longest_s: float = PAUSE_S[1]) -> Any:
-    """Retry `call` with exponential backoff up to `longest_s`, or after `Retry-After`, for `patience_s` seconds.
+def retry(what: str, call: Callable[[], object], timeout_s: float, longest_s: float = PAUSE_S[1]) -> Any:
+    """Retry `call` with exponential backoff up to `longest_s`, or after `Retry-After`, for `timeout_s` seconds.
 
-    Returns its result. Raises Hopeless with the last error, at once if the object does not exist."""
-    until, pause = time.monotonic() + patience_s, PAUSE_S[0]
+    Returns its result. Raises PermanentError with the last error, at once if the object does not exist."""
+    until, pause = time.monotonic() + timeout_s, PAUSE_S[0]
     while True:
         try:
             return call()
-        except TROUBLE as error:
+        except NETWORK_ERRORS as error:
             reason = f"{what}: {error or type(error).__name__}"
-            hopeless = isinstance(error, Refused) and error.code in ABSENT
-            wait = max(pause, error.after_s if isinstance(error, Refused) else 0.0)
-            if hopeless or time.monotonic() + wait > until:
-                raise Hopeless(reason) from error
-        say(f"{reason}; trying again")
+            is_permanent = isinstance(error, ErrorResponse) and error.code in ABSENT
+            wait = max(pause, error.after_s if isinstance(error, ErrorResponse) else 0.0)
+            if is_permanent or time.monotonic() + wait > until:
+                raise PermanentError(reason) from error
+        log(f"{reason}; trying again")
         time.sleep(wait)
         pause = min(2 * pause, longest_s)
 
@@ -111,7 +111,7 @@ def flush() -> None:
     try:
         subprocess.Popen(["sync"]).wait(SYNC_S)
     except (OSError, subprocess.TimeoutExpired) as error:
-        say(f"not all is written to disk: {error}")
+        log(f"not all is written to disk: {error}")
 
 
 def command(*words: str) -> str | None:
@@ -119,21 +119,21 @@ def command(*words: str) -> str | None:
     try:
         done = subprocess.run(words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=10, check=False)
     except (OSError, subprocess.TimeoutExpired) as error:
-        say(f"{' '.join(words)}: {error}")
+        log(f"{' '.join(words)}: {error}")
         return None
     text = done.stdout.decode(errors="replace")
     if done.returncode:
-        say(f"{' '.join(words)}: exit code {done.returncode}: {text.strip()}")
+        log(f"{' '.join(words)}: exit code {done.returncode}: {text.strip()}")
         return None
     return text
 
 
-def limit_life(left_s: float) -> None:
+def schedule_shutdown(left_s: float) -> None:
     """Schedule a power-off after `left_s` seconds. shutdown(8) counts whole minutes."""
     command("shutdown", "-P", f"+{max(1, -int(-left_s // 60))}")
 
 
-def goes_down_to() -> str:
+def pending_shutdown() -> str:
     """Return systemd's pending shutdown: `reboot`, `poweroff`, "" (none), or `unknown` if systemd does not answer."""
     jobs = command("systemctl", "list-jobs", "--no-legend")
     if jobs is None:

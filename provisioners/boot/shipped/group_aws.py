@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from .bucket_s3 import metadata, sign
-    from .common import Hopeless, Refused, ask
+    from .common import ErrorResponse, PermanentError, ask
 else:
     from bucket_s3 import metadata, sign
-    from common import Hopeless, Refused, ask
+    from common import ErrorResponse, PermanentError, ask
 
 VERSION = "2011-01-01"  # API version, as in botocore
 PASSING = ("Throttling", "RequestLimitExceeded", "ScalingActivityInProgress", "ResourceContention")
@@ -27,7 +27,7 @@ WITHOUT = "No managed instance found"
 
 
 def leave(record: dict[str, Any]) -> None:
-    """Request that this machine is terminated and its group's size decreased. Raises OSError, Hopeless.
+    """Request that this machine is terminated and its group's size decreased. Raises OSError, PermanentError.
 
     Returns when the request is accepted."""
     region = record["region"]
@@ -45,9 +45,9 @@ def leave(record: dict[str, Any]) -> None:
     try:
         ask(sign(request, body, "autoscaling", region, time.time()))
     except urllib.error.HTTPError as error:
-        refused = Refused(error.code, error.read(65_536).decode(errors="replace"))
+        refused = ErrorResponse(error.code, error.read(65_536).decode(errors="replace"))
         if WITHOUT in str(refused):
             return
         if error.code < 500 and refused.code not in PASSING:
-            raise Hopeless(f"this machine may not leave its group: {refused}") from error
+            raise PermanentError(f"this machine may not leave its group: {refused}") from error
         raise refused from error

@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from .bucket_az import metadata, send, token
-    from .common import Hopeless, Refused
+    from .common import ErrorResponse, PermanentError
 else:
     from bucket_az import metadata, send, token
-    from common import Hopeless, Refused
+    from common import ErrorResponse, PermanentError
 
 ANSWER_S = 15.0
 INSTANCE = {"api-version": "2021-02-01", "format": "text"}
@@ -25,7 +25,7 @@ VERSION = "2024-07-01"
 
 
 def leave(record: dict[str, Any]) -> None:
-    """Request that this machine is deleted and its scale set's size decreased. Raises OSError, Hopeless.
+    """Request that this machine is deleted and its scale set's size decreased. Raises OSError, PermanentError.
 
     Returns when the request is accepted."""
     base = (record["api_endpoint"] or "https://management.azure.com").rstrip("/")
@@ -40,9 +40,9 @@ def leave(record: dict[str, Any]) -> None:
     )
     try:
         send(request, token(str(record["identity"]), "https://management.azure.com/"), ANSWER_S)
-    except Refused as error:
+    except ErrorResponse as error:
         if error.status == 404:  # the machine or its scale set is being deleted
             return
         if error.status in (400, 403):
-            raise Hopeless(f"this machine may not leave its scale set: {error}") from error
+            raise PermanentError(f"this machine may not leave its scale set: {error}") from error
         raise

@@ -12,16 +12,16 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from .bucket_gs import PASSING, metadata, send
-    from .common import Hopeless, Refused
+    from .common import ErrorResponse, PermanentError
 else:
     from bucket_gs import PASSING, metadata, send
-    from common import Hopeless, Refused
+    from common import ErrorResponse, PermanentError
 
 ANSWER_S = 15.0
 
 
 def leave(record: dict[str, Any]) -> None:
-    """Request that this machine is deleted and its group's size decreased. Raises OSError, Hopeless.
+    """Request that this machine is deleted and its group's size decreased. Raises OSError, PermanentError.
 
     Returns when the request is accepted."""
     # `projects/NUMBER/zones|regions/PLACE/instanceGroupManagers/NAME`: the group sets it on its instances.
@@ -35,9 +35,9 @@ def leave(record: dict[str, Any]) -> None:
     headers = {"content-type": "application/json"}
     try:
         send("POST", f"{base}/projects/{project}/{place}/deleteInstances", body, headers, ANSWER_S)
-    except Refused as error:
+    except ErrorResponse as error:
         if error.status == 404:  # the group and its machines are being deleted
             return
         if error.status < 500 and error.status != 429 and error.code not in PASSING:
-            raise Hopeless(f"this machine may not leave its group: {error}") from error
+            raise PermanentError(f"this machine may not leave its group: {error}") from error
         raise

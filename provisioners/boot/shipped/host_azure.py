@@ -17,10 +17,28 @@ from typing import TYPE_CHECKING, Any, Callable  # noqa: UP035 - must compile in
 
 if TYPE_CHECKING:
     from .bucket_az import METADATA, metadata, send, token
-    from .common import Hopeless, Refused, command, goes_down_to, insist, limit_life, power_off, say
+    from .common import (
+        ErrorResponse,
+        PermanentError,
+        command,
+        log,
+        pending_shutdown,
+        power_off,
+        retry,
+        schedule_shutdown,
+    )
 else:
     from bucket_az import METADATA, metadata, send, token
-    from common import Hopeless, Refused, command, goes_down_to, insist, limit_life, power_off, say
+    from common import (
+        ErrorResponse,
+        PermanentError,
+        command,
+        log,
+        pending_shutdown,
+        power_off,
+        retry,
+        schedule_shutdown,
+    )
 
 KNOWN_S = 900.0  # "Troubleshoot Azure RBAC": a role assignment takes up to ten minutes to propagate
 ANSWER_S = 15.0
@@ -39,7 +57,7 @@ class Host:
     """Machine on which the bootstrap runs: its identity, environment and end."""
 
     STOPPED = 0  # exit code if SIGTERM comes before the agent starts: the unit must not fail
-    PATIENCE_S = KNOWN_S
+    RETRY_TIMEOUT_S = KNOWN_S
 
     def __init__(self, record: dict[str, Any]) -> None:
         self.record = record
@@ -68,27 +86,27 @@ class Host:
         }
         return told | {name: url for name, url in of_tests.items() if url}
 
-    def limit_life(self, left_s: float) -> None:
-        limit_life(left_s)
+    def schedule_shutdown(self, left_s: float) -> None:
+        schedule_shutdown(left_s)
 
     def comes_back(self) -> bool:
         """Return whether the machine that goes down will boot again: a reboot, or Azure moves it to another host."""
-        where = goes_down_to()
+        where = pending_shutdown()
         back = where == "reboot" or (where == "poweroff" and is_moved(own_name))
         self.stays_down = where == "poweroff" and not back
         return back
 
     def end(self, going_down: bool, _code: Callable[[], int], _has_ended: Callable[[str], bool]) -> bool:
         """End the machine, whose node has ended; return whether that succeeded."""
-        if not going_down or not goes_down_to():
-            command("shutdown", "-c")  # scheduled by limit_life(); a stopped machine is billed
-            insist(CANNOT, self.deallocate, math.inf, REST_S)
+        if not going_down or not pending_shutdown():
+            command("shutdown", "-c")  # scheduled by schedule_shutdown(); a stopped machine is billed
+            retry(CANNOT, self.deallocate, math.inf, REST_S)
             return power_off()
         if self.stays_down:
             try:
-                insist(CANNOT, self.deallocate, GOING_S)
-            except Hopeless as error:
-                say(str(error))
+                retry(CANNOT, self.deallocate, GOING_S)
+            except PermanentError as error:
+                log(str(error))
                 return False
         return True
 
@@ -99,7 +117,7 @@ class Host:
         request = urllib.request.Request(url, data=b"", method="POST")  # noqa: S310 - URL of Resource Manager
         try:
             send(request, token(str(self.record["identity"]), "https://management.azure.com/"), ANSWER_S)
-        except Refused as error:
+        except ErrorResponse as error:
             if error.status != 404:  # 404: the machine is being deleted
                 raise
 

@@ -13,9 +13,9 @@ import time
 from typing import TYPE_CHECKING, Any, Callable, NoReturn  # noqa: UP035 - must compile in older Pythons, too
 
 if TYPE_CHECKING:
-    from .common import Hopeless
+    from .common import PermanentError
 else:
-    from common import Hopeless
+    from common import PermanentError
 
 
 PRIMARY = "workerpool0"
@@ -28,7 +28,7 @@ class Host:
 
     STOPPED = 143  # exit code if SIGTERM comes before the agent starts: 0 would mean success to Vertex
 
-    PATIENCE_S = 300.0  # a new role takes time to propagate, and the network may come up late
+    RETRY_TIMEOUT_S = 300.0  # a new role takes time to propagate, and the network may come up late
 
     def __init__(self, record: dict[str, Any]) -> None:
         self.record = record
@@ -38,13 +38,15 @@ class Host:
         return f"{os.environ.get('CLOUD_ML_JOB_ID') or self.record['job_id']}/{pool}/{index}"
 
     def node(self) -> str:
-        """Return the node of this container. Raises Hopeless."""
+        """Return the node of this container. Raises PermanentError."""
         if self.record["node"]:
             return str(self.record["node"])
         pool, index = self.place()
         nodes = self.record["pools"].get(pool, ())
         if not 0 <= index < len(nodes):
-            raise Hopeless(f"CLUSTER_SPEC says that this is {pool} number {index}; the job has {self.record['pools']}")
+            raise PermanentError(
+                f"CLUSTER_SPEC says that this is {pool} number {index}; the job has {self.record['pools']}"
+            )
         return str(nodes[index])
 
     def address(self) -> str | None:
@@ -56,14 +58,14 @@ class Host:
             return None
 
     def place(self) -> tuple[str, int]:
-        """Return the worker pool and the replica's index in it. Raises Hopeless."""
+        """Return the worker pool and the replica's index in it. Raises PermanentError."""
         if not os.environ.get("CLUSTER_SPEC") and sum(map(len, self.record["pools"].values())) == 1:
             return next(pool for pool, nodes in self.record["pools"].items() if nodes), 0
         try:
             task = spec()["task"]
             return str(task["type"]), int(task.get("index", 0))
         except (LookupError, TypeError, ValueError) as error:
-            raise Hopeless(
+            raise PermanentError(
                 f"CLUSTER_SPEC={os.environ.get('CLUSTER_SPEC')!r} does not say which node of the job this is: "
                 f"expected a `task` with `type` and `index`, as Vertex AI sets it"
             ) from error
@@ -76,7 +78,7 @@ class Host:
         }
         return {name: url for name, url in of_tests.items() if url}
 
-    def limit_life(self, left_s: float) -> None:
+    def schedule_shutdown(self, left_s: float) -> None:
         """No-op: Vertex enforces the job's timeout, and the agent its own limit."""
 
     def comes_back(self) -> bool:
@@ -101,7 +103,7 @@ class Host:
         nodes = [node for names in self.record["pools"].values() for node in names]
         try:
             own, place = self.node(), self.place()
-        except Hopeless:  # not a node of the job
+        except PermanentError:  # not a node of the job
             return
         if len(nodes) < 2 or (code == 0 and place != (PRIMARY, 0)):
             return

@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING, Any, Callable  # noqa: UP035 - must compile in
 
 if TYPE_CHECKING:
     from .bucket_s3 import metadata
-    from .common import goes_down_to, limit_life, power_off
+    from .common import pending_shutdown, power_off, schedule_shutdown
 else:
     from bucket_s3 import metadata
-    from common import goes_down_to, limit_life, power_off
+    from common import pending_shutdown, power_off, schedule_shutdown
 
 
 class Host:
@@ -17,7 +17,7 @@ class Host:
 
     STOPPED = 0  # exit code if SIGTERM comes before the agent starts: the unit must not fail
 
-    PATIENCE_S = 300.0  # a new role takes time to propagate, and the network may come up late
+    RETRY_TIMEOUT_S = 300.0  # a new role takes time to propagate, and the network may come up late
 
     def __init__(self, record: dict[str, Any]) -> None:
         self.record = record
@@ -37,14 +37,14 @@ class Host:
         told = {"HOME": "/root", "AWS_DEFAULT_REGION": self.record["region"]}
         return told | {"AWS_ENDPOINT_URL": self.record["endpoint"]} if self.record["endpoint"] else told
 
-    def limit_life(self, left_s: float) -> None:
-        limit_life(left_s)
+    def schedule_shutdown(self, left_s: float) -> None:
+        schedule_shutdown(left_s)
 
     def comes_back(self) -> bool:
         """Return whether the machine that goes down will boot again."""
-        return goes_down_to() == "reboot"
+        return pending_shutdown() == "reboot"
 
     def end(self, going_down: bool, _code: Callable[[], int], _has_ended: Callable[[str], bool]) -> bool:
         """Power off the machine, whose node has ended; return whether that succeeded. Its launch settings make EC2
         terminate it then."""
-        return bool(going_down and goes_down_to()) or power_off()
+        return bool(going_down and pending_shutdown()) or power_off()

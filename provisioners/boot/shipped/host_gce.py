@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any, Callable  # noqa: UP035 - must compile in
 
 if TYPE_CHECKING:
     from .bucket_gs import PASSING, metadata, send
-    from .common import Hopeless, Refused, goes_down_to, insist, limit_life, power_off, say
+    from .common import ErrorResponse, PermanentError, log, pending_shutdown, power_off, retry, schedule_shutdown
 else:
     from bucket_gs import PASSING, metadata, send
-    from common import Hopeless, Refused, goes_down_to, insist, limit_life, power_off, say
+    from common import ErrorResponse, PermanentError, log, pending_shutdown, power_off, retry, schedule_shutdown
 
 DELETE_S = 120.0  # the whole machine is billed meanwhile; later only its disk
 ANSWER_S = 15.0
@@ -27,7 +27,7 @@ class Host:
 
     STOPPED = 0  # exit code if SIGTERM comes before the agent starts: the unit must not fail
 
-    PATIENCE_S = 300.0  # a new role takes time to propagate, and the network may come up late
+    RETRY_TIMEOUT_S = 300.0  # a new role takes time to propagate, and the network may come up late
 
     def __init__(self, record: dict[str, Any]) -> None:
         self.record = record
@@ -49,48 +49,48 @@ class Host:
         try:
             told["GOOGLE_CLOUD_PROJECT"] = metadata("project/project-id")
         except OSError as error:
-            say(f"the project is not told: {error}")
+            log(f"the project is not told: {error}")
         of_tests = {
             "STORAGE_EMULATOR_HOST": self.record["endpoint"],
             "CLOUDGPU_GCP_ENDPOINT": self.record["api_endpoint"],
         }
         return told | {name: url for name, url in of_tests.items() if url}
 
-    def limit_life(self, left_s: float) -> None:
-        limit_life(left_s)
+    def schedule_shutdown(self, left_s: float) -> None:
+        schedule_shutdown(left_s)
 
     def comes_back(self) -> bool:
         """Return whether the machine that goes down will boot again: a reboot, or host maintenance with automatic
         restart."""
-        where = goes_down_to()
+        where = pending_shutdown()
         back = where == "reboot" or (where == "poweroff" and is_restarted() and is_maintained())
         self.stays_down = where == "poweroff" and not back
         return back
 
     def end(self, going_down: bool, _code: Callable[[], int], _has_ended: Callable[[str], bool]) -> bool:
         """End the machine, whose node has ended; return whether that succeeded."""
-        down = going_down and bool(goes_down_to())
+        down = going_down and bool(pending_shutdown())
         if down and not self.stays_down:
             return True
         try:
-            insist("this machine cannot delete itself", self.delete, GOING_S if down else DELETE_S)
-        except Hopeless as error:
-            say(f"{error}. It powers itself off; its disk is paid for until the supervisor or `cloudgpu gc` deletes it")
+            retry("this machine cannot delete itself", self.delete, GOING_S if down else DELETE_S)
+        except PermanentError as error:
+            log(f"{error}. It powers itself off; its disk is paid for until the supervisor or `cloudgpu gc` deletes it")
         return down or power_off()
 
     def delete(self) -> None:
-        """Request that this instance is deleted; return when that is accepted. Raises OSError, Hopeless."""
+        """Request that this instance is deleted; return when that is accepted. Raises OSError, PermanentError."""
         name, project = metadata("instance/name"), metadata("project/project-id")
         zone = metadata("instance/zone").rpartition("/")[2]
         base = (self.record["api_endpoint"] or "https://compute.googleapis.com").rstrip("/")
         url = f"{base}/compute/v1/projects/{project}/zones/{zone}/instances/{name}"
         try:
             send("DELETE", url, timeout=ANSWER_S)
-        except Refused as error:
+        except ErrorResponse as error:
             if error.status == 404:  # already being deleted
                 return
             if error.status in (400, 403) and error.code not in PASSING:
-                raise Hopeless(f"this machine may not delete itself: {error}") from error
+                raise PermanentError(f"this machine may not delete itself: {error}") from error
             raise
 
 

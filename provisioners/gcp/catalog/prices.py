@@ -35,8 +35,8 @@ _FIELDS = (
 )
 _PAGE = "5000"
 _BOUGHT = frozenset({"OnDemand", "Preemptible"})
-"""usageType values other than commitments. The market comes from the description, since A4's Spot is called
-OnDemand."""
+"""usageType values of prices without a commitment. They do not show the market, which the description contains: A4's
+Spot price has the type OnDemand."""
 _SSD_GIB = 375
 """GiB per partition of a local SSD, on the machine types for which skus.csv has SSDs."""
 _MICRO = Decimal("0.000001")
@@ -75,7 +75,7 @@ class Book:
         """Descriptions with an unparsable price or with two prices: these prices are unknown."""
 
     def add(self, sku: Mapping[str, Any]) -> None:
-        """Add an entry of the API's list, unless it is for something else, as most are."""
+        """Add an entry of the API's list if it is the price of a part in skus.csv; most entries are not."""
         description = str(sku.get("description", ""))
         kinds = _kinds_of(description)
         if not kinds or (sku.get("category") or {}).get("usageType") not in _BOUGHT:
@@ -180,8 +180,9 @@ def _kinds_of(description: str) -> list[Kind]:
 
 
 def _fitting(description: str) -> Iterable[Kind]:
-    """Return the candidates. A quick check first: most of the tens of thousands of descriptions are for something
-    else."""
+    """Return the rows of skus.csv that may match a description.
+
+    A quick check excludes most of the tens of thousands of descriptions."""
     return _kinds() if _WORTH.search(description) else ()
 
 

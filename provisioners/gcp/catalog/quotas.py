@@ -109,9 +109,9 @@ def check(
     target: str = "gcp",
     run_s: int | None = None,
 ) -> None:
-    """Raise ProvisionError(quota) if these machines do not fit beside those that run already.
+    """Raise ProvisionError(quota) if these machines would exceed a quota, given current usage.
 
-    `run_s`: seconds after which they are deleted (scheduling.maxRunDuration); None: never. With at most a week,
+    `run_s`: seconds after which the machines are deleted (scheduling.maxRunDuration); None: never. With at most a week,
     on-demand machines may use either the standard or the preemptible quota ("Limit the run time of a VM").
 
     `nodes` are only the machines to start: running ones of the same launch count as used. If the APIs do not return a
@@ -149,9 +149,9 @@ def _needed(target: str, market: str, nodes: Iterable[NodeRequest]) -> Counter[Q
 
 
 def _check_one(state: _State, quota: Quota, needed: int, *, either: bool) -> None:
-    """Raise ProvisionError(quota) if the quota, or an alternative, is too small.
+    """Raise ProvisionError(quota) if the machines fit neither the quota nor one that Google may use instead.
 
-    Without preemptible quota in the project, Spot machines use the standard quotas; `either`: both quotas are allowed.
+    Without preemptible quota in the project, Spot machines use the standard quotas. `either`: both may be used anyway.
     """
     choices = [quota]
     if quota.target == "gcp" and (quota.market == "spot" or either):
@@ -269,7 +269,7 @@ def cloud_limits(rest: Rest, quota: Quota) -> list[dict[str, Any]] | None:
 
 
 def granted(infos: Iterable[Mapping[str, Any]], region: str, gpu_family: str) -> float | None:
-    """Return the limit for this region and family, from the most specific entry; None: none is given.
+    """Return the limit for this region and family, from the most specific entry; None: no entry applies.
 
     An entry without a dimension applies to all values that have no separate entry; a family's entry precedes a region's
     (Cloud Quotas: "Dimension precedence").
@@ -319,7 +319,7 @@ def _gpus(instance: Mapping[str, Any], quota: Quota) -> float:
 
 
 def _number(value: object) -> float:
-    """Parse a limit, a number or an int64's string; below 0: no limit."""
+    """Parse a limit, a number or a string of digits; negative values mean no limit."""
     number = float(str(value))
     return UNLIMITED if number < 0 else number
 

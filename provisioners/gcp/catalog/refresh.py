@@ -26,12 +26,12 @@ from ...shared.refresh_queries import (
     PLACES,
     PRICES,
     SOURCE,
-    Calls,
+    ParallelQueries,
     Row,
-    in_order,
     known_rows,
-    published,
+    publish_all,
     shipped_rows,
+    sorted_rows,
 )
 from ..account import Account
 from ..rest import Rest, items, last_part
@@ -47,7 +47,7 @@ _TYPE_FIELDS = (
     "items(name,deprecated),nextPageToken",
 )
 _ATTACHES = "n1-"
-"""Prefix of machine types without built-in accelerators: those are attached, with separate prices and places."""
+"""Prefix of machine types without built-in accelerators; attached ones have separate prices and places."""
 _ARCHITECTURES = {"X86_64": "x86_64", "ARM64": "arm64"}
 _STATUS = {"DEPRECATED": "deprecated", "OBSOLETE": "retired", "DELETED": "retired"}
 
@@ -61,7 +61,7 @@ class Machine(NamedTuple):
     vcpus: int
     memory_gb: float
     arch: str
-    """"": not in the API's response."""
+    """Processor architecture; "": not in the API's response."""
     accelerator: str
     """Name in the API; "": no built-in accelerator."""
     gpus: int
@@ -84,7 +84,7 @@ class Region(NamedTuple):
 def refresh(
     regions: Sequence[str], on_progress: Progress, account: Account | None = None, clock: Clock | None = None
 ) -> Iterator[Outcome]:
-    """Query these regions (none: all that the project sees), and publish each table as soon as it is complete.
+    """Query these regions (none: all of the project), and publish and yield each table as soon as it is complete.
 
     Raises ProvisionError before any other query for an unknown region or missing permission; OSError.
     """
@@ -96,9 +96,9 @@ def refresh(
     asked = tuple(dict.fromkeys(regions)) or tuple(sorted(there))
     now = datetime.datetime.fromtimestamp(clock.now(), datetime.UTC)
     with ThreadPoolExecutor(_WORKERS) as pool:
-        asking = TableRefresh(rest, {name: there[name] for name in asked}, now, Calls(pool, on_progress))
+        asking = TableRefresh(rest, {name: there[name] for name in asked}, now, ParallelQueries(pool, on_progress))
         try:
-            yield from published(asking.tables(), asking.use_published, now)
+            yield from publish_all(asking.tables(), asking.use_published, now)
         finally:
             pool.shutdown(cancel_futures=True)
 
@@ -106,7 +106,9 @@ def refresh(
 class TableRefresh:
     """Queries for the tables, and the merge of their results with the known rows."""
 
-    def __init__(self, rest: Rest, regions: Mapping[str, Region], now: datetime.datetime, calls: Calls) -> None:
+    def __init__(
+        self, rest: Rest, regions: Mapping[str, Region], now: datetime.datetime, calls: ParallelQueries
+    ) -> None:
         self._rest = rest
         self._regions = regions
         self._names = tuple(regions)
@@ -150,7 +152,7 @@ class TableRefresh:
         remark = f"left out, for the tables have nothing alike: {', '.join(sorted(left_out))}"
         found = len({key[0] for key in rows} & set(machines))
         shipped = len({row[0] for row in self._types.values() if row[6] and _sold_in(row, self._places, self._names)})
-        update = Update("machine_types_gcp", MACHINE_TYPES, in_order(rows), self._names, found, shipped)
+        update = Update("machine_types_gcp", MACHINE_TYPES, sorted_rows(rows), self._names, found, shipped)
         return update, remark if left_out else ""
 
     def places(self) -> tuple[Update, str]:
@@ -164,7 +166,7 @@ class TableRefresh:
                 if zones:
                     found[offering, region.name] = (offering, region.name, " ".join(zones))
         shipped = sum(region in self._regions for _, region in shipped_rows("places_gcp", PLACES, 2))
-        update = Update("places_gcp", PLACES, in_order(kept | found), self._names, len(found), shipped)
+        update = Update("places_gcp", PLACES, sorted_rows(kept | found), self._names, len(found), shipped)
         return update, ""
 
     def _zones_with(self, alike: Sequence[Mapping[str, str]], region: Region) -> list[str]:
@@ -194,8 +196,9 @@ class TableRefresh:
         return tuple(known[column] for column in MACHINE_TYPES)
 
     def _added(self, machine: Machine) -> Row | None:
-        """Return a row for a new size or variant, based on its family's with equally many GPUs, otherwise any; None: no
-        family."""
+        """Return a row for a new machine type, copied from one of its family, if possible with the same number of GPUs.
+
+        None: the tables have no machine type of its family, or not its accelerator."""
         named = (_named(MACHINE_TYPES, row) for row in self._types.values() if row[10] == machine.accelerator)
         sisters = (one for one in named if _family(one["machine_type"]) == _family(machine.name) and one["markets"])
         sister = max(sisters, key=lambda one: one["counts"] == str(machine.gpus), default=None)
@@ -231,7 +234,7 @@ class TableRefresh:
                         found[row.sku, region] = (row.sku, region, *shown, SOURCE, self._today)
         kept = {key: row for key, row in known_rows("prices_gcp", PRICES, 2).items() if key[1] not in self._regions}
         shipped = sum(region in self._regions for _, region in shipped_rows("prices_gcp", PRICES, 2))
-        update = Update("prices_gcp", PRICES, in_order(kept | found), self._names, len(found), shipped)
+        update = Update("prices_gcp", PRICES, sorted_rows(kept | found), self._names, len(found), shipped)
         return update, f"prices that are not understood: {'; '.join(sorted(book.odd))}" if book.odd else ""
 
     # -- quotas
@@ -275,7 +278,7 @@ class TableRefresh:
         table = f"quotas_{target}"
         before = {(row[0], row[2]): row for row in known_rows(table, QUOTAS, 3).values()}
         kept = {key: row for key, row in before.items() if key[0] not in (*self._names, quotas.GLOBAL)}
-        return Update(table, QUOTAS, in_order(kept | found), self._names, len(found)), ""
+        return Update(table, QUOTAS, sorted_rows(kept | found), self._names, len(found)), ""
 
     # -- responses that several tables use, queried only once, even if that fails
 
@@ -293,7 +296,7 @@ class TableRefresh:
         return self._calls.once("machine types", lambda: self._of_zones("machine types of", "machineTypes", _machine))
 
     def _accelerators(self) -> dict[str, dict[str, tuple[str, str]]]:
-        """Return zone -> name -> status and end, "" where not given."""
+        """Return zone -> accelerator -> (status, end date), as _deprecation()."""
         return self._calls.once(
             "accelerators", lambda: self._of_zones("accelerators of", "acceleratorTypes", _deprecation)
         )
@@ -407,7 +410,7 @@ def _sold_in(row: Row, places: Mapping[Row, Row], regions: Iterable[str]) -> boo
 
 
 def _shown(price: Decimal | None) -> str:
-    """Format without an exponent."""
+    """Format a price without an exponent; "" for None."""
     return "" if price is None else f"{price.normalize():f}"
 
 

@@ -1,8 +1,9 @@
-"""Resources on Compute Engine that cloudgpu labelled, of every owner, and their removal: for `cloudgpu gc`.
+"""Find and remove resources labelled by cloudgpu, of all owners, on Compute Engine, for `cloudgpu gc`.
 
-Removal works as in teardown.py, which a launch's supervisor uses. This module finds the resources without local state:
-instances, disks that outlived them, and resources without labels, whose tags are in the description: firewall rules,
-groups, their templates and placement policies. The rule `cloudgpu-closed-<network>` belongs to no launch and is kept.
+Launches are removed by the same code that a supervisor uses (teardown.py). This module finds the resources without
+local state: instances, disks that outlived them, and resources without labels, whose tags are in the description:
+firewall rules, groups, their templates and placement policies. The rule `cloudgpu-closed-<network>` belongs to no
+launch and is kept.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from ....jobspecs import catalog
 from ....jobspecs.suggest import did_you_mean
 from ...base import ProvisionError
 from ...shared import tags
-from ...tagged_resources import Found, Leftover, Tagged, Thing, launches
+from ...tagged_resources import Leftover, Listing, Resource, Tagged, group_by_launch
 from ..clients import READ_S, WRITE_S, Clients, ignore_not_found, need_sdk
 from ..labels import from_labels, launch_name, region_of
 from ..resources import instance_groups, network
@@ -44,10 +45,10 @@ _UNREACHABLE = "UNREACHABLE"
 # --- find -------------------------------------------------------------------------------------------------------------
 
 
-def find(regions: Sequence[str], clients: Clients | None = None) -> Found:
+def find(regions: Sequence[str], clients: Clients | None = None) -> Listing:
     """Return the resources of every owner in these regions (none: all). Raises ProvisionError.
 
-    Six lists cover all regions; rules and templates have no region.
+    Six calls list the resources of all regions. Firewall rules and templates have no region.
     """
     need_sdk()
     clients = clients or Clients()
@@ -55,13 +56,15 @@ def find(regions: Sequence[str], clients: Clients | None = None) -> Found:
     missed: dict[str, str] = {}
     found = [*_instances(clients, missed), *_disks(clients, missed), *_rules(clients), *_parts(clients, missed)]
     wanted = [one for one in found if not regions or not one.thing.region or one.thing.region in regions]
-    kept = launches("gcp", wanted)
+    kept = group_by_launch("gcp", wanted)
     if regions:  # rules have no region: skip launches with machines in other regions only
         elsewhere = {one.tags.get(tags.TOKEN) for one in found if one.thing.region} - {
             one.tags.get(tags.TOKEN) for one in wanted if one.thing.region
         }
         kept = [one for one in kept if one.token not in elsewhere]
-    return Found(kept, {one: why for one, why in missed.items() if not regions or {one, region_of(one)} & set(regions)})
+    return Listing(
+        kept, {one: why for one, why in missed.items() if not regions or {one, region_of(one)} & set(regions)}
+    )
 
 
 def _check_regions(clients: Clients, regions: Sequence[str]) -> None:
@@ -93,7 +96,7 @@ def _instances(clients: Clients, missed: dict[str, str]) -> Iterator[Tagged]:
         for one in listed.instances:
             zone = last_part(one.zone)
             machine_type, market = last_part(one.machine_type), _MARKETS.get(one.scheduling.provisioning_model, "")
-            thing = Thing(
+            thing = Resource(
                 "instance",
                 f"{zone}/{one.name}",
                 region_of(zone),
@@ -117,7 +120,7 @@ def _disks(clients: Clients, missed: dict[str, str]) -> Iterator[Tagged]:
         for one in listed.disks:
             zone = last_part(one.zone)
             price = catalog.disk_price("gcp", region_of(zone))
-            thing = Thing(
+            thing = Resource(
                 "disk",
                 f"{zone}/{one.name}",
                 region_of(zone),
@@ -130,7 +133,7 @@ def _disks(clients: Clients, missed: dict[str, str]) -> Iterator[Tagged]:
 
 def _rules(clients: Clients) -> Iterator[Tagged]:
     for rule in network.rules_of(clients):
-        yield Tagged(Thing("firewall rule", rule.name, ""), rule.tags)
+        yield Tagged(Resource("firewall rule", rule.name, ""), rule.tags)
 
 
 def _parts(clients: Clients, missed: dict[str, str]) -> Iterator[Tagged]:
@@ -140,7 +143,7 @@ def _parts(clients: Clients, missed: dict[str, str]) -> Iterator[Tagged]:
         for one in listed.found:
             if one.token:
                 size = f"of {one.size} machines" if kind == "group" else ""
-                thing = Thing(called, f"{one.region}/{one.name}".lstrip("/"), one.region, size)
+                thing = Resource(called, f"{one.region}/{one.name}".lstrip("/"), one.region, size)
                 yield Tagged(dataclasses.replace(thing, created=_moment(one.created)), one.tags)
 
 
@@ -176,7 +179,8 @@ def _moment(text: str) -> float | None:
 
 
 def remove(leftover: Leftover, clients: Clients | None = None) -> None:
-    """Remove all its resources, and return when none of them bills any more. Idempotent. Raises ProvisionError."""
+    """Remove all resources of a leftover. Idempotent; returns when nothing is billed any more. Raises
+    ProvisionError."""
     clients = clients or Clients()
     named = [thing.id for thing in leftover.things if thing.kind == "instance"]
     if leftover.token:

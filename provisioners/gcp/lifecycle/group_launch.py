@@ -46,7 +46,7 @@ _OFF = frozenset({"TERMINATED", "STOPPED", "SUSPENDED"})
 
 @dataclass(frozen=True, slots=True)
 class GroupLaunch:
-    """One launch in progress. Every call is idempotent, also across processes."""
+    """Launch of a dedicated group in progress. Idempotent, also if several processes run it at the same time."""
 
     clients: Clients
     images: Images
@@ -87,7 +87,7 @@ class GroupLaunch:
             )
             raise ProvisionError("invalid", message, scope="region")
         image = self.images.find(request.nodes[0])
-        # A launch enlarges the disk to fit the image; for a fleet, planning reports the error.
+        # Launches enlarge the disk to fit the image; a cluster with a disk that is too small fails when it is planned.
         fleet = prepared.fleet.model_copy(update={"disk_gb": max(prepared.fleet.disk_gb, image.min_gb)})
         fleet, reservation = self._reserved(fleet)
         run_s = longest_run_s(fleet)
@@ -168,7 +168,7 @@ class GroupLaunch:
                 instance_groups.find(self.clients, kind, self._name, self.request.region).of(self.request.region)
             )
 
-        operations.make(self.clients, insert, is_there, doing=f"make the {kind} {self._name}", patience_s=_MAKE_S)
+        operations.make(self.clients, insert, is_there, doing=f"make the {kind} {self._name}", retry_timeout_s=_MAKE_S)
 
     def _make_group(self, fleet: FleetSpec, made_of: str, inserts: list[Operation]) -> None:
         """Create the group. Its request id is derived from the launch, so retries by any process are idempotent; after
@@ -196,7 +196,7 @@ class GroupLaunch:
         failed = [one.name for one in inserts if one.finished]
         own_id = request_id(request.token, self._name, request.region, *failed[-1:])
         doing = f"make the group {self._name}"
-        operations.make(clients, insert, is_there, doing=doing, patience_s=_MAKE_S, request_id=own_id)
+        operations.make(clients, insert, is_there, doing=doing, retry_timeout_s=_MAKE_S, request_id=own_id)
 
     def _undo(self) -> None:
         """Remove what this call created; terminate() removes what fails here."""

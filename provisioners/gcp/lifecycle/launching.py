@@ -50,19 +50,19 @@ class EarlierCalls:
     """Earlier calls under a launch's token for one node in one zone."""
 
     insert: Operation | None
-    """Latest call that started its machine, unless that machine was deleted with its whole launch; None: none."""
+    """Latest operation that started the node's machine; None: none, or the whole launch was deleted since."""
     request_id: str
     """Request id for the next call that starts a machine."""
 
     @property
     def was_started(self) -> bool:
-        """A machine exists or existed, so no other one is started."""
+        """True if a machine exists or existed; no other one is then started."""
         return self.insert is not None and self.insert.finished
 
 
 @dataclass(slots=True)
 class Launch:
-    """One launch in progress. run() is called once."""
+    """Launch of single machines in progress. Call run() only once."""
 
     clients: Clients
     images: Images
@@ -75,9 +75,9 @@ class Launch:
     zone: str = ""
     """Zone of the machines."""
     has_begun: bool = False
-    """Machines were started, and deleted because others were refused."""
+    """True if machines were started, and deleted because others were refused."""
     has_created: bool = False
-    """Resources may exist under this token, from this call or an earlier one."""
+    """True if resources may exist under this token, from this call or an earlier one."""
 
     def run(self) -> None:
         """Start all nodes of the request. Idempotent. Raises ProvisionError.
@@ -187,7 +187,7 @@ class Launch:
     # -- machines
 
     def _start_in(self, place: Place, missing: Sequence[NodeRequest], images: Mapping[str, Image]) -> None:
-        """Start the machines in one zone; a refusal also ends those started before it."""
+        """Start the machines in one zone; after a final refusal those already started are deleted."""
         nodes = {node.node: node for node in missing}
         done = self._done()
 
@@ -207,8 +207,8 @@ class Launch:
         return operations.of_instances(self.clients, pattern, self.request.region)
 
     def _start_one(self, place: Place, node: NodeRequest, image: Image, before: EarlierCalls) -> str:
-        """Start a machine and return it. Retries use the same request id while the call is throttled or not
-        answered."""
+        """Start a machine and return it as `zone/name`. Throttled or unanswered calls are retried with the same request
+        id."""
         from google.cloud import compute_v1
 
         request, clients = self.request, self.clients
@@ -235,7 +235,8 @@ class Launch:
         return machine
 
     def _patience(self, machine: str) -> tuple[float, Callable[[], bool]]:
-        """Return the timeout in seconds, and a condition that ends the wait early: a place in flex-start's queue."""
+        """Return the timeout in seconds, and a condition that ends the wait early: the machine is in flex-start's
+        queue."""
         wait_s = flex_wait_s(self.request) if self.request.market == "flex-start" else 0
         if wait_s <= _START_S:
             return _START_S + wait_s, lambda: False
@@ -251,7 +252,7 @@ class Launch:
         return found is not None and found.token == self.request.token and not found.is_ending
 
     def _end(self, started: Mapping[str, str]) -> None:
-        """Delete machines that were started, because another one of the launch was refused."""
+        """Delete the started machines of a launch after another one was refused."""
         self.has_begun = True
         done = self._done()
         for node, machine in started.items():

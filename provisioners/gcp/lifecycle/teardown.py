@@ -6,7 +6,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ...base import Ended, ProvisionError
+from ...base import ProvisionError, TerminateResult
 from ...shared import tags
 from .. import operations
 from ..clients import READ_S, WRITE_S, Clients, ignore_not_found
@@ -20,7 +20,7 @@ from ..rest import last_part
 if TYPE_CHECKING:
     from google.cloud import compute_v1
 
-PATIENCE_S = 300.0
+RETRY_TIMEOUT_S = 300.0
 """Timeout in seconds for the deletion of machines; large ones take minutes. The caller may then retry."""
 _POLL_S = 3.0
 
@@ -33,29 +33,29 @@ class Teardown:
     sightings: InstanceCache
     token: str
     owner: str
-    """"": unknown."""
+    """Name of the launch's owner; "": unknown."""
     named: Collection[str] = ()
     """Known machines, which are deleted even if no list shows them yet."""
     region: str = ""
-    """"": unknown; then all zones must be reachable."""
+    """Region of the launch; "": unknown, which requires that all zones are reachable."""
     grouped: bool = True
-    """A group may exist; False: it is known that none was created."""
+    """False if it is known that the launch created no instance group."""
 
-    def run(self) -> Ended:
+    def run(self) -> TerminateResult:
         """Remove all resources, and return when none of them bills any more. Raises ProvisionError; retry then."""
         clock = self.clients.clock
         begun = clock.monotonic()
         if self.grouped:
-            instance_groups.end(self.clients, self.token, self.region, begun + PATIENCE_S)
+            instance_groups.end(self.clients, self.token, self.region, begun + RETRY_TIMEOUT_S)
         begun = since = clock.monotonic()
         hidden = set(self.named)
         has_started = bool(hidden)
         while left := self._end_machines(hidden, since, again=since > begun):
             hidden.clear()
             has_started = True
-            if clock.monotonic() > begun + PATIENCE_S:
+            if clock.monotonic() > begun + RETRY_TIMEOUT_S:
                 names = ", ".join(sorted(left))
-                message = f"{names} was ended {PATIENCE_S:.0f} s ago, and is not gone yet"
+                message = f"{names} was ended {RETRY_TIMEOUT_S:.0f} s ago, and is not gone yet"
                 raise ProvisionError("transient", message, scope="region", code="StillThere")
             since = clock.monotonic()
             clock.sleep(_POLL_S)
@@ -65,7 +65,7 @@ class Teardown:
             instance_groups.remove(self.clients, "template", self.token, self.region)
             instance_groups.remove(self.clients, "placement policy", self.token, self.region)
         network.remove_rule(self.clients, self.token)
-        return Ended(has_started or self._was_started(), at)
+        return TerminateResult(has_started or self._was_started(), at)
 
     def _was_started(self) -> bool:
         """Return True if a machine was created under this token; it is deleted by now."""
@@ -75,7 +75,8 @@ class Teardown:
     def _end_machines(self, hidden: Collection[str], since: float, *, again: bool) -> set[str]:
         """Delete all machines; return those that still exist, or that a call whose response was lost may still create.
 
-        `hidden` are deleted even if no list shows them.
+        `hidden`: machines to delete even if no list shows them; `again`: machines may have been deleted in an earlier
+        round.
         """
         listed = self.sightings.of_launch(self.token, self.owner, since=since, region=self.region)
         seen = {one.machine: one for one in listed}

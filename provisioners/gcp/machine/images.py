@@ -39,7 +39,7 @@ class Image(NamedTuple):
     min_gb: int
     """Minimum size of the disk in GB."""
     shielded: bool
-    """It boots with UEFI, so the machine can have a virtual TPM."""
+    """True if it boots with UEFI, so that the machine can have a virtual TPM."""
     secure_boot: bool
 
 

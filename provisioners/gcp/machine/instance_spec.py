@@ -26,7 +26,7 @@ the service account limit them further."""
 SECRETS_SCOPE = "https://www.googleapis.com/auth/cloud-platform"
 """The only OAuth scope that Secret Manager accepts, for machines that read secrets."""
 GRACE_S = 600
-"""Seconds after a machine's lifetime, at which it shuts itself down, until Compute Engine deletes it anyway."""
+"""Seconds between the end of a machine's lifetime, when it shuts itself down, and its deletion by Compute Engine."""
 RUN_S = (600, 7 * 86_400, 120 * 86_400)
 """Limits of a run in seconds: flex-start's minimum and maximum, and the maximum of other markets. Source: Compute
 Engine's documentation, "About Flex-start VMs", "Limit the run time of a VM"."""
@@ -125,8 +125,8 @@ def _scheduling(terms: Terms, reservation: Reservation | None, *, local_ssd: boo
     """Return the scheduling options.
 
     Machines with GPUs cannot migrate to another host: maintenance terminates them. On-demand and reserved machines are
-    then restarted with the same disk. Machines of other markets are deleted, since the next attempt replaces them, and
-    both must not run together. The recovery of a host's Local SSDs (an hour by default) is skipped: they hold no data.
+    then restarted with the same disk. Machines of other markets are deleted: the next attempt replaces them, and must
+    not run at the same time. The recovery of a host's Local SSDs (an hour by default) is skipped: they hold no data.
     """
     keeps = terms.market in {"on-demand", "reservation"}
     bound = reservation is not None and reservation.ends_machines

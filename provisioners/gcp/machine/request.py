@@ -13,7 +13,7 @@ from typing import Any
 from ...base import LaunchRequest, NodeRequest, ProvisionError, node_token
 from ...boot.startup_script import startup_script
 from ...shared import tags
-from ...shared.boot_record import check_agent, told_at_boot
+from ...shared.boot_record import build_boot_data, check_agent
 from ..labels import instance_name, launch_name, to_labels
 from ..resources.network import CLOSED_TAG, Attachment
 from .images import Image
@@ -37,16 +37,16 @@ class Place:
     reservations: Mapping[str, Reservation]
     """Node -> reservation; empty in other markets."""
     storage_endpoint: str | None = None
-    """Endpoint of Cloud Storage for the machines: a test's on this computer. None: Google's own."""
+    """Endpoint of Cloud Storage for the machines in tests; None: Google's own."""
     api_endpoint: str | None = None
-    """Endpoint of the Compute Engine API for the machines, likewise."""
+    """Endpoint of the Compute Engine API for the machines in tests; None: Google's own."""
 
 
 def instance(request: LaunchRequest, node: NodeRequest, place: Place, image: Image) -> dict[str, Any]:
     """Return the body that creates one machine. Raises ProvisionError for an invalid request.
 
-    One call for each machine rather than bulkInsert: startup script and labels differ by node, and with a request id
-    per node the existing machines can be identified after a lost response.
+    Each machine is created by a separate call instead of bulkInsert, since startup script and labels differ between
+    nodes. A request id for each node identifies the existing machines after a lost response.
     """
     name = instance_name(request.token, node.node)
     made = {
@@ -75,15 +75,14 @@ def instance(request: LaunchRequest, node: NodeRequest, place: Place, image: Ima
 def flex_wait_s(request: LaunchRequest) -> int:
     """Return the seconds for which a flex-start machine waits for capacity.
 
-    With several machines it is the minimum: early ones would bill while waiting for the others, so the next place is
-    tried soon.
+    With several machines it is the minimum: those that have started are billed while the others wait for capacity.
     """
     least, most = _FLEX_WAIT_S
     return least if len(request.nodes) > 1 else most
 
 
 def check_request(request: LaunchRequest) -> None:
-    """Raise ProvisionError for an unknown market, and for an agent that does not fit the machines."""
+    """Raise ProvisionError if Compute Engine lacks the market, or the agent file does not fit the machines."""
     if request.market not in MARKETS:
         raise ProvisionError("invalid", f"Compute Engine has no market {request.market}", scope="cloud")
     check_agent(request, lambda node: architecture_of(node.machine_type))
@@ -106,7 +105,7 @@ def _life_s(request: LaunchRequest) -> int | None:
 
 
 def _script(request: LaunchRequest, node: NodeRequest, place: Place) -> str:
-    return told_at_boot(
+    return build_boot_data(
         request,
         node.node,
         "gcp",

@@ -27,9 +27,9 @@ class Reservation(NamedTuple):
     """`projects/P/reservations/R`, as an instance refers to it."""
     zone: str
     by_name_only: bool
-    """It accepts only machines that name it; other reservations accept any matching machine."""
+    """True if it accepts only machines that name it; other reservations accept any matching machine."""
     ends_machines: bool
-    """Its machines end with it (densely deployed blocks, calendar mode), so they are bound to it."""
+    """True if its machines end when it ends (densely deployed blocks, calendar mode); they are then bound to it."""
 
 
 def find_reservations(clients: Clients, region: str, zone: str | None, nodes: list[NodeRequest]) -> list[Reservation]:

@@ -141,7 +141,7 @@ def fleet_name(name: str) -> str:
 
 
 def _image(fleet: FleetSpec, url: str) -> Image:
-    """Return the image at a URL; all in images.csv boot with UEFI. Raises ProvisionError if the machine type has
+    """Return the image at a URL; all images of images.csv boot with UEFI. Raises ProvisionError if the machine type has
     none."""
     family = family_for(fleet.machine_type, gpu=fleet.accelerator is not None)
     return Image(url, 0, shielded=True, secure_boot=family.secure_boot)

@@ -53,9 +53,9 @@ class InstanceState:
     message: str
     """Explanation of the status, often ""."""
     restarts: bool
-    """Compute Engine restarts it after a termination that it caused itself."""
+    """True if Compute Engine restarts it after it terminated it, e.g. for maintenance (automaticRestart)."""
     was_stopped: bool
-    """It was stopped at least once after it ran."""
+    """True if it was stopped at least once after it ran."""
 
     @property
     def machine(self) -> str:
@@ -82,12 +82,12 @@ class InstanceState:
 
     @property
     def is_queued(self) -> bool:
-        """It waits for capacity and does not bill."""
+        """True if it waits for capacity; it is then not billed."""
         return self.status == "PENDING"
 
     @property
     def is_down(self) -> bool:
-        """It does not run, but may be restarted."""
+        """True if it does not run, but may be restarted."""
         return self.restarts and self.status in {"STOPPING", "TERMINATED", "STOPPED", "REPAIRING"}
 
     def as_node(self, node: str, *, returns: bool = False) -> NodeState:
@@ -96,7 +96,7 @@ class InstanceState:
         words = "it waits for capacity" if self.is_queued and not self.message else self.message
         detail = "" if self.status == "RUNNING" else ": ".join(part for part in (self.status, words) if part)
         returns = returns or (phase == "pending" and self.was_stopped)
-        return NodeState(node, phase, detail, queued=self.is_queued, returns=returns)
+        return NodeState(node, phase, detail, queued=self.is_queued, restarting=returns)
 
 
 class InstanceCache:
@@ -115,7 +115,7 @@ class InstanceCache:
         return self._of(tags.OWNER, owner, since, region)
 
     def of_token(self, token: str, *, since: float | None = None, region: str = "") -> Mapping[str, InstanceState]:
-        """Like of_owner(), for a launch whose owner is unknown."""
+        """Return machine -> state for the instances of a launch whose owner is unknown; otherwise as of_owner()."""
         return self._of(tags.TOKEN, token, since, region)
 
     def of_launch(self, token: str, owner: str, *, since: float | None = None, region: str = "") -> list[InstanceState]:
@@ -212,14 +212,14 @@ def get_instance(clients: Clients, machine: str) -> InstanceState | None:
 
 
 def end_from_history(clients: Clients, node: str, machine: str) -> NodeState | None:
-    """Return why a machine missing in lists is gone; None: no operation shows that it is. One call. Raises
-    ProvisionError."""
+    """Return the final state of a machine that lists do not show; None: no operation shows that it ended. One call.
+    Raises ProvisionError."""
     zone, _, name = machine.partition("/")
     return end_of(node, [one for one in operations.of_instances(clients, name, region_of(zone)) if one.zone == zone])
 
 
 def will_restart(clients: Clients, machine: str) -> bool:
-    """Return True if a stopped machine was stopped for its host, and will be restarted. One call. Raises
+    """Return True if a machine was stopped because of its host, and will be restarted. One call. Raises
     ProvisionError."""
     zone, _, name = machine.partition("/")
     ends = [
@@ -231,12 +231,12 @@ def will_restart(clients: Clients, machine: str) -> bool:
 
 
 def end_of(node: str, done: list[Operation]) -> NodeState | None:
-    """Return why a machine is gone, given its operations, the oldest first; None: none of them ends a machine."""
+    """Return the final state of a machine, given its operations, the oldest first; None: none of them ended it."""
     begun = max((at for at, one in enumerate(done) if one.kind == "insert"), default=-1)
     insert, since = done[begun] if begun >= 0 else None, done[begun + 1 :]
     taken = [one for one in since if one.kind in _TAKEN]
     if taken:
-        return NodeState(node, "gone", f"Compute Engine took it back: {taken[-1].kind}", taken=True)
+        return NodeState(node, "gone", f"Compute Engine took it back: {taken[-1].kind}", reclaimed=True)
     ended = [one for one in since if one.kind == "delete"]
     if ended:
         return NodeState(node, "gone", f"deleted by {ended[-1].user or 'somebody unknown'}")

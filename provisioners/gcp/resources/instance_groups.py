@@ -42,14 +42,14 @@ class Part(NamedTuple):
     """A key of KINDS."""
     name: str
     region: str
-    """"": not regional."""
+    """Region; "": not regional."""
     tags: Mapping[str, str]
     created: str
-    """RFC 3339."""
+    """Creation time (RFC 3339)."""
     size: int = 0
     """Target size of a group; otherwise 0."""
     zones: tuple[str, ...] = ()
-    """Allowed zones of a group, if it has them."""
+    """Allowed zones of a group; (): not limited."""
 
     @property
     def token(self) -> str:
@@ -65,7 +65,7 @@ class Parts(NamedTuple):
     """Region or zone -> reason why it could not be listed."""
 
     def of(self, region: str) -> tuple[Part, ...]:
-        """Return all. Raises ProvisionError(transient) if `region` ("": any) was unreachable."""
+        """Return all resources. Raises ProvisionError(transient) if `region` ("": any) was unreachable."""
         for place, why in self.unreachable.items():
             if region in {"", place, region_of(place)}:
                 message = f"look for what was made: {place} cannot be reached: {why}"
@@ -86,7 +86,7 @@ class Kind(NamedTuple):
 def find(clients: Clients, kind: str, pattern: str = OURS, region: str = "") -> Parts:
     """Return resources of a kind whose name matches a regular expression, in all regions. One call, in pages.
 
-    `region`: "" for all; otherwise the fallback if not all zones can be listed. Raises ProvisionError.
+    `region`: region that is queried if the list of all regions fails; "": no fallback. Raises ProvisionError.
     """
     wanted, doing = f'name eq "{pattern}"', f"look for what is called {pattern}: {kind}"
 
@@ -116,7 +116,7 @@ def remove(clients: Clients, kind: str, token: str, region: str) -> None:
 
     for one in find(clients, kind, name, region).of(region):
         delete = functools.partial(KINDS[kind].delete, clients, one)
-        operations.remove(clients, delete, is_there, doing=f"remove the {kind} {name}", patience_s=_MAKE_S)
+        operations.remove(clients, delete, is_there, doing=f"remove the {kind} {name}", retry_timeout_s=_MAKE_S)
 
 
 # --- groups -----------------------------------------------------------------------------------------------------------

@@ -34,7 +34,7 @@ _OURS, _DEFAULT = PREFIX, "default"
 project's default one."""
 _PEERS_FIRST, _THEN_NOBODY = 90, 100
 """Rule priorities; a network's built-in rules have 65534, gcloud's default is 1000."""
-_PATIENCE_S = 120.0
+_RETRY_TIMEOUT_S = 120.0
 """Timeout in seconds for creating or removing a firewall rule, which takes about 10 s."""
 _MAX_NAME = 63
 
@@ -47,7 +47,7 @@ class Attachment(NamedTuple):
     network_url: str
     subnetwork_url: str
     private_access: bool
-    """Google's APIs are reachable without an external address (Private Google Access)."""
+    """True if Google's APIs are reachable without an external address (Private Google Access)."""
 
 
 class Rule(NamedTuple):
@@ -225,7 +225,7 @@ def remove_rule(clients: Clients, token: str) -> None:
     def is_there() -> bool:
         return _firewall(clients, name) is not None
 
-    remove(clients, delete, is_there, doing=f"remove the firewall rule {name}", patience_s=_PATIENCE_S)
+    remove(clients, delete, is_there, doing=f"remove the firewall rule {name}", retry_timeout_s=_RETRY_TIMEOUT_S)
 
 
 def _firewall(clients: Clients, name: str) -> compute_v1.Firewall | None:
@@ -251,4 +251,4 @@ def _make(clients: Clients, rule: dict[str, Any]) -> None:
         return _firewall(clients, name) is not None
 
     doing = f"make the firewall rule {name} of network {last_part(rule['network'])}"
-    make(clients, insert, is_there, doing=doing, patience_s=_PATIENCE_S)
+    make(clients, insert, is_there, doing=doing, retry_timeout_s=_RETRY_TIMEOUT_S)

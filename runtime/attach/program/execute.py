@@ -1,4 +1,4 @@
-"""Execution of a program like `python train.py` or `python -m pkg.train`: same `__main__`, arguments and exit code.
+"""Execution of a program as by `python train.py` or `python -m pkg.train`: same `__main__`, arguments and exit code.
 
 Only the exit code after an unhandled exception differs: 70 if a retry would fail again.
 """
@@ -20,7 +20,7 @@ from ...checkpoint.errors import EXIT_USER, CheckpointError
 from ...checkpoint.outcome import Outcome, OutcomeRecord
 
 EXIT_ERROR = 1
-"""Python's exit code for any unhandled exception; here, for one that a retry may avoid."""
+"""Exit code after an unhandled exception that a retry may avoid; Python's exit code for all of them."""
 _USAGE = 2
 _MAY_HEAL = {
     "builtins.OSError",
@@ -46,7 +46,7 @@ class Target:
 
     @classmethod
     def parse(cls, words: Sequence[str]) -> Target | None:
-        """Parse `train.py ARGS…` or `-m pkg.train ARGS…`, optionally after `python`; None if neither."""
+        """Parse `train.py ARGS…` or `-m pkg.train ARGS…`, optionally after `python`; return None otherwise."""
         first, *rest = [*words, ""]
         if Path(first).name.startswith("python") and not Path(first).suffix and rest != [""]:
             words = words[1:]
@@ -117,7 +117,7 @@ def _run(target: Target, main: types.ModuleType, make_code: Compile) -> None:
 
 
 def _exit_code(left: SystemExit) -> int:
-    """Return the exit code that Python would use."""
+    """Return the exit code that Python would use for a SystemExit; print a message in it to stderr."""
     if left.code is None or isinstance(left.code, int):
         return left.code or 0
     print(left.code, file=sys.stderr)
@@ -152,7 +152,10 @@ def _is_ours(file: str) -> bool:
 
 
 def _code_of(error: BaseException) -> int:
-    """Return the exit code for an exception; 1 if there are several ranks, as another rank may be the cause."""
+    """Return the exit code for an exception: 1 if a retry may avoid it, else 70.
+
+    With several ranks it is always 1, because another rank may be the cause.
+    """
     kinds = {f"{kind.__module__}.{kind.__qualname__}" for kind in type(error).__mro__}
     heals = bool(kinds & _MAY_HEAL) and not isinstance(error, _DOES_NOT_HEAL)
     if heals or int(os.environ.get("WORLD_SIZE") or 1) > 1:

@@ -50,7 +50,7 @@ class Code:
 
 
 def is_of_runtime(file: str) -> bool:
-    """Return whether a file belongs to cloudgpu's runtime, except the two modules that call the program's code."""
+    """Return whether a file belongs to cloudgpu's runtime; False for the two modules that call the program's code."""
     return file.startswith(_RUNTIME) and not file.endswith(("/attach/program/execute.py", "/attach/program/loops.py"))
 
 
@@ -62,14 +62,14 @@ def _stack() -> Iterator[FrameType]:
 
 
 def site_of(frame: FrameType) -> str:
-    """Return a frame's position as file, function and the line's text, which is stable against edits elsewhere."""
+    """Return a frame's position as file, function and the line's text, which edits elsewhere do not change."""
     code = frame.f_code
     text = linecache.getline(code.co_filename, frame.f_lineno).strip() or f"line {frame.f_lineno}"
     return f"{Path(code.co_filename).name}: {code.co_qualname}: {text}"
 
 
 def set_local(frame: FrameType, name: str, value: object) -> None:
-    """Assign a local variable in a calling frame."""
+    """Assign a local variable of a function that is running."""
     variables = frame.f_locals  # read once: until Python 3.12 each access refills the dict
     variables[name] = value
     if (

@@ -1,4 +1,4 @@
-"""Import hook that calls a function once a module has been imported, so that torch is not imported needlessly."""
+"""Import hook that calls a function when the program has imported a module, without importing it (torch) itself."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Analysis of a loop's source: dead variables, which need not be saved, and the program's own resume by number."""
+"""Analysis of a loop's source: dead variables, which need not be saved, and iterations that the program skips."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ _LEAVES = (ast.Break, ast.Return, ast.Continue, ast.Yield, ast.YieldFrom, ast.Ra
 
 
 def dead_names(loop: ast.For | None, function: CodeType) -> frozenset[str]:
-    """Return the variables that the loop's body assigns before anything reads them.
+    """Return the dead variables at the start of an iteration: those that the body assigns before it reads them.
 
-    function: the code that contains the loop; variables that its nested functions read are excluded.
+    function  code object that contains the loop; variables that its nested functions read are excluded
     """
     if loop is None:
         return frozenset()
@@ -30,7 +30,7 @@ def dead_names(loop: ast.For | None, function: CodeType) -> frozenset[str]:
 
 
 def _assigned(statement: ast.stmt) -> set[str]:
-    """Return the names that a statement always assigns, after its reads."""
+    """Return the names that a statement always assigns."""
     if isinstance(statement, ast.Assign):
         parts: list[ast.expr] = statement.targets
     elif isinstance(statement, ast.AnnAssign) and statement.value is not None:
@@ -76,7 +76,10 @@ def _read_inside(function: CodeType) -> Iterator[str]:
 
 
 def skips_by_number(loop: ast.For | None) -> str | None:
-    """Return the condition by which a loop skips its first iterations, as the program's own resume; None if none."""
+    """Return the condition of an `if …: continue` on the loop's variable, or None.
+
+    A program that resumes by itself skips the completed iterations in this way.
+    """
     for statement in loop.body if loop is not None else ():
         if isinstance(statement, ast.If) and all(isinstance(one, ast.Continue) for one in statement.body):
             test = statement.test

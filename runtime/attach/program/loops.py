@@ -1,8 +1,8 @@
-"""The program's running `for` loops, and how they are fast-forwarded to the position of a checkpoint.
+"""Track the program's running `for` loops, and fast-forward them to the position of a checkpoint.
 
 A program's position is the chain of its loops, from the outermost to the one over the training batches. Each loop is
-identified by its call stack and its site. An outer loop is fast-forwarded by skipping items, which has no side effects
-for ranges, lists and similar types only.
+identified by its call stack and its site. An outer loop is fast-forwarded by skipping items. This is allowed only for
+types whose items can be skipped without side effects: ranges, lists and similar ones.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class UnknownIterableError(Exception):
 
 
 class Loop:
-    """A running loop."""
+    """A running loop: its site, the id() of its frame, and the iterable it goes through."""
 
     __slots__ = ("__weakref__", "asking", "checked", "count", "current_item", "frame", "site", "source")
 
@@ -53,11 +53,14 @@ class Loop:
         self.current_item: Any = None
         """The current item if it is an int; None otherwise."""
         self.checked = False
-        """True once checked that a resume can return to this position."""
+        """True once it was checked whether a resume can return to a position in this loop."""
 
 
 class Loops:
-    """All running loops of a program. started: called with each new loop; returns the iterable to use for it."""
+    """All running loops of a program.
+
+    started  called with each new loop; returns the iterable to use instead of the loop's source
+    """
 
     def __init__(self, code: Code, started: Callable[[Loop], Any]) -> None:
         self._code, self._started = code, started
@@ -66,11 +69,11 @@ class Loops:
         self._process, self._thread = os.getpid(), threading.get_ident()
 
     def is_main(self) -> bool:
-        """Return whether the caller is in the training's process and thread, rather than in a worker."""
+        """Return whether the caller runs in the process and thread of the training, not in a data loader's worker."""
         return os.getpid() == self._process and threading.get_ident() == self._thread
 
     def hook(self, source: Any, site: str) -> Any:
-        """Return the iterable that replaces the source of a `for` loop in the program."""
+        """Return the iterable that replaces the source of a `for` loop in the program. Called by rewritten loops."""
         if compiler is not None and compiler.is_dynamo_compiling():
             return source  # torch.compile must trace the original loop
         if not self.on or not self.is_main():
@@ -126,7 +129,7 @@ def _parts(source: Any) -> Iterator[Any]:
 
 
 def _bar(source: Any) -> Any:
-    """Return the tqdm bar that is iterated over; None if it is another iterable."""
+    """Return the tqdm progress bar that a loop's source is or iterates over; None for another iterable."""
     frame = getattr(source, "gi_frame", None)
     if getattr(source, "__qualname__", "") == "tqdm.__iter__" and frame is not None:
         source = frame.f_locals.get("self")
@@ -134,13 +137,15 @@ def _bar(source: Any) -> Any:
 
 
 def skip_items(loop: Loop, count: int, first: int | None) -> Any:
-    """Return an iterable without the first `count` items of a loop; first: its next item, if the loop is over a range.
+    """Return an iterable over a loop's items after the first `count`.
 
-    Raises UnknownIterableError, CheckpointError.
+    first  the loop's next item in the checkpoint, if it is an int; a loop over a range then starts at this number
+
+    Raises UnknownIterableError if items cannot be skipped without side effects, CheckpointError if there are too few.
     """
     check_pure(loop.source)
     loop.count = count
-    if type(loop.source) is range and first is not None:  # a program with its own resume may start at another number
+    if type(loop.source) is range and first is not None:  # a program that resumes by itself may start at another number
         return range(first, loop.source.stop, loop.source.step)
     if (bar := _bar(loop.source)) is not None:
         bar.iterable = _without(bar.iterable, count)
@@ -169,7 +174,7 @@ def _advance(bar: Any, count: int) -> None:
 
 
 def check_batches(source: Any, is_loader: Callable[[Any], bool]) -> None:
-    """Raise UnknownIterableError unless a loop's source wraps exactly one loader and can resume at any batch."""
+    """Raise UnknownIterableError unless a loop's source is or wraps exactly one loader, and can resume at any batch."""
     if is_loader(source):
         return
     name = type(source).__name__
@@ -190,7 +195,10 @@ def check_batches(source: Any, is_loader: Callable[[Any], bool]) -> None:
 
 
 def continue_batches(source: Any, count: int, is_loader: Callable[[Any], bool]) -> Any:
-    """Return the iterable with its counters advanced by `count` batches; the loader itself yields only the rest."""
+    """Return a training loop's source with its wrappers (enumerate, zip, tqdm, islice) advanced by `count` batches.
+
+    The loader inside yields only the batches that are left.
+    """
     if isinstance(source, enumerate):
         reduced: Any = source.__reduce__()
         inner, start = reduced[1]
@@ -217,9 +225,9 @@ def _continue_part(part: Any, count: int, is_loader: Callable[[Any], bool]) -> A
 
 
 def _islice(source: Any) -> tuple[Any, int | None]:
-    """Return the iterable of an islice and its number of items left; None: no stop.
+    """Return the iterable of an islice and the number of items left in the islice; None: no limit.
 
-    Raises UnknownIterableError if it has a start or a step.
+    Raises UnknownIterableError if the islice has a start or a step.
     """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # deprecated since Python 3.12, removed in 3.14

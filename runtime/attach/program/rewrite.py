@@ -19,12 +19,12 @@ from types import CodeType, ModuleType
 from .frame_inspection import Code
 
 HOOK = "__cloudgpu_loop__"
-"""Name of the builtin that rewritten loops call with the iterable and the site."""
+"""Name of the builtin function that rewritten loops call with their iterable and their site."""
 _SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 
 
 class Rewriter:
-    """Compiler of a program's modules; keeps their rewritten loops by site."""
+    """Compiler of a program's modules, which rewrites their loops and keeps the loops' syntax trees by site."""
 
     def __init__(self, code: Code) -> None:
         self.loops: dict[str, ast.For] = {}
@@ -57,7 +57,7 @@ def _imported(node: ast.AST) -> list[str]:
 class _Sites(ast.NodeTransformer):
     """AST transformer that wraps the iterable of each `for` loop.
 
-    A loop's site is its file, function and text, with a number if these are not unique.
+    A loop's site is the file, the function and the text of its first line, with a number if these are not unique.
     """
 
     def __init__(self, file: str, loops: dict[str, ast.For]) -> None:

@@ -1,4 +1,4 @@
-"""Tracking of the program's passes through DataLoaders and their positions. Wraps DataLoader.__iter__."""
+"""Track the program's passes through DataLoaders and their positions, by wrapping DataLoader.__iter__."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ class Observer(Protocol):
         """Return whether new passes are watched."""
 
     def pass_opens(self) -> None:
-        """Called when a pass begins."""
+        """Handle the start of a pass."""
 
     def before_batch(self, one: Pass) -> None:
-        """Called before a pass yields a batch."""
+        """Handle a request for the next batch of a pass, before the batch is fetched."""
 
 
 class Pass:
@@ -50,19 +50,19 @@ class Pass:
         self.given = 0
         """Number of batches yielded by this process."""
         self.advanced = False
-        """True if it has yielded a batch since the last step boundary."""
+        """True if the pass has yielded a batch since the last step boundary."""
         self.exhausted = False
         self.trained = False
-        """True once an optimizer has made a step in it."""
+        """True once an optimizer has made a step during the pass."""
         self.loop: weakref.ref[Loop] | None = None
-        """The loop that iterates over it."""
+        """The loop that iterates over the pass."""
         self.at_start: dict[str, Any] = {}
-        """Random state at its start."""
+        """Random state at the start of the pass."""
         self.drawn: SamplerSnapshot | None = None
-        """State of its samplers at its start."""
+        """State of the loader's samplers at the start of the pass."""
         self._session, self._passes = session, passes
         self._source: Iterator[Any] | None = None
-        if not session.has_checkpoint:  # otherwise it may be the pass to resume
+        if not session.has_checkpoint:  # else this may be the pass to resume, which is opened at its saved position
             self.open()
 
     def open(self) -> None:
@@ -70,7 +70,7 @@ class Pass:
         self._session.pass_opens()
         self.drawn = SamplerSnapshot(self._session.code, self.loader)
         self.at_start = self.at_start or random_state.capture(random_state.generators_of(self.loader))
-        # DataPosition sets the samplers' epoch, but here the program does: pass the value that they already have.
+        # open_epoch() calls set_epoch() of the samplers, which is the program's task here: keep the value they have.
         self.position.epoch = _epoch_of(self.loader, self.number)
         with self._passes.unwatched():
             self._source = self.position.open_epoch(self.loader)
@@ -108,7 +108,7 @@ class Pass:
 
 
 class Passes:
-    """All passes of a program."""
+    """All passes of a program, with the number of passes through each loader."""
 
     def __init__(self, session: Observer) -> None:
         self._session = session
@@ -143,7 +143,7 @@ class Passes:
 
     @contextmanager
     def unwatched(self) -> Iterator[None]:
-        """Context manager in which cloudgpu itself iterates over loaders, unwatched."""
+        """Context manager: iterations over loaders in its body, which cloudgpu makes itself, are not tracked."""
         self._own += 1
         try:
             yield
@@ -181,7 +181,7 @@ def _draws_random(dataset: Any) -> bool:
 
 
 def _epoch_of(loader: Any, default: int) -> int:
-    """Return the epoch set in the loader's sampler; `default` if it has none."""
+    """Return the epoch that was set in the loader's sampler; `default` if the sampler has no epoch."""
     batches = getattr(loader, "batch_sampler", None)
     for owner in (getattr(loader, "sampler", None), batches, getattr(batches, "sampler", None)):
         if callable(getattr(owner, "set_epoch", None)) and isinstance(epoch := getattr(owner, "epoch", None), int):

@@ -1,13 +1,14 @@
-"""Tracking and restoring of the program's output files that a resume would leave with missing or duplicate content.
+"""Track, save and restore the output files that a resume would leave with missing or duplicate content.
 
-A file that is rewritten from its beginning during training needs no saving. These are saved with each checkpoint and
-restored with it:
+A file that is rewritten from its beginning during training needs no saving. The following files are saved with each
+checkpoint and restored with it, for these reasons:
 
     opened, replaced or removed before the first step    a resume runs this code again
     appended to, or changed in place                     content written after the checkpoint would be duplicated
     held open at a step boundary                         both
 
-A file's size before it was first appended to is recorded in a journal, for a run that ends before a checkpoint.
+The size of a file before the program first appended to it is recorded in a journal. If a run ends before its first
+checkpoint, the next run truncates the file to this size.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ _ASIDE = re.compile(r"^/(dev|proc|sys)/|\.pyc(\.\d+)?$|/__pycache__/|/torchinduc
 _STARTED = time.time()
 _CHANGING = os.O_WRONLY | os.O_RDWR
 _REPLACING = {"os.rename": 1, "shutil.copyfile": 1, "os.remove": 0, "os.truncate": 0, "shutil.move": 1, "os.link": 1}
-"""Audit events that replace or remove a file, and the index of the argument with its path."""
+"""Audit events (sys.addaudithook) that replace or remove a file, and the index of the argument with its path."""
 
 
 class Files:
@@ -57,7 +58,10 @@ class Files:
         sys.addaudithook(self._audit)
 
     def watch(self, module: object, name: str, argument: int) -> None:
-        """Wrap a function whose writes raise no audit event. argument: index of the argument with the path."""
+        """Wrap a function that writes files without raising audit events, so that its files are tracked.
+
+        argument  index of the argument with the path
+        """
         before = getattr(module, name)
 
         @functools.wraps(before)
@@ -94,7 +98,7 @@ class Files:
             self._track(path, journal=not replaced)
 
     def _is_programs(self) -> bool:
-        """Return whether the current operation is the program's, rather than cloudgpu's."""
+        """Return whether the program, not cloudgpu, has called the current file operation."""
         frame: FrameType | None = sys._getframe(1)
         while frame is not None:
             file = frame.f_code.co_filename
@@ -103,7 +107,7 @@ class Files:
             if is_of_runtime(file) and file != __file__:
                 return False
             frame = frame.f_back
-        return True  # a library's thread
+        return True  # a thread of a library, which the program uses
 
     def _track(self, name: object, *, journal: bool = False) -> None:
         if not isinstance(name, str | bytes | os.PathLike):
@@ -181,7 +185,7 @@ class Files:
                 yield from (str(Path(root, name)) for name in names)
 
     def _handles(self) -> list[Any]:
-        """Return the files that the program holds open for writing."""
+        """Return the file objects that the program holds open for writing, text files before binary ones."""
         kinds: tuple[Callable[..., Any], ...] = (io.TextIOWrapper, io.BufferedWriter, io.BufferedRandom)
         found = []
         for one in gc.get_objects():
@@ -218,7 +222,7 @@ def _is_older(path: Path) -> bool:
 
 
 def _size(path: str) -> int | None:
-    """Return the size of a regular file in bytes; None if there is none."""
+    """Return the size of a regular file in bytes; None if there is no regular file at the path."""
     try:
         found = Path(path).stat()
     except OSError:

@@ -1,8 +1,9 @@
 """Graph of the objects reachable from the program's variables, by path, with their content.
 
-An object's path is that of the first variable through which it is reached: "__main__.main().trainer.history". Its
-content is a record: values as plain data (values.py), other objects as references to their paths, so that aliasing is
-preserved across a resume.
+An object's path begins with the first variable through which the object is reached, and names the attributes from there
+on: "__main__.main().trainer.history". The object's content is a record, in which immutable values are plain data
+(values.py) and other objects are references to their paths. So two variables that refer to one object still do so after
+a resume.
 """
 
 from __future__ import annotations
@@ -50,10 +51,10 @@ class Space:
 class Graph:
     """All objects reachable from some starting points, by path.
 
-    starts   objects by name, or namespaces
-    roots    named objects whose state is saved by state_dict(); visited first
-    known    variables, by namespace, that are visited before all others, so that the paths of their objects do not
-             change when other variables are assigned
+    starts   namespaces or other objects, by path
+    roots    models, optimizers and other objects with a state_dict(), by name; visited first
+    known    names of variables, by namespace, that are visited before all others, so that the paths of their objects
+             do not change when other variables are assigned
     """
 
     def __init__(
@@ -101,7 +102,7 @@ class Graph:
         return path
 
     def _name(self, value: object, path: str) -> Any:
-        """Return a value as plain data, or as a reference to the object added at the path."""
+        """Return a value as plain data, or add it to the graph as an object and return a reference to it."""
         if isinstance(value, types.FunctionType | type) and self._is_own_code(value):
             self._add(value, path)
         try:
@@ -197,7 +198,7 @@ def container_kind(value: object) -> str | None:
 
 
 def dict_type(value: object) -> Any:
-    """Return the base type whose methods bypass overrides in the program's dict subclass."""
+    """Return dict or OrderedDict, whose methods are called instead of those that a dict subclass overrides."""
     return OrderedDict if isinstance(value, OrderedDict) else dict
 
 
@@ -215,7 +216,7 @@ def _is_module(value: object) -> bool:
 
 
 def attributes_of(value: object) -> dict[str, Any]:
-    """Return the attributes in an object's __dict__ and slots, without torch's internal ones."""
+    """Return the attributes in an object's __dict__ and slots, without torch's internal attributes."""
     found = dict(getattr(value, "__dict__", None) or {})
     for kind in type(value).__mro__:
         slots = vars(kind).get("__slots__", ())
@@ -228,13 +229,13 @@ def attributes_of(value: object) -> dict[str, Any]:
 
 @functools.cache
 def _module_internals() -> frozenset[str]:
-    """Return the attributes of torch.nn.Module that hold hooks and code."""
+    """Return the names of torch.nn.Module's own attributes, except those with state (parameters, buffers, children)."""
     torch: Any = sys.modules["torch"]
     return frozenset(vars(torch.nn.Module())) - {"training", "_parameters", "_buffers", "_modules"}
 
 
 def _own_attributes_of_state(value: object) -> dict[str, Any]:
-    """Return the attributes of a custom optimizer or scheduler that its state_dict() may lack."""
+    """Return the attributes that the program's optimizer or scheduler class adds; state_dict() may not contain them."""
     standard = {"state", "param_groups", "defaults", "step", "optimizer"}
     return {n: item for n, item in attributes_of(value).items() if n not in standard and not n.startswith("_")}
 
@@ -282,7 +283,7 @@ def _short(key: object) -> str:
 def spaces(code: Code, dead: frozenset[str] = frozenset()) -> dict[str, Space]:
     """Return the namespaces of the program's modules and its running functions, by path.
 
-    dead: variables of the innermost frame to leave out, as they are assigned before they are read.
+    dead  variables of the innermost frame to leave out: they will be assigned again before they are read
     """
     frames = code.frames()
     inner = frames[0] if frames else None

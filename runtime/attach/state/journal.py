@@ -1,7 +1,7 @@
 """Journal of the files that a program appends to: their original sizes, and copies of the bytes that a resume cuts off.
 
-A program that is restarted writes the lines since its checkpoint again, so they are cut off first. They are not
-discarded, as other programs may have written to the same file: a copy is kept in CUT beside the journal until the
+A restarted program writes the lines since its checkpoint again, so the old lines are cut off first. Other programs may
+have written some of them. Therefore a copy of the bytes is kept, in the folder CUT beside the journal, until the
 program has ended and the file contains the bytes again.
 """
 
@@ -17,30 +17,33 @@ from typing import Any
 from ...checkpoint.errors import logger
 
 PREFIX = ".cloudgpu-"
-"""Name prefix of the journal and its folder, which are not outputs of the program."""
+"""Prefix of the names of the journal and the folder CUT, which are not tracked as outputs of the program."""
 CUT = f"{PREFIX}cut"
 """Folder of the copies of bytes that were cut off."""
 
 
 class Journal:
-    """File of JSON lines to which the successive processes of one program append."""
+    """File of JSON lines to which all runs of one program append."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
 
     @classmethod
     def of_program(cls, program: str, folder: str | None) -> Journal:
-        """Return the journal of a program, in the working directory; folder: of its checkpoints."""
+        """Return the journal of a program in the working directory. `folder`: the folder of its checkpoints."""
         key = f"{program}\n{folder or os.environ.get('CLOUDGPU_CHECKPOINTS') or 'checkpoints'}"
         name = hashlib.sha256(key.encode(errors="surrogateescape")).hexdigest()[:8]
         return cls(Path.cwd() / f"{PREFIX}appended-{name}-{os.environ.get('RANK') or 0}")
 
     def note_size(self, path: str, size: int | None) -> None:
-        """Record the size of a file before it is first appended to; None: it does not exist. Raises OSError."""
+        """Record the size of a file in bytes before the program appends to it; None: no such file. Raises OSError."""
         self._add({"path": path, "size": size})
 
     def cut_back(self) -> None:
-        """Truncate the files to their size before the program; a checkpoint then restores its lines."""
+        """Truncate each file to its size before the program's first append; remove a file that did not exist then.
+
+        Restoring a checkpoint afterwards adds the lines that had been written until its save.
+        """
         first: dict[str, int | None] = {}
         for entry in self._entries():
             if "size" in entry:

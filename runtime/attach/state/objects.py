@@ -1,7 +1,7 @@
 """Registry of the models, optimizers, schedulers and scalers that a program creates, in order of creation.
 
-Each of these objects passes through `__new__` of its base class, whether it is constructed, copied or unpickled. Only
-weak references are kept. The order gives their names in a checkpoint: "model", "model_1", "optimizer" …
+`__new__` of the base class is hooked, which is called whether an object is constructed, copied or unpickled. Only weak
+references are kept. In a checkpoint, objects are named by kind and order: "model", "model_1", "optimizer" …
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Objects:
         self._zeroing: weakref.WeakSet[Any] = weakref.WeakSet()
         """Optimizers whose gradients have been reset by zero_grad()."""
         self._keeping: weakref.WeakSet[Any] = weakref.WeakSet()
-        """Optimizers whose gradients must be saved, as they have been kept from one step to the next."""
+        """Optimizers that keep gradients from one step to the next, so that the gradients must be saved."""
 
     def watch(self, torch: Any) -> None:  # the module
         kinds = {
@@ -62,7 +62,7 @@ class Objects:
         return seen
 
     def all(self, kind: str) -> dict[str, Any]:
-        """Return the objects of a kind by name; of modules, only top-level ones with parameters or buffers."""
+        """Return the objects of a kind by name; of modules, only those with state that are in no other module."""
         made = self._made.get(kind, [])
         made[:] = [ref for ref in made if ref() is not None]
         living = [found for ref in made if (found := ref()) is not None]
@@ -76,7 +76,7 @@ class Objects:
         return {name: one for kind in self._made for name, one in self.all(kind).items()}
 
     def kinds(self) -> list[Any]:
-        """Return the names, classes and shapes of all objects, which must be the same in a resumed program."""
+        """Return the name, class and parameter shapes of each object; a resumed program must have the same."""
         gc.collect()  # objects kept alive only by reference cycles do not count
         return [
             (name, type(one), [(key, tuple(value.shape)) for key, value in _named_tensors(one)])
@@ -113,7 +113,7 @@ class Objects:
     # Parameters and gradients
 
     def groups(self, graph: Graph) -> dict[str, list[list[str | None]]]:
-        """Return the paths of the parameters of each optimizer, by group."""
+        """Return the paths of the parameters of each optimizer's groups, by the optimizer's name."""
         return {
             name: [[graph.path_of(parameter) for parameter in group["params"]] for group in optimizer.param_groups]
             for name, optimizer in self.all("optimizer").items()
@@ -161,7 +161,7 @@ def _named_tensors(one: object) -> Iterator[tuple[str, Any]]:
 
 
 def _trainable(graph: Graph) -> Iterator[tuple[str, Any]]:
-    """Yield the leaf tensors, by path; they may have a gradient."""
+    """Yield path and tensor of each leaf tensor (in autograd's sense), which may have a gradient."""
     for path, record in graph.records.items():
         if record["kind"] in {"tensor", "owned"} and graph.values[path].is_leaf:
             yield path, graph.values[path]

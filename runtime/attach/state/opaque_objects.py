@@ -1,4 +1,4 @@
-"""Change detection for objects of libraries, and the state of random number generators."""
+"""Detect changes of library objects, whose state cannot be saved; read and set random number generators."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 import xxhash
 
 _MOST = 16 << 20
-"""Maximum pickled size in bytes of a library's object that is compared."""
+"""Maximum pickled size in bytes of a library object that is checked for changes."""
 _QUIET = (
     "torch._C",
     "torch._dynamo",
@@ -70,7 +70,7 @@ _QUIET_TYPES = (
 
 
 def is_quiet(value: object) -> bool:
-    """Return whether changes of an object need not be saved, as it holds no state of the training."""
+    """Return whether changes of an object can be ignored, because it holds no state of the training."""
     kind = type(value)
     name = f"{kind.__module__}.{kind.__qualname__}."
     if isinstance(value, types.GeneratorType):
@@ -84,7 +84,11 @@ def is_quiet(value: object) -> bool:
 
 
 def examine(value: object) -> dict[str, Any]:
-    """Return an object's type and a digest of its pickle; no digest if it cannot be pickled or is too large."""
+    """Return a record with an object's type and the digest of its pickle; None if it cannot be pickled or is too large.
+
+    quiet      True if changes can be ignored; then there is no digest
+    under_way  True for a suspended generator function, whose position cannot be saved
+    """
     kind = type(value)
     found: dict[str, Any] = {"type": f"{kind.__module__}.{kind.__qualname__}".removeprefix("builtins.")}
     if isinstance(value, types.GeneratorType) and inspect.getgeneratorstate(value) == inspect.GEN_SUSPENDED:

@@ -1,7 +1,7 @@
 """State of the program's samplers before they draw the order of an epoch.
 
 A custom sampler may shuffle a list in place, or count its epochs. A resume in the middle of an epoch draws the order
-again, with the sampler's earlier state restored for the draw.
+again, so it restores the sampler's state at the start of the epoch for the draw.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _MOST = 16 << 20
 
 
 class SamplerSnapshot:
-    """Snapshot of a loader's samplers, and of its dataset if that defines the order."""
+    """Snapshot of a loader's samplers, and of its dataset if the dataset decides the order."""
 
     def __init__(self, code: Code, loader: object) -> None:
         self._code, self._loader = code, loader
@@ -28,7 +28,10 @@ class SamplerSnapshot:
         self._records = {path: _copy(record) for path, record in graph.records.items()}
 
     def changed(self) -> dict[str, Record]:
-        """Return the earlier records of objects changed since. Raises UnsavableError if an array is too large."""
+        """Return the records, from the snapshot, of the objects that have changed since.
+
+        Raises UnsavableError if an array among them was too large to copy.
+        """
         now = digests(_graph(self._code, self._loader))
         found = {
             path: record

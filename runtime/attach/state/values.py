@@ -1,6 +1,7 @@
-"""Serialization of immutable values as plain data. Objects with an identity are references instead (graph.py).
+"""Serialize immutable values as plain data. Objects with an identity are saved as references instead (graph.py).
 
-A value of a basic type is stored as it is; any other is a dict with one key, its kind. Loading executes no code.
+A value of a basic type is stored as it is; any other value becomes a dict with one key, its kind. Loading executes no
+code.
 """
 
 from __future__ import annotations
@@ -38,11 +39,11 @@ Name = Callable[[Any], Any]
 
 
 class NotInlineError(Exception):
-    """The value is not immutable: it must be saved as an object with a path."""
+    """The value has no plain form: it must be saved as an object with a path."""
 
 
 def encode(value: Any, name: Name) -> Any:  # noqa: PLR0911 - one return per kind
-    """Return a value as plain data; `name` encodes the objects inside it. Raises NotInlineError."""
+    """Return a value as plain data; `name` encodes its items. Raises NotInlineError if it has no plain form."""
     kind = type(value)
     if kind in EXACT:
         return value
@@ -84,7 +85,7 @@ def _encode_array_kinds(value: object, kind: type) -> Any:
 
 
 def decode(value: object, find: Callable[[str], object]) -> Any:
-    """Return the value that was encoded; `find` returns the object of a path."""
+    """Return the value that encode() was given; `find` returns the object with a path."""
     if not isinstance(value, dict):
         return value
     ((tag, data),) = value.items()

@@ -1,7 +1,7 @@
 """Saving and restoring of the program's variables that have changed since training began.
 
-Unchanged variables are left to the program, which sets them again when it runs from its top. They are restored only if
-the code that a resume runs again has changed them.
+Unchanged variables are left to the program, which sets them again when a resumed run starts from its first line. They
+are restored only if code that runs again on the way to the training loop has changed them.
 """
 
 from __future__ import annotations
@@ -23,35 +23,38 @@ from .opaque_objects import set_generator
 
 Digests = dict[str, dict[str, str]]
 _WHOLE = ""
-"""Key in Digests for content that is not an attribute."""
+"""Key in Digests for an object's content besides its attributes, such as a list's items."""
 _KIND = " "
 """Key in Digests for the kind of an object: if it differs, the object was replaced."""
 
 
 class UnsavableError(CheckpointError):
-    """State that cannot be saved has changed, so no checkpoint may be made."""
+    """State that cannot be saved has changed, so that a checkpoint would be incomplete."""
 
     code = None
 
 
 class Variables:
-    """The variables of one program. roots: returns the named objects, such as models and optimizers."""
+    """The variables of one program.
+
+    roots  returns the objects that are saved by their state_dict(), such as models and optimizers, by name
+    """
 
     def __init__(self, code: Code, roots: Callable[[], Mapping[str, object]] = dict) -> None:
         self._code, self._roots = code, roots
         self._before: Digests | None = None
         """Digests when training began."""
         self._restored: set[tuple[str, str]] = set()
-        """Attributes restored from a checkpoint: saved from then on even if unchanged."""
+        """Attributes (path, name) restored from a checkpoint, which are saved from then on even if unchanged."""
 
     def graph(self, dead: frozenset[str] = frozenset()) -> Graph:
-        """Return the current graph of objects; must be called from below the program's frames."""
+        """Return the current graph of objects. The program's functions must be on the caller's stack."""
         return Graph(self._code, spaces(self._code, dead), self._roots(), self._before)
 
     # Saving
 
     def begin(self) -> None:
-        """Record the variables when training begins. Without this call, everything counts as changed."""
+        """Record the variables when training begins. Without this call, all variables count as changed."""
         self._before = None
         self._before = digests(self.graph())
 
@@ -72,9 +75,9 @@ class Variables:
         )
 
     def state_dict(self, graph: Graph | None = None, *, strict: bool = True) -> dict[str, Any]:
-        """Return the changes since begin(), and the unchanged attributes with basic types.
+        """Return the changes since begin() ("changed"), and the unchanged attributes of basic types ("same").
 
-        strict: raise UnsavableError if a part cannot be saved; otherwise leave that part out.
+        strict  raise UnsavableError if a part cannot be saved; otherwise leave that part out
         """
         graph = graph or self.graph()
         before = self._before or {}
@@ -109,10 +112,10 @@ class Variables:
     # Restoring
 
     def load_state_dict(self, state: Mapping[str, Any], since: Digests | None = None) -> None:
-        """Restore everything. Raises CheckpointError if the program lacks an object of the checkpoint.
+        """Restore the changed variables. Raises CheckpointError if the program lacks an object of the checkpoint.
 
-        `since`: digests taken before this process ran the program's code. Attributes that are not in the checkpoint
-        and whose digests differ from these get their old values back as well.
+        since  digests taken before the program's loops were fast-forwarded; attributes that were unchanged in the
+               checkpoint are restored too if their digests differ from these
         """
         graph = self.graph()
         now = digests(graph)
@@ -147,7 +150,7 @@ class Variables:
 
 
 def digests(graph: Graph) -> Digests:
-    """Return the digests of each object, one per attribute."""
+    """Return a digest of each attribute of each object, by path and name, with _WHOLE and _KIND as further names."""
     return {path: _digests_of(record) for path, record in graph.records.items()}
 
 
@@ -175,7 +178,7 @@ def _digest(value: object) -> str:
 
 
 def _without_arrays(value: Any, digest: Any) -> Any:
-    """Return a value with its arrays replaced by their types; their data is added to the digest."""
+    """Return a value with each array replaced by its dtype and shape; add the arrays' data to the digest."""
     if isinstance(value, dict):
         return {key: _without_arrays(item, digest) for key, item in value.items()}
     if not is_array(value):
@@ -196,7 +199,7 @@ def _is_text(value: object) -> bool:
 
 
 def _part(record: Record, names: set[str], gone: list[str]) -> Record:
-    """Return a record without its unchanged attributes. gone: attributes that were removed."""
+    """Return a record with only the attributes `names`, and the removed attributes as `gone`."""
     kept = {key: value for key, value in record.items() if key != "names"}
     if "names" in record:
         kept["names"] = {name: value for name, value in record["names"].items() if name in names}
@@ -225,9 +228,10 @@ def _check_makable(path: str, record: Record, value: object) -> None:
 
 
 def _check_references(changed: Mapping[str, Record], before: Digests, graph: Graph) -> None:
-    """Raise UnsavableError if a saved object refers to one that a resume would not find.
+    """Raise UnsavableError if a saved object refers to an object that a resume would not find.
 
-    A variable or attribute that holds a handle or display may be left out, but an item of a container may not.
+    A variable or attribute that refers to a handle or display (is_quiet()) is left out, but an item of a container
+    cannot be left out.
     """
     for path, record in changed.items():
         held = [(inner, True) for inner in _references([record.get("items"), record.get("factory")])]
@@ -255,7 +259,7 @@ def _is_plain_class(kind: type) -> bool:
 
 
 class Restore:
-    """Restore of a checkpoint's records into the objects of a graph, with creation of missing objects."""
+    """Restore of a checkpoint's records into the objects of a graph; missing objects are created."""
 
     def __init__(self, graph: Graph, records: Mapping[str, Record]) -> None:
         self._live, self._records = graph.values, records
@@ -350,7 +354,7 @@ def _fits(live: Record, saved: Record) -> bool:
 
 
 def _holders(records: Mapping[str, Record], replaced: set[str]) -> Iterator[tuple[str, Record]]:
-    """Yield the records of objects that refer to a replaced one, by path, with only the referring attributes."""
+    """Yield path and record of each object that refers to a replaced object, with only the referring attributes."""
     for path, record in records.items():
         if not replaced or path in replaced or record["kind"] in {"tensor", "array", "generator", "opaque"}:
             continue
@@ -405,6 +409,6 @@ def _set_of_function(function: types.FunctionType, name: str, value: object) -> 
 
 
 def _remove(owner: object, name: str) -> None:
-    """Remove an attribute of an object; variables of modules and calls are kept."""
+    """Remove an attribute of an object; a no-op for variables of modules and functions."""
     if not isinstance(owner, Space | types.FunctionType) and name in attributes_of(owner):
         object.__delattr__(owner, name)

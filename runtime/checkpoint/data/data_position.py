@@ -1,15 +1,15 @@
 """Save and restore the position of a training in its data.
 
 A position is the epoch, the part of it that all ranks together have done, and the random state at the epoch's start,
-from which the loader draws the same order again. It counts samples of the epoch's global order, so it is independent of
-the numbers of workers and ranks and of the batch size. If only the loader knows what a batch is made of (a custom batch
-sampler, an iterable dataset, a loader that is not a DataLoader), it counts batches.
+from which the loader draws the same order again. A position counts samples of the epoch's global order, so it does not
+depend on the number of workers, the number of ranks or the batch size. It counts batches if only the loader knows which
+samples are in a batch (a custom batch sampler, an iterable dataset, a loader that is not a DataLoader).
 
 How the position is restored:
-    DataLoader, map-style dataset   the sampler skips what is done; nothing is read
-    loader with state_dict()        by its state, which is saved with the position
-    everything else, or replay      the batches are read again and dropped; only this repeats what the workers and the
-                                    dataset drew at random
+    DataLoader, map-style dataset   the sampler skips the indices that are done; no data is read
+    loader with state_dict()        the loader loads its own state, which is saved with the position
+    all others, or replay=True      the batches that are done are read again and dropped; only this repeats the random
+                                    draws of the workers and the dataset
 
 Exact: shuffling, drop_last, samplers and datasets with their own generators (generators.py), DistributedSampler
 (set_epoch is called), random augmentation without workers, with SeededDataset (seeded.py), or with replay=True and
@@ -37,7 +37,7 @@ __all__ = ["DataPosition", "length"]
 class DataPosition:
     """Position of a training loop in a loader (any object that can be iterated once per epoch).
 
-    replay   restore the position by reading, to repeat random augmentation inside of workers
+    replay   restore the position by reading and dropping batches, to repeat random augmentation inside of workers
     objects  objects with a state, by name: samplers of the loader among them are restored to their state at the epoch's
              start before the order is drawn again
     """
@@ -57,9 +57,10 @@ class DataPosition:
         self._drew_seed = True
         self._split: Split | None = None
         self._start = (0, 0)
-        """Position at which this process entered the epoch: batches done; samples (or batches) of this rank done."""
+        """Position at which this process entered the epoch: number of batches done, and of this rank's samples (or
+        batches) done."""
         self._loader: Any = None
-        """Loader whose state_dict() is saved; None if it has none."""
+        """Current loader if it has a state_dict(), which is then saved; else None."""
         self._restored: dict[str, Any] | None = None
         """State from which the next open_epoch() continues."""
 
@@ -76,7 +77,7 @@ class DataPosition:
             "samplers": self._samplers if middle else {},
             "order": self._order.after(self.batch) if middle and self._order else None,
             "drew_seed": self._drew_seed,
-            # Between two epochs, a loader's own state is known to be wrong, and it is not needed.
+            # Between two epochs, a loader's own state is wrong (a known defect), and it is not needed.
             "loader": self._loader.state_dict() if middle and self._loader is not None else None,
         }
 
@@ -89,10 +90,10 @@ class DataPosition:
         self._random = self._split = self._loader = self._restored = self._order = None
 
     def open_epoch(self, loader: Any) -> Iterator[Any]:
-        """Return an iterator over the rest of this epoch; the random state is unchanged afterwards.
+        """Return an iterator over the rest of this epoch.
 
-        Draws that restore the position do not count, as they were made before. Raises CheckpointError if the data is
-        not that of the checkpoint.
+        Restoring the position in mid-epoch leaves the random state unchanged, because the training made these draws
+        before the save. Raises CheckpointError if the data is not that of the checkpoint.
         """
         with loaders.signal_safe_workers(loader):
             return self._open(loader)
@@ -126,7 +127,7 @@ class DataPosition:
         return self._order
 
     def _states(self, loader: Any) -> dict[str, Any]:
-        """Return the states of the loader's samplers among the objects."""
+        """Return the states of those of the training's objects that are samplers of the loader, by name."""
         found = loaders.drawn_from(loader)
         return {
             name: copy.deepcopy(one.state_dict())
@@ -145,7 +146,7 @@ class DataPosition:
         self._samplers = state.get("samplers", {})
         if before.length is not None and state["batch"] >= before.length:
             self.batch = now.length if now.length is not None else state["batch"]
-            return iter(())  # the whole epoch is done, whatever its split now
+            return iter(())  # the whole epoch is done, even if it is divided otherwise now
         done = _convert(state, before, now)
         current, states = random_state.capture(generators), self._states(loader)
         self._restore_samplers(self._samplers)
@@ -159,7 +160,9 @@ class DataPosition:
             random_state.restore(current, generators)
 
     def _reopen_at(self, loader: Any, done: int, state: dict[str, Any], before: Split, now: Split) -> Iterator[Any]:
-        """Return the rest of the epoch, after skipping in the sampler or reading up to the position.
+        """Return an iterator over the rest of the epoch; skip indices in the sampler, or read up to the position.
+
+        done  number of samples (or batches) of this rank that are done
 
         Raises CheckpointError if the order differs.
         """
@@ -191,7 +194,10 @@ class DataPosition:
             )
 
     def _reopen_itself(self, loader: Any, state: dict[str, Any], before: Split, now: Split) -> Iterator[Any]:
-        """Return the rest of the epoch from a loader with its own state. Raises CheckpointError if it does not fit."""
+        """Return an iterator over the rest of the epoch, from a loader that restores its own state.
+
+        Raises CheckpointError if the saved state does not fit the loader.
+        """
         if before.shards != now.shards or before.workers != now.workers:
             raise CheckpointError(
                 f"the loader's own state is that of one of {before.shards} shards with {before.workers} workers, now "
@@ -206,7 +212,7 @@ class DataPosition:
         return own
 
     def _replayable(self, done: int, before: Split, now: Split) -> int:
-        """Round the position down to whole batches; log what reading up to it cannot repeat."""
+        """Return `done` rounded down to whole batches; log a warning if the replay cannot repeat the saved order."""
         if now.batch and done % now.batch:
             logger().warning(
                 f"the epoch goes on at sample {done - done % now.batch} of this rank instead of {done}: it is replayed "
@@ -228,7 +234,7 @@ class DataPosition:
 
 
 def _convert(state: dict[str, Any], before: Split, now: Split) -> int:
-    """Convert the saved position to the current split: return what this rank has done, in samples or batches.
+    """Return the number of samples (or batches) that this rank has done, for the current number of ranks.
 
     Raises CheckpointError if the data or its batching changed.
     """

@@ -25,6 +25,7 @@ _OBJECTS = 2000
 _ENTRIES = 256
 """Maximum number of entries to search in a list or dict."""
 _LEAVES = (str, bytes, bytearray, int, float, complex, type(None), type, types.ModuleType)
+"""Types whose objects are not searched."""
 _SKIPPED = frozenset(("_iterator",))
 """Skipped attributes. A DataLoader's iterator holds its running workers, which share the loader's generators."""
 _FIRST_FORMAT = tuple(
@@ -52,7 +53,7 @@ class Generators:
     def restore(self, saved: Mapping[str, Any] | Sequence[Any]) -> None:
         """Restore the state of each saved generator; others keep their state.
 
-        A generator is created here for an attribute that is None or missing now, since its owner would create it on
+        If a generator was an attribute that is None or missing now, it is created, since its owner would create it on
         first use. Raises CheckpointError for any other missing generator.
         """
         if not isinstance(saved, Mapping):
@@ -139,7 +140,7 @@ def _misfit(how: str) -> CheckpointError:
 
 
 def _children(value: object) -> Iterator[tuple[str, Any]]:
-    """Yield the objects that an object holds, each with its path step; runs no code of the object."""
+    """Yield the objects that an object holds, each with its step in the path; run no code of the object."""
     if isinstance(value, list | tuple | deque):
         yield from ((f"[{i}]", one) for i, one in enumerate(itertools.islice(value, _ENTRIES)))
     elif isinstance(value, dict):

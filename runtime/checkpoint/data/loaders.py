@@ -1,8 +1,8 @@
 """Inspect loaders: how they split an epoch into batches and among ranks; start an iteration in mid-epoch.
 
 A loader is any object that can be iterated once per epoch. For a torch DataLoader over a map-style dataset, the sampler
-alone decides the order: what is done is skipped in the sampler without reading data, for any number of workers. Any
-other loader must be read up to the position.
+alone decides the order: the samples that are done are skipped in the sampler without reading data, for any number of
+workers. Any other loader must be read up to the position.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from .order import Order
 
 _NONE = object()
 _SHELTERED = (signal.SIGTERM, signal.SIGUSR1)
+"""Signals that a loader's workers block."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,14 +33,14 @@ class Split:
     length: int | None
     """Number of batches of this rank; None if the loader has no length."""
     batch: int | None
-    """Samples per batch, except the last; None if only the loader knows: then its position is counted in batches."""
+    """Samples per batch, except the last; None if only the loader knows: then the position is counted in batches."""
     shards: int
     """Number of ranks that share the epoch's data, each taking every n-th sample or batch; 1: each reads all of it."""
     data: int | None
     """Number of samples of the whole dataset, if it has a length."""
     workers: int
     by_index: bool
-    """The sampler alone decides the order, not the workers or the dataset."""
+    """True if the sampler alone decides the order, not the workers or the dataset."""
 
     @classmethod
     def of(cls, loader: Any) -> Split:  # any iterable
@@ -123,7 +124,7 @@ def _exit_on_parent_sigterm() -> None:
 
 
 def draws_seed(loader: Any) -> bool:
-    """Return whether opening an epoch draws a seed for the workers; persistent workers draw one at their start only."""
+    """Return whether opening an epoch draws a seed for the workers: not if persistent workers are already running."""
     base = _base(loader)
     return not (has_persistent_workers(loader) and getattr(base, "_iterator", None) is not None)
 
@@ -134,7 +135,7 @@ def has_persistent_workers(loader: Any) -> bool:
 
 
 def drawn_from(loader: Any) -> list[Any]:
-    """Return the objects that decide the order of an epoch: samplers, and a dataset that no sampler indexes."""
+    """Return the objects that decide the order of an epoch: the samplers, and the dataset if no sampler indexes it."""
     base = _base(loader)
     return [*_parts(base), *([] if _is_indexed(base) else [getattr(base, "dataset", None)])]
 
@@ -173,12 +174,12 @@ class _Followed:
 
 
 def open_at(loader: Any, done: int, *, drew_seed: bool, order: Order, batch: int) -> Iterator[Any]:
-    """Return the rest of an epoch; the first `done` samples (or batches, see Split) of this rank are skipped.
+    """Return an iterator over the rest of an epoch, without this rank's first `done` samples (or batches, see Split).
 
     The generators must be in their state at the epoch's start.
 
     drew_seed  result of draws_seed() at the epoch's start
-    order      gets all indices from the epoch's start
+    order      hash to which all indices of the epoch are added, also the skipped ones
     batch      number of batches that are skipped
     """
     import torch
@@ -203,7 +204,7 @@ def open_at(loader: Any, done: int, *, drew_seed: bool, order: Order, batch: int
 
 
 def batches_left(loader: Any, done: int) -> int | None:
-    """Return the number of batches after `done` samples (or batches) of this rank."""
+    """Return the number of batches after `done` samples (or batches) of this rank; None if the loader has no length."""
     split = Split.of(loader)
     if split.batch is None or split.length is None:
         return None if split.length is None else split.length - done
@@ -265,9 +266,10 @@ def _batch_size(base: Any) -> int | None:
 
 
 def _skip(indices: Iterator[object], count: int, see: Callable[[object], None]) -> Iterator[Any]:
-    """Skip `count` indices immediately, not lazily, because the sampler draws its order when it is first read.
+    """Skip `count` indices, pass each to `see`, and return the iterator.
 
-    Raises CheckpointError if there are fewer.
+    They are skipped now, not lazily, because the sampler draws its order when it is first read. Raises CheckpointError
+    if there are fewer.
     """
     skipped = 0
     for index in itertools.islice(indices, count):
@@ -305,7 +307,7 @@ class _Begun:
 
 
 def _through(wrapper: Any, rest: _Begun) -> Iterator[Any]:
-    """Iterate a wrapper with `rest` in place of its DataLoader."""
+    """Yield the batches of a wrapper (see _base) that iterates `rest` in place of its DataLoader."""
     own = wrapper.base_dataloader
     wrapper.base_dataloader = rest
     try:

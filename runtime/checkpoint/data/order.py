@@ -10,10 +10,10 @@ from typing import Any
 
 
 class Order:
-    """Hash of an epoch's indices, kept after each batch that has been read but is not done yet.
+    """Hash of an epoch's indices. Its value after each batch is kept until the training has done a later batch.
 
-    done     returns the number of batches of the epoch that are done
-    grouped  include the boundaries of batches; if False, the hash does not depend on the batch size
+    done     returns the number of batches that the training has done; workers read ahead of it
+    grouped  True: the hash includes the boundaries of batches; False: it does not depend on the batch size
     """
 
     def __init__(self, done: Callable[[], int], *, grouped: bool) -> None:
@@ -22,7 +22,7 @@ class Order:
         self._done, self._grouped = done, grouped
         self._hash = xxhash.xxh3_64()
         self._is_known = True
-        """True while all indices were of hashable kinds."""
+        """True while every index added could be encoded."""
         self._after: dict[int, int | None] = {}
         """Hash after each number of batches; None if unknown."""
 
@@ -38,7 +38,7 @@ class Order:
             self._hash.update(b"|")
 
     def follow(self, batches: Iterable[object], number: int = 0) -> Iterator[Any]:
-        """Return an iterator over `batches` that adds each of them; `number` batches were added before."""
+        """Return an iterator over `batches` that adds each to the hash; `number` batches were added before."""
         self._note(number)
         return self._count(batches, number)
 

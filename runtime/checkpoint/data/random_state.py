@@ -19,7 +19,7 @@ __all__ = ["capture", "derive", "generators_of", "restore"]
 
 
 def capture(generators: Generators | None = None) -> dict[str, Any]:
-    """Return the current state of every generator; `generators` are those of the loader."""
+    """Return the state of the global generators, and of `generators`, those of the loader."""
     state: dict[str, Any] = {
         "python": from_python(random.getstate()),
         "generators": generators.capture() if generators is not None else {},
@@ -88,6 +88,6 @@ def derive(state: dict[str, Any], rank: int, step: int) -> dict[str, Any]:
 
 
 def _convert_key(state: dict[str, Any], convert: Callable[[Any], Any]) -> dict[str, Any]:
-    """Convert the array in a state of NumPy; of its bit generators, only MT19937 has one."""
+    """Convert the array "key" in a state of NumPy; only the bit generator MT19937 has it."""
     inner = {name: convert(value) if name == "key" else value for name, value in state["state"].items()}
     return {**state, "state": inner}

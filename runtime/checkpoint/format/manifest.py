@@ -60,7 +60,7 @@ class Piece:
     """A tensor, or the part of a tensor that this rank holds."""
 
     key: str
-    """The same on every rank: "objects/model/0.weight". Two pieces with one key are parts of the same tensor."""
+    """Key of the tensor, the same on every rank: "objects/model/0.weight". Pieces with equal keys are of one tensor."""
     dtype: str
     """A key of ITEM_SIZE."""
     shape: tuple[int, ...]
@@ -100,9 +100,9 @@ class RankManifest:
     format: str = FORMAT
 
     def to_bytes(self, pieces: str | None = None) -> bytes:
-        """Serialize to JSON. Pieces are arrays, because training waits and there may be ten thousand of them.
+        """Serialize to JSON. Pieces are arrays, not objects: faster for ten thousand pieces, while the training waits.
 
-        pieces: result of pieces_to_json() for these pieces, if it is cached from the previous save
+        pieces  result of pieces_to_json() for these pieces, if the caller has cached it
         """
         record = {name: getattr(self, name) for name in self.__slots__} | {"pieces": None}
         head, _, tail = _compact(record).partition('"pieces":null')
@@ -168,7 +168,7 @@ def _piece(fields: Sequence[Any]) -> Piece:
 
 
 def is_dense(shape: Sequence[int], strides: Sequence[int]) -> bool:
-    """Return whether elements with these strides fill their memory: no gaps, no overlaps, any order of dimensions."""
+    """Return whether elements with these strides have no gaps and no overlaps in memory, in any order of dimensions."""
     extent = 1
     for stride, length in sorted(zip(strides, shape, strict=True)):
         if length == 1:

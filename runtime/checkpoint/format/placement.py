@@ -1,7 +1,8 @@
 """Map DTensors to parts of tensors, for saving, and parts to DTensors, for restoring.
 
 FSDP2 (`fully_shard`), tensor parallelism and their combinations on meshes of any dimension use DTensors. A checkpoint
-holds them as parts with offsets (manifest.py); a restore builds DTensors with the placements of the live ones.
+holds them as parts with offsets (manifest.py). A restore builds DTensors with the placements of the live objects'
+DTensors.
 """
 
 from __future__ import annotations
@@ -50,10 +51,12 @@ class Placements:
                 self._parameters[f"objects/{name}/state/"] = [one for group in groups for one in group["params"]]
 
     def find(self, key: str, whole: tuple[int, ...]) -> Any:
-        """Return the live DTensor whose placement the saved tensor gets; None if it is restored as a whole tensor.
+        """Return the live DTensor whose placement a restored tensor gets; None if it is restored as a plain tensor.
 
-        An optimizer has no state before its first step: its moments get the placements of their parameters. Raises
-        CheckpointError if the shapes differ.
+        whole  shape of the tensor in the checkpoint
+
+        An optimizer has no state before its first step, so its saved state gets the placements of its parameters.
+        Raises CheckpointError if the shapes differ.
         """
         live = self._live.get(key)
         if live is None:
@@ -69,7 +72,7 @@ class Placements:
 
 
 def _has_dtensors(value: object) -> bool:
-    """Return whether an object may have DTensors, to avoid a costly state_dict() of one that has none."""
+    """Return whether an object may have DTensors; False saves a costly state_dict()."""
     if "torch.distributed.tensor" not in sys.modules:
         return False
     if groups := getattr(value, "param_groups", None):

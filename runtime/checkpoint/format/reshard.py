@@ -1,8 +1,8 @@
 """Plan which bytes of which ranks' files make up the part of a tensor that this rank needs.
 
-A part is a box: its start in the whole tensor, and its shape. A rank that needs a box reads what its own file has of
-it, and the rest from the files of other ranks. So the number of ranks that saved, their meshes, and the choice among
-replicas do not matter. Only chunks that contain something of the box are read.
+A part is a box: its start in the whole tensor, and its shape. A rank first reads the bytes of the box that are in its
+own file, then the rest from the files of other ranks. So the number of ranks that saved, their meshes, and the choice
+among replicas do not matter. Only chunks that contain bytes of the box are read.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 from .manifest import ALIGN, ITEM_SIZE, Piece
 
 READ_BUFFER_BYTES = 64 << 20
-"""Size of the read buffer, in bytes, when a box covers only part of each row."""
+"""Maximum size of a merged read in bytes, for boxes that are not contiguous in the file; see spans()."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +84,10 @@ class Part:
 
 
 def cover(wanted: Box, candidates: Iterable[tuple[int, Piece]]) -> tuple[list[Part], list[Box]]:
-    """Cover a box with parts of the candidates (rank, piece), first ones first; return them and the missing boxes."""
+    """Return parts of the candidates (rank, piece) that cover a box, and the boxes that none covers.
+
+    Earlier candidates are preferred.
+    """
     parts: list[Part] = []
     missing = [wanted] if wanted.size else []
     for rank, piece in candidates:
@@ -125,7 +128,7 @@ def offset(box: Box, strides: Sequence[int]) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """A non-contiguous box of a piece, to be gathered from the bytes that enclose it."""
+    """A non-contiguous box of a piece. All bytes from its first to its last element are read to get its elements."""
 
     piece: Piece
     source: Box
@@ -146,7 +149,7 @@ class Rows:
         return self.start + (last + 1) * ITEM_SIZE[self.piece.dtype]
 
     def split(self, limit: int) -> Iterator[Rows]:
-        """Yield parts that enclose at most `limit` bytes each, except for single elements that are larger."""
+        """Yield parts that each span at most `limit` bytes of the file, or a single element if that is larger."""
         divisible = [(stride, dim) for dim, stride in enumerate(self._strides) if self.source.shape[dim] > 1]
         if not divisible or self.end - self.start <= limit:
             yield self
@@ -170,7 +173,7 @@ class Rows:
 
 
 def spans(rows: Iterable[Rows], gap: int) -> Iterator[tuple[int, int, list[Rows]]]:
-    """Merge rows into reads (start, end, rows), in bytes: rows at most `gap` bytes apart are read together."""
+    """Yield reads (start, end, rows), offsets in bytes; merge rows that are at most `gap` bytes apart."""
     batch: list[Rows] = []
     start = end = 0
     for row in sorted(rows, key=lambda row: row.start):

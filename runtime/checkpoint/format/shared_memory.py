@@ -32,7 +32,10 @@ class _Placed:
 
 
 def link_views(at: Mapping[int, list[tuple[Record, Any]]], leaves: dict[str, Any]) -> None:
-    """Replace leaves, also in their records, by views of the leaf whose memory they share. `at`: records by address."""
+    """Replace leaves that share memory by views of one leaf, in `leaves` and in their records.
+
+    at  records and their tensors, by address
+    """
     if not _may_overlap(at):
         return
     kinds: defaultdict[tuple[Any, ...], list[_Placed]] = defaultdict(list)
@@ -46,7 +49,7 @@ def link_views(at: Mapping[int, list[tuple[Record, Any]]], leaves: dict[str, Any
 
 
 def _may_overlap(at: Mapping[int, list[tuple[Record, Any]]]) -> bool:
-    """Return False if no tensors overlap, as in most states: a fast check, because training waits."""
+    """Return False if no tensors overlap, which is true for most states; fast, because the training waits."""
     if sum(map(len, at.values())) > len(at):
         return True
     end = 0
@@ -65,7 +68,10 @@ def _place(address: int, record: Record, tensor: Any) -> _Placed:
 
 
 def _overlapping(placed: Iterable[_Placed]) -> Iterator[list[_Placed]]:
-    """Yield groups of two or more tensors whose memory is one range without gaps, dense tensors first."""
+    """Yield groups of two or more overlapping tensors; the dense tensors of a group cover its memory without gaps.
+
+    A group is sorted by address, with dense and larger tensors first at the same address.
+    """
     group: list[_Placed] = []
     end = 0
     for one in sorted(placed, key=lambda one: (one.start, not one.dense, -one.end)):
@@ -86,7 +92,7 @@ def _inside(group: list[_Placed], end: int) -> Iterator[list[_Placed]]:
 
 
 def _link(group: list[_Placed], leaves: dict[str, object]) -> None:
-    """Replace a group by views of one leaf: the tensor that encloses the others, else their memory as one dimension."""
+    """Replace a group by views of one leaf: the tensor that encloses the others, else a 1-D tensor of their memory."""
     start, end = group[0].start, max(one.end for one in group)
     base = next((one for one in group if one.dense and (one.start, one.end) == (start, end)), None)
     first = base or group[0]

@@ -1,7 +1,7 @@
-"""Strides, the order of a tensor's elements in memory (channels_last, transposed).
+"""Save and restore strides, the order of a tensor's elements in memory (channels_last, transposed).
 
-Fused optimizers iterate over raw memory. A parameter's state and gradient must have the strides of the parameter, or
-each element would be applied to the wrong weight.
+Fused optimizers iterate over raw memory. A parameter's optimizer state and gradient must have the strides of the
+parameter; otherwise elements would be applied to the wrong weights.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from .reshard import row_major
 
 
 def strides_of(tensor: Any) -> tuple[int, ...] | None:
-    """Return the strides to save for a tensor; None: row-major, also for tensors with gaps or overlaps."""
+    """Return the strides to save for a tensor; None if it is row-major, or is saved so because it is not dense."""
     shape, strides = tuple(tensor.shape), tensor.stride()
     return strides if strides != row_major(shape) and is_dense(shape, strides) else None
 
@@ -44,10 +44,10 @@ def align(tensor: Any, parameter: Any) -> Any:
 
 
 class StateAlignment:
-    """Hook that aligns the state of each optimizer with its parameters before the first step after a restore.
+    """Hook that gives optimizer state the strides of its parameters before an optimizer's first step after a restore.
 
-    It is not aligned when it is loaded, because the program may set its model's memory format later. The checkpoint may
-    have another format, or be from a version that did not save strides.
+    This is not done while the state is loaded, because the program may set its model's memory format later. Strides
+    differ if the model had another memory format at the save, or if the checkpoint's version did not save strides.
     """
 
     def __init__(self) -> None:

@@ -6,8 +6,8 @@
 JSON values are kept; everything else is an object whose first key is a tag. The key of a tensor is the path to it, with
 parts joined by "/" ("~0" and "~1" stand for "~" and "/" within a part, as in JSON Pointer, RFC 6901). Tied tensors are
 one leaf, overlapping ones are views of one leaf (shared_memory.py), and a list or dict that occurs twice is saved once.
-Nothing is copied: leaves are the live tensors. An object that could not be rebuilt without executing code raises
-CheckpointError, which names its path.
+Nothing is copied: leaves are the live tensors. CheckpointError is raised for an object that could not be rebuilt
+without executing code; its message names the object's path.
 
 torch and NumPy are used only if the program has imported them.
 """
@@ -28,13 +28,14 @@ from .shared_memory import Record, link_views
 FACTORIES: dict[str, type] = {kind.__name__: kind for kind in (bool, dict, float, int, list, set, str, tuple)}
 """Allowed default factories of a defaultdict."""
 _EXACT = frozenset((type(None), bool, str))
-"""Types that JSON preserves."""
+"""Types whose values are all unchanged by a JSON round trip."""
 _LARGE = 10**600
-"""Integers beyond it are written in hexadecimal, since Python may be set to reject more than 640 decimal digits."""
+"""Integers from this magnitude on are saved in hexadecimal: Python may be set to reject more than 640 decimal digits
+(sys.set_int_max_str_digits)."""
 _DEEPEST = 200
 """Maximum nesting of containers; each level takes several calls, and Python's recursion limit is 1,000."""
 _IMMUTABLE = frozenset((tuple, frozenset))
-"""Containers whose identity does not matter."""
+"""Containers that are saved again at each place where they occur, as their identity does not matter."""
 _KNOWN: set[Any] = set()
 """Cache of torch.dtypes that can be saved, because formatting a dtype's name takes time."""
 SPARSE_LAYOUTS = ("sparse_coo", "sparse_csr", "sparse_csc", "sparse_bsr", "sparse_bsc")
@@ -82,7 +83,7 @@ class _Flattening:
     # Containers
 
     def _container(self, encode: _Encode, value: object, path: str) -> Any:
-        """Encode a container; return a reference by number if the same object was encoded before."""
+        """Encode a container; a mutable container that was encoded before becomes a reference by number."""
         if type(value) not in _IMMUTABLE:
             number = self._numbers.get(id(value))
             if number is not None:
@@ -267,7 +268,7 @@ _ENCODERS: dict[type, _Encode] = {
 
 
 def _same_memory(a: Any, b: Any) -> bool:
-    """Return whether two tensors at the same address have the same elements in the same order, also in future."""
+    """Return whether two tensors at the same address are views of the same elements in the same order."""
     return bool(
         a.shape == b.shape
         and a.dtype == b.dtype

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 _READERS = 16
 """Maximum number of manifests read concurrently."""
 _ROWS = CHUNK
-"""Distance in bytes above which rows are read separately: a chunk."""
+"""Maximum distance in bytes of two rows that one read covers, and maximum bytes that one Rows spans: a chunk."""
 
 
 class Files:
@@ -53,7 +53,7 @@ class Files:
         return self._manifests[rank]
 
     def manifests(self, first: int) -> Iterator[RankManifest]:
-        """Yield the manifest of rank `first`, then all others, which are read only when the second one is requested."""
+        """Yield the manifest of rank `first`, then those of all others, which are read when the second is requested."""
         yield self.manifest(first)
         others = [rank for rank in range(self.world) if rank not in self._manifests]
         if others:
@@ -63,7 +63,7 @@ class Files:
             yield self._manifests[(first + distance) % self.world]
 
     def read(self, rank: int, targets: Sequence[Target], slot: memoryview | None = None) -> None:
-        """Fill the targets from the rank's data file, or from its copy in a slot of this machine."""
+        """Fill the targets from the rank's data file, or from `slot`, its copy in this machine's shared memory."""
         manifest = self.manifest(rank)
         data: DataFile = Memory(slot) if slot else open_data(self._store, self._name, rank, manifest.size)
         try:
@@ -107,7 +107,10 @@ class _Reads:
 
 
 class Loader:
-    """Builder of a snapshot's leaves: `leaf` allocates memory for each, then `fill` reads the content of all."""
+    """Builder of a snapshot's leaves: `leaf` allocates memory for each, then `fill` reads the content of all.
+
+    home  rank whose file is used first
+    """
 
     def __init__(self, files: Files, home: int, placements: Placements) -> None:
         self._files, self._home, self._placements = files, home, placements
@@ -116,7 +119,10 @@ class Loader:
         self._afterwards: list[Callable[[], None]] = []
 
     def leaf(self, key: str, *, is_array: bool) -> Any:
-        """Allocate a tensor, DTensor or array of bytes (rebuild.py sets its dtype), and plan the reads that fill it."""
+        """Allocate a tensor, a DTensor or, for an array, its bytes, and plan the reads that fill it.
+
+        rebuild.py converts the bytes of an array to its dtype.
+        """
         like = self._like(key)
         whole = like.shape if like.whole is None else like.whole
         live = None if is_array else self._placements.find(key, whole)
@@ -131,7 +137,7 @@ class Loader:
         return made
 
     def fill(self, slot: memoryview | None = None) -> None:
-        """Read and verify all planned content. `slot`: copy of the home rank's file to use instead of the file."""
+        """Make all planned reads, and verify what is read. `slot`: copy of the home rank's file, used instead of it."""
         for rank, reads in self._reads.items():
             source = slot if rank == self._home else None
             self._files.read(rank, reads.targets, source)
@@ -171,7 +177,12 @@ class Loader:
         *,
         strides: tuple[int, ...] | None = None,
     ) -> None:
-        """Plan the reads that fill the memory of a box; strides: those of the memory, None: row-major.
+        """Plan the reads that fill the memory of a box.
+
+        whole    shape of the tensor
+        wanted   box in the tensor
+        view     memory of the box
+        strides  strides of the memory, in elements; None: row-major
 
         Raises UnusableError if a part was not saved by any rank.
         """
@@ -224,7 +235,7 @@ class Loader:
 
 
 def _leaf_kinds(tree: object, kinds: dict[str, bool]) -> dict[str, bool]:
-    """Return the key of every leaf of a tree, with True for an array, which needs no torch."""
+    """Add the key of every leaf of a tree to `kinds`, with True for an array and False for a tensor; return `kinds`."""
     if type(tree) is list:
         for item in tree:
             _leaf_kinds(item, kinds)
@@ -240,7 +251,10 @@ def _leaf_kinds(tree: object, kinds: dict[str, bool]) -> dict[str, bool]:
 
 
 def load(files: Files, rank: int, world: int, placements: Placements, slot: memoryview | None) -> dict[str, Any]:
-    """Return the snapshot for this rank. Raises UnusableError; CheckpointError if it does not fit the live objects."""
+    """Return the snapshot for this rank. `slot`: see Loader.fill().
+
+    Raises UnusableError if it cannot be read, CheckpointError if it does not fit the live objects.
+    """
     home = rank if world == files.world else 0
     tree = files.manifest(home).tree
     loader = Loader(files, home, placements)

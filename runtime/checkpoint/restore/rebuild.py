@@ -1,4 +1,4 @@
-"""Rebuild state from the tagged JSON and the tensors that tree.py made of it."""
+"""Rebuild state from the tagged JSON and the tensors into which tree.py flattened it."""
 
 from __future__ import annotations
 

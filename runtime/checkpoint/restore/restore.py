@@ -1,10 +1,10 @@
 """Select and load the checkpoint to resume from: the newest that every rank can read and verify.
 
-A checkpoint that is found damaged twice is marked (DAMAGED.json), and the next older one is tried. One that cannot be
-read at the moment (store unavailable, permission denied) is skipped without a mark. If only such ones are left, that is
-an error, since starting over would discard work that may be readable in a minute. If only damaged ones are left, those
-that were marked earlier are verified again, since the fault may have been in the reader. If all are damaged still, that
-is an error as well, unless `on_damage` is "restart".
+A checkpoint that is damaged in two reads is marked (DAMAGED.json), and the next older one is tried. A checkpoint that
+cannot be read at the moment (store unavailable, permission denied) is skipped without a mark. If none can be restored,
+the checkpoints marked by earlier runs are verified again, since the fault may have been in the reader. An error is
+raised if none of these can be restored either: StoreUnavailableError if at least one may be readable later, else
+AllDamagedError, unless `on_damage` is "restart".
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ if TYPE_CHECKING:
     from ..store import Commit
 
 Cached = Callable[[Name], tuple[bytes, memoryview] | None]
-"""Type of WriterClient.cached, which returns this machine's copy of a checkpoint that this rank staged."""
+"""Type of WriterClient.cached, which returns this rank's manifest and data of a checkpoint if this machine's memory
+still holds them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,8 +48,8 @@ def restore(
 ) -> Restored | None:
     """Return the newest checkpoint that all ranks verified; None if there are no checkpoints. Collective.
 
-    objects    the live objects by name, which are read for the mesh and placements of DTensors, not changed
-    cached     copies on this machine, read instead of the store if their content verifies
+    objects    the live objects by name; only read, for the mesh and placements of DTensors
+    cached     returns this machine's copy of a checkpoint, which is used instead of the store if it verifies
     on_damage  "restart": return None also if all checkpoints are damaged
 
     Raises CheckpointError if there are checkpoints but none can be used, or if the newest does not fit the objects;
@@ -65,7 +66,7 @@ def restore(
 
 
 class _Search:
-    """Search over checkpoints; keeps the reason why each could not be used. The same on every rank."""
+    """Search over checkpoints, with the reason why each could not be used; makes the same decisions on every rank."""
 
     def __init__(self, store: ReadableStore, ranks: Ranks, objects: Mapping[str, object], cached: Cached) -> None:
         self._store, self._ranks, self._objects, self._cached = store, ranks, objects, cached
@@ -108,9 +109,10 @@ class _Search:
 def _attempt(
     store: ReadableStore, name: Name, ranks: Ranks, placements: Placements, cached: Cached
 ) -> tuple[Restored | None, list[_Verdict | None]]:
-    """Try one checkpoint; return it and each rank's verdict, None if the rank can use it.
+    """Try to read one checkpoint; return it and the verdicts of all ranks, None for a rank that can use it. Collective.
 
-    Raises CheckpointError if it does not fit the program, and any unexpected error of this rank.
+    The checkpoint is None if any rank cannot use it. Raises CheckpointError if it does not fit the program, and any
+    unexpected error of this rank.
     """
     found, verdict, error = _try(lambda: _read(store, name, ranks, placements, cached))
     verdicts = ranks.gather(verdict)
@@ -131,13 +133,16 @@ class _Verdict:
 
     reason: str
     damaged: bool = False
-    """True if it is damaged permanently, for every reader."""
+    """True if the checkpoint is damaged permanently, for every reader."""
     does_not_fit: bool = False
-    """True if it is intact, but of another program."""
+    """True if the checkpoint does not fit this program, or reading it raised an unexpected error."""
 
 
 def _try(call: Callable[[], Restored]) -> tuple[Restored | None, _Verdict | None, Exception | None]:
-    """Return the result of `call`, a verdict, or an unexpected error: ranks exchange verdicts before one raises."""
+    """Return (result of `call`, None, None), or (None, verdict, unexpected error or None).
+
+    Nothing is raised here, because ranks must exchange their verdicts first.
+    """
     try:
         return call(), None, None
     except UnusableError as error:

@@ -1,7 +1,7 @@
 """Copy the newest intact checkpoint of a training, and its metrics, to another job dir.
 
-COMMIT.json is copied last, so that a partial copy is not a checkpoint, and an interrupted copy can be resumed. Names of
-checkpoints are unique, so files that exist under a name belong to the same checkpoint.
+COMMIT.json is copied last, so that a partial copy is not taken for a checkpoint. An interrupted copy can be resumed:
+names of checkpoints are unique, so files that the target already has under a name belong to the same checkpoint.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ _LONGEST_HEAD = 64 << 10
 
 @dataclass(frozen=True, slots=True)
 class Transferred:
-    """A checkpoint that both job dirs hold."""
+    """A checkpoint that is in the source and, after the copy, in the target job dir."""
 
     step: int
     """Number of completed steps."""
     size: int
-    """Size of all its files in bytes."""
+    """Size of the checkpoint's files in bytes."""
     copied: bool
-    """False: the target had it already."""
+    """False if the target had the checkpoint already."""
     source: str
     """URL of the job dir from which it was copied."""
 
@@ -54,11 +54,12 @@ def transfer(
     """Copy the newest intact checkpoint of a folder and return it; None if there is none.
 
     attempt   number of the attempt about to begin in the target; commits of older attempts are fenced off in the source
-    damaged   gets the checkpoints found damaged, which are also marked; those already in it are skipped
-    on_begin  called if there is something to copy
-    marked    try the checkpoints marked as damaged, since an earlier reader may have been at fault
+    damaged   checkpoints to skip; those that are found damaged are added, and marked in the source
+    on_begin  called before the first file is copied, if any
+    marked    True: try only the checkpoints marked as damaged, since an earlier reader may have been at fault; the mark
+              of an intact one is removed
 
-    Raises JobDirError, InterruptedCopyError.
+    Raises JobDirError if a job dir cannot be read or written, InterruptedCopyError if the copy is interrupted.
     """
     source = CheckpointStore(copier.source, folder)
     source.claim(attempt)
@@ -81,7 +82,7 @@ def transfer(
 
 
 class _Transfer:
-    """Copy of one checkpoint. Methods raise UnusableError if it is not as it was saved."""
+    """Copy of one checkpoint. Methods raise UnusableError if it cannot be read, or differs from what was saved."""
 
     def __init__(self, source: CheckpointStore, copier: Copier, name: Name) -> None:
         self._source, self._copier, self._name = source, copier, name
@@ -123,7 +124,7 @@ class _Transfer:
         )
 
     def _copy_rank(self, commit: Commit, rank: int) -> None:
-        """Copy a rank's data, verifying each chunk, then its manifest, which states that the data is complete."""
+        """Copy a rank's data, verifying each chunk, then its manifest, whose presence marks the data as complete."""
         file, described = data_file(rank), manifest_file(rank)
         files = Files(self._source, self._name, commit)
         manifest = files.manifest(rank)
@@ -135,7 +136,7 @@ class _Transfer:
 
     @contextmanager
     def _reader(self, manifest: RankManifest) -> Iterator[Callable[[int, int], memoryview]]:
-        """Yield a function that returns a verified chunk of a rank's data, as bytes."""
+        """Yield a function (start, end) that returns one chunk of a rank's data, verified; offsets in bytes."""
         data = open_data(self._source, self._name, manifest.rank, manifest.size)
 
         def read(start: int, end: int) -> memoryview:

@@ -1,8 +1,8 @@
 """Verified reads of data files: each byte is read once, into private memory, and verified there before use.
 
 mmap is not used: a bad sector or a truncated file would kill the process by SIGBUS, where pread() returns an error, and
-the content could change after the verification. It would not be faster: most time goes into faulting in fresh memory,
-which pread() does without holding the GIL, so that two threads halve it.
+the content could change after the verification. mmap would not be faster either: most of the time is spent on page
+faults in new memory, and two threads halve it, because pread() does not hold the GIL.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ _T = TypeVar("_T")
 def retry_if_damaged(read: Callable[[], _T], path: Path | None) -> _T:
     """Call `read`, and retry it once if it finds damage; return its result.
 
-    A checkpoint that is reported as damaged is not read again by later runs, and a single response of a store, or page
-    in memory, may be bad while the file is intact.
+    A single response of a store, or a page in memory, may be bad while the file is intact. Later runs skip a checkpoint
+    that is reported as damaged.
 
-    path: the local file that is read, if any; its page cache is dropped before the retry
+    path  local file that is read, if any; its page cache is dropped before the retry
     """
     try:
         return read()
@@ -82,7 +82,7 @@ class LocalFile:
     """Data file on a mounted file system. Raises UnusableError if it is missing or of another size."""
 
     threads = 4
-    """Two threads suffice to fault in memory; more keep a disk busy while chunks are hashed."""
+    """Two threads suffice for the page faults in new memory; two more keep a disk busy while chunks are hashed."""
 
     def __init__(self, path: Path, size: int) -> None:
         self.path: Path | None = path
@@ -144,7 +144,7 @@ class StoredObject:
             raise UnusableError(f"{self._file} is missing", damaged=True) from error
         except JobDirError as error:
             raise UnusableError(str(error), damaged=False) from error
-        if len(data) != size:  # its size was correct when it was opened
+        if len(data) != size:  # not damage: the file's size was correct when it was opened
             raise UnusableError(f"{self._file}: {len(data)} bytes came instead of {size}", damaged=False)
         _scatter(data, 0, views)
 
@@ -153,7 +153,7 @@ class StoredObject:
 
 
 class Memory:
-    """Copy of a data file in a slot of this machine: writable memory, at least as long as the file."""
+    """Copy of a data file in a slot, a shared memory of this machine: writable, at least as long as the file."""
 
     threads = 4
     path: Path | None = None
@@ -175,9 +175,9 @@ def open_data(store: ReadableStore, name: Name, rank: int, size: int) -> DataFil
 
 
 def read_verified(data: DataFile, manifest: RankManifest, targets: Sequence[Target]) -> None:
-    """Fill the targets, which must not overlap; every chunk that one of them touches is read whole and verified.
+    """Fill the targets, which must not overlap; every chunk that overlaps a target is read whole and verified.
 
-    Raises UnusableError; the content of the targets is undefined then.
+    Raises UnusableError if a chunk cannot be read or is damaged; the content of the targets is undefined then.
     """
     targets = sorted((target for target in targets if len(target.view)), key=lambda target: target.at)
     ends = [target.end for target in targets]
@@ -203,12 +203,15 @@ def read_verified(data: DataFile, manifest: RankManifest, targets: Sequence[Targ
 
 
 def _views(targets: Sequence[Target], index: int, start: int, end: int) -> Iterator[memoryview]:
-    """Yield memory for bytes `start` to `end`, in order, with buffers for gaps. `index`: the first target in range."""
+    """Yield memory for bytes `start` to `end` of the file, in order: parts of targets, and new buffers between them.
+
+    index  number of the first target in this range
+    """
     at = start
     while at < end:
         target = targets[index] if index < len(targets) else None
         if target is None or target.at >= end:
-            yield memoryview(bytearray(end - at))  # in no target: read for the hash only
+            yield memoryview(bytearray(end - at))  # outside of the targets: read for the hash only
             return
         if target.at > at:
             yield memoryview(bytearray(target.at - at))

@@ -1,7 +1,7 @@
 """Save and restore accumulated gradients, which are state between two steps of an optimizer.
 
-At most step boundaries the optimizer has just used the gradients, so that they need not be saved. They are saved only
-for optimizers that have not stepped since the start of the training's last step.
+At most step boundaries the optimizer has just used the gradients, so they are not needed. A gradient is saved only if
+no optimizer has used it since the start of the training's last step.
 """
 
 from __future__ import annotations
@@ -23,13 +23,14 @@ class Accumulation:
         self._stepping: list[Any] = []
         """Optimizers that have stepped since the last count_step()."""
         self._stepped: list[Any] = []
-        """Optimizers that stepped during the training step before that."""
+        """Optimizers that stepped between the last two calls of count_step()."""
         self._warned = False
         self._restored: dict[str, Any] = {}
 
     def attach(self) -> None:
-        """Start to observe the optimizers' steps, and restore gradients; not earlier, because many programs zero them
-        before the loop.
+        """Restore the gradients, and start to observe the optimizers' steps.
+
+        Call it at the loop's first step: many programs zero the gradients before the loop.
         """
         parameters, restored = dict(self._numbered()), self._restored
         self._restored = {}
@@ -48,14 +49,14 @@ class Accumulation:
         self._stepping, self._stepped = [], []
 
     def count_step(self) -> None:
-        """Start another step; optimizers that stepped in the previous one count as stepped until the next call."""
+        """Count a step of the training: forget the optimizers that stepped before the previous call."""
         self._stepping, self._stepped = [], self._stepping
 
     def state_dict(self) -> dict[str, Any]:
         """Return the gradients that no optimizer has used yet, by the optimizer's name and the parameter's number."""
         if self._hook is None:
             return {}
-        # Compare parameters, not optimizers: the optimizer that steps may be wrapped by the one among the objects.
+        # Compare parameters, not optimizers: the object may be a wrapper of the optimizer that steps.
         stepped = [*self._stepped, *self._stepping]
         used = {id(parameter) for optimizer in stepped for parameter in _parameters(optimizer)}
         found: dict[str, Any] = {}
@@ -69,7 +70,7 @@ class Accumulation:
         return found
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Keep gradients for attach(). Raises CheckpointError if there is no parameter of the same shape."""
+        """Keep gradients for attach(). Raises CheckpointError if a parameter is missing or has another shape."""
         parameters = dict(self._numbered())
         for key, gradient in state.items():
             if key not in parameters or parameters[key].shape != gradient.shape:

@@ -1,8 +1,8 @@
 """Save and restore the order of gradients in the buckets of DistributedDataParallel.
 
 DDP rebuilds its buckets after the first step of a process, in the order in which gradients became ready. With three or
-more ranks, the last bit of a sum depends on the position of a gradient in its bucket. So the order is saved, and
-restored before the first step of the next process.
+more ranks, the rounding of a sum (its last bit) depends on the position of a gradient in its bucket. So the order is
+saved, and restored before the first step of the next process.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from typing import Any
 
 
 class BucketOrders:
-    """Bucket order of each DDP model, identified by its number among them.
+    """Bucket order of each DDP model, by the model's number among the DDP models.
 
-    models  returns the objects of the training; only DDP models on three or more ranks are considered
+    models  returns the objects of the training; all but DDP models on three or more ranks are ignored
     """
 
     def __init__(self, models: Callable[[], Iterable[object]]) -> None:
@@ -36,7 +36,7 @@ class BucketOrders:
                 self._unknown[name] = model
 
     def note(self) -> None:
-        """Read the orders that are not known yet. Collective; call it on all ranks between the same two steps."""
+        """Read the orders of models that have stepped for the first time. Collective; call it between two steps."""
         for name, model in list(self._unknown.items()):
             if order := _read(model):
                 self._orders[name] = order
@@ -58,7 +58,10 @@ def _data_parallel(objects: Iterable[object]) -> list[Any]:
 
 
 def _is_ordinary(model: Any) -> bool:  # a DistributedDataParallel
-    """Return whether a backward pass through the model's reducer has no other effects."""
+    """Return whether _rebuild() can run a backward pass through the model's reducer without other effects.
+
+    False also for fewer than three ranks, where the order does not matter.
+    """
     import torch
 
     parameters = list(model.parameters())
@@ -75,7 +78,7 @@ def _is_ordinary(model: Any) -> bool:  # a DistributedDataParallel
 
 
 def _read(model: Any) -> list[int]:
-    """Return the order in the rebuilt buckets; empty before the first step."""
+    """Return the order of parameters in the rebuilt buckets; empty before the first step."""
     with contextlib.suppress(RuntimeError):  # the program's next forward pass raises the same error
         model.reducer._rebuild_buckets()
         model.logger.set_runtime_stats_and_log()
@@ -84,7 +87,10 @@ def _read(model: Any) -> list[int]:
 
 
 def _rebuild(model: Any, order: Sequence[int]) -> bool:
-    """Run a backward pass in which gradients become ready in this order, so that DDP rebuilds its buckets by it."""
+    """Run a backward pass whose gradients become ready in this order, so that DDP rebuilds its buckets in this order.
+
+    Gradients are unchanged. Return whether the buckets were rebuilt; False if the model has other parameters.
+    """
     import torch
 
     parameters, sparse = model._build_params_for_reducer()

@@ -1,4 +1,6 @@
-"""Copy from GPUs into a slot, with pinned memory and a separate stream, in chunks that do not delay training's copies.
+"""Copy from GPUs into a slot, with pinned memory and a separate stream.
+
+Copies are split into chunks, so that the training's own copies are not delayed for long.
 
 UNTESTED on a GPU: written from torch.cuda's documentation, on a machine without one. The decisions what to copy where
 are in staging.py, which is tested on the CPU; this module contains only the CUDA calls.
@@ -64,7 +66,10 @@ class DeviceCopies:
 
 
 def _chunks(destination: Any, source: Any) -> Sequence[tuple[Any, Any]]:
-    """Split a pair into chunks of CHUNK bytes; not if it is small, or not contiguous (torch then uses a buffer)."""
+    """Return pairs of chunks of CHUNK bytes; a small or non-contiguous source is not split.
+
+    For a non-contiguous source, torch copies through a temporary buffer.
+    """
     count = CHUNK // source.element_size()
     if source.numel() <= count or not source.is_contiguous():
         return [(destination, source)]

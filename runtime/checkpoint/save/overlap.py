@@ -1,12 +1,12 @@
 """Overlap a save's copy with the next forward and backward pass, for state that only an optimizer's step() changes.
 
-That state is the parameters and state of torch's optimizers. Everything else (buffers, random state, data position,
-other objects) is copied before training continues, since the next forward pass changes it (BatchNorm's statistics, for
-example). The copy is joined before any optimizer of the process steps.
+This applies to the parameters and state of torch's optimizers. All other state (buffers, random state, data position,
+other objects) is copied before training continues, since the next forward pass may change it (BatchNorm's statistics,
+for example). Before any optimizer of the process steps, the training waits for the end of the copy.
 
 If a program changes parameters elsewhere (clips weights between two steps, for example), the copy may be inconsistent.
-In-place operations are detected by the tensors' version counters, changes through `.data` by samples. Only that save
-fails then, and all later copies block training.
+In-place operations are detected by the tensors' version counters, changes through `.data` by comparing samples. After a
+detected change, this save fails, and all later copies block training.
 
     overlap=True     overlap from the first save on
     overlap="auto"   measure: block if that takes less than 1 % of a step; else choose what costs training less
@@ -25,9 +25,10 @@ from typing import Any
 from ..format.strides import flatten_memory
 
 SHARE = 0.01
-"""Fraction of a step; a copy that blocks for less is not overlapped."""
+"""Copies that block for less than this fraction of a step are not overlapped."""
 SAVES, STEPS = 3, 5
-"""Minimum numbers of saves and of steps to measure before "auto" decides: steps vary more than a copy costs."""
+"""Number of saves of each kind, and of steps, to measure before "auto" decides; a single step varies by more than the
+cost of a copy."""
 SAMPLES, ELEMENTS = 16, 32
 """Number of tensors, and of elements of each, to compare after an overlapped copy."""
 
@@ -47,16 +48,16 @@ class Overlap:
         self._blocking: list[float] = []
         """Durations of blocking copies, in seconds."""
         self._overlapped: list[float] = []
-        """Seconds by which steps with an overlapped copy were longer than the median of the others."""
+        """Seconds by which each step with an overlapped copy was longer than the median of steps without a save."""
         self._steps: deque[float] = deque(maxlen=32)
         self._last_step: float | None = None
         self._saved, self._was_overlapped = False, False
-        """True if there was a save since the last step; True if its copy was overlapped."""
+        """True if there was a save since the last step; True if that save's copy was overlapped."""
 
     # Decision whether to overlap
 
     def attach(self, join: Callable[[], None]) -> None:
-        """Install a hook that calls `join` before any optimizer's step; detach() removes it."""
+        """Install a hook that calls `join` before any optimizer's step, unless no copy will be overlapped."""
         if self._decided is False or self._hook is not None or "torch" not in sys.modules:
             return
         from torch.optim.optimizer import register_optimizer_step_pre_hook
@@ -150,7 +151,7 @@ class Overlap:
         self._thread.start()
 
     def join(self) -> str | None:
-        """Wait for the copy; return an error if it cannot be used, in which case no further copy is overlapped."""
+        """Wait for the copy; return None, or a message if it cannot be used. Then no later copy is overlapped."""
         if self._thread is not None:
             self._thread.join()
             self._thread = None
@@ -169,7 +170,10 @@ class Overlap:
 
 
 def _extent(tensor: Any) -> tuple[int, int]:
-    """Return address and size in bytes. A leaf that replaces several views begins at the address of one of them."""
+    """Return address and size in bytes.
+
+    Both are compared: a leaf that replaces several overlapping tensors begins at the address of one of them.
+    """
     return tensor.data_ptr(), tensor.numel() * tensor.element_size()
 
 

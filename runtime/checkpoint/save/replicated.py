@@ -1,9 +1,9 @@
 """Divide state that is replicated on all ranks, so that each rank saves a share instead of everything.
 
-State that is known to be replicated: the parameters that DistributedDataParallel synchronises, and the state of torch's
-own optimizers of only these parameters. Not buffers (each rank has its own running statistics), and not what another
-wrapper or optimizer may have sharded (ZeroRedundancyOptimizer). Samples are compared at each save; if they differ, for
-example after steps in no_sync(), every rank saves all its state.
+Two kinds of state are known to be replicated: the parameters that DistributedDataParallel synchronises, and the state
+of torch's own optimizers that have only these parameters. All other state is saved by each rank: buffers differ between
+ranks (running statistics), and other wrappers and optimizers may shard their state (ZeroRedundancyOptimizer). Samples
+are compared at each save; if they differ, for example after steps in no_sync(), every rank saves all its state.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Replicated:
         """True if the last save was divided among the ranks."""
 
     def absent(self, leaves: Mapping[str, Any]) -> Collection[str]:
-        """Return the keys that other ranks save. Collective if there are several ranks."""
+        """Return the keys of the leaves that other ranks save, so that this rank omits them. Collective."""
         self.divides = False
         if self._ranks.world == 1 or self._differ:
             return ()
@@ -87,12 +87,15 @@ def _is_plain_optimizer(value: object) -> bool:
 
 
 def _is_part(leaf: object) -> bool:
-    """Return whether a leaf is not divided here: DTensors are divided elsewhere, arrays are small."""
+    """Return whether a leaf is excluded here: a DTensor is divided by staging.py, a NumPy array is small."""
     return not hasattr(leaf, "data_ptr") or type(leaf).__name__ == "DTensor"
 
 
 def _shares(sizes: Mapping[str, int], world: int) -> dict[str, int]:
-    """Assign each key to a rank: the largest first, each to the rank with the least bytes. The same on every rank."""
+    """Return the rank that saves each key; the same on every rank. `sizes`: bytes by key.
+
+    The keys are assigned by size, the largest first, each to the rank with the least bytes.
+    """
     loads, owners = [0] * world, {}
     for key in sorted(sizes, key=lambda key: (-sizes[key], key)):
         owner = loads.index(min(loads))
@@ -102,7 +105,10 @@ def _shares(sizes: Mapping[str, int], world: int) -> dict[str, int]:
 
 
 def _fingerprint(leaves: Mapping[str, Any], keys: Sequence[str], turn: int) -> int:
-    """Return a hash of the keys and of samples, 0 to 2^62: it and its negative fit into the all-reduce."""
+    """Return a hash of the keys, dtypes, shapes and samples of the leaves.
+
+    It is less than 2^62, so that it and its negative fit into the all-reduce.
+    """
     import torch
     import xxhash
 

@@ -1,11 +1,11 @@
 """Saves in flight: staged in a slot, written and committed by the writer process, and tracked on all ranks.
 
 A save blocks training only for the copy into a slot. Its outcome is exchanged at later step boundaries, in the
-all-reduce that is made there anyway (exchange()). So all ranks learn at the same step which save was committed, and
-which one failed on which rank.
+all-reduce that ranks make there in any case (exchange()). So all ranks learn at the same step which save was committed,
+and which one failed on which rank.
 
-Saves are numbered from 1, the same on all ranks. A rank has two slots, so at most two saves are in progress: one with
-an even and one with an odd number, reported by two values of one vector.
+Saves are numbered from 1, the same on all ranks. A rank has two slots, so at most two saves are in progress, one with
+an even and one with an odd number. The all-reduce has one value for failures of each.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from ..ranks import Ranks
 
 LAST_TRIES = 3
-"""Attempts at the save at the end or before a stop, which no later save replaces."""
+"""Maximum number of attempts at the last save, at the end of the training or before a stop."""
 LAST_PAUSE = 0.5
 """Seconds before the second attempt; twice that before the third."""
 POLL_S = 0.1
@@ -39,7 +39,7 @@ POLL_S = 0.1
 WARN_AFTER_S = 60.0
 """Seconds of waiting for the writer after which a warning is logged; it is repeated each time the wait has doubled."""
 _SAVE_ERRORS = (OSError, MemoryError, RuntimeError)
-"""Errors that fail only one save: no memory for a slot, or none on a GPU to make a tensor contiguous."""
+"""Errors after which only one save fails: no memory for a slot, or no GPU memory to make a tensor contiguous."""
 
 
 @dataclass(slots=True)
@@ -50,7 +50,7 @@ class InFlight:
     name: Name
     finished: bool
     error: str | None = None
-    """Why it failed on this rank; None: not known to have failed."""
+    """Reason why the save failed on this rank; None: not known to have failed."""
     seconds: float = 0.0
 
 
@@ -61,7 +61,7 @@ class Content:
     step: int
     finished: bool
     snapshot: dict[str, Any]
-    """The live objects, copied by staging."""
+    """State to save; its tensors are the live ones, which staging copies."""
     rows: Callable[[str], bytes]
     """Returns the metrics to save with the checkpoint of this name."""
 
@@ -116,7 +116,7 @@ class Saver:
         return self._client
 
     def close(self) -> None:
-        """Release the slots' memory; staged saves are still written."""
+        """Release the slots' memory; the writer process still writes staged saves."""
         self.join()
         self._overlap.detach()
         self._stager.release()
@@ -130,9 +130,9 @@ class Saver:
     # Staging
 
     def prepare(self, make: Callable[[], Content], more: int = 0) -> int:
-        """Allocate the slots' memory in the background, so that the first save need not wait for it. Collective.
+        """Allocate the slots' memory before the first save; return the size of this rank's saves in bytes. Collective.
 
-        more: bytes by which the state of this rank's objects will grow. Return the size of a save in bytes.
+        more  bytes by which the state of this rank's objects will grow
         """
         _, _, layout, _ = self._lay_out(make)
         size = layout.size + (more // self._ranks.world if self._replicated.divides else more)
@@ -141,7 +141,10 @@ class Saver:
         return size
 
     def _lay_out(self, make: Callable[[], Content]) -> tuple[Content, Any, Layout, Sequence[Any]]:
-        """Return content, tree, layout and sources. Raises CheckpointError on all ranks if a value cannot be saved."""
+        """Return the content, its tree, the layout of its leaves, and the leaves to copy. Collective.
+
+        Raises CheckpointError on all ranks if a value cannot be saved.
+        """
         with self._ranks.raise_on_all():
             content = make()
             tree, leaves = flatten(content.snapshot, "")
@@ -166,8 +169,9 @@ class Saver:
     def stage(self, make: Callable[[], Content], *, at_last: bool = False) -> None:
         """Copy the snapshot into a free slot, and submit it to the writer. Requires can_stage(). Collective.
 
-        at_last: this is the last save, so its copy must not be overlapped. Raises CheckpointError on all ranks if an
-        object cannot be saved; any other failure concerns only this save.
+        at_last  True for the last save, whose copy must not be overlapped
+
+        Raises CheckpointError on all ranks if an object cannot be saved. Other failures are reported by exchange().
         """
         content, tree, layout, sources = self._lay_out(make)
         self._number += 1
@@ -220,7 +224,7 @@ class Saver:
         hand_over: Callable[..., None],
         overlap: bool,
     ) -> None:
-        """Copy everything now; or copy in the background what may be overlapped, until join()."""
+        """Copy the sources and call `hand_over`; or copy some of them in the background, until join()."""
         if not (overlap and self._overlap.wanted()):
             start = time.monotonic()
             self._stager.copy_pairs(destinations, sources)
@@ -254,9 +258,9 @@ class Saver:
     # Outcomes of saves
 
     def exchange(self, *own: int) -> list[int]:
-        """Return the maximum of each value over all ranks, and exchange the outcomes of saves. One small all-reduce.
+        """Return the maximum of each value of `own` over all ranks, and exchange the outcomes of saves. Collective.
 
-        Calls on_fenced if a newer attempt has taken over.
+        Makes one small all-reduce. Calls on_fenced if a newer attempt has taken over.
         """
         self.join()
         self._take(self.client.poll())
@@ -278,10 +282,10 @@ class Saver:
                 save.error = result.error
 
     def _failed(self) -> list[int]:
-        """Return, for even and odd save numbers, a code for the save that failed on this rank; 0 if none.
+        """Return two codes, for the failed save of this rank with an even and with an odd number; 0 if none failed.
 
-        The code combines the save's number and the rank, so that the maximum over all ranks gives the newest save and
-        the lowest rank.
+        A code combines the save's number and the rank, so that the maximum over all ranks gives the newest failed save
+        and the lowest rank on which it failed.
         """
         numbers = [0, 0]
         for save in self._in_flight.values():
@@ -313,7 +317,7 @@ class Saver:
             self._log_failure(save)
 
     def _log_failure(self, save: InFlight) -> None:
-        """Log the first failure in a row with its cause, then each time the number of failures has doubled."""
+        """Log the first of consecutive failures with its cause, then each time their number has doubled."""
         if self._failures & (self._failures - 1):
             return
         often = f"{self._failures} saves in a row have failed; " if self._failures > 1 else ""
@@ -342,13 +346,16 @@ class Saver:
         return False
 
     def settle(self, deadline: float) -> bool:
-        """Wait until the last staged save is committed, on all ranks; False if it failed, or at the deadline."""
+        """Wait until the last staged save is committed, on all ranks; return False if it failed, or at the deadline.
+
+        deadline: in seconds of time.monotonic(). Collective.
+        """
         number = self._number
         self._wait_for(lambda: number not in self._in_flight, deadline)
         return self._committed >= number
 
     def _wait_for(self, done: Callable[[], bool], deadline: float) -> bool:
-        """Exchange until `done`, which must agree on all ranks; False at the deadline."""
+        """Exchange outcomes until done() is true, which must agree on all ranks; return False at the deadline."""
         begun, silence = time.monotonic(), WARN_AFTER_S
         while True:
             now = time.monotonic()
@@ -363,7 +370,7 @@ class Saver:
             self._take(self.client.wait(max(0.0, min(POLL_S, deadline - now))))
 
     def leave_behind(self, timeout_s: float) -> None:
-        """Wait for staged saves for a limited time, after the loop was broken off."""
+        """Wait up to `timeout_s` for staged saves to be written, after the program left its loop early."""
         self.join()
         if self._client is not None and self._in_flight:
             self._take(self._client.wait(timeout_s))

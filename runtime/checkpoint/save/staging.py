@@ -51,7 +51,7 @@ class Stager:
         self._cuda = DeviceCopies()
 
     def lay_out(self, leaves: Mapping[str, object], absent: Collection[str] = ()) -> tuple[Layout, list[Any]]:
-        """Return the layout and the sources to copy, one per piece. `absent`: keys that another rank saves."""
+        """Return the layout and the sources to copy, one per piece. `absent`: keys that other ranks save."""
         forms: list[_Form] = []
         sources: list[Any] = []
         for form, source in _parts(leaves, absent):
@@ -105,7 +105,7 @@ def copy(destinations: Sequence[Any], sources: Sequence[Any], cuda: DeviceCopies
         import torch
 
         with torch.no_grad():
-            torch._foreach_copy_(*to_host)  # one call for all: for many small tensors, calls cost more than bytes
+            torch._foreach_copy_(*to_host)  # one call for all: with many small tensors, calls take most of the time
     if on_device[0]:
         cuda.wait()
 
@@ -147,7 +147,7 @@ def _part_of(key: str, tensor: Any) -> tuple[_Form, Any] | None:
     if coordinate is None:
         return None
     for place, placement in zip(coordinate, tensor.placements, strict=True):
-        if placement.is_replicate() and place:  # of several replicas, the first saves it
+        if placement.is_replicate() and place:  # only the first of several replicas saves it
             return None
     box = local_box(tensor, key)
     local = tensor.to_local().detach()

@@ -1,8 +1,8 @@
 """Check that saved state is the live state, and that it changes as training proceeds.
 
 If a program's state_dict() returns stale tensors (a copy made at the start, a cached structure), saves succeed and
-verify, and the error shows only after a restore. Both checks compare samples, to keep saves cheap. A suspicion is
-verified, and reported once per object.
+verify, and the error shows only after a restore. Both checks compare samples, to keep saves cheap. Each object is
+reported at most once.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ UNCHANGED_STEPS = 100
 COMPARED = 4
 """Number of live tensors of each object to compare with the staged ones at a check, in rotation."""
 FIRST_CHECKS, CHECK_EVERY = 3, 8
-"""Compared at the first FIRST_CHECKS saves, then at every CHECK_EVERY-th: stale copies are stale from save 1."""
+"""Live tensors are compared at the first FIRST_CHECKS saves, because most stale copies are stale from the first save
+on, then at every CHECK_EVERY-th save."""
 
 
 class StaleSaves:
@@ -35,17 +36,20 @@ class StaleSaves:
         self._seen: dict[str, tuple[int, str]] = {}
         """Step and fingerprint of the last save in which an object's sample changed."""
         self._suspects: dict[str, tuple[int, str]] = {}
-        """Step and hash of all bytes of the objects whose sample has not changed since."""
+        """Step and hash of all bytes of each object whose sample has not changed since that step."""
         self._trained = 0
-        """Step of the last save in which an optimizer's state had changed; buffers also change without training."""
+        """Step of the last save in which an optimizer's state had changed, which shows training; buffers do not."""
         self._reported: set[str] = set()
         """Names of the objects reported already."""
         self._turn = 0
         self._grouped: tuple[Sequence[Piece], dict[str, list[Piece]]] = [], {}
-        """The pieces of the last save, and the same by object; cached because they rarely change."""
+        """The pieces of the last save, and the same pieces by object name; cached because they rarely change."""
 
     def check(self, step: int, pieces: Sequence[Piece], memory: memoryview, *, live: bool) -> None:
-        """Check a staged save before it is submitted. live: the objects have not changed since it was staged."""
+        """Check a staged save before it is submitted, and log a warning about stale state.
+
+        live  True if the objects have not changed since the save was staged
+        """
         self._turn += 1
         if self._grouped[0] is not pieces:
             self._grouped = pieces, _by_object(pieces)
@@ -126,7 +130,7 @@ def _by_object(pieces: Sequence[Piece]) -> dict[str, list[Piece]]:
 
 
 def _fingerprint(pieces: Sequence[Piece], memory: memoryview) -> str:
-    """Return the hash of a range in the middle of evenly spaced pieces."""
+    """Return a hash of STRETCH bytes from the middle of each of about SAMPLES evenly spaced pieces."""
     chosen = pieces[:: max(1, len(pieces) // SAMPLES)]
     parts = []
     for piece in chosen:
@@ -175,7 +179,7 @@ def _comparable(tensor: Any, piece: Piece) -> bool:
 
 
 def _same(tensor: object, piece: Piece, memory: memoryview) -> bool:
-    """Return whether a range in the middle of the tensor is bitwise equal to the staged one."""
+    """Return whether STRETCH bytes in the middle of the tensor are equal to the staged bytes."""
     import torch
 
     flat = flatten_memory(tensor)

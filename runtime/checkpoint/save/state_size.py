@@ -24,7 +24,7 @@ _PER_PARAMETER: dict[str, Callable[[dict[str, Any]], int]] = {
 
 
 def state_to_come(objects: Mapping[str, object]) -> int | None:
-    """Return the bytes of state that optimizers will allocate in their first step; None if it is unknown for one."""
+    """Return the bytes of state that optimizers will allocate in their first step; None if unknown for any of them."""
     torch: Any = sys.modules.get("torch")
     optimizers = [value for value in objects.values() if torch and isinstance(value, torch.optim.Optimizer)]
     total = 0
@@ -40,7 +40,10 @@ def state_to_come(objects: Mapping[str, object]) -> int | None:
 
 
 def _size(parameters: Iterable[Any], tensors: int) -> int:
-    """Return the size in a slot in bytes, including one or two scalars per parameter, such as the step count."""
+    """Return the bytes that state of `tensors` tensors per parameter takes in a slot.
+
+    Two scalars per parameter, such as the step count, are included.
+    """
     total = 0
     for parameter in parameters:
         if parameter.requires_grad:

@@ -1,6 +1,7 @@
 """Notices that ask a program to save, or to save and stop: the agent's notice file, SIGTERM, SIGUSR1.
 
-Signal handlers only set a flag. It is handled between two steps, where the state is consistent and all ranks can agree.
+Signal handlers only set a flag. The flag is handled between two steps, where the state is consistent and all ranks can
+agree.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from typing import Any
 _Handler = Callable[[int, FrameType | None], None]
 _SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
 _HANDLING: set[Interruption] = set()
-"""Instances that handle signals at present."""
+"""Instances whose signal handlers are installed."""
 _FORKING = threading.local()
 _DEFAULTS = (None, signal.SIG_DFL, signal.SIG_IGN)
 
@@ -51,7 +52,7 @@ class Interruption:
         self._handled: set[str] = set()
 
     def listen(self) -> None:
-        """Create a file that shows the agent that the notice file is polled, so that it need not send SIGTERM."""
+        """Create the file $CLOUDGPU_LISTENING: the agent then relies on the notice file, and does not send SIGTERM."""
         if self._listening:
             with suppress(OSError):  # the agent then sends SIGTERM, which is handled as well
                 Path(self._listening).touch()
@@ -62,7 +63,7 @@ class Interruption:
                 Path(self._listening).unlink()
 
     def poll(self) -> Notice | None:
-        """Return the current notice, or None. A notice to save and continue is returned once."""
+        """Return the current notice, or None. A notice to save and continue is returned only once."""
         if self._signal:
             return Notice(self._signal)
         if not self._path or not os.path.exists(self._path):  # noqa: PTH110 - at every step: avoids a Path
@@ -76,9 +77,9 @@ class Interruption:
         return notice
 
     def handle_signals(self) -> None:
-        """Install handlers that set the flag and then call the program's own handlers.
+        """Install handlers that set the flag and then call the program's own handlers; a no-op outside the main thread.
 
-        Only the main thread can install handlers; a training loop in another thread relies on the notice file.
+        Only the main thread can install handlers. A training loop in another thread relies on the notice file.
         """
         if threading.current_thread() is threading.main_thread():
             for number in _SIGNALS:
@@ -90,8 +91,8 @@ class Interruption:
     def restore_signals(self) -> None:
         """Restore the handlers, except where the program has installed others since handle_signals().
 
-        Does nothing outside the main thread. If the program leaves its loop by an exception, the garbage collector
-        calls this, possibly in another thread and after a newer object has installed handlers.
+        Outside the main thread, the handlers stay. If the program leaves its loop by an exception, the garbage
+        collector calls this, possibly in another thread and after a newer object has installed handlers.
         """
         for number, ours in self._handlers.items():
             if threading.current_thread() is threading.main_thread() and signal.getsignal(number) is ours:
@@ -100,7 +101,7 @@ class Interruption:
         _HANDLING.discard(self)
 
     def forget_signals(self) -> None:
-        """Restore the handlers in a child that was forked during the loop: SIGTERM must end it."""
+        """Restore the handlers in a child process that was forked during the loop, so that SIGTERM ends the child."""
         for number, previous in self._previous.items():
             signal.signal(number, _settable(previous))
         self._previous, self._handlers = {}, {}
@@ -138,12 +139,12 @@ os.register_at_fork(before=_before_fork, after_in_parent=_after_fork, after_in_c
 
 
 def _settable(handler: object) -> Any:
-    """Return a handler for signal.signal(): the default for None, a handler that was not installed from Python."""
+    """Return a handler that signal.signal() accepts: SIG_DFL for None, which means a handler installed by C code."""
     return signal.SIG_DFL if handler is None else handler
 
 
 def _read(path: str) -> Notice | None:
-    """Read the notice file; None: there is none, or it was withdrawn. A file that cannot be parsed asks to stop."""
+    """Return the notice in a file; None if the file is missing. If it cannot be parsed, return a notice to stop."""
     try:
         fields = json.loads(Path(path).read_bytes())
         reason, deadline = f"notice: {fields['reason']}", float(fields.get("deadline") or 0)

@@ -1,9 +1,9 @@
-"""Optimum interval between two saves, from the cost of a save and the rate of interruptions. Pure functions.
+"""Compute the optimum interval between two saves, from the cost of a save and the rate of interruptions.
 
 The interval is Daly's (see ..goodput) for the measured cost C and the expected mean time between interruptions M, but
 at least the time in which a save is written. Interruptions are modelled as a Poisson process of unknown rate λ with a
-Gamma(a, b) prior. After k interruptions in T seconds, the time since the last one included, the posterior is
-Gamma(a + k, b + T), and
+Gamma(a, b) prior. After k interruptions in T seconds, which include the time since the last interruption, the posterior
+is Gamma(a + k, b + T), and
 
     M = 1 / E[λ] = (b + T) / (a + k)
 
@@ -14,8 +14,8 @@ differently. If M is too short, the first hour has some superfluous saves, and e
 makes M longer. If M is too long, an unreliable machine or program loses all its work until M is learnt.
 
 The prior's weight a bounds M: without any interruption M is (b + T) / a. The lower 95 % confidence limit of M is then
-about T/3, so the interval is at most sqrt(3/a) times the best one for that limit: 1.7 for spot machines, 2.4 for an
-unknown market, 3.9 for machines that are rarely interrupted. No other upper limit is needed.
+about T/3, so the interval is at most sqrt(3/a) times the optimum for that limit: 1.7 times for spot machines, 2.4 for
+an unknown market, 3.9 for machines that are rarely interrupted. No other upper limit is needed.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from typing import Any
 from ...goodput import daly_interval
 
 FIRST_MEAN = 300.0
-"""M before any observation, in seconds."""
+"""Mean seconds between interruptions that is assumed before any observation (M in the text above)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +40,7 @@ class Prior:
 
     name: str
     interruptions: float
-    """a, the weight of the prior: 1 counts as much as one observed interruption."""
+    """The prior's weight a; 1.0 counts as one observed interruption."""
 
 
 PRIORS = {
@@ -49,7 +49,7 @@ PRIORS = {
         # Google's machines run for 24 h at most and are preempted mostly in the first and the last hours (Kadupitiya et
         # al., "Modeling The Temporally Constrained Preemptions of Transient Cloud VMs", HPDC 2020); the rate for AWS'
         # V100s differs by zone (traces of Wu et al., "Can't Be Late", NSDI 2024:
-        # https://github.com/skypilot-org/spot-traces). One interruption is expected in any case.
+        # https://github.com/skypilot-org/spot-traces). The weight of one interruption is an assumption.
         Prior("spot", 1.0),
         # These weights are assumptions. Hardware alone interrupts a machine with 8 GPUs every eight months (466 times
         # in 54 days on 2,048 machines: Llama Team, "The Llama 3 Herd of Models", 2024); failing programs come on top.
@@ -77,7 +77,7 @@ class Observation:
 
 @dataclass(frozen=True, slots=True)
 class History:
-    """Observations of all runs of a training; saved with each checkpoint."""
+    """Observations from all runs of a training, which are saved with each checkpoint."""
 
     markets: Mapping[str, Observation] = field(default_factory=dict)
     """Observations by market, because interruptions of spot machines do not predict those of others."""
@@ -94,7 +94,7 @@ class History:
         return replace(self, markets={**self.markets, market: new})
 
     def joined(self, other: History) -> History:
-        """Merge with another history of the same training by taking the larger counts, as each may be incomplete."""
+        """Return the larger counts of this history and another of the same training; each may be incomplete."""
         pairs = {name: (self.seen(name), other.seen(name)) for name in {*self.markets, *other.markets}}
         markets = {
             name: Observation(max(a.node_seconds, b.node_seconds), max(a.interruptions, b.interruptions))
@@ -143,9 +143,9 @@ def mean_between(prior: Prior, seen: Observation, nodes: int) -> float:
 
 
 class RecentMedian:
-    """Lower median of the last few measurements, which ignores a single outlier.
+    """Lower median of the last `size` measurements, which ignores a single outlier.
 
-    With two values it is the smaller: a first save is slow because it faults in its memory.
+    Of two values it is the smaller one: a first save is slow because of page faults in its new memory.
     """
 
     def __init__(self, size: int = 7) -> None:

@@ -5,8 +5,8 @@ every="30s", 30.0  time: "45s", "10m", "1h30m", or seconds
 every="auto"       Daly's interval for the measured cost of a save and the interruptions of this training, but at least
                    the time in which a save is written: see interval.py
 
-An explicit interval is kept exactly. Only after a notice that the machine may be terminated soon are saves of every
-kind four times as frequent (hurry()).
+An explicit interval is used as it is. After a notice that the machine may be terminated soon, saves of all three kinds
+are HURRY_FACTOR times as frequent (hurry()).
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ from ..errors import CheckpointError
 from .interval import History, Observation, RecentMedian, best_interval, mean_between, prior_of
 
 FIRST_SAVE_S = 90.0
-"""Seconds until the first save of a training: it measures the cost of a save, and shows early if saving fails."""
+"""Seconds until the first save under "auto", which measures the cost of a save, and shows early if saving fails."""
 HURRY_FACTOR = 4
 NOTICEABLE = 1.5
-"""Factor of change of the interval above which it is logged again."""
+"""The interval is logged again when it has changed by this factor."""
 
 _DURATION = re.compile(r"(?:(\d+(?:\.\d+)?)h)?(?:(\d+(?:\.\d+)?)m)?(?:(\d+(?:\.\d+)?)s?)?", re.ASCII)
 
 
 class Schedule:
-    """Schedule that counts from the last save, including failed ones, so that a full disk is not retried at every step.
+    """Schedule of saves, which counts from the last save, successful or not.
 
     market   name of a prior in interval.PRIORS; any other name selects UNKNOWN_PRIOR
-    nodes    number of machines, any of which interrupts the training
+    nodes    number of machines; an interruption of any of them interrupts the training
     known    observations of earlier starts that are not in a checkpoint
 
     Times (`now`) are seconds of one monotonic clock. Raises CheckpointError if `every` is invalid.
@@ -67,8 +67,8 @@ class Schedule:
     def resumed(self, saved: object, *, starts: int) -> None:
         """Continue from a checkpoint that holds the history() `saved`.
 
-        starts  number of starts since that checkpoint, including this one; 0: training had ended with it. Each earlier
-                start was interrupted before it saved, on average after half an interval.
+        starts  number of starts since that checkpoint, including this one; 0: the training had ended with it. As many
+                interruptions are counted, each after half an interval, the mean time without a save.
         """
         self._history = History.from_json(saved)
         unsaved = (self._choose() + (self._history.cost or 0.0)) / 2
@@ -76,7 +76,7 @@ class Schedule:
         self._best = self._choose()
 
     def count_from(self, step: int, now: float, blocked: float | None = None) -> None:
-        """Restart the interval at a save, or at the start. `blocked`: seconds for which the save blocked training."""
+        """Restart the interval at the training's start, or at a save that blocked training for `blocked` seconds."""
         if self._begun is None:
             self._begun = now
         self._step, self._time = step, now
@@ -85,7 +85,7 @@ class Schedule:
         self._best = self._choose()
 
     def written(self, seconds: float) -> None:
-        """Add the seconds from a save until it was durable."""
+        """Record the seconds from a save until it was durable."""
         self._writing.add(seconds)
         self._best = self._choose()
 
@@ -127,7 +127,10 @@ class Schedule:
         return History(markets, self._known_cost()).to_json()
 
     def explanation(self, now: float) -> str | None:
-        """Return a line for the log, at first and when "auto" has changed by the factor NOTICEABLE; else None."""
+        """Return a line for the log that explains the interval; None if the last line still holds.
+
+        The interval of "auto" is logged again when it has changed by the factor NOTICEABLE.
+        """
         interval = self.interval
         if interval is None or self._seconds is not None:
             first, self._explained = self._explained is None, 0.0
@@ -150,7 +153,7 @@ class Schedule:
         return self._cost.value if self._cost.value is not None else self._history.cost
 
     def _trained(self, now: float) -> float:
-        """Return the node-seconds of this process."""
+        """Return the node-seconds of training since this process began."""
         return 0.0 if self._begun is None else max(0.0, now - self._begun) * self._nodes
 
     def _seen(self, now: float) -> Observation:

@@ -1,1 +1,1 @@
-"""The checkpoint writer: a process that hashes, writes and commits what trainers stage."""
+"""The checkpoint writer: a process that hashes, writes and commits the saves that trainers stage."""

@@ -48,7 +48,7 @@ class _Flight:
     since: float
     """time.monotonic() at submit()."""
     written: bool = False
-    """True if its part is durable and its slot free; a new writer need only commit it."""
+    """True if this rank's part is durable and its slot is free, so that a new writer need only commit the save."""
     abandoned: bool = False
     deaths: int = 0
 
@@ -59,9 +59,9 @@ class _SlotState:
 
     slot: Slot | None = None
     ready: bool = False
-    """True if its memory is allocated."""
+    """True if the slot's memory is allocated."""
     refused: bool = False
-    """True if the last allocation of its memory failed."""
+    """True if the last allocation of the slot's memory failed."""
     flight: _Flight | None = None
     used: float = 0.0
     """time.monotonic() at the last submit() of this slot."""
@@ -90,7 +90,7 @@ class WriterClient:
 
     @classmethod
     def connect(cls, store: CheckpointStore, rank: int, world: int, attempt: int) -> WriterClient:
-        """Return a client of the node's writer ($CLOUDGPU_WRITER), or of a writer that it starts.
+        """Return a client of the node's writer ($CLOUDGPU_WRITER); without one, start a writer process.
 
         Returns before the writer is ready. A writer that dies is replaced, and staged saves are submitted again.
         """
@@ -114,7 +114,7 @@ class WriterClient:
     def free_slot(self) -> int | None:
         """Return the number of the slot to stage into; None if both are being written.
 
-        It is the free slot with the older content, or the only one with memory.
+        Of two free slots it is the one used longer ago, but not one whose memory could not be allocated.
         """
         self._pump()
         free = [number for number, place in enumerate(self._places) if place.flight is None]
@@ -125,10 +125,10 @@ class WriterClient:
         return number
 
     def slot(self, number: int) -> memoryview:
-        """Return a slot's memory: writable, page-aligned, at least as long as reserved. Call it again after reserve()
-        and free_slot(), which may replace a free slot by a longer one.
+        """Return a slot's memory: writable, page-aligned, at least as long as reserved.
 
-        Raises OSError if there is not enough memory.
+        Call it again after reserve() and free_slot(), which may replace a free slot by a longer one. Raises OSError if
+        there is not enough memory.
         """
         place = self._places[number]
         if place.slot is None:
@@ -151,7 +151,11 @@ class WriterClient:
     # Saves
 
     def submit(self, save: Save) -> None:
-        """Submit a staged slot for writing; do not touch it until free_slot() returns it again. Raises ValueError."""
+        """Submit a staged slot for writing; do not change its memory until free_slot() returns it again.
+
+        Raises ValueError if the slot is not free or too small, if the name was submitted before, or if it is of another
+        attempt.
+        """
         place = self._places[save.slot]
         if place.flight is not None or place.slot is None or save.size > place.slot.size:
             raise ValueError(f"slot {save.slot} is not free, or too small for {save.size} bytes")
@@ -164,13 +168,13 @@ class WriterClient:
         self._pump()
 
     def poll(self) -> list[SaveResult]:
-        """Return the saves that have become durable or failed since the last call. Never blocks."""
+        """Return the outcomes of saves that have become known since the last call. Never blocks."""
         self._pump()
         results, self._results = self._results, []
         return results
 
     def wait(self, timeout_s: float) -> list[SaveResult]:
-        """Wait for the outcome of all submitted saves; return those known at the timeout."""
+        """Wait until the outcomes of all submitted saves are known, or for `timeout_s`; return the known outcomes."""
         end = time.monotonic() + timeout_s
         self._pump()
         while self._flights and (left := end - time.monotonic()) > 0:
@@ -180,7 +184,7 @@ class WriterClient:
     def wait_for_writer(self) -> bool:
         """Wait for a connection to a writer, which the agent may still be starting; return whether there is one.
 
-        If the program hung or died without one, what it has staged would be lost.
+        If the program hung or died without a writer, its staged saves would be lost.
         """
         end = time.monotonic() + AGENT_RESTART_TIMEOUT_S + _POLL_S  # includes an attempt to start a writer
         self._pump()
@@ -189,7 +193,7 @@ class WriterClient:
         return self._link is not None
 
     def abandon(self, name: Name) -> None:
-        """Abandon a save that cannot be completed (another rank failed): rank 0's writer removes it."""
+        """Abandon a save that cannot be completed because another rank failed; rank 0's writer removes its files."""
         if flight := self._flights.get(name):
             flight.abandoned = True
             self._tell({"op": "abandon", "name": str(name)})
@@ -197,19 +201,19 @@ class WriterClient:
     # Earlier processes of this rank
 
     def drain(self, timeout_s: float) -> bool:
-        """Wait until what earlier processes of this rank have staged is durable or has failed; False at the timeout.
+        """Wait until all saves staged by earlier processes of this rank are durable or have failed.
 
-        If the attempt is claimed by this process, call finish_earlier() before the claim instead.
+        Return False at the timeout. A process that claims its attempt calls finish_earlier() before the claim instead.
         """
         ours = self._link.address if self._link else None
         return finish_earlier(self._store, self._rank, timeout_s, but=ours)
 
     def cached(self, name: Name) -> tuple[bytes, memoryview] | None:
-        """Return manifest and data of a checkpoint that an earlier process of this rank staged on this machine, or
-        None.
+        """Return manifest and data of a checkpoint that an earlier process of this rank staged on this machine.
 
-        Verify them like files, since that process may have died while it overwrote them. Call it before the first
-        submit(), which drops them. Only the node's writer keeps any. Changes to the view are private.
+        None if the writer does not have it; only the node's writer keeps such copies, until the first submit(). Verify
+        the data like a file: the earlier process may have died while it overwrote the slot. Changes to the view are
+        private to this process.
         """
         if not self._links.keeps_slots:
             return None
@@ -291,7 +295,7 @@ class WriterClient:
                 place.flight = None
 
     def _handle_writer_exit(self) -> None:
-        """Handle the death of the writer: count it against the saves in progress, and connect to another one."""
+        """Connect to another writer after one has died; a save during which DEATHS writers died has failed."""
         reason = self._link.describe_exit() if self._link else ""
         self._drop_link()
         for flight in list(self._flights.values()):
@@ -308,7 +312,7 @@ class WriterClient:
         self._results.append(SaveResult(name, flight.written, False, error, False, seconds))
 
     def _reconnect(self) -> None:
-        """Connect to a writer if one is available, and send it the complete state."""
+        """Connect to a writer if one is available, and send it the slots and all saves in progress."""
         try:
             self._link = self._links.next()
         except OSError as error:
@@ -378,7 +382,7 @@ class WriterClient:
                 self._link.send(message, *descriptors)
 
     def _ask(self, message: Message, op: str, timeout_s: float) -> tuple[Message, list[int]] | None:
-        """Send a query and return the response, None at the timeout; the query is repeated for a new writer."""
+        """Send a query and return the response `op`, None at the timeout. A new writer gets the query again."""
         end = time.monotonic() + timeout_s
         asked: WriterLink | None = None
         while True:
@@ -410,7 +414,7 @@ _ALL: weakref.WeakSet[WriterClient] = weakref.WeakSet()
 
 
 def _close_in_child() -> None:
-    """Close clients in a forked child, which would keep connection and memory alive after its trainer has exited."""
+    """Close all clients in a forked child, which would keep their connections and memory after the trainer's exit."""
     for client in list(_ALL):
         for slot in [place.slot for place in client._places if place.slot]:
             slot.leave_to_parent()

@@ -1,4 +1,4 @@
-"""Committer: commits saves whose parts are all written, and removes old checkpoints. Runs for rank 0."""
+"""Commit saves whose parts are all written, and remove old checkpoints; only rank 0's writer does this."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ if TYPE_CHECKING:
     from .slots import Slot
 
 TRIES = 3
-"""Consecutive attempts to commit a save, while there is a trainer that can save again."""
+"""Maximum number of attempts to commit a save while the trainer runs, since the trainer can save again."""
 _PAUSES_S = {True: (0.005, 0.5), False: (0.05, 2.0)}
 """Minimum and maximum seconds between two checks for other ranks' parts: in a local folder, in an object store."""
 
 
 @dataclass(slots=True)
 class Staged:
-    """A save as the writer sees it."""
+    """One rank's part of a save, as submitted to the writer."""
 
     name: Name
     slot: Slot | None
@@ -49,19 +49,24 @@ class Finish(Protocol):
 @dataclass(slots=True)
 class _Waiting:
     staged: Staged
-    patience_s: float
+    retry_timeout_s: float
     """Seconds to wait for other ranks' parts once the trainer has exited."""
     until: float = float("inf")
-    """time.monotonic() at which to stop waiting. Infinite while the trainer runs, which can abandon the save when
-    another rank has failed, or supersede it by a later one.
+    """time.monotonic() at which to stop waiting. Infinite while the trainer runs: the trainer can abandon the save when
+    another rank has failed, or replace it by a later save.
     """
     missing: str = ""
-    """Reason why it cannot be committed yet."""
+    """Reason why the save cannot be committed yet."""
     failures: int = 0
 
 
 class Committer:
-    """The saves written by this rank and not committed yet, oldest first. Not thread-safe."""
+    """Committer of the saves that rank 0 has written, oldest first. Not thread-safe.
+
+    finish           called with the outcome of each save
+    may_still_write  returns whether a rank may still write its part
+    note             sends a warning to the trainer
+    """
 
     def __init__(
         self,
@@ -80,34 +85,37 @@ class Committer:
         )
         self._waiting: list[_Waiting] = []
         self._dirty = True
-        """True if parts of failed saves may remain; initially, since an earlier process may have left some."""
+        """True if the store may contain parts of failed saves: at first those of earlier processes."""
         self._cleanup_failure_reported = False
-        """True if it was reported that they cannot be removed; reset when that succeeds."""
+        """True if a failed clean_up() was reported; reset when one succeeds."""
         self._shortest, self._longest = _PAUSES_S[store.job_dir.folder is not None]
         self._pause = self._shortest
 
-    def add(self, staged: Staged, *, patience_s: float) -> None:
-        self._waiting.append(_Waiting(staged, patience_s))
+    def add(self, staged: Staged, *, retry_timeout_s: float) -> None:
+        self._waiting.append(_Waiting(staged, retry_timeout_s))
         self._pause = self._shortest
 
     def waiting(self) -> set[Name]:
         return {waiting.staged.name for waiting in self._waiting}
 
     def pause(self) -> float | None:
-        """Return the seconds until the next commit_ready() is due; None: wait for the next event."""
+        """Return the seconds until the next commit_ready() is due; None if no save is waiting."""
         return self._pause if self._waiting else None
 
     def fail(self, name: Name, reason: str) -> None:
-        """Give up a save that will not be completed."""
+        """Give up a waiting save that will not be completed, and report `reason`."""
         for waiting in [waiting for waiting in self._waiting if waiting.staged.name == name]:
             self._give_up(waiting, reason)
 
     def commit_ready(self, *, impatient: bool) -> None:
-        """Commit what is complete. `impatient`: the trainer has exited, so nothing will be saved again."""
+        """Commit the saves whose parts are all written, and remove checkpoints that exceed their `keep`.
+
+        impatient  True if the trainer has exited: no later save will follow, and waiting is limited to `patience_s`
+        """
         committed = None
         for waiting in list(self._waiting):
             if impatient:
-                waiting.until = min(waiting.until, time.monotonic() + waiting.patience_s)
+                waiting.until = min(waiting.until, time.monotonic() + waiting.retry_timeout_s)
             if self._commit(waiting, impatient=impatient):
                 committed = waiting
         self._pause = min(1.5 * self._pause, self._longest)
@@ -118,8 +126,9 @@ class Committer:
         self._retain(committed.staged)
 
     def clean_up(self, coming: Name) -> None:
-        """Remove the remains of failed saves, of any process, before the save `coming`. A failure is only logged, since
-        they only take space.
+        """Remove the parts of failed saves, of any process, that are older than the save `coming`.
+
+        A failure is only reported, since these parts only take space.
         """
         if not self._dirty:
             return
@@ -139,7 +148,7 @@ class Committer:
         """Commit a save if possible, and return whether it is committed; give up a save that cannot be completed."""
         staged = waiting.staged
         try:
-            if not self._store.is_committed(staged.name):  # it is if a writer was killed after the commit
+            if not self._store.is_committed(staged.name):  # True if an earlier writer was killed after the commit
                 if absent := self._absent(staged.name):
                     waiting.missing = f"{len(absent)} of {self._world} ranks have not written their part: {absent[:8]}"
                     # Check again: a rank may have written its part and exited since the first check.

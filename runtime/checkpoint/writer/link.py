@@ -1,4 +1,4 @@
-"""Connections of a trainer to checkpoint writers: the node's, or a process that the trainer starts."""
+"""Connections of a trainer to checkpoint writers: the node's writer, or one that the trainer starts."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from .slots import anonymous_file
 ADDRESS = "CLOUDGPU_WRITER"
 """Environment variable that holds the path of the node writer's socket."""
 AGENT_RESTART_TIMEOUT_S = 10.0
-"""Seconds for the agent to restart its writer; after that, the trainer starts its own."""
+"""Seconds that a trainer waits for the agent to restart the node's writer; after that, it starts a separate one."""
 _LONGEST_PAUSE_S = 30.0
 _LAST_WORDS = 2000
 """Maximum bytes of the writer's error output to report when it has died."""
@@ -49,7 +49,8 @@ class WriterLink:
     def start(cls, addresses: Sequence[bytes]) -> WriterLink:
         """Start a writer process, and return before it is ready. Raises OSError if no process can be started.
 
-        The writer is reachable at one of the addresses from now on, even if this process dies before it is ready.
+        Its socket listens at the first free one of the addresses when this returns, so that a later process can connect
+        even if this one dies before the writer is ready.
         """
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         errors = anonymous_file("cloudgpu-writer-errors")
@@ -69,11 +70,14 @@ class WriterLink:
         return cls(ours, process, errors, address)
 
     def send(self, message: Message, *descriptors: int) -> None:
-        """Send a message. Raises ClosedError."""
+        """Send a message. Raises ClosedError if the writer has closed the connection."""
         send(self.connection, message, descriptors)
 
     def receive(self) -> tuple[Message, list[int]] | None:
-        """Return the next message with its file descriptors, or None if there is none. Raises ClosedError."""
+        """Return the next message with its file descriptors, None if there is none yet.
+
+        Raises ClosedError if the writer has closed the connection.
+        """
         return receive(self.connection)
 
     def describe_exit(self) -> str:
@@ -81,7 +85,7 @@ class WriterLink:
         if self.process is None or self._errors is None:
             return "the node's checkpoint writer has gone"
         with contextlib.suppress(subprocess.TimeoutExpired):
-            self.process.wait(0.01)  # the kernel closes its files shortly before wait() sees the exit
+            self.process.wait(0.01)  # the kernel closes a process's files shortly before wait() reports its exit
         code = self.process.poll()
         size = os.fstat(self._errors).st_size
         words = os.pread(self._errors, _LAST_WORDS, max(0, size - _LAST_WORDS)).decode(errors="replace").strip()
@@ -122,23 +126,26 @@ def _start(connection: socket.socket, listener: socket.socket | None, errors: in
 
 
 class Links:
-    """Source of the next writer connection, when there is none yet or the last writer has died."""
+    """Source of writer connections, for the start and for the replacement of a writer that has died."""
 
     def __init__(self, own_addresses: Sequence[bytes]) -> None:
         self._own_addresses = own_addresses
         self._address = os.environ.get(ADDRESS)
         self._missing_since: float | None = None
         self._starts = 0
-        """Number of writer processes started in a row that have not sent a message."""
+        """Number of writer processes started since a writer last sent a message."""
         self._not_before = 0.0
 
     @property
     def keeps_slots(self) -> bool:
-        """Return whether the writer is older than this process, and may hold what an earlier process has staged."""
+        """True if a node writer is configured, which may hold saves that an earlier process has staged."""
         return bool(self._address)
 
     def next(self) -> WriterLink | None:
-        """Return a connection; None: none at the moment, call again later. Raises OSError."""
+        """Return a connection; None: no writer at the moment, call again later.
+
+        Raises OSError if no writer process can be started.
+        """
         if not self._address:
             return self._own()
         link = WriterLink.to_node(self._address)
@@ -154,7 +161,7 @@ class Links:
         self._starts = 0
 
     def _own(self) -> WriterLink | None:
-        """Start a writer process, with backoff if writers die during their start; None: during the backoff."""
+        """Start a writer process and return a connection to it; None during the backoff after failed starts."""
         now = time.monotonic()
         if now < self._not_before:
             return None

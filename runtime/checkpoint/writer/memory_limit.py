@@ -22,7 +22,7 @@ def _of_machine() -> int | None:
 
 
 def _of_cgroup() -> int | None:
-    """Return the tightest limit of this process's cgroups (version 2): a container's, or a batch system's."""
+    """Return the fewest bytes that are left in any cgroup (version 2) of this process; None if there is no limit."""
     try:
         lines = Path("/proc/self/cgroup").read_text().splitlines()
         own = next(line[3:] for line in lines if line.startswith("0::"))

@@ -11,11 +11,12 @@ from .protocol import own_addresses, wait_until_durable
 
 
 def finish_earlier(store: CheckpointStore, rank: int, timeout_s: float, *, but: bytes | None = None) -> bool:
-    """Wait until what earlier processes of this rank have staged is durable or has failed; False at the timeout.
+    """Wait until all saves staged by earlier processes of this rank are durable or have failed; False at the timeout.
+
+    but  address of the writer that this process has started, which is excluded
 
     Call it before the store's claim() and clean(), which treat unfinished saves as abandoned. It waits for the node's
-    writer and for the writers of earlier processes on this machine, of the same user and network namespace. `but`:
-    address of this process's own writer, which is left out.
+    writer and for writers that earlier processes of the same user and network namespace started on this machine.
     """
     end = time.monotonic() + timeout_s
     of = subject(store, rank)

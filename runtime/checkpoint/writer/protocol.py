@@ -23,12 +23,12 @@ from typing import Any
 from ....protocol.checkpoint_names import Name
 
 VERSION = 1
-"""Version of the messages. Trainer and writer usually use one installation, but a program may bring its own."""
+"""Version of the messages. Trainer and writer may use different installations of cloudgpu."""
 _PACKET = 64 << 10
 """Receive buffer in bytes, longer than any message."""
 _DESCRIPTORS = 4
 LONGEST_TEXT = 4000
-"""Maximum characters of an error or note: some stores respond with a whole HTML page."""
+"""Maximum characters of an error or note in a message: some stores respond with a whole HTML page."""
 _PATH = 107
 _RETRY_S = 0.01
 
@@ -42,11 +42,11 @@ class Save:
     name: Name
     slot: int
     size: int
-    """Bytes of the slot that belong to the checkpoint."""
+    """Number of bytes of the checkpoint in the slot, from its start."""
     manifest: bytes
     """RankManifest without chunk hashes: the writer adds them."""
     finished: bool
-    """True if the training reached its end with this step. Of this field and the next two, only rank 0's are used."""
+    """True if the training reached its end with this step. `finished`, `keep` and `rows` are only used from rank 0."""
     keep: int
     """Number of checkpoints to keep, including this one."""
     rows: bytes = b""
@@ -66,7 +66,7 @@ class SaveResult:
     fenced: bool
     """True if a newer attempt has taken over, so that no later save of this attempt can be committed."""
     seconds: float
-    """From submit() until the save was durable (on rank 0: committed) or had failed."""
+    """Seconds from submit() until the save was durable (on rank 0: committed) or had failed."""
 
 
 class ClosedError(Exception):
@@ -74,7 +74,10 @@ class ClosedError(Exception):
 
 
 def send(connection: socket.socket, message: Message, descriptors: Sequence[int] = ()) -> None:
-    """Send a message. The caller keeps the descriptors. Raises ClosedError."""
+    """Send a message without blocking. The caller still has to close the descriptors.
+
+    Raises ClosedError if the peer has closed the connection or does not read.
+    """
     rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", descriptors))] if descriptors else []
     packet = json.dumps(message, separators=(",", ":")).encode()
     try:
@@ -84,13 +87,16 @@ def send(connection: socket.socket, message: Message, descriptors: Sequence[int]
 
 
 def receive(connection: socket.socket) -> tuple[Message, list[int]] | None:
-    """Return the next message and its descriptors, or None if there is none. Raises ClosedError."""
+    """Return the next message and its descriptors, None if there is none yet.
+
+    Raises ClosedError if the peer has closed the connection or sent an invalid message.
+    """
     try:
         try:
             packet, descriptors = _receive(connection)
         except ConnectionResetError:
-            # The peer exited before it read all messages. The kernel reports that once, before the messages that the
-            # peer has sent; they can still be read.
+            # The peer exited before it had read all messages. The kernel reports this error once; then the messages
+            # that the peer had sent can still be read.
             packet, descriptors = _receive(connection)
     except BlockingIOError:
         return None
@@ -119,7 +125,10 @@ def close_all(descriptors: Sequence[int]) -> None:
 
 
 def listen(address: str | bytes) -> socket.socket:
-    """Listen at an address. Raises OSError. An abstract address (bytes starting with 0) is freed with its listener."""
+    """Return a socket that listens at a path, or at an abstract address (bytes that start with 0).
+
+    The kernel frees an abstract address when its listener is closed. Raises OSError.
+    """
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     try:
         listener.setblocking(False)
@@ -133,8 +142,10 @@ def listen(address: str | bytes) -> socket.socket:
 
 
 def connect(address: str | bytes) -> socket.socket | None:
-    """Connect to an address; return None if nothing listens there. A listener of another user at an abstract address,
-    which any process can take, is rejected; a path is protected by its folder's permissions.
+    """Connect to an address; return None if no process of this user or root listens there.
+
+    Only at an abstract address, which any process can take, is the listener's user checked; a path is protected by its
+    folder's permissions.
     """
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     connection.setblocking(False)
@@ -152,7 +163,7 @@ def connect(address: str | bytes) -> socket.socket | None:
 
 @contextlib.contextmanager
 def _short(address: str | bytes) -> Iterator[str | bytes]:
-    """Yield an address of at most 107 bytes, the limit for a socket's path: longer ones are opened via the folder."""
+    """Yield an address within the limit of 107 bytes for a socket's path; a longer path is opened via its folder."""
     if isinstance(address, bytes) or len(os.fsencode(address)) <= _PATH:
         yield address
         return
@@ -173,7 +184,7 @@ def listen_at_one_of(addresses: Sequence[bytes]) -> socket.socket | None:
 
 
 def own_addresses(url: str, prefix: str, rank: int) -> list[bytes]:
-    """Return the abstract addresses, which leave no files, at one of which a trainer's own writer listens.
+    """Return the abstract addresses (no files), of which the writer that a trainer starts takes the first free one.
 
     There are several, because an earlier process's writer may still be running.
     """
@@ -200,16 +211,21 @@ def is_same_user(connection: socket.socket) -> bool:
 
 
 def wait_readable(connection: socket.socket, timeout_s: float) -> bool:
-    """Wait for a message; False at the timeout. Uses poll(), since select() is limited to descriptors below 1024."""
+    """Wait for a message; return False at the timeout.
+
+    Uses poll(), since select() is limited to descriptors below 1024.
+    """
     waiting = select.poll()
     waiting.register(connection, select.POLLIN)
     return bool(waiting.poll(max(0.0, timeout_s) * 1000))
 
 
 def wait_until_durable(address: str | bytes, timeout_s: float, of: tuple[str, str, int] | None = None) -> bool:
-    """Wait until what was staged with the writer at this address is durable or has failed; False at the timeout.
+    """Wait until all saves staged with the writer at an address are durable or have failed.
 
-    of: URL, prefix and rank; None: all ranks. True also if no writer listens there, since nothing is staged then.
+    of  URL, prefix and rank whose saves to wait for; None: all ranks
+
+    Return False at the timeout, True also if no writer listens at the address, since nothing is staged then.
     """
     end = time.monotonic() + timeout_s
     while (connection := connect(address)) is not None:
@@ -217,7 +233,7 @@ def wait_until_durable(address: str | bytes, timeout_s: float, of: tuple[str, st
             return _drained(connection, end, of)
         if time.monotonic() >= end:
             return False
-        time.sleep(_RETRY_S)  # it is exiting or was killed: there may be another
+        time.sleep(_RETRY_S)  # the writer is exiting or was killed; another may have replaced it
     return True
 
 

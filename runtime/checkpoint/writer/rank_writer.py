@@ -1,4 +1,4 @@
-"""RankWriter: a thread of the checkpoint writer that writes one rank's saves; rank 0's also commits them."""
+"""Thread of the checkpoint writer that writes one rank's saves; rank 0's thread also commits them."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from .committer import Committer, Staged
 from .protocol import SaveResult
 from .slots import Slot
 
-PATIENCE_S = 60.0
+RETRY_TIMEOUT_S = 60.0
 """Seconds for which a save is retried, and other ranks are waited for, once the trainer has exited."""
 _FIRST_PAUSE_S = 0.2
 _LOOKS_FOR_ROOM = 5
-"""Attempts to write a part when the disk is full: another rank may be removing an old checkpoint."""
+"""Maximum number of attempts to write a part while the disk is full: another rank may be removing an old checkpoint."""
 
 
 @dataclass(slots=True)
 class Written:
-    """The newest part that a rank has written, with its memory, from which a new process may restore."""
+    """The newest part that a rank has written. A new process of the rank may restore it from the slot's memory."""
 
     name: Name
     slot: Slot
@@ -52,12 +52,12 @@ class RankWriter:
     world: int
     outbox: Outbox
     may_still_write: Callable[[int], bool]
-    """Return whether another rank may still write its part. Called from the writer's thread."""
+    """Function that returns whether another rank may still write its part. Called from the writer's thread."""
     when_idle: Callable[[], None]
-    """Called from the writer's thread when no work is left for now, and when it ends."""
+    """Called from the writer's thread when it has no work, and when it ends."""
     written: Written | None = None
     busy: int = 0
-    """Number of saves that are staged and neither durable nor failed."""
+    """Number of staged saves that are neither finished (durable; on rank 0: committed) nor failed."""
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _inbox: queue.SimpleQueue[Staged | None] = field(default_factory=queue.SimpleQueue)
     _abandoned: set[Name] = field(default_factory=set)
@@ -68,7 +68,7 @@ class RankWriter:
     _leftovers: list[Name] = field(default_factory=list)
     _committer: Committer | None = None
     _short_of_room: bool = False
-    """True if it was reported that fewer checkpoints are kept than asked for."""
+    """True if it was reported that fewer than `keep` checkpoints are kept."""
 
     def start(self) -> None:
         if self.rank == 0:
@@ -136,12 +136,14 @@ class RankWriter:
             self.outbox.written(staged.name)
         if self._committer is None:
             return self._finish(staged, written=True, committed=False, error=None)
-        self._committer.add(staged, patience_s=max(PATIENCE_S, 10 * (time.monotonic() - begun)))
+        self._committer.add(staged, retry_timeout_s=max(RETRY_TIMEOUT_S, 10 * (time.monotonic() - begun)))
         return None
 
     def _write_patiently(self, staged: Staged, slot: Slot) -> str | None:
-        """Write a part; return the reason if that fails, else None. Retries if space could be freed, or if the trainer
-        has exited and so cannot save again.
+        """Write a part with retries; return the reason if that fails, else None.
+
+        A full disk is retried when space could be freed. Other errors are retried only if the trainer has exited, since
+        then no later save follows.
         """
         pause, looks = _FIRST_PAUSE_S, 0
         while True:
@@ -153,7 +155,6 @@ class RankWriter:
                 reason, is_full = str(error), isinstance(error, DiskFullError)
             else:
                 return None
-            # Immediately, since the next save may need the space.
             self._remove_leftovers()
             if is_full:
                 looks += 1
@@ -165,13 +166,16 @@ class RankWriter:
                 reason = f"{reason}: {describe_shortage(self.store, staged.size)}"
             if staged.name in self._abandoned or not self._gone.is_set():
                 return reason
-            if time.monotonic() - self._gone_at > PATIENCE_S:
+            if time.monotonic() - self._gone_at > RETRY_TIMEOUT_S:
                 return reason
             time.sleep(pause)
             pause = min(2 * pause, 5.0)
 
     def _make_room(self, staged: Staged) -> bool:
-        """Remove the oldest checkpoint if that frees enough space; the first removal is reported."""
+        """Remove the oldest checkpoint if there is a newer intact one; return whether it was removed.
+
+        The first removal is reported.
+        """
         if not make_room(self.store, staged.name, staged.size):
             return False
         if not self._short_of_room:

@@ -1,4 +1,4 @@
-"""Server: the main thread of the checkpoint writer, which handles trainers' messages and never blocks otherwise."""
+"""Main thread of the checkpoint writer: handles the trainers' messages, and never blocks on a store."""
 
 from __future__ import annotations
 
@@ -41,24 +41,27 @@ Key = tuple[str, str, int]
 
 @dataclass(slots=True, eq=False)
 class Trainer:
-    """A connected process. It has a writer once it has sent "hello"; processes that only query send none."""
+    """A connected process. A trainer has a writer after its message "hello", which other processes do not send."""
 
     connection: socket.socket
     key: Key | None = None
     writer: RankWriter | None = None
     slots: dict[int, Slot] = field(default_factory=dict)
     saves: bool = False
-    """True if it has staged something, and so has completed its restore."""
+    """True if the process has submitted a save, and so has completed its restore."""
     process: int | None = None
     """pidfd of the trainer, since a forked child may keep the connection open after the trainer has exited."""
     draining: list[Key | None] = field(default_factory=list)
-    """Ranks whose saves it is waiting for; None: all ranks."""
+    """Ranks for whose saves the process waits; None: all ranks."""
     is_query_only: bool = True
-    """True if the server need not wait for its exit: it has sent no "hello", and did not start this server."""
+    """True if the process has sent no "hello" and did not start this server: the server need not wait for its exit."""
 
 
 class Server:
-    """Message loop that runs until there is nothing left to serve. `lasting`: it also waits for stop()."""
+    """Message loop that runs until no trainer is connected and all saves are finished.
+
+    lasting  True: it also waits for stop()
+    """
 
     def __init__(self, *, lasting: bool) -> None:
         self._lasting = lasting
@@ -68,7 +71,7 @@ class Server:
         self._trainers: list[Trainer] = []
         self._writers: dict[RankWriter, Key] = {}
         self._kept: dict[Key, Written] = {}
-        """The newest part of each rank whose process has exited."""
+        """Newest part of each rank whose process has exited, for the restore of its next process."""
         self._worlds: dict[tuple[str, str], int] = {}
         """Number of ranks of each training, as reported by its newest process."""
         self._finished_ranks: set[Key] = set()
@@ -96,12 +99,12 @@ class Server:
         self._selector.register(descriptor, selectors.EVENT_READ, once)
 
     def stop(self, grace_s: float) -> None:
-        """Stop when everything is written and no trainer is left, at the latest after `grace_s` seconds."""
+        """Make run() return when all saves are finished and no trainer is connected, or after `grace_s` seconds."""
         self._until = min(self._until or float("inf"), time.monotonic() + grace_s)
         self._lasting = False
 
     def run(self) -> bool:
-        """Serve until the end; return whether everything was written."""
+        """Run the loop; return whether all staged saves were finished."""
         while not self._is_over():
             left = None if self._until is None else min(_LONG_S, max(0.0, self._until - time.monotonic()))
             for event, _ in self._selector.select(left):
@@ -112,7 +115,7 @@ class Server:
 
     def wake(self) -> None:
         """Wake the loop, after a change of state. Thread-safe."""
-        with contextlib.suppress(BlockingIOError):  # it is already being woken
+        with contextlib.suppress(BlockingIOError):  # the socket's buffer is full: the loop will wake in any case
             self.waker.send(b"\0")
 
     def _is_over(self) -> bool:
@@ -180,11 +183,11 @@ class Server:
                 del self._writers[writer]
                 self._finished_ranks.add(key)
                 if writer.written and self._lasting and self._may_restore(key):
-                    self._kept[key] = writer.written  # of two, the later one is from the newer process
+                    self._kept[key] = writer.written  # replaces the part of an older process of the rank
                 writer.written = None  # breaks a reference cycle, which would delay freeing the memory
 
     def _may_restore(self, key: Key) -> bool:
-        """Return whether a process of that rank may still request the part: not after it has saved itself."""
+        """Return whether a new process of a rank may request its kept part: not once it has submitted a save."""
         followed = any(trainer.key == key and trainer.saves for trainer in self._trainers)
         return key[2] < self._worlds[key[:2]] and not followed
 
@@ -195,7 +198,7 @@ class Server:
             return True
         if other in self._finished_ranks:
             return False
-        # It may have its own writer, as this trainer may.
+        # The rank may have started a separate writer.
         return not local or any(is_listened_to(address) for address in own_addresses(*other))
 
     def _answer_draining(self) -> None:

@@ -1,7 +1,7 @@
-"""Shared memory of trainer and writer. It is anonymous, so that it is freed when both have exited.
+"""Shared memory of trainer and writer, which is anonymous, so that the kernel frees it when both have exited.
 
-It is a memfd, or an unlinked temporary file if memfds are not available. Its pages are allocated once and reused for
-every save: the first touch of a fresh page costs fourteen times as much as the copy into an existing one.
+A slot is a memfd, or an unlinked temporary file if memfds are not available. Its pages are allocated once and reused
+for every save: the first write to a new page takes fourteen times as long as the copy into an existing one.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from functools import cache
 from . import memory_limit
 
 _PREFAULT = 4 << 20
-"""Bytes prefaulted per call, which limits how long another user of the address space, such as malloc(), waits."""
+"""Bytes prefaulted per call of madvise(), which blocks other users of the address space, such as malloc()."""
 _ALLOCATE = 64 << 20
-"""Bytes allocated per call: another process may allocate as many concurrently without being noticed."""
+"""Bytes allocated between two checks of the available memory."""
 _MADV_POPULATE_WRITE = 23  # Linux 5.14; not in Python's mmap module yet
 _UNSUPPORTED = (errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP)
 
@@ -95,19 +95,20 @@ class Slot:
         return memoryview(mapped)
 
     def leave_to_parent(self) -> None:
-        """Close the slot in a forked child without unmapping it. The child has no such mapping (see _mapped()), and
-        other memory of the child may be at its address by now.
+        """Close the slot in a forked child without unmapping its memory.
+
+        The child has no such mapping (see _mapped()); other memory of the child may be at its address by now.
         """
         if self._map is not None:
             ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._map))
         self.close()
 
     def allocate(self) -> None:
-        """Allocate all of the memory. Raises OSError if there is too little, since use of it would cause an OOM kill.
+        """Allocate all of the memory. Raises OSError if less is available, because its use would cause an OOM kill.
 
-        Thread-safe: slots of this process that are allocated concurrently reserve memory against each other.
-        Allocations of other processes are noticed between pieces. If it fails, the allocated part is kept until
-        give_back().
+        Thread-safe: slots that this process allocates concurrently do not count the same memory as available. The
+        available memory is checked again after every _ALLOCATE bytes, because of other processes. After an error, the
+        part that was allocated stays so until give_back().
         """
         try:
             for at in range(0, self.size, _ALLOCATE):
@@ -128,7 +129,7 @@ class Slot:
             _CLAIMING.add(self)
 
     def give_back(self) -> None:
-        """Free the memory and discard its content, also for other processes, none of which may be writing to it."""
+        """Free the memory in all processes; its content is lost. No process may be writing to it."""
         os.ftruncate(self.descriptor, 0)
         os.ftruncate(self.descriptor, self.size)
 

@@ -1,25 +1,25 @@
-"""The checkpoint writer: a separate process that hashes and writes what trainers stage in shared memory.
+"""The checkpoint writer: a separate process that hashes and writes the saves that trainers stage in shared memory.
 
     python -m cloudgpu.runtime.checkpoint.writer --socket PATH [--grace SECONDS] [--parent PID]     one per node
     python -m cloudgpu.runtime.checkpoint.writer --fd NUMBER [--listen NUMBER]       started by a trainer
 
-Standard library, obstore and xxhash only: it starts in a tenth of a second and takes 30 MB. One thread per rank writes.
-The main thread only handles messages, so that a store that hangs does not delay responses.
+It imports only the standard library, obstore and xxhash, so it starts in a tenth of a second and takes 30 MB. One
+thread per rank writes. The main thread only handles messages, so that a store that hangs does not delay responses.
 
-The agent's writer serves every rank of the node, and keeps the newest part that each has written, so that a restarted
-process can restore from memory.
+The node's writer, started by the agent, serves every rank of the node. It keeps the newest part that each rank has
+written, so that a restarted process can restore from memory.
 
-  start     before the program, with CLOUDGPU_WRITER=PATH in the program's environment. PATH is created at once, mode
-            0600, in a folder of the agent; a stale one is replaced. If the writer dies, start it again in the same way:
-            trainers reconnect, and submit again what was staged.
-  query     protocol.wait_until_durable(PATH, timeout_s): wait until everything staged, also by processes that have
-            exited, is durable or has failed. Standard library only.
-  end       SIGTERM: it writes what is staged, and exits when no trainer is connected, at the latest after --grace
-            seconds. It removes PATH, and exits with 0, or with 1 if something was left unwritten. When its parent
-            process (--parent) exits, it does the same, without a time limit.
+  start     Start it before the program, with CLOUDGPU_WRITER=PATH in the program's environment. It creates PATH, mode
+            0600, in a folder of the agent, and replaces a stale one. If it dies, start it again in the same way:
+            trainers reconnect, and submit their staged saves again.
+  query     protocol.wait_until_durable(PATH, timeout_s) waits until all staged saves, also those of processes that have
+            exited, are durable or have failed.
+  end       On SIGTERM it writes the staged saves, and exits when no trainer is connected, or after --grace seconds. It
+            removes PATH, and exits with 0, or with 1 if a save was not written. When its parent process (--parent)
+            exits, it does the same, without a time limit.
 
-A trainer's own writer exits when the trainer has exited or closed its client, and what was staged is committed or has
-failed. It ignores signals that are sent to all processes (Ctrl-C, SIGTERM by a scheduler).
+A writer that a trainer has started exits when the trainer has exited or closed its client, and all staged saves are
+committed or have failed. It ignores signals that are sent to all processes (Ctrl-C, SIGTERM by a scheduler).
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ from .server import Server
 
 GRACE_S = 30.0
 _NICE = 10
-"""Gives training priority for CPU cores, which about halves what a save costs it. Before a machine is preempted,
-training stops, so that the writer is not slowed down."""
+"""Niceness of the writer: training has priority for CPU cores, which about halves the time that a save costs it. The
+last save before a preemption is not slowed down, because training has stopped by then."""
 
 
 def main(arguments: list[str] | None = None) -> int:

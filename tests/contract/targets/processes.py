@@ -23,7 +23,7 @@ from cloudgpu.provisioners.local.machine import kill_marked, marked
 from cloudgpu.provisioners.local.provisioner import LocalProvisioner
 from cloudgpu.tests.standins.clocks import FastClock
 
-from .standin import PATIENCE_S, Standin, until
+from .standin import TIMEOUT_S, Standin, until
 
 OUTSIDE = Path(__file__).parent.parent / "outside"
 MODULE = "cloudgpu.runtime.agent"
@@ -50,7 +50,7 @@ class LocalStandin(Standin):
             for pid in self.agents(token):
                 with contextlib.suppress(ProcessLookupError):
                     os.killpg(os.getpgid(pid), signal.SIGKILL)
-            kill_marked(f"{token}/", PATIENCE_S)
+            kill_marked(f"{token}/", TIMEOUT_S)
         self.tokens.clear()
         shutil.rmtree(self.root, ignore_errors=True)
 

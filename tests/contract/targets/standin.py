@@ -35,7 +35,7 @@ from cloudgpu.tests.standins.faults import Control, Fault
 
 OWNER = Owner("cloudgpu-tester")
 EXPIRES = 2_000_000_000.0
-PATIENCE_S = 180.0
+TIMEOUT_S = 180.0
 Refusals = Mapping[ErrorClass, Fault]
 _numbers = itertools.count(1)
 
@@ -214,7 +214,7 @@ class Standin:
         raise NotImplementedError
 
 
-def until(condition: Callable[[], object], seconds: float = PATIENCE_S) -> None:
+def until(condition: Callable[[], object], seconds: float = TIMEOUT_S) -> None:
     """Poll a condition until it holds. Raises AssertionError on timeout."""
     end = time.monotonic() + seconds
     while not condition():

@@ -21,7 +21,7 @@ from .provider import AllBut, CheckError, Kind, Made, Provider
 from .wire import UNKNOWN, Props
 
 _SCOPE = "https://www.googleapis.com/auth/cloud-platform"
-_PATIENCE_S = 180.0
+_TIMEOUT_S = 180.0
 
 
 class ApiError(Exception):
@@ -59,7 +59,7 @@ class Cloud:
         credentials, _ = google.auth.default(scopes=[_SCOPE])
         with AuthorizedSession(credentials) as session:  # type: ignore[no-untyped-call]
             url = f"{self.endpoint}{path}"
-            answer = session.request(method, url, json=body, params=query, timeout=_PATIENCE_S)  # type: ignore[no-untyped-call]
+            answer = session.request(method, url, json=body, params=query, timeout=_TIMEOUT_S)  # type: ignore[no-untyped-call]
         if answer.status_code >= 400:
             raise ApiError(answer.status_code, _message(answer))
         return answer.json() if answer.content else {}
@@ -90,7 +90,7 @@ class Cloud:
     def ordered(self, method: str, path: str, body: Any = None, **query: Any) -> Any:
         """Start an operation and wait until it is done. Raises ApiError."""
         operation = self.call(method, path, body, requestId=str(uuid.uuid4()), **query)
-        until = time.monotonic() + _PATIENCE_S
+        until = time.monotonic() + _TIMEOUT_S
         where = "/" + operation["selfLink"].split("/", 3)[3]
         while operation["status"] != "DONE":
             if time.monotonic() > until:

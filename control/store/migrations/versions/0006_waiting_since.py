@@ -1,4 +1,4 @@
-"""Add a column for the time of the first transient error of a place."""
+"""Add a column for the time of the first of a job's consecutive retries in place."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ import psutil
 from cloudgpu.jobspecs.home import home, private
 from cloudgpu.jobspecs.plan import Offer
 from cloudgpu.protocol.sealed_secrets import PASS_VARIABLE
-from cloudgpu.provisioners.base import Allocation, Ended, LaunchRequest, NodeState, Owner
+from cloudgpu.provisioners.base import Allocation, LaunchRequest, NodeState, Owner, TerminateResult
 
 _END_S = 20.0
 _agents: list[subprocess.Popen[bytes]] = []
@@ -59,7 +59,7 @@ class Shed:
             for node in allocation.machines
         ]
 
-    def terminate(self, allocation: Allocation) -> Ended | None:
+    def terminate(self, allocation: Allocation) -> TerminateResult | None:
         """End all agents and, with them, their programs."""
         self.remove(allocation, list(allocation.machines))
         (_root() / allocation.token / "allocation.json").unlink(missing_ok=True)

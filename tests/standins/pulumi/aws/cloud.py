@@ -23,7 +23,7 @@ _SETTINGS = {
     "allowedAccountIds",
 }
 """Supported keys of the provider's configuration."""
-PATIENCE_S = 20.0
+TIMEOUT_S = 20.0
 """Timeout in seconds for retries while AWS refuses because another resource is still being deleted. (The real provider
 waits for minutes.)"""
 
@@ -99,9 +99,9 @@ def code_of(error: ClientError) -> str:
 
 
 def delete_if_exists(delete: Callable[[], Any], *waiting: str) -> None:
-    """Delete a resource; one that does not exist is fine. Error codes in `waiting` are retried for PATIENCE_S
+    """Delete a resource; one that does not exist is fine. Error codes in `waiting` are retried for TIMEOUT_S
     seconds."""
-    until = time.monotonic() + PATIENCE_S
+    until = time.monotonic() + TIMEOUT_S
     while True:
         try:
             delete()

@@ -11,7 +11,7 @@ from botocore.exceptions import ClientError
 from ..provider import CheckError, Made, PartialError
 from ..wire import Props
 from .cloud import (
-    PATIENCE_S,
+    TIMEOUT_S,
     AwsKind,
     code_of,
     delete_if_exists,
@@ -229,7 +229,7 @@ class Group(AwsKind):
         """Wait for the desired capacity. Raises PartialError on timeout."""
         if inputs["waitForCapacityTimeout"] in ("0", "0s"):
             return
-        until = time.monotonic() + PATIENCE_S
+        until = time.monotonic() + TIMEOUT_S
         while True:
             told = self._told(self.api(inputs), identity)
             assert told is not None
@@ -303,7 +303,7 @@ class Group(AwsKind):
         )
 
     def _drain(self, scaling: Any, identity: str) -> None:
-        until = time.monotonic() + PATIENCE_S
+        until = time.monotonic() + TIMEOUT_S
         while (told := self._told(scaling, identity)) and told["Instances"]:
             if time.monotonic() > until:
                 raise TimeoutError(f"waiting for Auto Scaling Group ({identity}) drain: timeout")
@@ -416,7 +416,7 @@ class Instance(AwsKind):
 
     def _wait(self, ec2: Any, identity: str, *states: str) -> None:
         """Poll until the instance is in one of these states. Raises TimeoutError."""
-        until = time.monotonic() + PATIENCE_S
+        until = time.monotonic() + TIMEOUT_S
         while (now := self._state(ec2, identity)) not in states:
             if time.monotonic() > until:
                 raise TimeoutError(f"waiting for EC2 Instance ({identity}) to be {states[0]}: it is {now}")
