@@ -55,7 +55,7 @@ def mistakes(text: str) -> list[tuple[str, str, str]]:
         ("secrets: [A, B]", {"A": "env:A", "B": "env:B"}),
         ("secrets: A", {"A": "env:A"}),
         ("secrets: {A: , B: env:C, D: file:~/d, E: env-file:.env}", {"A": "env:A", "B": "env:C"}),
-        ("secrets: {A: aws-secretsmanager://x, B: azure-keyvault://v/s}", {"A": "aws-secretsmanager://x"}),
+        ("secrets: {A: aws-secretsmanager://x, B: azure-keyvault://vault/s}", {"A": "aws-secretsmanager://x"}),
     ],
 )
 def test_a_job_file_names_secrets_and_their_sources(text: str, sources: dict[str, str]) -> None:
