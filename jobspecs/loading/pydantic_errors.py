@@ -92,12 +92,13 @@ def _from_validator(problem: Problem, place: Loc, value: object, document: objec
 
 
 def _completed(problem: Problem, value: object) -> Problem:
-    """Append the actual value to an "expected" message, and a hint on look-alike characters."""
+    """Append the actual value to an "expected" message, and a hint on look-alike characters; nothing about what may
+    have been written as the value of a secret."""
     message, hint = problem.message, problem.hint
-    if message.startswith("expected"):
-        is_secret = problem.loc[:1] in (("env",), ("secrets",)) and isinstance(value, str)
+    if message.startswith("expected") and problem.loc[:1] != ("secrets",):
+        is_secret = problem.loc[:1] == ("env",) and isinstance(value, str)
         message += f", not {'a text' if is_secret else _shown(value)}"
-    if isinstance(value, str) and not value.isascii():
+    if isinstance(value, str) and not value.isascii() and problem.loc[:1] != ("secrets",):
         hint = "; ".join(filter(None, (hint, f"there is {odd_character(value)}")))
     return problem._replace(message=message, hint=hint)
 

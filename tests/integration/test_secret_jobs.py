@@ -40,6 +40,7 @@ class Count:
         self.value = state["value"]
 
 token = os.environ["TOKEN"]
+assert os.environ["MINE"] == token
 print("has", hashlib.sha256(token.encode()).hexdigest(), flush=True)
 print("printed:", token, file=sys.stderr, flush=True)
 count = Count()
@@ -103,13 +104,20 @@ CASES = {
 
 
 @pytest.mark.parametrize("cloud", CASES)
-def test_a_secret_reaches_the_program_and_nothing_else(tmp_path: Path, agents: Path, cloud: str) -> None:
-    """The agent is killed once (SIGKILL) while the program has the secret."""
+def test_a_secret_reaches_the_program_and_nothing_else(
+    tmp_path: Path, agents: Path, cloud: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One comes from the cloud's manager, one from the submitter. The agent is killed once (SIGKILL) while the program
+    has them."""
     case = CASES[cloud]
+    monkeypatch.setenv("MINE", VALUE)
     with case.start(tmp_path, agents) as jobs, watched_command_lines(VALUE, 0.2) as command_lines:
         case.add(jobs)
         jobs.control.forget()
-        text = f"resources: {case.resources}\nsecrets: {{TOKEN: '{case.reference}'}}\ncheckpoint: {{every: 1s}}\n"
+        text = (
+            f"resources: {case.resources}\nsecrets: {{TOKEN: '{case.reference}', MINE: env:MINE}}\n"
+            "checkpoint: {every: 1s}\n"
+        )
         job = jobs.submit(PROGRAM, text=text)
         jobs.wait_for(lambda: jobs.is_saved(job), job)
         assert has_it(jobs, job), jobs.diagnostics(job)
@@ -121,6 +129,7 @@ def test_a_secret_reaches_the_program_and_nothing_else(tmp_path: Path, agents: P
         assert log.count(f"has {DIGEST}") == 2 and "sum 15" in log, jobs.diagnostics(job)
         assert [line for line in log if line.startswith("printed:")] == ["printed: ***"] * 2
         assert_nowhere(jobs, job, roots)
+        assert len([event for event in job.events() if event.kind == "secrets"]) == 2
         assert command_lines == []
 
 

@@ -49,8 +49,7 @@ class Group(NamedTuple):
 
     @property
     def access(self) -> list[str]:
-        """Containers and secrets that the launch's identity may access, in the formats of Container.to_tag() and
-        VaultSecret.to_tag()."""
+        """Containers and secrets that its identity may access, as Container.to_tag() and VaultSecret.to_tag()."""
         return [value for key, value in self.tags.items() if key.startswith(ACCESS)]
 
     @property
