@@ -60,7 +60,7 @@ def _group_of(clients: Clients, vault: str) -> str:
     """Return the resource group of a vault."""
     found = find_by_name(clients, _KIND, vault, f"look for the key vault {vault}")
     if found is not None:
-        return part_of(found, "resourceGroups")
+        return part_of(str(found["id"]), "resourceGroups")
     message = (
         f"subscription {clients.subscription} has no key vault {vault} that you may see: correct `secrets`, or name an "
         "identity that may read it in CLOUDGPU_AZURE_IDENTITY, see docs/reference/azure-permissions.md"
