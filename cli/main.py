@@ -51,6 +51,7 @@ COMMANDS: dict[str, Entry] = {
     "resume": Entry(_RUN, "Go on with a job that has ended, from its newest checkpoint."),
     "cancel": Entry(_RUN, "Stop jobs; each may save a checkpoint first."),
     "preempt": Entry(_RUN, "Give a running job a preemption notice, as a cloud would."),
+    "secrets": Entry(_RUN, "Give a job the values of its secrets again."),
     "status": Entry(_WATCH, "List jobs, or show one with its attempts, machines and report."),
     "logs": Entry(_WATCH, "Print or follow what a job's program writes."),
     "outputs": Entry(_WATCH, "List or download the files that a job has produced."),

@@ -23,6 +23,10 @@ class SubmitError(ControlError):
     """The job is valid but cannot be submitted: no offer can run it, or a resource it needs is missing."""
 
 
+class SourceError(ControlError):
+    """A secret's value cannot be read on this computer; the message does not repeat any value."""
+
+
 class NotRunningError(ControlError):
     """The operation needs a running attempt, and the job has none."""
 

@@ -6,8 +6,9 @@ All calls return at once except `submit` and `resume` (they upload the code) and
 
 from __future__ import annotations
 
+import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict
 from decimal import Decimal
@@ -16,9 +17,10 @@ from typing import TYPE_CHECKING, Any
 
 from ..jobspecs.unit_text import format_duration
 from .accounting import cost
-from .errors import ControlError, NoSuchJobError, NotEndedError, NotRunningError, SubmitError
+from .errors import ControlError, NoSuchJobError, NotEndedError, NotRunningError, SourceError, SubmitError
 from .reconcile.queue import SOON_S, places
 from .reconcile.steps.migration import used_job_dirs
+from .secrets.channel import give
 from .store import states
 from .store.model import Attempt, Event, JobRow
 from .store.store import LostRaceError, Store, open_store
@@ -215,6 +217,33 @@ class Job:
             ensure_supervisor(self.id)
         self.refresh()
 
+    def provide_secrets(self, changed: Mapping[str, str] | None = None) -> list[str]:
+        """Read the job's secrets that only this computer can read, and give them to the supervisor; return their names.
+
+        changed: name -> source to read it from this time, instead of the one it was submitted with
+        Raises SubmitError if a value cannot be read here, NotRunningError if the job has ended or needs none.
+        """
+        from pathlib import Path
+
+        from .secrets.sources import absolute, read_values
+
+        self.refresh()
+        sources = self.row.policy.secrets
+        if self.done:
+            raise NotRunningError(f"{self.id} is {self.state}: it needs no secrets any more")
+        if not sources:
+            raise NotRunningError(f"{self.id} has no secrets that come from this computer")
+        if unknown := sorted((changed or {}).keys() - sources.keys()):
+            raise NotRunningError(f"{self.id} has no secret {', '.join(unknown)}; it has {', '.join(sources)}")
+        try:
+            values = read_values({**sources, **absolute(changed or {}, Path.cwd())}, os.environ)
+        except SourceError as error:
+            raise SubmitError(str(error)) from error
+        ensure_supervisor()
+        give(self.id, values)
+        ensure_supervisor(self.id)
+        return list(values)
+
     def remove(self, *, keep_record: bool = False) -> None:
         """Delete this ended job's folders, and its row in the store unless `keep_record`.
 
@@ -294,8 +323,11 @@ class Job:
         from .submit.submittable_offers import usable_offers
 
         offers = usable_offers(draft.spec, plan)
+        values = _secret_values(draft.sources)
         _prepare_supervisor(offers, supervise=supervise)
         row = resumption.prepare(draft, offers, on_progress or _no_progress)
+        if supervise:
+            _give_secrets(row.id, values)
         message = f"run {row.run.number}: {draft.describe_start()}; the best offer is {row.offers[0].label}"
         try:
             self._store.resume_job(draft.row, row, message)
@@ -436,13 +468,16 @@ def submit(
     `start_from`: JOB or JOB@STEP, from a copy of whose newest checkpoint, or that of a step, the training starts. JOB
     is an id or a name, or the URL of a job's folder; or what find_origin() returned for it.
     """
-    from .submit.submission import prepare
+    from .submit.submission import prepare, submitted_sources
     from .submit.submittable_offers import usable_offers
 
     store, offers = open_store(), usable_offers(loaded.spec, plan)
     origin = find_origin(start_from) if isinstance(start_from, str) else start_from
     _prepare_supervisor(offers, supervise=supervise)
+    values = _secret_values(submitted_sources(loaded))
     row = prepare(loaded, offers, on_progress or _no_progress, origin)
+    if supervise:
+        _give_secrets(row.id, values)
     begin = "" if row.source is None else f" from step {row.source.step:,} of {row.source.job}"
     store.insert_job(row, f"submitted{begin}; the best offer is {row.offers[0].label}")
     if supervise:
@@ -502,6 +537,26 @@ def _limit_option(row: JobRow) -> str:
     if row.cause == "duration" and row.policy.duration_s is not None:
         return f" --set limits.duration={format_duration(row.policy.duration_s)}"
     return ""
+
+
+def _secret_values(sources: Mapping[str, str]) -> dict[str, str]:
+    """Return the values of the secrets that only this computer can read, name -> value. Raises SubmitError."""
+    from .secrets.sources import read_values
+
+    try:
+        return read_values(sources, os.environ)
+    except SourceError as error:
+        raise SubmitError(str(error)) from error
+
+
+def _give_secrets(job_id: str, values: Mapping[str, str]) -> None:
+    """Give a job's secrets to the supervisor before the job is stored, so that it does not begin by waiting for them.
+
+    Raises ControlError.
+    """
+    if values:
+        ensure_supervisor()
+        give(job_id, values)
 
 
 def get_job(ref: str) -> Job:

@@ -57,6 +57,11 @@ def supervisor_log() -> Path:
     return home() / "supervisor.log"
 
 
+def supervisor_secrets() -> Path:
+    """Return the path of a socket by which commands give values of secrets to the supervisor."""
+    return home() / "supervisor.secrets"
+
+
 def supervisor_wake() -> Path:
     """Return the path of a FIFO; a byte written to it wakes the supervisor."""
     return home() / "supervisor.wake"

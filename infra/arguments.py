@@ -79,6 +79,13 @@ def fleet_spec(name: str, values: Mapping[str, Any], check: Callable[[FleetSpec]
     return fleet
 
 
+def check_secrets(name: str, secrets: Iterable[str], pattern: re.Pattern[str], form: str) -> None:
+    """Raise ArgumentError for a secret of MachineRole that does not match. `form`: what the message expects."""
+    for secret in secrets:
+        if not pattern.fullmatch(secret):
+            raise ArgumentError(f"MachineRole {name!r}: secrets: {_shown(secret)}: expected {form}")
+
+
 @contextlib.contextmanager
 def translate_provision_errors(name: str) -> Iterator[None]:
     """Translate ProvisionError (a fleet that its cloud does not support) to ArgumentError."""

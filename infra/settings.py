@@ -7,7 +7,7 @@ plugin finds in the same way as the cloud's own tools.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any, TypeVar
 
 from ..jobspecs.fleets import FleetCloud, FleetSpec
@@ -57,6 +57,9 @@ class InfraSettings:
     """Epoch seconds after which any cleanup may delete billable resources; None: never."""
     boundary: str = ""
     """aws: ARN of the permissions boundary of every role in the stack; "": none."""
+    secrets: Mapping[str, str] = field(default_factory=dict)
+    """Secrets that the machines may read: reference (granted_by()) -> aws: reference, with a key to decrypt it; gcp:
+    `projects/P/secrets/S`; azure: resource id."""
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)

@@ -217,7 +217,8 @@ def _env_problem(name: str, text: object) -> Problem | None:
     if isinstance(text, Mapping | list | tuple):
         return Problem((name,), "wrong-type", f"expected a text as value of {quote(name)}", "put quotes around it")
     if text is None:
-        return Problem((name,), "no-value", f"{quote(name)} has no value", 'write "" for an empty one')
+        hint = f'write "" for an empty one, or secrets: [{name}] for the value that your shell has'
+        return Problem((name,), "no-value", f"{quote(name)} has no value", hint)
     return None
 
 

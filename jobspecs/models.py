@@ -28,6 +28,7 @@ from pydantic_core import CoreSchema, PydanticKnownError
 from . import fields
 from .diagnostics import MistakesError, Problem, mistake
 from .fields import ROLES, CloudName, LauncherName, Market, RoleName
+from .secrets import Secrets, clashes
 from .targets import CLOUDS
 from .units import CountRange, DiskSize, Duration, GpuCount, MemoryRange, Money, NodeRange, Rate
 
@@ -260,6 +261,12 @@ class JobSpec(_Model):
         default=(), max_length=10_000, description="Appended to `run` or the image's entrypoint, each as one word"
     )
     env: fields.EnvVars = Field(default={}, description="Environment variables of `setup` and `run`, as written")
+    secrets: Secrets = Field(
+        default={},
+        description="Environment variables of `setup` and `run` whose values are stored nowhere: names, whose values "
+        "the submitting shell has, or name -> source",
+        examples=[["WANDB_API_KEY"], {"HF_TOKEN": "file:~/.cache/huggingface/token"}],
+    )
     launcher: fields.Launcher = Field(default="auto", description="How the program is started on the machines' GPUs")
     job_dir: fields.JobDirs | None = Field(
         default=None,
@@ -294,6 +301,12 @@ class JobSpec(_Model):
         if info.data["image"] is None and not (roles and all(role.image for role in roles.values())):
             raise PydanticKnownError("missing")
         return value
+
+    @model_validator(mode="after")
+    def _secrets_fit(self) -> JobSpec:
+        if problems := clashes(self.secrets, self.env):
+            raise MistakesError(*problems)
+        return self
 
     @model_validator(mode="after")
     def _roles_fit(self) -> JobSpec:

@@ -44,6 +44,8 @@ class TargetInfo(NamedTuple):
     """Target on whose machines it runs; "": it has its own machines."""
     schemes: tuple[str, ...] = ("s3", "gs", "az", "file")
     """URL schemes of stores that its machines reach with their default credentials, for job dirs and inputs."""
+    secret_schemes: tuple[str, ...] = ()
+    """Schemes of the secret managers that its machines can read, by their role or the submitter's credentials."""
     markets: frozenset[str] = frozenset({"on-demand"})
     multi_node: bool = False
     roles: bool = False
@@ -156,7 +158,7 @@ def _from_entry_point(name: str) -> TargetInfo | None:
     return None
 
 
-_WORDS = frozenset({"schemes", "aliases"})
+_WORDS = frozenset({"schemes", "secret_schemes", "aliases"})
 _SETS = frozenset({"markets", "groups", "launchers"})
 _TEXTS = frozenset({"machines", "host", "families", "custom"})
 

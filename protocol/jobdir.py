@@ -132,6 +132,9 @@ class JobRecord(Record):
     """Paths relative to the code's folder that are copied to outputs/ when the program has ended."""
     required_outputs: list[str] = field(default_factory=list)
     """Those of them without which the job fails."""
+    secrets: dict[str, str] = field(default_factory=dict)
+    """Environment variable -> source of its value. The machine reads references to secret managers (`scheme://…`)
+    itself; the values of all others come from the submitter's computer (sealed_secrets.py). No value is here."""
     gpu_idle_s: int | None = None
     """Seconds without GPU activity after which the job is stopped. If set, nodes with GPUs report their idle time."""
     spec: dict[str, Any] = field(default_factory=dict)
@@ -313,6 +316,10 @@ class Heartbeat(Record):
     """Seconds for which no GPU of this node has done anything while the program ran; None: not watched, or unknown."""
     timeline: Annotated[dict[str, Any], Timeline] | None = None
     """Timeline as JSON."""
+    secrets_key: str = ""
+    """Public key in hexadecimal to which the supervisor encrypts the job's secrets; "": the node waits for none."""
+    secrets_proof: str = ""
+    """Keyed hash which proves that the key is this agent's (sealed_secrets.py)."""
     next_s: float = 0.0
     """Maximum seconds until the next heartbeat; 0: an agent that does not announce it."""
 

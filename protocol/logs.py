@@ -16,9 +16,9 @@ import threading
 import time
 import zlib
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Literal, TypedDict
+from typing import Any, Literal, Protocol, TypedDict
 
 from .jobdir import Entry, JobDir, JobDirError, node_key
 from .pace import LOG_S, Pace
@@ -77,6 +77,19 @@ class SteadyClock:
         return self._offset + time.monotonic()
 
 
+class LineFilter(Protocol):
+    """Filter of lines before they are written, such as one that masks secrets."""
+
+    def mask(self, text: str) -> str:
+        """Return what is written of a whole text."""
+
+    def mask_piece(self, stream: Stream, rank: int | None, text: str, *, partial: bool) -> str | None:
+        """Return what is written of a line or of a piece of one; None: nothing yet."""
+
+    def rest(self) -> Iterable[tuple[Stream, int | None, str]]:
+        """Return stream, rank and text of what was not written yet."""
+
+
 class LogWriter:
     """Uploads a node's lines from a background thread, with bounded memory.
 
@@ -84,9 +97,18 @@ class LogWriter:
     While it is not, the program continues: the oldest queued lines are dropped, and a line reports their number.
     """
 
-    def __init__(self, job_dir: JobDir, attempt: int, node: str, chunk: int = 1, pace: Pace | None = None) -> None:
+    def __init__(  # noqa: PLR0917 - its place, and options
+        self,
+        job_dir: JobDir,
+        attempt: int,
+        node: str,
+        chunk: int = 1,
+        pace: Pace | None = None,
+        line_filter: LineFilter | None = None,
+    ) -> None:
         """Start the thread. `chunk`: number of the first object, see next_chunk(). `pace`: if omitted, lines are
-        always written soon."""
+        always written soon. `line_filter`: None: lines are written as they are."""
+        self._filter = line_filter
         self._job_dir, self._attempt, self._node = job_dir, attempt, node
         self._clock = SteadyClock()
         self._lines: deque[bytes] = deque()
@@ -106,6 +128,11 @@ class LogWriter:
 
     def add(self, stream: Stream, rank: int | None, text: str, partial: bool = False) -> None:
         """Add a line; blocks while the queue is full and the job dir is writable."""
+        if self._filter is not None:
+            kept = self._filter.mask_piece(stream, rank, text, partial=partial)
+            if kept is None:
+                return
+            text = kept
         with self._changed:
             while self._bytes >= BUFFER_BYTES and not self._failing and not self._closing:
                 self._changed.wait()
@@ -117,8 +144,12 @@ class LogWriter:
         Such a line reports an event, so all queued lines are written soon.
         """
         with self._changed:
-            self._append(_encode(self._clock(), None, "agent", text, False))
+            self._append(_encode(self._clock(), None, "agent", self.masked(text), False))
         self.flush()
+
+    def masked(self, text: str) -> str:
+        """Return a text as a line of the log would have it."""
+        return text if self._filter is None else self._filter.mask(text)
 
     def flush(self) -> None:
         """Write queued lines soon, even in the steady state."""
@@ -139,6 +170,8 @@ class LogWriter:
     def close(self, timeout: float) -> bool:
         """Write the remaining lines; return False on timeout. No line may be added afterwards."""
         with self._changed:
+            for stream, rank, text in () if self._filter is None else self._filter.rest():
+                self._append(_encode(self._clock(), rank, stream, text, False))
             self._closing = True
             self._changed.notify_all()
         self._thread.join(timeout)

@@ -94,6 +94,8 @@ class LaunchRequest:
     """URLs (`s3://bucket/prefix`) outside the job dir that the machines may read: the job's inputs."""
     writes: tuple[str, ...] = ()
     """URLs outside the job dir that the machines may write: the job's outputs."""
+    secrets: tuple[str, ...] = ()
+    """References (jobspecs/secret_references.py) to the secrets that the machines read themselves."""
     images: Mapping[str, str] = field(default_factory=dict)
     """Role -> container image in which its program runs, for roles whose job file names one."""
     grouped: bool = False
@@ -101,6 +103,9 @@ class LaunchRequest:
     nodes must then have the same machine type."""
     account: str = ""
     """Account to launch in (provisioners/shared/accounts.py); credentials of another account are refused. "": any."""
+    secrets_pass: str = field(default="", repr=False)
+    """With it the machines prove to the supervisor that they are the job's (protocol/sealed_secrets.py); "": the job
+    has no secrets that the supervisor sends."""
     may_be_retry: bool = field(default=False, compare=False)
     """True if the same request may have been sent before, without an answer; for targets that cannot detect this by
     the token."""

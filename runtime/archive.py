@@ -6,6 +6,7 @@ An archive is untrusted when it is unpacked, because anyone with write access to
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import gzip
 import hashlib
@@ -15,7 +16,7 @@ import stat
 import tarfile
 import tempfile
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, cast
@@ -62,14 +63,14 @@ class _Item:
     source: str | None = None
 
 
-def pack(folder: Path, on_progress: OnProgress | None = None) -> Archive:
-    """Pack a folder into a temporary .tar.gz file. Raises ArchiveError."""
+def pack(folder: Path, on_progress: OnProgress | None = None, without: Collection[Path] = ()) -> Archive:
+    """Pack a folder into a temporary .tar.gz file. `without`: files that are left out. Raises ArchiveError."""
     root = folder.resolve()
     if not root.is_dir():
         raise ArchiveError(f"{folder} is no folder")
     for _ in range(_TRIES):
         try:
-            return _pack_once(root, on_progress or (lambda _done, _total: None))
+            return _pack_once(root, on_progress or (lambda _done, _total: None), _identities(without))
         except _ChangedError as error:
             changed = error
         except OSError as error:
@@ -107,8 +108,18 @@ def unpack(archive: Path, into: Path, sha256: str) -> None:
 # --- packing ---------------------------------------------------------------------------------------------------------
 
 
-def _pack_once(root: Path, on_progress: OnProgress) -> Archive:
-    items = _collect(root)
+def _identities(files: Collection[Path]) -> frozenset[tuple[int, int]]:
+    """Return device and inode of the files that exist, by which they are known under any name."""
+    found = set()
+    for file in files:
+        with contextlib.suppress(FileNotFoundError):
+            status = file.stat()
+            found.add((status.st_dev, status.st_ino))
+    return frozenset(found)
+
+
+def _pack_once(root: Path, on_progress: OnProgress, without: frozenset[tuple[int, int]]) -> Archive:
+    items = [item for item in _collect(root) if not without or _identity(item) not in without]
     total = sum(item.info.size for item in items)
     if total > MAX_BYTES:
         raise ArchiveError(_too_large(root, items, total))
@@ -165,6 +176,17 @@ def _add_file(tar: tarfile.TarFile, item: _Item) -> None:
         after = os.fstat(handle)
     if (before.st_size, before.st_mtime_ns) != (after.st_size, after.st_mtime_ns):
         raise _ChangedError(source)
+
+
+def _identity(item: _Item) -> tuple[int, int] | None:
+    """Return device and inode of a regular file; None: it is something else."""
+    if item.source is None:
+        return None
+    try:
+        status = os.lstat(item.source)
+    except FileNotFoundError as error:
+        raise _ChangedError(item.source) from error
+    return status.st_dev, status.st_ino
 
 
 def _collect(root: Path) -> list[_Item]:

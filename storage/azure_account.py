@@ -148,26 +148,29 @@ def is_managed_identity() -> bool:
     )
 
 
-def login_token() -> str:
-    """Return a token for Blob Storage from azure-identity. Raises CredentialsError."""
+def login_token(scope: str = SCOPE) -> str:
+    """Return a token from azure-identity, by default for Blob Storage. Raises CredentialsError."""
     if not _has_azure_identity():
         raise CredentialsError(_NO_LOGIN)
-    return _login().token()
+    return _login(scope).token()
 
 
 class _Login:
     """Provider of tokens from azure-identity, cached until they expire. It reads the logins of all of Azure's own
     tools, and opens no browser."""
 
-    def __init__(self) -> None:
+    def __init__(self, scope: str) -> None:
         from azure.identity import DefaultAzureCredential
 
         # Its warnings are repeated in its exceptions.
         logging.getLogger("azure.identity").setLevel(logging.ERROR)
-        self._lock = threading.Lock()
+        self._lock, self._scope = threading.Lock(), scope
         self._token: AccessToken | None = None
         self._credential = DefaultAzureCredential(
-            exclude_interactive_browser_credential=True, process_timeout=_PROCESS_S
+            exclude_interactive_browser_credential=True,
+            process_timeout=_PROCESS_S,
+            # Microsoft's list of authorities does not contain a test's authority.
+            disable_instance_discovery=is_loopback(urlsplit(os.environ.get("AZURE_AUTHORITY_HOST", "")).hostname or ""),
         )
 
     def __call__(self) -> AzureCredential:
@@ -189,16 +192,16 @@ class _Login:
         from azure.core.exceptions import ClientAuthenticationError
 
         try:
-            return self._credential.get_token(SCOPE)
+            return self._credential.get_token(self._scope)
         except ClientAuthenticationError as error:
             reasons = [line.strip() for line in str(error).splitlines() if _TRIED.match(line)]
             raise CredentialsError(f"{NO_CREDENTIALS} ({'; '.join(reasons) or error})") from error
 
 
-@functools.lru_cache(maxsize=1)
-def _login() -> _Login:
+@functools.lru_cache(maxsize=2)
+def _login(scope: str = SCOPE) -> _Login:
     """Return the provider shared by all job dirs of a process, so that a token is requested only once."""
-    return _Login()
+    return _Login(scope)
 
 
 def _first_of(names: Sequence[str]) -> str:

@@ -56,9 +56,22 @@ _bucket_option = click.option(
 )
 
 
+def _secret_options(function: Any) -> Any:  # a decorator
+    function = click.option("--no-secrets", is_flag=True, help="Machines may read none any more.")(function)
+    return click.option(
+        "--secret",
+        "secrets",
+        multiple=True,
+        metavar="REFERENCE",
+        help="A secret that machines may read, such as gcp-secretmanager://wandb; give all of them. Default: those of "
+        "the last `up`.",
+    )(function)
+
+
 @command.command(short_help="Make what is missing, change what differs; asks first.")
 @_place_options
 @_bucket_option
+@_secret_options
 @stack_options
 @yes_option
 @json_option
@@ -67,6 +80,8 @@ def up(
     cloud: str,
     region: str,
     bucket: str | None,
+    secrets: tuple[str, ...],
+    no_secrets: bool,
     backend: str | None,
     install_pulumi: bool,
     yes: bool,
@@ -77,10 +92,11 @@ def up(
     \b
     cloudgpu infra up --cloud gcp --region us-central1
     cloudgpu infra up --cloud aws --region us-east-1 --bucket my-checkpoints --yes
+    cloudgpu infra up --cloud aws --region us-east-1 --secret aws-secretsmanager://team/wandb
 
     It may be interrupted, or killed, and given again: it goes on from there. The bucket is never deleted nor replaced.
     """
-    stack, settings_of = _stack_and_settings(cloud, region, bucket)
+    stack, settings_of = _stack_and_settings(cloud, region, bucket, _wanted_secrets(cloud, region, secrets, no_secrets))
     with open_stack(stack, _backend_of(cloud, region, backend), install=install_pulumi) as it:
         settings = settings_of(it.contents())
         from ...infra.programs import infra_program
@@ -100,6 +116,7 @@ def up(
 @command.command(short_help="Show what `up` would do and what it would cost.")
 @_place_options
 @_bucket_option
+@_secret_options
 @click.option(
     "--refresh/--no-refresh",
     default=True,
@@ -114,6 +131,8 @@ def preview(
     cloud: str,
     region: str,
     bucket: str | None,
+    secrets: tuple[str, ...],
+    no_secrets: bool,
     refresh: bool,
     expect_no_changes: bool,
     backend: str | None,
@@ -129,7 +148,7 @@ def preview(
     The second is for CI: it fails when the stack was changed by hand. Exit code 4: a check refuses it; 1: with
     --expect-no-changes, something would be changed.
     """
-    stack, settings_of = _stack_and_settings(cloud, region, bucket)
+    stack, settings_of = _stack_and_settings(cloud, region, bucket, _wanted_secrets(cloud, region, secrets, no_secrets))
     with open_stack(stack, _backend_of(cloud, region, backend), install=install_pulumi) as it:
         from ...infra.programs import infra_program
 
@@ -306,7 +325,29 @@ def _backend_of(cloud: str, region: str, given: str | None) -> str | None:
 # --- stack settings ---------------------------------------------------------------------------------------------------
 
 
-def _stack_and_settings(cloud: str, region: str, bucket: str | None) -> tuple[str, Callable[[Contents], InfraSettings]]:
+def _wanted_secrets(cloud: str, region: str, given: tuple[str, ...], none: bool) -> dict[str, str] | None:
+    """Return the secrets to grant, as InfraSettings has them; None: those of the last `up`.
+
+    Raises UsageError, ProvisionError."""
+    if not given:
+        return {} if none else None
+    if none:
+        raise click.UsageError("--secret and --no-secrets exclude each other")
+    from ...jobspecs.secret_references import parse
+    from ...provisioners.stacks.fleet_queries import secrets_of
+
+    _check_region(cloud, region)
+    for one in given:
+        try:
+            parse(one)
+        except ValueError as error:
+            raise click.BadParameter(str(error), param_hint="--secret") from error
+    return secrets_of(cloud, region, given)
+
+
+def _stack_and_settings(
+    cloud: str, region: str, bucket: str | None, secrets: Mapping[str, str] | None
+) -> tuple[str, Callable[[Contents], InfraSettings]]:
     """Return the stack's name and a function that derives its settings from its contents. Raises CommandError for an
     unknown region, BadRequestError for an invalid bucket name."""
     from ...infra.names import check_bucket
@@ -316,7 +357,12 @@ def _stack_and_settings(cloud: str, region: str, bucket: str | None) -> tuple[st
     if bucket is not None:
         check_bucket(cloud, bucket)
     stack = infra_stack(cloud, region)
-    return stack, lambda contents: _settings(stack, cloud, region, bucket, contents)
+
+    def settings(contents: Contents) -> InfraSettings:
+        found = _settings(stack, cloud, region, bucket, contents)
+        return found if secrets is None else replace(found, secrets=secrets)
+
+    return stack, settings
 
 
 def _settings(stack: str, cloud: str, region: str, bucket: str | None, contents: Contents) -> InfraSettings:

@@ -97,6 +97,8 @@ class NodeCache:
     """Seconds without a new heartbeat after which the node is lost."""
     heard: float | None = None
     """Monotonic time at which a new heartbeat was last read, or the node was first polled; None: not polled yet."""
+    secrets_key: str = ""
+    secrets_proof: str = ""
     last_report: float | None = None
     """Time of the node's last report; see NodeView."""
     read: float = -math.inf
@@ -154,7 +156,13 @@ def _is_settled(watches: AttemptCache, request: NodeRequest, states: Mapping[str
     watch, state = watches.nodes.get(request.node), states.get(request.node)
     if watch is None or state is None or watch.end is not None:
         return False
-    return watch.begun and not watch.waiting and state.phase == "running" and not state.restarting
+    return (
+        watch.begun
+        and not watch.waiting
+        and not watch.secrets_key
+        and state.phase == "running"
+        and not state.restarting
+    )
 
 
 class Reported(NamedTuple):
@@ -257,6 +265,8 @@ def _look_at(  # noqa: PLR0917 - see observe_nodes()
         timeline=watch.timeline,
         waiting=watch.waiting,
         reported=watch.reported,
+        secrets_key=watch.secrets_key,
+        secrets_proof=watch.secrets_proof,
         last_report=watch.last_report,
     )
 
@@ -278,6 +288,7 @@ def _read_heartbeat(job_dir: JobDir, folder: str, watch: NodeCache) -> int:
     watch.progress = progress_of(heartbeat) or watch.progress
     watch.timeline = timeline_of(heartbeat) or watch.timeline
     watch.begun = watch.begun or heartbeat.phase not in ("setup", "waiting")
+    watch.secrets_key, watch.secrets_proof = heartbeat.secrets_key, heartbeat.secrets_proof
     watch.waiting = heartbeat.phase == "waiting"
     watch.gpu_idle_s = heartbeat.gpu_idle_s
     watch.silence_s = _silence_s(heartbeat)

@@ -52,6 +52,9 @@ class NodeView:
     """True if the node replaces a lost one and is ready to join."""
     reported: bool = False
     """True if the node has reported at least once: the machine exists or existed, and is paid for."""
+    secrets_key: str = ""
+    """Public key with which its agent asks for the job's secrets; "": it waits for none."""
+    secrets_proof: str = ""
     last_report: float | None = None
     """Time of the node's last report, in epoch seconds of its machine's clock; None: never."""
 

@@ -52,6 +52,13 @@ class Policy:
     """Priority in a target's queue, from 0 to 100; higher values go first."""
     accounts: dict[str, str] = field(default_factory=dict)
     """Cloud -> account of its submitter's credentials (provisioners/shared/accounts.py), if known."""
+    secrets: dict[str, str] = field(default_factory=dict)
+    """Secrets that only the submitter's computer can read: variable -> source, never a value."""
+    references: list[str] = field(default_factory=list)
+    """References to the secrets that the machines read from secret managers themselves."""
+    secrets_pass: str = field(default="", repr=False)
+    """With it the job's machines prove that they may have these secrets (protocol/sealed_secrets.py); "": there are
+    none."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -82,12 +82,15 @@ _AMOUNTS = ("cost_usd", "price_usd")
 """Fields of Policy that are decimals, which JSON lacks."""
 _OPTIONAL = ("reads_on", "job_dirs", "accounts")
 """Fields of Policy that are stored as null when empty."""
+_RARE = ("references", "secrets", "secrets_pass")
+"""Fields of Policy that are left out when empty."""
 
 
 def _dump_policy(policy: Policy) -> str:
     values = dataclasses.asdict(policy)
     amounts = {name: None if values[name] is None else str(values[name]) for name in _AMOUNTS}
-    return _dump(values | amounts | {name: values[name] or None for name in _OPTIONAL})
+    whole = values | amounts | {name: values[name] or None for name in _OPTIONAL}
+    return _dump({name: value for name, value in whole.items() if value or name not in _RARE})
 
 
 def _load_policy(text: str) -> Policy:

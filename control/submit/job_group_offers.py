@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from ...jobspecs.plan import Plan, Refusal
 from ...jobspecs.rules.base import listing
+from ...jobspecs.secrets import is_reference
 from ...jobspecs.targets import info
 from ...provisioners.shared.infra_outputs import group_obstacle
 
@@ -21,7 +22,8 @@ def with_groups(spec: JobSpec, plan: Plan) -> Plan:
     if spec.recover == "supervisor":
         return plan
     places = dict.fromkeys((offer.cloud, offer.region) for offer in plan.offers if info(offer.cloud).groups)
-    found = {place: group_obstacle(*place, _folders(spec, place[0])) for place in places}
+    secrets = sorted(filter(is_reference, spec.secrets.values()))
+    found = {place: group_obstacle(*place, _folders(spec, place[0]), secrets) for place in places}
     able = tuple(offer for offer in plan.offers if found.get((offer.cloud, offer.region)) is None)
     alike: dict[tuple[str, str], list[str]] = {}
     for (cloud, region), why in found.items():

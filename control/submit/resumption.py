@@ -21,7 +21,16 @@ from ...storage.urls import local_folder
 from ..errors import NotEndedError, ResumeError
 from ..reconcile.steps.migration import used_job_dirs
 from ..store.model import Run
-from .submission import bucket_of, from_this_shell, job_dir_url, job_record, masked, policy_of, program_of
+from .submission import (
+    bucket_of,
+    from_this_shell,
+    job_dir_url,
+    job_record,
+    masked,
+    policy_of,
+    program_of,
+    submitted_sources,
+)
 from .upload import Uploader
 
 if TYPE_CHECKING:
@@ -67,6 +76,17 @@ class Resumption:
     def step(self) -> int | None:
         """Step of the newest checkpoint, from which the training goes on; None: it begins with step 0."""
         return self.saved.steps[0] if self.saved.steps and not self.start_over else None
+
+    @property
+    def sources(self) -> dict[str, str]:
+        """Sources of secrets that only this computer can read, with absolute paths. Raises SubmitError.
+
+        An unchanged source keeps the path of the first submission; a changed one begins in the working directory.
+        """
+        before, now = self.row.spec.get("secrets") or {}, submitted_sources(self.loaded)
+        known = self.row.policy.secrets
+        unchanged = {name for name in known if before.get(name) == self.spec.secrets.get(name)}
+        return {name: known[name] if name in unchanged else source for name, source in now.items()}
 
     @property
     def folder(self) -> str:
@@ -228,7 +248,7 @@ def prepare(resumption: Resumption, offers: list[Offer], on_progress: ProgressCa
         if bucket is not None:
             bucket.reconnect()  # the next submission reads the credentials again
         raise
-    policy = policy_of(loaded.spec, offers, urls, agents)
+    policy = policy_of(loaded.spec, offers, urls, agents, resumption.sources)
     if row.policy.job_dirs:
         policy = dataclasses.replace(policy, job_dirs={**row.policy.job_dirs, **urls})
     now = max(time.time(), row.updated)

@@ -23,12 +23,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from ...jobspecs.plan import Offer
+from ...jobspecs.secrets import from_submitter, is_reference
 from ...jobspecs.targets import info
 from ...protocol.jobdir import JOB_KEY, SCHEMES, JobDir, JobDirError, JobRecord, local_url, portable_url
 from ...storage.stores import Buckets
 from ...storage.urls import local_folder
 from .. import paths
-from ..errors import SubmitError
+from ..errors import SourceError, SubmitError
+from ..secrets.sources import absolute, files_of
 from ..store.model import JobRow, Policy
 from . import submitter_environment
 from .upload import Uploader
@@ -82,7 +84,8 @@ def _ship(
     bucket = bucket_of(url)
     try:
         shipper = Uploader(url, on_progress, bucket)
-        code = None if spec.code is None else shipper.code(loaded.base / spec.code)
+        sources = submitted_sources(loaded)
+        code = None if spec.code is None else shipper.code(loaded.base / spec.code, files_of(sources))
         agents = shipper.agents(offers)
         source = None if origin is None else origin.copy_to(JobDir(url, bucket=bucket), on_progress)
         on_progress("submitting", 0, 0)
@@ -92,7 +95,7 @@ def _ship(
         if source is not None:
             record = dataclasses.replace(record, source=dataclasses.asdict(source))
         data = record.to_bytes()
-        row = _row(job_id, spec, offers, urls, hashlib.sha256(data).hexdigest(), agents=agents)
+        row = _row(job_id, spec, offers, urls, hashlib.sha256(data).hexdigest(), agents=agents, sources=sources)
         row = dataclasses.replace(row, source=source)
         if not JobDir(url, bucket=bucket).create(JOB_KEY, data):
             raise SubmitError(f"{url} holds another job already")
@@ -101,6 +104,14 @@ def _ship(
             bucket.reconnect()  # the next submission reads the credentials again
         raise
     return row
+
+
+def submitted_sources(loaded: LoadedSpec) -> dict[str, str]:
+    """Return the secrets whose values only this computer can read, with absolute paths. Raises SubmitError."""
+    try:
+        return absolute(from_submitter(loaded.spec.secrets), loaded.base)
+    except SourceError as error:
+        raise SubmitError(str(error)) from error
 
 
 def _remove_unused(urls: Iterable[str]) -> None:
@@ -211,11 +222,11 @@ def _search_path() -> str:
 def _submitter_env(spec: JobSpec) -> dict[str, str]:
     """Return the variables of the submitter's shell for a job on this machine."""
     chosen, secret = submitter_environment.choose(os.environ)
-    unset = [name for name in secret if name not in spec.env]
+    unset = [name for name in secret if name not in spec.env and name not in spec.secrets]
     if unset:
         log.warning(
-            "%s: not passed on, for what seems to hold a secret is not stored with a job; name it in `env:` if the "
-            "program needs it",
+            "%s: not passed on, for what seems to hold a secret is not stored with a job; name it in "
+            "`secrets:` if the program needs it",
             ", ".join(unset),
         )
     return chosen
@@ -230,6 +241,7 @@ def job_record(job_id: str, spec: JobSpec, program: str | list[str], code: str |
         setup=spec.setup if spec.setup is None or isinstance(spec.setup, str) else list(spec.setup),
         env=dict(spec.env),
         launcher=spec.launcher,
+        secrets=dict(spec.secrets),
         code=code,
         checkpoint_every=spec.checkpoint.every,
         checkpoint_keep=spec.checkpoint.keep,
@@ -243,7 +255,14 @@ def job_record(job_id: str, spec: JobSpec, program: str | list[str], code: str |
 
 
 def _row(
-    job_id: str, spec: JobSpec, offers: list[Offer], urls: dict[str, str], sha256: str, *, agents: dict[str, str]
+    job_id: str,
+    spec: JobSpec,
+    offers: list[Offer],
+    urls: dict[str, str],
+    sha256: str,
+    *,
+    agents: dict[str, str],
+    sources: dict[str, str],
 ) -> JobRow:
     now = time.time()
     return JobRow(
@@ -255,7 +274,7 @@ def _row(
         reason="",
         exit_code=None,
         spec=masked(spec.to_stored()),
-        policy=policy_of(spec, offers, urls, agents),
+        policy=policy_of(spec, offers, urls, agents, sources),
         offers=tuple(offers),
         job_dir=urls[offers[0].cloud],
         job_sha256=sha256,
@@ -273,8 +292,13 @@ def _row(
     )
 
 
-def policy_of(spec: JobSpec, offers: list[Offer], urls: dict[str, str], agents: dict[str, str]) -> Policy:
-    """Return the settings of a run. `urls`: cloud -> URL of the job's folder; `agents`: as in Policy."""
+def policy_of(
+    spec: JobSpec, offers: list[Offer], urls: dict[str, str], agents: dict[str, str], sources: dict[str, str]
+) -> Policy:
+    """Return the settings of a run.
+
+    `urls`: cloud -> URL of the job's folder. `agents`: as in Policy. `sources`: as submitted_sources() returns them.
+    """
     retry, limits = spec.retry, spec.limits
     return Policy(
         preemptions=None if retry.preemption == "unlimited" else retry.preemption,
@@ -288,10 +312,13 @@ def policy_of(spec: JobSpec, offers: list[Offer], urls: dict[str, str], agents: 
         agents=agents,
         reads=sorted({url for url in spec.inputs.values() if isinstance(url, str)}),
         reads_on=_reads(spec, urls),
+        references=sorted({source for source in spec.secrets.values() if is_reference(source)}),
         images=_images(spec),
         priority=spec.priority,
         grouped=spec.recover == "fleet",
         job_dirs=urls if len(set(urls.values())) > 1 else {},
+        secrets=sources,
+        secrets_pass=secrets.token_hex(16) if sources else "",
         accounts=_accounts(offers),
     )
 

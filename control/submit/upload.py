@@ -7,7 +7,7 @@ beside the jobs' folders; the store then copies it to the job's folder, because 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -42,11 +42,12 @@ class Uploader:
         self._bucket = bucket
         self._on_progress = on_progress
 
-    def code(self, folder: Path) -> str:
-        """Pack and upload a folder; return the archive's sha256. Raises SubmitError, JobDirError."""
+    def code(self, folder: Path, without: Collection[Path] = ()) -> str:
+        """Pack and upload a folder but the files `without`; return the archive's sha256. Raises SubmitError,
+        JobDirError."""
         self._on_progress("packing", 0, 0)
         try:
-            archive = pack(folder, lambda done, total: self._on_progress("packing", done, total))
+            archive = pack(folder, lambda done, total: self._on_progress("packing", done, total), without)
         except ArchiveError as error:
             raise SubmitError(f"code: {error}") from error
         try:

@@ -18,6 +18,7 @@ from typing import IO
 
 from .. import paths
 from ..errors import StoreError
+from ..secrets.channel import listening
 from ..store.store import Store
 from .supervisor import Supervisor
 from .supervisor_lock import WAKE_BYTES, is_current_lock, take_lock, wake, wake_pipe, woken_jobs
@@ -104,12 +105,14 @@ class _Loop:
         self._lock = lock
         self._idle_exit_s = idle_exit_s
         self._bell = _SelfPipe()  # never closed: an abandoned step may still ring it
-        self._pool = WorkerPool(Supervisor(store), self._bell.ring)
+        self._supervisor = Supervisor(store)
+        self._pool = WorkerPool(self._supervisor, self._bell.ring)
 
     def run(self) -> bool:
         """Tick until the end; return True if idle, False after a stop signal or if the state directory is gone."""
         try:
-            return self._run()
+            with listening(self._supervisor.vault, wake):
+                return self._run()
         finally:
             self._pool.close(CLOSE_S, release=is_current_lock(self._lock))
 

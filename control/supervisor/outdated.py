@@ -14,6 +14,7 @@ from collections.abc import Collection, Mapping
 from ... import __version__
 from ..errors import SubmitError
 from ..paths import DATABASE_VARIABLE
+from ..secrets.channel import carry
 from ..supervisor_environment import credentials_of, differing, has_new_password, settings_of
 from . import supervisor_lock
 from .supervisor_lock import Running
@@ -72,7 +73,9 @@ def replace_if_different(clouds: Collection[str]) -> bool:
 
 
 def end(there: Running) -> bool:
-    """End a supervisor and wait until it has released its lock; return whether it has."""
+    """End a supervisor and wait until it has released its lock; return whether it has. Its secrets are kept for the
+    next one."""
+    carry()
     is_sent = supervisor_lock.send_signal(there, signal.SIGTERM)
     until = time.monotonic() + _ENDS_S
     while (now := supervisor_lock.running()) is not None and now.pid == there.pid:

@@ -12,6 +12,7 @@ from pathlib import Path
 from ...jobspecs.home import HOME_VARIABLE, home
 from .. import paths
 from ..errors import ControlError
+from ..secrets.channel import hand_over
 from .outdated import end, is_outdated
 from .supervisor_lock import running, wake
 
@@ -45,6 +46,7 @@ def ensure_supervisor(job_id: str | None = None) -> None:
         except OSError as error:
             raise ControlError(f"the supervisor cannot be started: {error}") from error
         if _holds_lock(child, last=last):
+            hand_over()
             return
 
 

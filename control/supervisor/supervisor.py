@@ -25,6 +25,7 @@ from ..errors import DamagedRowError, StoreError
 from ..reconcile import login_hints
 from ..reconcile.steps.context import Memory, Tools
 from ..reconcile.steps.step import Step
+from ..secrets.vault import Vault
 from ..store.model import QUEUES, Attempt, JobRow
 from ..store.store import ActiveJob, LostRaceError, Store
 from .due_times import Due, DueTimes
@@ -110,6 +111,11 @@ class Supervisor:
         """
         self._last_event = 0
         self._retry_timeout_s = retry_timeout_s
+
+    @property
+    def vault(self) -> Vault:
+        """The secrets that commands have given for its jobs."""
+        return self._tools.vault
 
     @property
     def lease_s(self) -> float:
@@ -236,6 +242,7 @@ class Supervisor:
         self._leases.forget(job_id)
         self._tools.seen.forget(job_id)
         self._tools.queue.restore(job_id)
+        self._tools.vault.forget(job_id)
 
     def _rows(self, job_id: str, watched: Watched) -> tuple[JobRow, Attempt | None] | None:
         """Return the job and its newest attempt, read again if they may have changed; None: it has ended."""
@@ -289,9 +296,13 @@ class Supervisor:
         if lane is Lane.POLL and (needed := lane_of(job, attempt, watched.memory.time.now())) is not lane:
             return self._rest(watched), needed
         step = Step(self._tools, watched.memory, job, attempt)
-        watched.memory.pause_s = 0.0
+        watched.memory.pause_s, watched.memory.is_passed = 0.0, False
         changed = step.take()
-        self._tools.queue.restore(job.id)
+        if watched.memory.is_passed:
+            self._leases.give_back(job)  # the supervisor of another computer may have its secrets
+            watched.expire()
+        else:
+            self._tools.queue.restore(job.id)
         watched.trouble = None
         if not changed and job.not_before <= watched.memory.time.now() and step.note_login(""):
             watched.expire()

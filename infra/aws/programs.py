@@ -26,7 +26,9 @@ def infra_program(settings: InfraSettings) -> None:
     opts = pulumi.ResourceOptions(providers=[_provider(settings.region, settings.account)])
     network = GpuNetwork(f"{_NAME}-network", {"owner": settings.owner}, opts)
     bucket = JobBucket(f"{_NAME}-jobs", _bucket(settings), opts)
-    machines: MachineRoleArgs = {"job_dir": bucket.job_dir, "owner": settings.owner}
+    machines: MachineRoleArgs = {"job_dir": bucket.job_dir, "owner": settings.owner, "region": settings.region}
+    if settings.secrets:
+        machines["secrets"] = list(settings.secrets.values())
     reaper: OrphanReaperArgs = {"owner": settings.owner}
     if settings.boundary:
         machines["boundary"] = reaper["boundary"] = settings.boundary
@@ -35,7 +37,7 @@ def infra_program(settings: InfraSettings) -> None:
 
     def outputs(made: dict[str, object]) -> dict[str, object]:
         told = {"cloud": "aws", "region": settings.region, "stack": settings.stack, "owner": settings.owner}
-        return Infrastructure.from_json({**told, **made}).to_json()
+        return Infrastructure.from_json({**told, **made, "secrets": list(settings.secrets)}).to_json()
 
     known = pulumi.Output.all(
         network=network.network_id,

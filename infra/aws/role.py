@@ -1,17 +1,21 @@
-"""IAM role for machines: access to the job dirs, permission to leave a fleet's group, and nothing else."""
+"""IAM role for machines: access to job dirs and the secrets named, leaving a fleet's group, and nothing else."""
 
 import json
+import re
+from collections.abc import Sequence
 from typing import Any, NotRequired, TypedDict
 
 import pulumi
 import pulumi_aws as aws
 
-from ...provisioners.aws.resources.identity import PATH, policy, reach, trust_policy
+from ...provisioners.aws.resources.identity import PATH, policy, reach, read_secrets, trust_policy
 from ...provisioners.aws.resources.network import PROFILE_TAG
 from ...provisioners.shared import tags
-from ..arguments import check_arguments
+from ..arguments import check_arguments, check_secrets
 from ..components import child_of
 from .children import TYPES, tags_of
+
+_SECRET = re.compile(r"aws-secretsmanager://[A-Za-z0-9/_+=.@:-]+(?:[?]kms-key=[A-Za-z0-9:/_-]+)?")
 
 
 class MachineRoleArgs(TypedDict):
@@ -21,6 +25,10 @@ class MachineRoleArgs(TypedDict):
     """`s3://BUCKET/jobs`: the prefix that the machines may read and write; JobBucket's output."""
     boundary: NotRequired[pulumi.Input[str]]
     """ARN of the role's permissions boundary."""
+    secrets: NotRequired[list[str]]
+    """Secrets that the machines may read: `aws-secretsmanager://NAME or ARN[?kms-key=ARN]`. Default: none."""
+    region: NotRequired[str]
+    """Region of the secrets that are given by name. Default: every region."""
     owner: NotRequired[str]
     """Value of the tag cloudgpu-owner; see GpuNetworkArgs."""
     tags: NotRequired[dict[str, pulumi.Input[str]]]
@@ -37,6 +45,8 @@ class MachineRole(pulumi.ComponentResource):
 
     def __init__(self, name: str, args: MachineRoleArgs, opts: pulumi.ResourceOptions | None = None) -> None:
         check_arguments("MachineRole", name, args, MachineRoleArgs)
+        secrets = args.get("secrets", [])
+        check_secrets(name, secrets, _SECRET, "aws-secretsmanager://NAME or ARN")
         super().__init__(f"{TYPES}:MachineRole", name, {}, opts)
         labels = tags_of(args)
         owner = str(labels[tags.OWNER])
@@ -57,7 +67,7 @@ class MachineRole(pulumi.ComponentResource):
             f"{name}-jobs",
             role=role.id,
             policy=pulumi.Output.all(args["job_dir"], partition, profile.arn).apply(
-                lambda known: json.dumps(fleet_policy(*known))
+                lambda known: json.dumps(fleet_policy(*known, secrets=secrets, region=args.get("region", "*")))
             ),
             opts=child_of(self),
         )
@@ -67,11 +77,13 @@ class MachineRole(pulumi.ComponentResource):
         self.register_outputs({"profile_arn": self.profile_arn, "role_name": self.role_name})
 
 
-def fleet_policy(job_dir: str, partition: str, profile_arn: str) -> dict[str, Any]:
+def fleet_policy(
+    job_dir: str, partition: str, profile_arn: str, *, secrets: Sequence[str] = (), region: str = "*"
+) -> dict[str, Any]:
     """Return the policy of a stack's machines.
 
-    They have the permissions of a launch's machines, but for all job dirs below `job_dir`, and may leave Auto Scaling
-    groups that are tagged with the same instance profile.
+    They have the permissions of a launch's machines, but for all job dirs below `job_dir` and for the stack's secrets,
+    and may leave Auto Scaling groups that are tagged with the same instance profile.
     """
     leave = {
         "Effect": "Allow",
@@ -79,4 +91,4 @@ def fleet_policy(job_dir: str, partition: str, profile_arn: str) -> dict[str, An
         "Resource": f"arn:{partition}:autoscaling:*:*:autoScalingGroup:*:autoScalingGroupName/*",
         "Condition": {"StringEquals": {f"aws:ResourceTag/{PROFILE_TAG}": profile_arn}},
     }
-    return policy([*reach([(job_dir, True)], partition), leave])
+    return policy([*reach([(job_dir, True)], partition), leave, *read_secrets(secrets, partition, region)])

@@ -36,6 +36,7 @@ def infra_program(settings: InfraSettings) -> None:
             "switch_off": True,
             "leaving_role": leaving_role(settings.stack, settings.account),
             "owner": settings.owner,
+            "secrets": list(settings.secrets.values()),
         },
     )
     OrphanReaper(
@@ -65,6 +66,7 @@ def infra_program(settings: InfraSettings) -> None:
                 machine_role=made["role"],
                 machine_role_id=made["client"],
                 job_dir=made["job_dir"],
+                secrets=tuple(settings.secrets),
             ).to_json()
         ),
     )

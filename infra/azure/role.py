@@ -1,16 +1,20 @@
-"""Managed identity of the machines: access to the jobs' folder of a container, and few other permissions."""
+"""Managed identity of the machines: the jobs' folder of a container, the secrets named, few other permissions."""
 
+import re
 from typing import NotRequired, TypedDict
 
 import pulumi
 from pulumi_azure_native import managedidentity
 
 from ...provisioners.azure.names import SHARED
-from ...provisioners.azure.resources.rights import LEAVING, WRITER, condition
-from ..arguments import check_arguments
+from ...provisioners.azure.resources.rights import LEAVING, SECRETS, WRITER, condition
+from ..arguments import check_arguments, check_secrets
 from ..components import child_of
 from .resource_groups import TYPES, assign, definition, role_of, tags_of
 
+_SECRET = re.compile(
+    r"/subscriptions/[^/]+/resourceGroups/[^/]+/providers/Microsoft\.KeyVault/vaults/[^/]+/secrets/[^/]+"
+)
 SWITCH_OFF = ("Microsoft.Compute/virtualMachines/deallocate/action",)
 """Actions of a custom role. The built-in role that launches assign for their own group would also allow starting and
 restarting."""
@@ -35,6 +39,8 @@ class MachineRoleArgs(TypedDict):
     leaving_role: NotRequired[str]
     """UUID for a role definition without assignments: a launch whose machines are a dedicated scale set assigns it to
     the identity, for its own resource group. Omitted: such launches are not possible."""
+    secrets: NotRequired[list[str]]
+    """Secrets that the machines may read: resource ids of vaults, each followed by `/secrets/NAME`. Default: none."""
     owner: NotRequired[str]
     """Value of the tag cloudgpu-owner; begins with `cloudgpu-`. Default: derived from the project and the stack."""
     tags: NotRequired[dict[str, pulumi.Input[str]]]
@@ -56,6 +62,7 @@ class MachineRole(pulumi.ComponentResource):
 
     def __init__(self, name: str, args: MachineRoleArgs, opts: pulumi.ResourceOptions | None = None) -> None:
         check_arguments("MachineRole", name, args, MachineRoleArgs)
+        check_secrets(name, args.get("secrets", []), _SECRET, "…/vaults/VAULT/secrets/SECRET")
         super().__init__(f"{TYPES}:MachineRole", name, {}, opts)
         identity = managedidentity.UserAssignedIdentity(
             f"{name}-identity",
@@ -77,6 +84,15 @@ class MachineRole(pulumi.ComponentResource):
             condition=limit,
             condition_version=limit.apply(lambda told: None if told is None else "2.0"),
         )
+        for secret in args.get("secrets", []):
+            assign(
+                self,
+                f"{name}-secret-{'-of-'.join(reversed(secret.split('/')[-3::2]))}",
+                role=definition(args["subscription"], SECRETS),
+                scope=secret,
+                principal=self.principal_id,
+                principal_type="ServicePrincipal",
+            )
         everywhere = pulumi.Output.concat("/subscriptions/", args["subscription"])
         if leaving_role := args.get("leaving_role"):
             role_of(

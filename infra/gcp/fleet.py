@@ -84,6 +84,9 @@ class GpuFleetArgs(TypedDict):
     reservation: NotRequired[str]
     """With market reservation, a specifically targeted reservation, `projects/P/reservations/R`. Default: any open one;
     without capacity there the machines are on demand."""
+    read_secrets: NotRequired[bool]
+    """The machines' tokens get the OAuth scope cloud-platform, without which Secret Manager refuses them. Default:
+    false."""
     image: pulumi.Input[str]
     """Self link, or `projects/P/global/images/…`, of an image that boots with UEFI."""
     user_data: pulumi.Input[str]
@@ -183,6 +186,7 @@ def template_arguments(
             labels=labels,
             script=_text(pulumi.Output.from_input(args["user_data"]).apply(_script)),
             reservation=args.get("reservation"),
+            reads_secrets=args.get("read_secrets", False),
             policies=[_text(one) for one in policies or []],
         )
     return keywords(compute.InstanceTemplateArgs, _nested(wire), _RENAMES)

@@ -35,6 +35,7 @@ def infra_program(settings: InfraSettings) -> None:
             "bucket": bucket.bucket,
             "prefix": PREFIX,
             "leave_group": True,
+            "secrets": list(settings.secrets.values()),
         },
         opts,
     )
@@ -47,6 +48,7 @@ def infra_program(settings: InfraSettings) -> None:
         "subnets": {"": network.subnetwork},
         "machine_role": role.email,
         "job_dir": bucket.job_dir,
+        "secrets": list(settings.secrets),
     }
     pulumi.export(OUTPUT, {**known, **told})
 
@@ -72,6 +74,7 @@ def fleet_program(settings: FleetSettings) -> None:
         "network": f"projects/{settings.account}/global/networks/{stands.network}",
         "subnetwork": stands.subnets[""],
         "service_account": stands.machine_role,
+        "read_secrets": bool(stands.secrets),
         "owner": settings.owner,
     }
     if settings.expires is not None:

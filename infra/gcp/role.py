@@ -1,18 +1,21 @@
 """Service account of the machines: access to the jobs' folder of one bucket, and permission to delete its own
 machines."""
 
+import re
 from collections.abc import Mapping
 from typing import Any, NamedTuple, NotRequired, TypedDict
 
 import pulumi
-from pulumi_gcp import projects, serviceaccount, storage
+from pulumi_gcp import projects, secretmanager, serviceaccount, storage
 
 from ...provisioners.gcp.labels import PREFIX
-from ..arguments import check_arguments
+from ..arguments import check_arguments, check_secrets
 from ..components import child_of
 from .common import TYPES, role_id, shortened
 
 OBJECTS = "roles/storage.objectUser"
+SECRET_ACCESSOR = "roles/secretmanager.secretAccessor"  # noqa: S105 - a role
+_SECRET = re.compile(r"projects/[^/]+/secrets/[^/]+")
 
 
 class Right(NamedTuple):
@@ -54,6 +57,9 @@ class MachineRoleArgs(TypedDict):
     leave_group: NotRequired[bool]
     """Allow changing managed instance groups, which fleets' machines need to leave theirs; Google Cloud may apply this
     to all groups of the project. Default: false."""
+    secrets: NotRequired[list[str]]
+    """Secrets that the machines may read: `projects/P/secrets/S`. Default: none. Machines need the OAuth scope for it,
+    too: `read_secrets` of GpuFleet."""
     users: NotRequired[list[pulumi.Input[str]]]
     """Principals that may start machines with this account: `user:me@example.com`, `group:…`, `serviceAccount:…`."""
 
@@ -61,8 +67,8 @@ class MachineRoleArgs(TypedDict):
 class MachineRole(pulumi.ComponentResource):
     """Service account without keys: tokens come from the metadata server only.
 
-    It may read and write the jobs' folder, and delete machines with cloudgpu's name prefix. It may not write logs or
-    metrics.
+    It may read and write the jobs' folder, read the secrets named, and delete machines with cloudgpu's name prefix. It
+    may not write logs or metrics.
     """
 
     email: pulumi.Output[str]
@@ -70,6 +76,7 @@ class MachineRole(pulumi.ComponentResource):
 
     def __init__(self, name: str, args: MachineRoleArgs, opts: pulumi.ResourceOptions | None = None) -> None:
         check_arguments("MachineRole", name, args, MachineRoleArgs)
+        check_secrets(name, args.get("secrets", []), _SECRET, "projects/PROJECT/secrets/SECRET")
         super().__init__(f"{TYPES}:MachineRole", name, {}, opts)
         account = serviceaccount.Account(
             f"{name}-account",
@@ -90,6 +97,16 @@ class MachineRole(pulumi.ComponentResource):
         grant(self, name, args, account.member, MACHINES)
         if args.get("leave_group"):
             grant(self, name, args, account.member, GROUPS)
+        for secret in args.get("secrets", []):
+            _, project, _, secret_id = secret.split("/")
+            secretmanager.SecretIamMember(
+                f"{name}-secret-{secret_id}-of-{project}",
+                project=project,
+                secret_id=secret_id,
+                role=SECRET_ACCESSOR,
+                member=account.member,
+                opts=child_of(self),
+            )
         for number, user in enumerate(args.get("users", [])):
             serviceaccount.IAMMember(
                 f"{name}-user-{number}",

@@ -18,6 +18,7 @@ from pydantic import ValidationError
 
 from ..diagnostics import MAX_PROBLEMS, Diagnostic, Loc, Problem, SpecError, quote, shorten
 from ..models import JobSpec, Role
+from ..secrets import likely_secrets
 from .yaml_reader import Document
 
 if TYPE_CHECKING:
@@ -205,6 +206,8 @@ def _validate(draft: Draft) -> JobSpec | None:
         draft.add_in_job(problems_of(error, draft.job, check_names))
         return None
     draft.add_in_job(check_names(spec))
+    if spec.env:
+        draft.add_in_job(likely_secrets(spec.env))
     return spec
 
 

@@ -77,12 +77,21 @@ def apply_overrides(document: dict[str, object], overrides: Sequence[Override]) 
     diagnostics = []
     for override in overrides:
         try:
-            document = _put(document, override.path, override)
+            document = _put(_with_named_secrets(document, override), override.path, override)
         except SpecError as error:
             diagnostics += error.diagnostics
     if diagnostics:
         raise SpecError(diagnostics)
     return document
+
+
+def _with_named_secrets(document: dict[str, object], override: Override) -> dict[str, object]:
+    """Return the document with a list of secrets as a mapping, if the override sets one of them by its name."""
+    names = document.get("secrets")
+    is_named = override.path[:1] == ("secrets",) and not str(override.path[-1]).isdecimal()
+    if not is_named or not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        return document
+    return {**document, "secrets": dict.fromkeys(names)}
 
 
 def apply_defaults(document: dict[str, object], defaults: Sequence[Override]) -> tuple[dict[str, Any], list[Override]]:
@@ -149,7 +158,7 @@ def _put(container: object, path: Loc, override: Override) -> Any:  # a value of
             hint = f"the list has the entries 0 to {len(container) - 1}" if container else "the list is empty"
             raise _refused(override.label, f"there is no entry {quote(step)} in this list", hint)
         return [*container[:index], _put(container[index], tuple(rest), override), *container[index + 1 :]]
-    inside_what = "this value" if override.path[0] == "env" else quote(container)
+    inside_what = "this value" if override.path[0] in ("env", "secrets") else quote(container)
     raise _refused(override.label, f"there are no keys inside {inside_what}", "set the whole value")
 
 

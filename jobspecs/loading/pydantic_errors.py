@@ -6,12 +6,13 @@ Most messages come from the validators in fields.py and units.py; this module ha
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 from ..catalog import find_accelerator
 from ..diagnostics import MAX_PROBLEMS, Loc, MistakesError, Problem, quote
 from ..fields import MAX_RETRIES
 from ..models import JobSpec
+from ..secrets import name_problem
 from ..suggest import odd_character
 from ..units import parse_duration, parse_money, parse_rate, parse_whole
 from .unknown_keys import meaning
@@ -26,6 +27,8 @@ _ALTERNATIVES: dict[Loc, tuple[Loc, str]] = {
     ("run",): (("image",), "name an image whose own entrypoint is the program")
 }
 """Position of a required key -> (position of the key that can be given instead, hint)."""
+_SHOWN_NAMES = 8
+"""Maximum number of names in a hint."""
 _QUOTES = 'put quotes around a text that contains ": " or begins with [ or {'
 
 
@@ -89,12 +92,13 @@ def _from_validator(problem: Problem, place: Loc, value: object, document: objec
 
 
 def _completed(problem: Problem, value: object) -> Problem:
-    """Append the actual value to an "expected" message, and a hint on look-alike characters."""
+    """Append the actual value to an "expected" message, and a hint on look-alike characters; nothing about what may
+    have been written as the value of a secret."""
     message, hint = problem.message, problem.hint
-    if message.startswith("expected"):
+    if message.startswith("expected") and problem.loc[:1] != ("secrets",):
         is_secret = problem.loc[:1] == ("env",) and isinstance(value, str)
         message += f", not {'a text' if is_secret else _shown(value)}"
-    if isinstance(value, str) and not value.isascii():
+    if isinstance(value, str) and not value.isascii() and problem.loc[:1] != ("secrets",):
         hint = "; ".join(filter(None, (hint, f"there is {odd_character(value)}")))
     return problem._replace(message=message, hint=hint)
 
@@ -150,12 +154,21 @@ def _mapping(place: Loc, details: ErrorDetails, document: Mapping[str, object]) 
     hint = "write each as KEY: VALUE on its own line"
     if value is None:
         hint = "write KEY: VALUE below it, or delete the key"
+    elif place == ("env",) and _are_names(value):
+        hint = f"write secrets: [{', '.join(value)}] if their values are those of your shell"
     elif isinstance(value, str):
         hint = next(
             (f"write {place[-1]}: {{{key}: {value}}}" for key, takes in _MAIN_KEYS.get(place[-1:], ()) if takes(value)),
             hint,
         )
     return _completed(Problem(place, "wrong-type", "expected keys and values", hint), value)
+
+
+def _are_names(value: object) -> TypeGuard[list[str]]:
+    """Return whether a value is a list of names of variables, with which other tools mean the shell's values."""
+    if not isinstance(value, list) or not 0 < len(value) <= _SHOWN_NAMES:
+        return False
+    return not any(name_problem(str(name)) for name in value)
 
 
 def _takes(parse: Callable[[str], object]) -> Callable[[str], bool]:

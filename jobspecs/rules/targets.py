@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from .. import catalog
 from ..diagnostics import Loc
 from ..models import CLOUDS, JobSpec, Resources, Role
+from ..secret_references import scheme_of
 from ..targets import TargetInfo, info
 from .base import Verdict, listing, refusal
 from .machines import built_in
@@ -162,6 +163,29 @@ def zone(spec: JobSpec, target: TargetInfo) -> Verdict | None:
     return Verdict(f"{target.name} does not let a job choose its zone", "leave out `zone:`" + _others("zones"))
 
 
+def secret_managers(spec: JobSpec, target: TargetInfo) -> Verdict | None:
+    """Require a scheme of column secret_schemes for each reference: machines read secrets with their own role."""
+    for name, source in spec.secrets.items():
+        scheme = scheme_of(source)
+        if scheme and scheme not in target.secret_schemes:
+            return Verdict(
+                f"machines of {target.name} cannot read {scheme}://",
+                _readable(name, target) + _others_reading(scheme),
+                ("secrets", name),
+            )
+    return None
+
+
+def _readable(name: str, target: TargetInfo) -> str:
+    own = [f"{scheme}://" for scheme in target.secret_schemes]
+    return listing([*own, f"env:{name}, which this computer sends"])
+
+
+def _others_reading(scheme: str) -> str:
+    names: list[str] = [name for name in CLOUDS if scheme in info(name).secret_schemes]
+    return f", or the target {listing(names)}" if names else ""
+
+
 _PLACE_FIELDS = ("region", "machine_type", "disk")
 
 
@@ -190,6 +214,7 @@ TARGET_RULES = (
     TargetRule("launcher", launcher, ("launcher",)),
     TargetRule("parts-of-gpus", parts_of_gpus, ("resources", "accelerator")),
     TargetRule("zone-choice", zone, ("resources", "zone")),
+    TargetRule("secret-manager", secret_managers, ("secrets",)),
     TargetRule("given-machine", this_machine_only, ("resources",)),
 )
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 
 from ...jobspecs.fleets import FleetSpec
+from ...jobspecs.secret_references import granted_by
 from ..stacks.fleet_queries import Endpoints, Reserved, in_a_zone
 from .catalog import quotas
 from .clients import Clients
@@ -65,3 +67,8 @@ def endpoints(region: str) -> Endpoints:
 def boundary() -> str:
     """Return the ARN of the permissions boundary set in the environment; "": none."""
     return os.environ.get(BOUNDARY_VARIABLE, "").strip()
+
+
+def secrets(_region: str, references: Sequence[str]) -> dict[str, str]:
+    """Return each secret's reference, with the key that it may name."""
+    return {granted_by(one): one for one in references}

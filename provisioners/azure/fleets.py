@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from ...jobspecs.fleets import FleetSpec
+from ...jobspecs.secret_references import granted_by
 from ..shared.clock import SystemClock
 from ..stacks.fleet_queries import Endpoints, Reserved, nodes_of
 from .account import Account
@@ -11,6 +14,7 @@ from .clients import Clients
 from .lifecycle import launching
 from .machine.images import Images
 from .machine.reservations import find_reservations
+from .resources.vaults import find_secrets
 
 
 def account(_region: str) -> str:
@@ -49,3 +53,10 @@ def endpoints(_region: str) -> Endpoints:
 def boundary() -> str:
     """Return "": Azure has no permissions boundary."""
     return ""
+
+
+def secrets(_region: str, references: Sequence[str]) -> dict[str, str]:
+    """Return each secret's resource id, on which a role can be assigned."""
+    clients = Clients()
+    found = {one: find_secrets(clients, [one])[0] for one in map(granted_by, references)}
+    return {one: secret.scope(clients.subscription) for one, secret in found.items()}

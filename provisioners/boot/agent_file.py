@@ -81,7 +81,13 @@ class _Need:
     """True if one wheel (stable ABI) works with every Python version."""
 
 
-_NEEDS = (_Need("obstore", abi3=True), _Need("xxhash", abi3=False))
+# pynacl and its need cffi open the job's secrets.
+_NEEDS = (
+    _Need("obstore", abi3=True),
+    _Need("xxhash", abi3=False),
+    _Need("pynacl", abi3=True),
+    _Need("cffi", abi3=False),
+)
 
 
 def build_agent_file(architecture: str) -> Built:

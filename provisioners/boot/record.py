@@ -4,7 +4,7 @@ the machine can read it."""
 from __future__ import annotations
 
 import ipaddress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from urllib.parse import urlsplit
 
 from ...jobspecs.targets import info
@@ -39,6 +39,9 @@ class BootRecord:
     """Target whose metadata server the agent polls for notices; `none`: it does not poll."""
     capacity_block_end: float | None = None
     """End of the capacity block in epoch seconds; None: the machine is in none."""
+    secrets_pass: str = field(default="", repr=False)
+    """Proof that the machine is the job's, for which the supervisor sends it the job's secrets; no secret itself, as it
+    is of no use without write access to the job dir (protocol/sealed_secrets.py)."""
     endpoint: str | None = None
     """Endpoint of the object store, for tests: on the loopback only."""
     api_endpoint: str | None = None

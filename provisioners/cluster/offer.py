@@ -88,10 +88,11 @@ def _obstacles(spec: JobSpec, cluster: Cluster) -> Iterator[tuple[str, str]]:
             yield f"{name} needs {role.machine_type}, the cluster's machines are {fleet.machine_type}", "leave it out"
     if spec.image is not None or any(role.image for role in roles.values()):
         yield "a cluster's machines run programs in their own image only", "leave out image"
-    for rule in (rules_targets.idle_gpus, rules_targets.priority, rules_targets.launcher):
-        verdict = rule(spec, info(TARGET))
-        if verdict is not None:
-            yield verdict.message, verdict.allowed
+    verdicts = [
+        rule(spec, info(TARGET)) for rule in (rules_targets.idle_gpus, rules_targets.priority, rules_targets.launcher)
+    ]
+    verdicts.append(rules_targets.secret_managers(spec, info(fleet.cloud)))  # they are read with the machines' role
+    yield from ((verdict.message, verdict.allowed) for verdict in verdicts if verdict is not None)
     yield from _elsewhere(spec.resources, fleet)
     yield from _out_of_reach(spec, cluster)
 

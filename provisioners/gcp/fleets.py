@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from ...jobspecs.fleets import FleetSpec
+from ...jobspecs.secret_references import granted_by, parse
 from ..base import ProvisionError
 from ..shared.clock import SystemClock
 from ..stacks.fleet_queries import Endpoints, Reserved, in_a_zone, nodes_of
@@ -72,3 +75,12 @@ def endpoints(_region: str) -> Endpoints:
 def boundary() -> str:
     """Return "": Google Cloud has no permissions boundary."""
     return ""
+
+
+def secrets(_region: str, references: Sequence[str]) -> dict[str, str]:
+    """Return each secret's full name, `projects/P/secrets/S`."""
+    found = {one: parse(one).path for one in map(granted_by, references)}
+    if all(path.startswith("projects/") for path in found.values()):
+        return found
+    project = Clients().project
+    return {one: path if "/" in path else f"projects/{project}/secrets/{path}" for one, path in found.items()}

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ...jobspecs.home import private
+from ...protocol.sealed_secrets import PASS_VARIABLE
 from ..base import LaunchRequest
 from ..shared.locks import try_lock
 
@@ -87,7 +88,7 @@ class Machine:
             agent = subprocess.Popen(
                 command,
                 cwd=self.folder,
-                env=_environment(self.marker, gpus),
+                env=_environment(self.marker, gpus, request.secrets_pass),
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
@@ -177,11 +178,14 @@ def reap_agents() -> None:
     _agents[:] = [agent for agent in _agents if agent.poll() is None]
 
 
-def _environment(marker: str, gpus: Sequence[str]) -> dict[str, str]:
-    """Return the environment of the agent, and thus of the program, without cloudgpu's settings, which may be
-    secret."""
+def _environment(marker: str, gpus: Sequence[str], secrets_pass: str) -> dict[str, str]:
+    """Return the environment of the agent, and thus of the program, without cloudgpu's settings, which may be secret.
+
+    The program does not inherit the agent's own settings.
+    """
     kept = {name: value for name, value in os.environ.items() if not name.startswith("CLOUDGPU_")}
-    return {**kept, "CUDA_VISIBLE_DEVICES": ",".join(gpus), MARKER: marker}
+    own = {PASS_VARIABLE: secrets_pass} if secrets_pass else {}
+    return {**kept, **own, "CUDA_VISIBLE_DEVICES": ",".join(gpus), MARKER: marker}
 
 
 def _keep_tail(path: Path) -> None:

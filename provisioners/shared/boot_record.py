@@ -53,6 +53,7 @@ def build_boot_data(
                 lifetime_s=lifetime_s,
                 notices=info(cloud).host or cloud,
                 capacity_block_end=capacity_block_end,
+                secrets_pass=request.secrets_pass,
                 endpoint=endpoint,
                 cloud=cloud,
                 api_endpoint=api_endpoint,

@@ -16,6 +16,7 @@ from typing import Any
 
 from ...jobspecs.home import home, private
 from ...jobspecs.rules.base import Verdict, listing
+from ...jobspecs.secret_references import granted_by
 from ...storage import durable
 
 _FORMAT = 1
@@ -42,16 +43,23 @@ class Infrastructure:
     """azure: client id of the identity; other clouds: ""."""
     job_dir: str = ""
     """Parent URL of job dirs, e.g. `s3://bucket/jobs`: the default for job files that name none."""
+    secrets: tuple[str, ...] = ()
+    """Secrets that the machines may read, as references without version and key."""
     backend: str = ""
     """URL of the Pulumi backend; "": unknown (files of older versions, and the stack's export)."""
 
-    def role_for(self, urls: Iterable[str]) -> str:
-        """Return `machine_role` if it grants access to all of these URLs, otherwise "".
+    def role_for(self, urls: Iterable[str], secrets: Iterable[str] = ()) -> str:
+        """Return `machine_role` if it grants access to all of these URLs and secrets, otherwise "".
 
         The role grants access to everything below `job_dir`: every job's folder, but no inputs from elsewhere.
         """
         below = f"{self.job_dir.rstrip('/')}/"
-        return self.machine_role if self.job_dir and all(url.startswith(below) for url in urls) else ""
+        reaches = bool(self.job_dir) and all(url.startswith(below) for url in urls)
+        return self.machine_role if reaches and not self.unreadable(secrets) else ""
+
+    def unreadable(self, secrets: Iterable[str]) -> list[str]:
+        """Return the references to secrets that `machine_role` may not read."""
+        return [one for one in secrets if granted_by(one) not in self.secrets]
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -59,7 +67,8 @@ class Infrastructure:
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> Infrastructure:
         """Deserialize outputs, ignoring unknown keys of other versions. Raises TypeError if a key is missing."""
-        return cls(**{key: one for key, one in value.items() if key in cls.__dataclass_fields__})
+        known = {key: one for key, one in value.items() if key in cls.__dataclass_fields__}
+        return cls(**known | {"secrets": tuple(map(str, known.get("secrets") or ()))})
 
 
 def path_of(cloud: str, region: str) -> Path:
@@ -80,9 +89,9 @@ def load(cloud: str, region: str) -> Infrastructure | None:
         raise ValueError(f"{path} cannot be read ({error}): `{command}` writes it anew") from error
 
 
-def group_obstacle(cloud: str, region: str, folders: Iterable[str]) -> Verdict | None:
-    """Return why a job that uses these folders cannot have a dedicated group in this region (job_groups.py), with
-    advice; None: it can.
+def group_obstacle(cloud: str, region: str, folders: Iterable[str], secrets: Iterable[str] = ()) -> Verdict | None:
+    """Return why a job that uses these folders, and these references to secrets, cannot have a dedicated group in this
+    region (job_groups.py), with advice; None: it can.
 
     Reads only the stored outputs, without a network call."""
     command = f"`cloudgpu infra up --cloud {cloud} --region {region}`"
@@ -99,6 +108,14 @@ def group_obstacle(cloud: str, region: str, folders: Iterable[str]) -> Verdict |
         below = stack.job_dir.rstrip("/")
         message = f"machines of recover: fleet may use what is below {below} only, not {listing(outside)}"
         return Verdict(message, f"folders below {below}, or recover: supervisor")
+    if unreadable := stack.unreadable(secrets):
+        message = (
+            f"machines of recover: fleet may read only the secrets of their infra stack, not {listing(unreadable)}"
+        )
+        options = " ".join(f"--secret {granted_by(one)}" for one in unreadable)
+        return Verdict(
+            message, f"`cloudgpu infra up --cloud {cloud} --region {region} {options}`, or recover: supervisor"
+        )
     return None
 
 

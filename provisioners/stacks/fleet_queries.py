@@ -5,10 +5,12 @@ They use the credentials of the user who runs the command, and create nothing.""
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol, cast
 
 from ...jobspecs.fleets import FleetSpec
+from ...jobspecs.secret_references import scheme_of
+from ...jobspecs.targets import info
 from ..base import NodeRequest, ProvisionError
 from ..target import code_of, target_of
 
@@ -41,6 +43,7 @@ class FleetQueries(Protocol):
     def reserved_until(self, fleet: FleetSpec, reservation: str, /) -> float | None: ...
     def endpoints(self, region: str, /) -> Endpoints: ...
     def boundary(self) -> str: ...
+    def secrets(self, region: str, references: Sequence[str], /) -> dict[str, str]: ...
 
 
 def account_of(cloud: str, region: str) -> str:
@@ -51,6 +54,20 @@ def account_of(cloud: str, region: str) -> str:
 def boundary_of(cloud: str) -> str:
     """Return the permissions boundary set in this shell's environment for the roles of a stack; "": none."""
     return _queries(cloud).boundary()
+
+
+def secrets_of(cloud: str, region: str, references: Sequence[str]) -> dict[str, str]:
+    """Return the secrets to grant to a stack's machines, as InfraSettings.secrets has them.
+
+    Raises ProvisionError for one that this cloud's machines cannot read, or that is looked up and not found.
+    """
+    for one in references:
+        if scheme_of(one) not in info(cloud).secret_schemes:
+            schemes = " or ".join(f"{scheme}://" for scheme in info(cloud).secret_schemes)
+            raise ProvisionError(
+                "invalid", f"machines of {cloud} cannot read {one}: they read {schemes}", scope="cloud"
+            )
+    return _queries(cloud).secrets(region, references) if references else {}
 
 
 def image_of(fleet: FleetSpec) -> str:

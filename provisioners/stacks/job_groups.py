@@ -171,7 +171,8 @@ def end_order(allocation: Allocation) -> None:
 
 
 def _stack_for(request: LaunchRequest, cloud: str) -> Infrastructure:
-    why = infra_outputs.group_obstacle(cloud, request.region, (request.job_dir, *request.reads, *request.writes))
+    folders = (request.job_dir, *request.reads, *request.writes)
+    why = infra_outputs.group_obstacle(cloud, request.region, folders, request.secrets)
     stack = None if why else infra_outputs.load(cloud, request.region)
     if stack is None:
         message = "the infra stack is gone" if why is None else ": ".join(filter(None, (why.message, why.allowed)))

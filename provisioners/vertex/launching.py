@@ -61,7 +61,8 @@ class Launch:
         The body is deterministic: if it is invalid now, no earlier call can have created a job."""
         google = self.clients.google
         try:
-            return custom_job(self.request, read_settings(google.service_account, google.storage_endpoint))
+            own = google.account.endpoint or None
+            return custom_job(self.request, read_settings(google.service_account, google.storage_endpoint, own))
         except ProvisionError:
             self.on_outcome_known()
             raise

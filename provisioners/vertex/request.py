@@ -51,13 +51,15 @@ class Settings:
     service_account: str
     storage_endpoint: str | None = None
     """Endpoint of Cloud Storage on the loopback, for tests; None: Google's real endpoint."""
+    api_endpoint: str | None = None
+    """Endpoint of all of Google's APIs for the containers, likewise."""
     network: str = ""
     """`projects/NUMBER/global/networks/NAME` that jobs are peered with; "": none."""
     reservations: tuple[str, ...] = ()
     """Reservations to use, each as `projects/PROJECT/zones/ZONE/reservations/NAME`."""
 
 
-def read_settings(service_account: str, storage_endpoint: str | None) -> Settings:
+def read_settings(service_account: str, storage_endpoint: str | None, api_endpoint: str | None = None) -> Settings:
     """Read the settings from the environment. Raises ProvisionError for an invalid variable."""
     network = os.environ.get(NETWORK, "")
     if network and not _NETWORK.fullmatch(network):
@@ -68,7 +70,7 @@ def read_settings(service_account: str, storage_endpoint: str | None) -> Setting
         if not _RESERVATION.fullmatch(one):
             message = f"{RESERVATION}: {one} is not projects/PROJECT/zones/ZONE/reservations/NAME"
             raise ProvisionError("invalid", message, scope="cloud")
-    return Settings(service_account, storage_endpoint, network, reservations)
+    return Settings(service_account, storage_endpoint, api_endpoint, network, reservations)
 
 
 def custom_job(request: LaunchRequest, settings: Settings) -> dict[str, Any]:
@@ -120,6 +122,7 @@ def _command(
         lambda record: container_command(record, worker_pools.replicas(placed)),
         lifetime_s=_life_s(request),
         endpoint=settings.storage_endpoint,
+        api_endpoint=settings.api_endpoint,
     )
 
 

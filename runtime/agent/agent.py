@@ -12,12 +12,13 @@ import argparse
 import contextlib
 import dataclasses
 import hashlib
+import math
 import os
 import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from ...protocol.jobdir import (
     JOB_KEY,
@@ -36,6 +37,7 @@ from ...protocol.jobdir import (
 from ...protocol.logs import LogWriter
 from ...protocol.outputs import FOLDER as OUTPUTS
 from ...protocol.pace import Pace
+from ...protocol.sealed_secrets import PASS_VARIABLE
 from ..archive import ArchiveError, unpack
 from ..launchers import LauncherError, ProgramContext, choose_launcher, environment, machine_environment, setup_process
 from ..notices import CloudNotices, NodeDir, Order, Orders, Watcher
@@ -43,6 +45,7 @@ from ..outputs import Before, Destination, upload_outputs
 from ..processes.exit_verdict import Ending, failed_setup, judge
 from ..processes.program import MARKER, Process
 from ..retry import retry
+from ..secrets.masking import LineMasker
 from .generations import Ledger
 from .heartbeat import HeartbeatThread, read_progress
 from .membership import LeftOutError
@@ -51,6 +54,9 @@ from .restart import Budget, scope
 from .resume import EarlierRun, OwnClaim, read_earlier_run
 from .runner import PEER_S, POLL_S, Interrupted, Runner, StopHooks, Vanished, Wakeup
 from .timeline import History
+
+if TYPE_CHECKING:
+    from ..secrets.job_secrets import Request
 
 DONE, BUG, CLAIMED, JOB_DIR_LOST, VANISHED, SUPERSEDED, STAYED = 0, 1, 3, 4, 5, 6, 7
 """Exit codes of the agent: result written; unexpected error; another agent has claimed this node; job dir lost, no
@@ -72,6 +78,9 @@ _LAST_LINES_S = 30.0
 _OUTPUTS_S = 6 * 3_600.0  # upload timeout for outputs, unless an order sets an earlier deadline
 _BUILD_POLL_S = 0.2  # poll interval while another job builds the environment
 _RESULT_S = 2.0  # reserved before a deadline to write the last log lines and the result
+_SECRETS_POLL_S = 0.1  # between two looks for the job's secrets in a local folder
+_FAR_SECRETS_POLL_S = 2.0  # the same in an object store, where requests cost money
+_SAY_SECRETS_S = 5.0  # of waiting for secrets, after which the log says so
 _SUPERSEDED = "superseded"
 _ACKNOWLEDGE_S = (
     30.0  # how long an attempt's first node waits for the others to save before it acknowledges to the provider
@@ -82,6 +91,10 @@ _T = TypeVar("_T")
 
 class _ErrorEnd(Exception):  # noqa: N818 - ends the node; not a bug
     """cloudgpu cannot run the node; the message is the reason."""
+
+
+class _NoSecretsError(Exception):
+    """The job's secrets did not come in time, but may for a later attempt; the message is the reason."""
 
 
 class Agent:
@@ -104,6 +117,8 @@ class Agent:
         self._has_begun = False
         """True if the program has been started, by this run of the agent or an earlier one."""
         self._marker = os.environ.get(MARKER) or uuid.uuid4().hex
+        self._masker = LineMasker()
+        self._secrets_pass = os.environ.get(PASS_VARIABLE, "")
         self._lost = ""
         """Reason why the job dir cannot be used any more; "" while it can."""
         self._missing: list[str] = []
@@ -134,6 +149,8 @@ class Agent:
             ending = self._work(job_data)
         except _ErrorEnd as error:
             ending = Ending("error", None, str(error))
+        except _NoSecretsError as error:
+            ending = Ending("again", None, str(error))
         except Interrupted:
             ending = judge([], self._orders.deciding, asked=False, listening=False)
         except Vanished as gone:
@@ -151,7 +168,7 @@ class Agent:
     def _start_services(self, before: EarlierRun) -> None:
         """Start the heartbeat, the log, and the watchers for orders and the provider's notices."""
         self._history = History(before.heartbeat)
-        self._log = LogWriter(self._job_dir, self._attempt, self._node, before.chunk, self._pace)
+        self._log = LogWriter(self._job_dir, self._attempt, self._node, before.chunk, self._pace, self._masker)
         self._watcher = Watcher(
             self._job_dir, self._attempt, self._node, self._orders, self._log.add_agent_line, pace=self._pace
         )
@@ -195,6 +212,7 @@ class Agent:
         if hashlib.sha256(job_data).hexdigest() != self._sha256:
             raise _ErrorEnd(f"{JOB_KEY} differs from the job that this machine was launched for: its sha256 differs")
         place, budget, heals = self._place(job_data)
+        request = self._request_secrets(place.job)
         self._fetch_code(place.job)
         try:
             choice = choose_launcher(place.job, place.nodes, self._code)
@@ -206,6 +224,7 @@ class Agent:
         self._history.setup_begins()
         self._fetch_inputs(place.job.inputs_on(str(place.offer.get("cloud", "local"))))
         self._note_what_is_there(place.job.outputs)
+        place = dataclasses.replace(place, secrets=self._read_secrets(place.job, request))
         place, failure = self._set_up(place)
         if failure is not None:
             return failure
@@ -309,6 +328,68 @@ class Agent:
             raise _ErrorEnd(str(error)) from error
         except OSError as error:
             raise _ErrorEnd(f"the inputs cannot be written: {error}") from error
+
+    def _request_secrets(self, job: JobRecord) -> Request | None:
+        """Ask the submitter's computer for the secrets that only it can read; None: there are none.
+
+        Asked first, so that they come while code and inputs are fetched.
+        """
+        if not any("://" not in source for source in job.secrets.values()):
+            return None
+        from ..secrets.job_secrets import Request
+
+        request = Request.make(job.job_id, self._attempt, self._node, self._secrets_pass)
+        self._heart.request_secrets(request.recipient.key, request.proof)
+        return request
+
+    def _read_secrets(self, job: JobRecord, request: Request | None) -> dict[str, str]:
+        """Return the values of the job's secrets, which the log masks from then on."""
+        if not job.secrets:
+            return {}
+        from ..secrets.job_secrets import remark_unmaskable
+
+        references = {name: source for name, source in job.secrets.items() if "://" in source}
+        values = self._read_references(references) if references else {}
+        remark_unmaskable(values, self._log.add_agent_line)
+        if request is not None:
+            values |= self._await_secrets(request, job.secrets.keys() - references.keys())
+        self._masker.add_values(values.values())
+        return values
+
+    def _read_references(self, references: Mapping[str, str]) -> dict[str, str]:
+        """Return the values of references to secret managers. Raises _ErrorEnd, or _NoSecretsError if a later attempt
+        may succeed."""
+        from ..secrets.references import Reads, SecretError
+
+        reads = Reads(references, self._log.add_agent_line)
+        try:
+            return self._runner.poll(reads.values, math.inf, _SECRETS_POLL_S) or {}
+        except SecretError as error:
+            raise (_NoSecretsError if error.passes else _ErrorEnd)(str(error)) from error
+
+    def _await_secrets(self, request: Request, names: set[str]) -> dict[str, str]:
+        """Return the values that the submitter's computer sends. Raises _NoSecretsError after WAIT_S."""
+        from ..secrets.job_secrets import WAIT_S
+
+        said_at = time.monotonic() + _SAY_SECRETS_S
+
+        def look() -> dict[str, str] | None:
+            nonlocal said_at
+            values = self._retry(lambda: request.read(self._job_dir, names, self._log.add_agent_line))
+            if values is None and time.monotonic() > said_at:
+                said_at = float("inf")
+                self._log.add_agent_line(f"waiting for the secrets {', '.join(sorted(names))}")
+            return values
+
+        every_s = _SECRETS_POLL_S if self._job_dir.folder is not None else _FAR_SECRETS_POLL_S
+        values = self._runner.poll(look, WAIT_S, every_s)
+        self._heart.request_secrets("", "")
+        if values is None:
+            raise _NoSecretsError(
+                f"the secrets {', '.join(sorted(names))} did not come from the submitter's computer within "
+                f"{WAIT_S / 60:.0f} min"
+            )
+        return values
 
     def _note_what_is_there(self, outputs: Sequence[str]) -> None:
         """Record the files that came with the code or the inputs: they are no outputs unless the program writes them
@@ -488,12 +569,12 @@ class Agent:
         progress = read_progress(self._state / "progress.json")
         if not self._log.close(0.0 if self._lost else self._last_lines_s):
             note("the last lines of the log could not be written")
-        note(f"{ending.outcome}: {ending.reason}")
+        note(self._masker.mask(f"{ending.outcome}: {ending.reason}"))
         self._history.finish()
         result = Result(
             ending.outcome,
             ending.exit_code,
-            ending.reason,
+            self._masker.mask(ending.reason),
             self._started,
             time.time(),
             progress,

@@ -53,6 +53,7 @@ class HeartbeatThread:
         self._on_superseded, self._next_attempt = on_superseded, attempt_key(attempt + 1)
         self._phase: Phase = "setup"
         self._gpu_idle_s: float | None = None
+        self._secrets = ("", "")
         self._changed = threading.Event()
         self._looked = self._beat_due = -math.inf
         self._stopping = False
@@ -71,6 +72,11 @@ class HeartbeatThread:
     def set_gpu_idle(self, seconds: float | None) -> None:
         """Set the idle time of the GPUs, in seconds, that the next heartbeat reports."""
         self._gpu_idle_s = seconds
+
+    def request_secrets(self, key: str, proof: str) -> None:
+        """Publish a public key and its proof, at once and in every heartbeat; "": the secrets have come."""
+        self._secrets = (key, proof)
+        self._pace.stay_quick()
 
     def stop(self) -> None:
         self._stopping = True
@@ -119,7 +125,18 @@ class HeartbeatThread:
         self._beat_due = -math.inf  # due until it is written
         self._sequence += 1
         timeline, next_s = self._history.to_json(), self._interval_s if is_quick else BEAT_S
-        beat = Heartbeat(self._sequence, time.time(), self._phase, progress, self._gpu_idle_s, timeline, next_s)
+        key, proof = self._secrets
+        beat = Heartbeat(
+            sequence=self._sequence,
+            time=time.time(),
+            phase=self._phase,
+            progress=progress,
+            gpu_idle_s=self._gpu_idle_s,
+            timeline=timeline,
+            secrets_key=key,
+            secrets_proof=proof,
+            next_s=next_s,
+        )
         self._job_dir.put(self._key, beat.to_bytes())
         self._beat_due = now + BEAT_S
 

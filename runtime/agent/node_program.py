@@ -99,7 +99,7 @@ class NodeProgram:
     def __init__(self, node: Node, place: ProgramContext, launcher: str, ledger: Ledger) -> None:
         self._node, self._launcher, self._ledger = node, launcher, ledger
         self._machine_env = machine_environment(os.environ, node.marker)
-        env = writer_environment(self._machine_env, place.job.env)
+        env = writer_environment(self._machine_env, {**place.job.env, **place.secrets})
         self._writer = NodeWriter(node.state / "writer.sock", env, node.log.add_agent_line)
         self.place = dataclasses.replace(place, writer=str(self._writer.path))
         """The program's context in the newest generation."""
@@ -211,6 +211,7 @@ class NodeProgram:
             reported=outcomes.reported(),
             interrupted_exit=self._interrupted_exit,
         )
+        ending = dataclasses.replace(ending, reason=node.log.masked(ending.reason))  # it may quote the program
         node.history.record_progress(read_progress(place.progress), generation)
         node.history.end(ending.reason if elsewhere is None else elsewhere.reason)
         return ending, self._what_follows(ending, elsewhere, place)

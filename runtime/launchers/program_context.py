@@ -56,6 +56,8 @@ class ProgramContext:
     """Interruptions before this start: checkpoint.schedule.interval.History as JSON."""
     progress_since: int = 0
     """Value of AttemptRecord.progress_since."""
+    secrets: Mapping[str, str] = field(default_factory=dict, repr=False)
+    """Values of the job's secrets, by variable. They go into the environment of programs only."""
 
     @property
     def notice(self) -> Path:
@@ -96,14 +98,15 @@ def machine_environment(environ: Mapping[str, str], marker: str) -> dict[str, st
 
 
 def environment(place: ProgramContext, machine_env: Mapping[str, str]) -> dict[str, str]:
-    """Return a program's environment: the machine's variables, overridden by the job's `env`, then by cloudgpu's.
+    """Return a program's environment: the machine's variables, overridden by the job's `env` and its secrets, then by
+    cloudgpu's.
 
     On the submitter's machine, the variables of the submitting shell replace the machine's.
     """
     if place.job.submitter_env is not None:
         machine_env = {**place.job.submitter_env, **_machines_own(place, machine_env)}
     path = {} if place.job.search_path is None else {"PATH": place.job.search_path}
-    whole = {**machine_env, **path, **place.job.env, **_job_env(place)}
+    whole = {**machine_env, **path, **place.job.env, **place.secrets, **_job_env(place)}
     own, machines = place.job.env.get("PYTHONPATH"), machine_env.get("PYTHONPATH")
     if own and machines:  # the machine's path is needed to import cloudgpu.runtime
         whole["PYTHONPATH"] = f"{own}{os.pathsep}{machines}"

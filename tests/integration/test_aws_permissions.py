@@ -33,6 +33,8 @@ from cloudgpu.provisioners.aws.provisioner import AwsProvisioner
 from cloudgpu.provisioners.aws.resources.identity import machine_policy
 from cloudgpu.provisioners.shared import infra_outputs, tags
 from cloudgpu.provisioners.shared.infra_outputs import Infrastructure
+from cloudgpu.runtime.secrets.api import Patience
+from cloudgpu.runtime.secrets.references import SecretError, read_secret
 from cloudgpu.tests.standins.aws import Aws
 from cloudgpu.tests.standins.aws.sessions import session
 from cloudgpu.tests.standins.aws.stacks import create_stack
@@ -58,7 +60,7 @@ def policies() -> dict[str, Policy]:
     return found
 
 
-LAUNCH, GROUPS, S3, MORE, MACHINES, _STACKS = policies().values()
+LAUNCH, GROUPS, S3, MORE, MACHINES, SECRETS, _STACKS = policies().values()
 
 
 def actions(policy: Policy) -> set[str]:
@@ -528,6 +530,32 @@ def test_with_a_stack_no_right_on_roles_is_needed(account: Account, monkeypatch:
 
 def test_the_page_shows_the_machines_policy_as_it_is_made() -> None:
     assert machine_policy(request(), "aws") == MACHINES
+    key = SECRETS["Statement"][1]["Resource"][0]
+    found = machine_policy(request(secrets=(f"aws-secretsmanager://team/wandb?kms-key={key}",)), "aws")
+    assert found["Statement"] == [*MACHINES["Statement"], *SECRETS["Statement"]]
+
+
+@pytest.mark.parametrize("action", ["", "secretsmanager:GetSecretValue"])
+def test_a_machine_reads_the_secrets_of_its_job_and_no_others(
+    account: Account, action: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    manager: Any = boto3.client("secretsmanager")
+    for name in ("team/wandb", "team/wandb2", "other"):
+        manager.create_secret(Name=name, SecretString=f"value of {name}")
+    policy = {"Version": "2012-10-17", "Statement": [*MACHINES["Statement"], *SECRETS["Statement"]]}
+    document = json.dumps(without(policy, action))
+    account.iam.put_user_policy(UserName="submitter", PolicyName="machine", PolicyDocument=document)
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", account.key["AccessKeyId"])
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", account.key["SecretAccessKey"])
+    monkeypatch.setenv("AWS_REGION", REGION)
+    account.aws.control.enforce()
+    at_once = Patience(unready_s=0.0)
+    if not action:
+        assert read_secret("aws-secretsmanager://team/wandb", at_once) == "value of team/wandb"
+    for name in ("team/wandb2", "other", *(["team/wandb"] if action else [])):
+        with pytest.raises(SecretError, match="may not read it: it needs secretsmanager:GetSecretValue") as caught:
+            read_secret(f"aws-secretsmanager://{name}", at_once)
+        assert ALL in str(caught.value)
 
 
 @pytest.mark.parametrize("action", ["", "s3:GetObject", "s3:PutObject", "s3:DeleteObject", "s3:ListBucket"])

@@ -177,7 +177,7 @@ def test_a_group_with_nothing_in_it_is_found_and_removed(azure: AzureControl) ->
 def test_a_launch_that_died_before_its_machines_leaves_no_role_behind(azure: AzureControl) -> None:
     clients = Clients(FastClock())
     grants = identity.find_grants(clients, request())
-    resource_groups.make_group(clients, request(), [grant.container.to_tag() for grant in grants])
+    resource_groups.make_group(clients, request(), [grant.target.to_tag() for grant in grants])
     identity.assign_roles(clients, request(), identity.make_identity(clients, request()), grants)
     [one] = found()
     assert kinds(one) == {"resource group", "managed identity", "role assignment"}

@@ -271,6 +271,29 @@ def test_roles_that_may_be_given_are_those_that_are(azure: AzureControl) -> None
     assert {one["properties"]["principalType"] for one in found} == {"ServicePrincipal"}
 
 
+def test_secrets_add_one_role_on_each_and_nothing_else(azure: AzureControl) -> None:
+    assert f"({rights.SECRETS})" in PAGE and f"`{rights.NAMES[rights.SECRETS]}`" in PAGE
+    azure.add_secret("my-vault", "wandb", "value")
+    references = ("azure-keyvault://My-Vault/wandb#user", "azure-keyvault://my-vault/wandb/" + "0" * 32)
+    assert _launching(secrets=references[:1])() == []
+    [given] = [one for one in scopes(azure) if rights.SECRETS in one[0]]
+    assert given[1].endswith("/providers/Microsoft.KeyVault/vaults/My-Vault/secrets/wandb")
+    assert len(scopes(azure)) == 3
+    assert terminate() == []
+    assert left(azure) == []
+    [complaint] = _launching(secrets=("azure-keyvault://elsewhere/wandb",))()
+    assert "no key vault elsewhere that you may see" in complaint and "azure-permissions.md" in complaint
+    [complaint] = _launching(secrets=tuple(f"azure-keyvault://my-vault/s{number}" for number in range(21)))()
+    assert "21 secrets of key vaults, a launch can grant 20" in complaint
+    assert left(azure) == []
+
+
+def scopes(azure: AzureControl) -> list[tuple[str, str]]:
+    """Return role and scope of each role assignment."""
+    found = (one["properties"] for one in azure.resources("Microsoft.Authorization/roleAssignments"))
+    return [(one["roleDefinitionId"], one["scope"]) for one in found]
+
+
 @pytest.mark.parametrize("step", STEPS)
 def test_with_the_roles_everything_works(azure: AzureControl, step: str, caplog: pytest.LogCaptureFixture) -> None:
     assert run(azure, step) == []

@@ -19,6 +19,7 @@ import pytest
 import yaml
 
 import cloudgpu
+from cloudgpu.infra.gcp.role import SECRET_ACCESSOR
 from cloudgpu.protocol.jobdir import JobDir, JobDirError
 from cloudgpu.provisioners import AgentFile, Allocation, LaunchRequest, NodeRequest, Owner, ProvisionError
 from cloudgpu.provisioners.gcp.account import Account
@@ -29,6 +30,8 @@ from cloudgpu.provisioners.gcp.lifecycle import gc
 from cloudgpu.provisioners.gcp.provisioner import GcpProvisioner
 from cloudgpu.provisioners.gcp.rest import Rest
 from cloudgpu.provisioners.vertex.provisioner import VertexProvisioner
+from cloudgpu.runtime.secrets.api import Patience
+from cloudgpu.runtime.secrets.references import SecretError, read_secret
 from cloudgpu.tests.standins.clocks import FastClock
 from cloudgpu.tests.standins.faults import error
 from cloudgpu.tests.standins.gce.control import GceControl
@@ -425,3 +428,22 @@ def test_a_machine_may_use_the_bucket_and_delete_machines_of_ours_and_nothing_el
     [complaint] = launch(world)
     assert "compute." in complaint
     assert "compute.instances.list" in observe(world)[0]
+
+
+def test_a_machine_reads_the_secrets_whose_policy_names_its_account(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The permission that the page names is needed, on the secret alone, and suffices."""
+    [permission] = set(re.findall(r"`(secretmanager\.[\w.]+)`", PAGE.read_text()))
+    assert SECRET_ACCESSOR in PAGE.read_text()
+    for name in ("wandb", "other"):
+        world.control.do("secretmanager/put", secret=name, value=f"value of {name}")
+    for name, value in world.environ(MACHINE).items():
+        monkeypatch.setenv(name, value)
+    at_once = Patience(unready_s=0.0)
+    world.control.enforce({MACHINE: [{"permissions": [permission], "where": f"projects/{PROJECT}/secrets/wandb/*"}]})
+    assert read_secret("gcp-secretmanager://wandb", at_once) == "value of wandb"
+    assert world.control.used() == {(MACHINE, permission)}
+    with pytest.raises(SecretError, match=f"needs {permission} on projects/{PROJECT}/secrets/other") as caught:
+        read_secret("gcp-secretmanager://other", at_once)
+    assert "docs/reference/gcp-permissions.md" in str(caught.value)

@@ -46,7 +46,11 @@ def test_it_holds_the_runtime_and_what_that_needs(built: Built) -> None:
     assert {f"lib/cloudgpu/{name}" for name in needed} <= names
     assert {name.split("/")[2] for name in names if name.startswith("lib/cloudgpu/")} == {"__init__.py", *folders}
     assert {name.split("/")[1].partition("-")[0] for name in names if name.startswith("needs/")} == {
+        "_cffi_backend.cpython",
+        "cffi",
+        "nacl",
         "obstore",
+        "pynacl",
         "xxhash",
     }
     assert not [name for name in names if name.endswith((".pyc", ".pyi", "RECORD"))]
@@ -58,7 +62,8 @@ def test_unpacked_it_needs_no_other_package(built: Built, tmp_path: Path) -> Non
     with zipfile.ZipFile(built.path) as packed:
         packed.extractall(tmp_path)
     program = (
-        "import cloudgpu.runtime.agent, cloudgpu.runtime.checkpoint.writer, obstore, xxhash; print(obstore.__file__)"
+        "import cloudgpu.runtime.agent, cloudgpu.runtime.checkpoint.writer, obstore, xxhash; print(obstore.__file__)\n"
+        "from cloudgpu.protocol.sealed_secrets import new_key, public_key; assert len(public_key(new_key())) == 64"
     )
     done = subprocess.run(
         [str(getattr(sys, "_base_executable", sys.executable)), "-S", "-P", "-c", program],

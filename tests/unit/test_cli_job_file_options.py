@@ -84,10 +84,18 @@ def test_a_mistake_in_a_flag_names_the_flag(tmp_path: Path) -> None:
     assert any("limits.cots" in place for place in places)
 
 
-@pytest.mark.parametrize("word", ["B", "=x"])
-def test_env_must_have_a_name_and_a_value(tmp_path: Path, word: str) -> None:
-    with pytest.raises(click.BadParameter, match="NAME=VALUE"):
+@pytest.mark.parametrize(("word", "said"), [("NOT_SET_HERE", "not set in this shell"), ("=x", "NAME=VALUE or NAME")])
+def test_env_must_have_a_name_and_a_value(tmp_path: Path, word: str, said: str) -> None:
+    with pytest.raises(click.BadParameter, match=said):
         load(tmp_path, JOB, "--env", word)
+
+
+def test_env_takes_the_value_that_this_shell_has(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OF_SHELL", "a=b")
+    assert (
+        load(tmp_path, JOB, "--env", "OF_SHELL", "--env", "C=d").spec.env.items()
+        >= {"OF_SHELL": "a=b", "C": "d"}.items()
+    )
 
 
 def test_every_flag_is_a_key_of_the_job_file() -> None:

@@ -65,6 +65,7 @@ class TestFitting:
             ("image: docker.io/x/y:1", "their own image"),
             ("inputs: {data: 's3://other/data'}", "may not read inputs.data"),
             ("job_dir: s3://other/jobs", "may not use s3://other/jobs"),
+            ("secrets: {A: 'gcp-secretmanager://a'}", "machines of aws cannot read gcp-secretmanager://"),
             ("priority: 1", "cluster has no queue that honours priority: 1"),
             ("limits: {gpu_idle: 1h}", "no GPU that could be idle"),
         ],

@@ -62,6 +62,7 @@ from cloudgpu.protocol.jobdir import (
 from cloudgpu.protocol.logs import LogReader
 from cloudgpu.protocol.metrics import Row, Segment, read_metrics
 from cloudgpu.protocol.outputs import OutputsRecord, find_outputs, missing_outputs
+from cloudgpu.protocol.sealed_secrets import BoxContent
 from cloudgpu.provisioners.base import NodeState
 from cloudgpu.runtime.agent.generations import Ledger
 from cloudgpu.runtime.agent.heartbeat import read_progress
@@ -90,7 +91,7 @@ TIME = 1_700_000_000.0
 NODES = ("worker-0.1", "worker-1.1")
 CHECKPOINT = "00000020-0001-000000000000"
 IN_FLEETS = {Settings, Order, Holding, Freed, End, Beat, Failure}
-IN_OTHERS = {NodeRecord, Progress, Span, Timeline}
+IN_OTHERS = {BoxContent, NodeRecord, Progress, Span, Timeline}
 """Records that are stored only inside another record."""
 
 

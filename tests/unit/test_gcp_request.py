@@ -99,6 +99,12 @@ def test_one_machine() -> None:
     assert told["startup-script"].startswith("#!") and "worker-0.1" in told["startup-script"]
 
 
+def test_only_machines_that_read_secrets_have_the_scope_for_it() -> None:
+    (few,) = body(request())["serviceAccounts"]
+    (more,) = body(request(secrets=("gcp-secretmanager://a",)))["serviceAccounts"]
+    assert more["scopes"] == [*few["scopes"], "https://www.googleapis.com/auth/cloud-platform"]
+
+
 def test_everything_of_a_machine_has_its_labels() -> None:
     found = body(request(expires=2_000_000_000.0))
     assert (

@@ -136,7 +136,7 @@ def test_a_file_of_another_tool_is_recognised(text: str, what: str, others: int)
     assert len(rest) == others
 
 
-@pytest.mark.parametrize("text", ["workdir: .", "envs: {A: b}", "type: a", "kind: Job", "secrets: {A: b}"])
+@pytest.mark.parametrize("text", ["workdir: .", "envs: {A: b}", "type: a", "kind: Job", "num_nodes: 2"])
 def test_one_key_of_another_tool_is_a_mistake_of_its_own(text: str) -> None:
     with pytest.raises(SpecError) as caught:
         load_text(HEAD + text)

@@ -19,6 +19,7 @@ from botocore.model import ServiceModel
 from botocore.validate import ParamValidator
 from pulumi._types import input_type_py_to_pulumi_names
 
+from cloudgpu.infra.arguments import ArgumentError
 from cloudgpu.infra.aws import GpuCluster, GpuFleet, JobBucket, MachineRole, OrphanReaper
 from cloudgpu.infra.aws.network import range_of
 from cloudgpu.infra.aws.programs import fleet_program, infra_program
@@ -344,6 +345,27 @@ def test_the_infra_program_exports_what_launches_use() -> None:
         machine_role="arn:aws:iam:us-east-1:123456789012:cloudgpu-machines-profile",
         job_dir="s3://cloudgpu-jobs-bucket-id/jobs",
     )
+
+
+def test_machines_may_read_the_secrets_named_and_no_others() -> None:
+    def statements(secrets: dict[str, str]) -> list[dict[str, Any]]:
+        found = registered(lambda: infra_program(dataclasses.replace(INFRA, secrets=secrets)))
+        assert Infrastructure.from_json(exports(found)["cloudgpu"]).secrets == tuple(secrets)
+        policy = only(found, "aws:iam/rolePolicy:RolePolicy", "cloudgpu-machines-jobs").inputs["policy"]
+        listed: list[dict[str, Any]] = json.loads(policy)["Statement"]
+        return listed
+
+    key = "arn:aws:kms:us-east-1:1:key/k"
+    few = statements({})
+    more = statements({"aws-secretsmanager://a": f"aws-secretsmanager://a?kms-key={key}"})
+    assert more[: len(few)] == few
+    assert [(one["Action"], one["Resource"]) for one in more[len(few) :]] == [
+        ("secretsmanager:GetSecretValue", [f"arn:aws:secretsmanager:{REGION}:*:secret:a-??????"]),
+        ("kms:Decrypt", [key]),
+    ]
+    wrong: Any = {"job_dir": "s3://b/jobs", "secrets": ["gcp-secretmanager://a"]}
+    with pytest.raises(ArgumentError, match="secrets: 'gcp-secretmanager://a': expected aws-secretsmanager://"):
+        registered(lambda: MachineRole("m", wrong))
 
 
 def test_the_network_is_in_every_zone_and_closed() -> None:

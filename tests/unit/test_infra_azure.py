@@ -17,6 +17,7 @@ import pulumi_azure_native  # its types are the reference of these checks
 import pytest
 
 import cloudgpu
+from cloudgpu.infra.arguments import ArgumentError
 from cloudgpu.infra.azure import GpuCluster, GpuFleet, GpuNetwork, JobBucket, MachineRole, OrphanReaper, reaper
 from cloudgpu.infra.azure.bucket import account_name
 from cloudgpu.infra.azure.programs import fleet_program, infra_program
@@ -434,6 +435,22 @@ def test_the_stack_does_not_assign_the_leaving_role() -> None:
     assert leaving["assignableScopes"] == [f"/subscriptions/{SUBSCRIPTION}"]
     given = {one.inputs["roleDefinitionId"] for one in found if one.type == ASSIGNMENT}
     assert not [one for one in given if "leaving" in one]
+
+
+def test_machines_may_read_the_secrets_named_and_no_others() -> None:
+    few = registered(lambda: infra_program(INFRA))
+    scope = f"{GROUP}/providers/Microsoft.KeyVault/vaults/my-vault/secrets/a"
+    secrets = {"azure-keyvault://my-vault/a": scope}
+    more = registered(lambda: infra_program(dataclasses.replace(INFRA, secrets=secrets)))
+    known = {one.name for one in few}
+    [added] = [one for one in more if one.name not in known]
+    assert added.type == ASSIGNMENT and added.inputs["scope"] == scope
+    assert added.inputs["roleDefinitionId"].endswith(rights.SECRETS)
+    assert Infrastructure.from_json(exports(more)["cloudgpu"]).secrets == tuple(secrets)
+    args: Any = {"region": REGION, "resource_group": "g", "subscription": SUBSCRIPTION, "container": f"{GROUP}/c"}
+    args["secrets"] = ["a"]
+    with pytest.raises(ArgumentError, match="secrets: 'a': expected …/vaults/VAULT/secrets/SECRET"):
+        registered(lambda: MachineRole("role", args))
 
 
 def test_machines_reach_their_folder_only() -> None:

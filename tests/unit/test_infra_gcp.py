@@ -165,6 +165,20 @@ def test_machines_reach_one_folder_and_end_only_machines_and_groups_of_ours() ->
     assert "logging" not in everything and "roles/editor" not in everything
 
 
+def test_machines_may_read_the_secrets_named_and_no_others() -> None:
+    kind = "gcp:secretmanager/secretIamMember:SecretIamMember"
+    assert not [one for one in run_strict(lambda: infra_program(INFRA)) if one.type == kind]
+    secrets = {"gcp-secretmanager://a": f"projects/{PROJECT}/secrets/a"}
+    found = run_strict(lambda: infra_program(dataclasses.replace(INFRA, secrets=secrets)))
+    given = only(found, kind).inputs
+    assert (given["project"], given["secretId"], given["role"]) == (PROJECT, "a", "roles/secretmanager.secretAccessor")
+    assert given["member"] == only(found, MEMBER).inputs["member"]
+    assert Infrastructure.from_json(exports(found)["cloudgpu"]).secrets == tuple(secrets)
+    wrong: Any = {"project": PROJECT, "account_id": "cloudgpu-m", "bucket": "b", "secrets": ["a"]}
+    with pytest.raises(ArgumentError, match="secrets: 'a': expected projects/PROJECT/secrets/SECRET"):
+        run_strict(lambda: MachineRole("m", wrong) and None)
+
+
 def test_a_role_without_fleets_may_not_change_groups() -> None:
     args = {"project": PROJECT, "account_id": "cloudgpu-m", "bucket": "b", "users": ["user:me@here"]}
     registered = run_strict(lambda: MachineRole("m", args) and None)  # type: ignore[arg-type]

@@ -84,7 +84,7 @@ HEAD = "name: job\nrun: python train.py\ncode: null\n"
             "there is no key `1` here",
             (
                 "known here: name, resources, roles, image, code, inputs, outputs, labels, setup, run, args, env, "
-                "launcher, job_dir, checkpoint, priority, recover, retry, limits"
+                "secrets, launcher, job_dir, checkpoint, priority, recover, retry, limits"
             ),
         ),
         # values out of their domain
@@ -300,7 +300,12 @@ HEAD = "name: job\nrun: python train.py\ncode: null\n"
             "`CLOUDGPU_RANK` is a name cloudgpu itself uses",
             "do not begin with CLOUDGPU_",
         ),
-        ("env:\n  TOKEN:", "5:9 no-value", "`TOKEN` has no value", 'write "" for an empty one'),
+        (
+            "env:\n  TOKEN:",
+            "5:9 no-value",
+            "`TOKEN` has no value",
+            'write "" for an empty one, or secrets: [TOKEN] for the value that your shell has',
+        ),
         ("env: {A: [b]}", "4:10 wrong-type", "expected a text as value of `A`, not a list", "put quotes around it"),
         # keys that belong together
         ("roles: {chief: {nodes: 2}}", "4:24 one-chief", "there is one chief", "write nodes: 1"),

@@ -22,7 +22,7 @@ FILES = {
     "a text": "env: s3cr3t\nname: x\nrun: y\n",
     "quotes that are never closed": 'name: x\nenv:\n  KEY: "s3cr3t\nrun: y s3cr3t\n',
     "flow on several lines": "name: x\nenvs: {A: 's3cr3t\n  s3cr3t', C: [s3cr3t,\n s3cr3t],\n   } }\nrun: y\n",
-    "another tool's word": "name: x\nrun: y\nsecrets: [s3cr3t]\n",
+    "another tool's word": "name: x\nrun: y\nsecrets: {A: s3cr3t}\n",
     "a misspelt key": "name: x\nrun: y\nenviroment: {A: s3cr3t}\nevn: {A: s3cr3t}\n",
     "a misspelt key of a role": "run: y\nroles: {worker: {nodes: 1, environ: {A: s3cr3t}}}\n",
     "the whole file in one line": "{name: X Y, env: {A: s3cr3t}, run: [1]}\n",

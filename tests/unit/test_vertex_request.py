@@ -262,7 +262,7 @@ def test_settings_that_cannot_be_meant(name: str, value: str, monkeypatch: pytes
 def test_settings(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(NETWORK, "projects/1/global/networks/n")
     monkeypatch.setenv(RESERVATION, f"{HERE} {THERE}")
-    assert read_settings(ACCOUNT, None) == Settings(ACCOUNT, None, "projects/1/global/networks/n", (HERE, THERE))
+    assert read_settings(ACCOUNT, None) == Settings(ACCOUNT, None, None, "projects/1/global/networks/n", (HERE, THERE))
 
 
 # -- pools and labels

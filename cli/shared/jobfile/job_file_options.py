@@ -6,6 +6,7 @@ order of preference. FILE - is standard input.
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -68,11 +69,27 @@ def spec_options(function: _F) -> _F:
         )(function)
     function = click.option(
         "--env",
-        metavar="NAME=VALUE",
+        metavar="NAME[=VALUE]",
         multiple=True,
         expose_value=False,
         callback=_note_env,
-        help="Set an environment variable of the program.",
+        help="Set an environment variable of the program; without VALUE, to that of this shell.",
+    )(function)
+    function = click.option(
+        "--env-file",
+        metavar="FILE",
+        multiple=True,
+        expose_value=False,
+        callback=_note_env_file,
+        help="Set the variables of a dotenv file; those whose names look secret become secrets.",
+    )(function)
+    function = click.option(
+        "--secret",
+        metavar="NAME[=SOURCE]",
+        multiple=True,
+        expose_value=False,
+        callback=_note_secret,
+        help="A variable whose value is stored nowhere: this shell's, or from SOURCE, e.g. file:PATH.",
     )(function)
     return click.option(
         "--set",
@@ -90,6 +107,9 @@ class _Given:
 
     values: dict[str, str | list[str]] = field(default_factory=dict)
     env: dict[str, str] = field(default_factory=dict)
+    secrets: dict[str, str] = field(default_factory=dict)
+    """Variable -> source."""
+    env_files: list[str] = field(default_factory=list)
     settings: list[str] = field(default_factory=list)
 
 
@@ -110,9 +130,43 @@ def _note(flag: _Flag) -> Callable[[click.Context, click.Parameter, Any], None]:
 def _note_env(ctx: click.Context, parameter: click.Parameter, values: tuple[str, ...]) -> None:
     for value in values:
         name, equals, text = value.partition("=")
-        if not equals or not name:
-            raise click.BadParameter("expected NAME=VALUE", ctx, parameter)  # without the value: it may be a secret
-        _given(ctx).env[name] = text
+        if not name:
+            raise click.BadParameter(
+                "expected NAME=VALUE or NAME", ctx, parameter
+            )  # without the value: it may be secret
+        if not equals and name not in os.environ:
+            raise click.BadParameter(f"the variable {name!r} is not set in this shell: export it first", ctx, parameter)
+        _given(ctx).env[name] = text if equals else os.environ[name]
+
+
+def _note_secret(ctx: click.Context, parameter: click.Parameter, values: tuple[str, ...]) -> None:
+    if values:
+        _given(ctx).secrets |= secret_sources(ctx, parameter, values)
+
+
+def secret_sources(ctx: click.Context, parameter: click.Parameter, values: tuple[str, ...]) -> dict[str, str]:
+    """Return name -> source of `--secret NAME[=SOURCE]`, with absolute paths. A value given by mistake is not shown."""
+    from ....control.errors import SourceError
+    from ....control.secrets.sources import absolute
+    from ....jobspecs.secrets import name_problem, source_problem
+
+    found: dict[str, str] = {}
+    for value in values:
+        name, equals, source = value.partition("=")
+        if problem := name_problem(name):
+            raise click.BadParameter(problem, ctx, parameter)
+        if equals and (problem := source_problem(source)):
+            seen = "a command line can be seen by other programs: if this was the value, change it"
+            raise click.BadParameter(f"{name}: {problem}; {seen}", ctx, parameter)
+        found[name] = source if equals else f"env:{name}"
+    try:
+        return absolute(found, Path.cwd())
+    except SourceError as error:
+        raise click.BadParameter(str(error), ctx, parameter) from error
+
+
+def _note_env_file(ctx: click.Context, _parameter: click.Parameter, values: tuple[str, ...]) -> None:
+    _given(ctx).env_files += values
 
 
 def _note_set(ctx: click.Context, _parameter: click.Parameter, values: tuple[str, ...]) -> None:
@@ -129,11 +183,41 @@ def overrides(ctx: click.Context) -> list[str | Override]:
         for flag in FLAGS
         if flag.flag in given.values
     ]
+    _read_env_files(given)
     hide(given.env.values())
+    found += [Override(("secrets", name), source, f"--secret {name}") for name, source in given.secrets.items()]
     found += [Override(("env", name), text, f"--env {name}") for name, text in given.env.items()]
     if args is not None:
         found.append(Override(("args",), args, "-- ARGS"))
     return [*found, *given.settings]
+
+
+def _read_env_files(given: _Given) -> None:
+    """Add the variables of `--env-file` that no other flag sets, and print on stderr which of them are secrets. Raises
+    CommandError."""
+    if not given.env_files:
+        return
+    from ....control.errors import SourceError
+    from ....control.secrets.sources import read_env_file
+    from ....jobspecs.secrets import ENV_FILE, looks_secret
+
+    for file in given.env_files:
+        path = Path(file).absolute()
+        try:
+            variables = read_env_file(path)
+        except SourceError as error:
+            raise CommandError(f"--env-file: {error}", exit_code=Exit.INVALID) from error
+        free = {name: value for name, value in variables.items() if name not in given.secrets}
+        secret = [name for name in free if looks_secret(name)]
+        given.secrets |= {name: f"{ENV_FILE}:{path}" for name in secret if name not in given.env}
+        given.env |= {name: value for name, value in free.items() if name not in secret and name not in given.env}
+        hide(variables.values())
+        stored = [name for name in free if name not in secret]
+        if secret:
+            remark(f"note: {file}: secrets, stored nowhere: {', '.join(secret)}")
+        if stored:
+            remark(f"note: {file}: in `env`, stored with the job: {', '.join(stored)}")
+    given.env_files.clear()
 
 
 def load_spec(
@@ -172,6 +256,7 @@ def load_spec(
             source, gcloud or {}, changes, base=base, job=job, today=today, needs_program=needs_program
         )
     hide(loaded.spec.env.values())
+    hide(os.environ.get(source.removeprefix("env:"), "") for source in loaded.spec.secrets.values())
     return loaded
 
 

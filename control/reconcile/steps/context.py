@@ -11,6 +11,7 @@ from ....protocol.jobdir import JobDir
 from ....provisioners.base import Provisioner
 from ....provisioners.shared.clock import Clock
 from ...clock import JobTime
+from ...secrets.vault import Vault
 from ...store.model import Attempt, JobRow
 from ...store.store import Change, Store
 from .. import login_hints
@@ -50,6 +51,12 @@ class Memory:
     """Number of the attempt for which this process sends the first launch request."""
     pause_s: float = 0.0
     """Seconds until the job's next poll while it waits in its target's queue; 0: it does not wait."""
+    sent_secrets: dict[str, float] = field(default_factory=dict)
+    """Public key of an agent -> monotonic time when secrets were last encrypted to it."""
+    refused_keys: set[str] = field(default_factory=set)
+    """Public keys without a valid proof, which an event has named."""
+    is_passed: bool = False
+    """The job waits for its secrets, so others of the target's queue pass it."""
     started: int = 0
     """Number of the attempt whose launch() reported that machines were started before others were refused."""
 
@@ -72,6 +79,7 @@ class Tools:
     open_dir: Callable[[str], JobDir]
     seen: ObservationBuffer = field(default_factory=ObservationBuffer)
     queue: Queue = field(init=False)
+    vault: Vault = field(default_factory=Vault)
     watched: int = 1
     """Number of jobs that the supervisor watches."""
 
@@ -153,6 +161,14 @@ class AttemptContext(JobContext):
     def is_group(self) -> bool:
         """True if the attempt has a dedicated machine group (recover: fleet), unlike a cluster, which outlives it."""
         return self.job.policy.grouped and bool(info(self.attempt.offer.cloud).groups)
+
+    @property
+    def secrets_pass(self) -> str:
+        """Proof of the attempt's machines that they are the job's; "": they get none at their launch, as a group's or a
+        cluster's machines get their work from the fleet's folder."""
+        if self.is_group or info(self.attempt.offer.cloud).outlives_jobs:
+            return ""
+        return self.job.policy.secrets_pass
 
     @property
     def heals_itself(self) -> bool:

@@ -23,6 +23,7 @@ from ..outcomes import NodeView
 from .context import AttemptContext
 from .launch_request import launch_request
 from .observing import Observer, write_generation
+from .secrets import CAUSE, SecretSender
 
 
 class NodeReplacer:
@@ -93,6 +94,8 @@ class NodeReplacer:
         missing = [node.node for node in wanted if allocation and node.node not in allocation.machines]
         if allocation is None or not missing or context.now < context.job.not_before:
             return False
+        if why := SecretSender(context).missing():
+            return self._wait_for_secrets(", ".join(missing), why, idle=idle)
         # Request all nodes, not only the missing ones, so that the target knows which nodes belong together.
         request = launch_request(context, wanted, replaces=True)
         retired = allocation.machines.keys() - {node.node for node in wanted}
@@ -104,6 +107,12 @@ class NodeReplacer:
         job = replace(context.job, waits=0, not_before=0.0, cause="", reason="")
         healed = replace(context.attempt, allocation=_merged(allocation, got))
         return context.write("launched", f"got {', '.join(missing)}", job=job, attempt=healed)
+
+    def _wait_for_secrets(self, names: str, why: str, *, idle: bool) -> bool:
+        reason = f"{names} waits for its secrets, without a machine: {why}"
+        if idle and self._context.waited_s >= IN_PLACE_S:
+            return self._context.begin_stop("peer", reason)
+        return self._context.wait(CAUSE, reason)
 
     def _wait_or_stop(self, names: str, error: ProvisionError, *, idle: bool) -> bool:
         context, is_final, reason = self._context, error.is_final, f"{names} cannot be downloaded: {error}"

@@ -45,9 +45,11 @@ def launch_request(
         expires=None if lifetime is None else _expires(context, lifetime, replaces=replaces),
         agent=agent_for(offer, job.policy.agents),
         reads=tuple(job.reads_on(offer.cloud)),
+        secrets=tuple(job.policy.references),
         images=dict(job.policy.images),
         grouped=context.is_group,
         account=attempt.account or "",
+        secrets_pass=context.secrets_pass,
         may_be_retry=repeated,
     )
 

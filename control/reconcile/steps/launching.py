@@ -22,6 +22,7 @@ from .context import AttemptContext
 from .launch_request import launch_request
 from .migration import CloudMigrator
 from .refusals import RefusalHandler
+from .secrets import SecretSender
 from .teardown import conclude
 
 
@@ -42,7 +43,9 @@ class Launcher:
         if context.now < context.job.not_before:
             return False
         if context.attempt.launched is None:
-            waits = self._wait_for_turn()
+            waits = SecretSender(context).wait_before_launch()
+            if waits is None:
+                waits = self._wait_for_turn()
             return self._prepare() if waits is None else waits
         return self._launch()
 

@@ -19,6 +19,7 @@ from ..outcomes import AT_DEADLINE, NodeView, Verdict, attempt_outcome
 from .context import AttemptContext
 from .launch_request import LATE_S
 from .observing import Observer
+from .secrets import SecretSender
 
 _UNKNOWN = TerminateResult(has_started=False)
 """Result for a target whose terminate() reports nothing."""
@@ -134,6 +135,7 @@ class Terminator:
         ended = self._release()
         if ended is None:
             return False
+        SecretSender(context).remove_boxes()
         has_started = ended.has_started or context.memory.started == attempt.number
         known = None if ended is _UNKNOWN else has_started
         if cost.was_free(attempt, has_started=known, grouped=context.is_group):

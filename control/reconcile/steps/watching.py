@@ -13,6 +13,7 @@ from .context import AttemptContext
 from .healing import NodeReplacer
 from .observing import Observer
 from .refusals import RefusalHandler
+from .secrets import CAUSE, SecretSender
 from .teardown import conclude_by_nodes
 
 FREE_S = 60.0
@@ -34,7 +35,7 @@ class Watcher:
         nodes = self._observer.members(seen)
         if end is not None and (not nodes or any(node.end is None for node in nodes)):
             return context.begin_stop(end.cause, end.reason)
-        if self._observer.note_begun(nodes) or self._note_queue(seen):
+        if self._observer.note_begun(nodes) or SecretSender(context).send(seen) or self._note_queue(seen):
             return True
         if self._observer.take_generation(seen, known=context.memory.saw_unknown_node):
             return True
@@ -65,7 +66,7 @@ class Watcher:
         """Write the provider's queue message as the job's reason, and exclude queue time from paid time; return
         whether it was written. Once the job has had a machine, its queue time is no longer excluded."""
         context, attempt = self._context, self._context.attempt
-        if context.job.state != "starting":
+        if context.job.state != "starting" or context.job.cause == CAUSE:
             return False
         if context.memory.queue != context.job.reason:
             return context.write("", "", job=replace(context.job, reason=context.memory.queue))

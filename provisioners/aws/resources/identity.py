@@ -11,6 +11,7 @@ import os
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from ....jobspecs import secret_references
 from ...base import LaunchRequest, ProvisionError
 from ...shared import tags
 from ...shared.infra_outputs import Infrastructure
@@ -32,7 +33,7 @@ _WRITE = ("s3:PutObject", "s3:DeleteObject", "s3:AbortMultipartUpload", "s3:List
 
 def shared_profile(stack: Infrastructure | None, request: LaunchRequest) -> str:
     """Return the ARN of the stack's instance profile if its role grants all that the machines need, otherwise ""."""
-    return "" if stack is None else stack.role_for((request.job_dir, *request.reads, *request.writes))
+    return "" if stack is None else stack.role_for((request.job_dir, *request.reads, *request.writes), request.secrets)
 
 
 def make_identity(iam: IAMClient, request: LaunchRequest, partition: str) -> str:
@@ -82,13 +83,36 @@ def trust_policy(partition: str) -> dict[str, Any]:
 
 
 def machine_policy(request: LaunchRequest, partition: str) -> dict[str, Any]:
-    """Return the policy of a launch's machines: read and write the job's folder and outputs, read its inputs."""
+    """Return the policy of a launch's machines: read and write the job's folder and outputs, read its inputs and
+    secrets."""
     places = [
         (request.job_dir, True),
         *((url, False) for url in request.reads),
         *((url, True) for url in request.writes),
     ]
-    return policy(reach(places, partition))
+    return policy([*reach(places, partition), *read_secrets(request.secrets, partition, request.region)])
+
+
+def read_secrets(references: Iterable[str], partition: str, region: str) -> list[dict[str, Any]]:
+    """Return policy statements for reading secrets, and for the keys that references name; nothing else.
+
+    Secrets Manager appends a hyphen and six random characters to a secret's name in its ARN; a name is looked up in the
+    machines' region. The account is left open: a name without an account is only ever of the machine's own.
+    """
+    secrets, keys = [], []
+    for found in map(secret_references.parse, references):
+        arn = found.path
+        if not arn.startswith("arn:"):
+            arn = f"arn:{partition}:secretsmanager:{region}:*:secret:{arn}"
+        secrets += [arn, f"{arn}-??????"] if arn == found.path else [f"{arn}-??????"]
+        if key := found.options.get("kms-key"):
+            keys.append(key if key.startswith("arn:") else f"arn:{partition}:kms:{region}:*:key/{key}")
+    granted = {"secretsmanager:GetSecretValue": secrets, "kms:Decrypt": keys}
+    return [
+        {"Effect": "Allow", "Action": action, "Resource": list(dict.fromkeys(resources))}
+        for action, resources in granted.items()
+        if resources
+    ]
 
 
 def reach(places: Iterable[tuple[str, bool]], partition: str) -> list[dict[str, Any]]:

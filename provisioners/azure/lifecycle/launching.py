@@ -149,9 +149,9 @@ class Launch:
         zones, reserved = self._places(list(sizes.values()), new)
         quotas.check(clients, region=request.region, market=request.market, machine_types=new)
         grants = find_grants(clients, request, self._shared)
-        containers = [container.to_tag() for container in dict.fromkeys(one.container for one in grants)]
+        access = [target.to_tag() for target in dict.fromkeys(one.target for one in grants)]
         self._has_created = True
-        group = make_group(clients, request, containers, self._shared)
+        group = make_group(clients, request, access, self._shared)
         # Drop other nodes' started tags: they are no longer needed, and a group's number of tags is limited.
         unmark_started(clients, request.token, group.started - {node.node for node in request.nodes}, group)
         identity = find_identity(clients, self._shared) if self._shared else make_identity(clients, request)

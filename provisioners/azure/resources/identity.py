@@ -1,4 +1,4 @@
-"""Managed identity of a launch's machines: access to the job's folder of its container, and few other permissions.
+"""Managed identity of a launch's machines: access to the job's folder and secrets, and few other permissions.
 
 Each launch has a dedicated identity in its group. Role assignments with a condition on blob paths give it access to
 containers; it may also deallocate the launch's machines, but not create resources. `CLOUDGPU_AZURE_IDENTITY` names an
@@ -15,13 +15,15 @@ from typing import Any, NamedTuple, cast
 
 from ...base import LaunchRequest, ProvisionError
 from ...shared.infra_outputs import Infrastructure
-from ..clients import Clients, Json, answer_of, as_dicts, ignore_not_found
+from ..clients import Clients, Json, answer_of, ignore_not_found
 from ..machine.request import with_tags
 from ..names import SHARED, assignment_name, group_id, group_name, leaving_role, part_of
 from .containers import Container, split_url
+from .lookup import find_by_name
 from .orphans import description
 from .resource_groups import Group
-from .rights import NAMES, READER, SWITCH_OFF, WRITER, condition
+from .rights import NAMES, READER, SECRETS, SWITCH_OFF, WRITER, condition
+from .vaults import VaultSecret, find_secrets
 
 IDENTITY_SETTING = "CLOUDGPU_AZURE_IDENTITY"
 _NEW_S = 120.0
@@ -40,12 +42,12 @@ class Identity(NamedTuple):
 
 
 class Grant(NamedTuple):
-    """Access of an identity to a container: one role assignment."""
+    """Access of an identity to a container or a secret: one role assignment."""
 
-    container: Container
+    target: Container | VaultSecret
     role: str
     prefixes: tuple[str, ...]
-    """Path prefixes in the container; ("",): the whole container."""
+    """Path prefixes in the container; ("",): the whole container, or a secret."""
 
 
 # --- requirements -----------------------------------------------------------------------------------------------------
@@ -56,14 +58,14 @@ def shared_identity(stack: Infrastructure | None, request: LaunchRequest) -> str
     named = os.environ.get(IDENTITY_SETTING, "")
     if named or stack is None:
         return named
-    return stack.role_for((request.job_dir, *request.reads, *request.writes))
+    return stack.role_for((request.job_dir, *request.reads, *request.writes), request.secrets)
 
 
 def find_grants(clients: Clients, request: LaunchRequest, shared: str = "") -> list[Grant]:
     """Return the access that a launch's machines need; [] for an existing identity (`shared`).
 
     It contains one grant for each container and role, because Azure allows only one assignment of a role to an identity
-    at a scope. Raises ProvisionError(invalid) for a storage account outside the subscription.
+    at a scope. Raises ProvisionError(invalid) for a storage account or a key vault outside the subscription.
     """
     places = [(request.job_dir, WRITER), *((url, READER) for url in request.reads)]
     places += [(url, WRITER) for url in request.writes]
@@ -74,7 +76,8 @@ def find_grants(clients: Clients, request: LaunchRequest, shared: str = "") -> l
     wanted: dict[tuple[Container, str], list[str]] = {}
     for container, account, prefix, role in split:
         wanted.setdefault((Container(groups[account], account, container), role), []).append(prefix)
-    return [Grant(container, role, _shortest(prefixes)) for (container, role), prefixes in wanted.items()]
+    grants = [Grant(container, role, _shortest(prefixes)) for (container, role), prefixes in wanted.items()]
+    return [*grants, *(Grant(one, SECRETS, ("",)) for one in find_secrets(clients, request.secrets))]
 
 
 def assignment(clients: Clients, request: LaunchRequest, principal: str, role: str, limit: str | None = None) -> Json:
@@ -123,7 +126,7 @@ def assign_roles(clients: Clients, request: LaunchRequest, identity: Identity, g
     for grant in grants:
         limit = condition(grant.role, grant.prefixes)
         body = assignment(clients, request, identity.principal_id, grant.role, limit)
-        _assign(clients, request.token, grant.container.scope(clients.subscription), grant.role, body)
+        _assign(clients, request.token, grant.target.scope(clients.subscription), grant.role, body)
 
 
 def allow_scale_in(clients: Clients, request: LaunchRequest, identity: Identity, stack: str) -> None:
@@ -148,6 +151,8 @@ def role_assignments_of(clients: Clients, group: Group) -> list[tuple[str, str]]
     """Return scope and name of each role assignment that a launch may have created, from its group's tags."""
     containers = [found for value in group.access if (found := Container.from_tag(value)) is not None]
     scopes = [(one.scope(clients.subscription), role) for one in containers for role in (READER, WRITER)]
+    secrets = [secret for value in group.access if (secret := VaultSecret.from_tag(value)) is not None]
+    scopes += [(one.scope(clients.subscription), SECRETS) for one in secrets]
     if containers:
         scopes.append((group_id(clients.subscription, group.name), SWITCH_OFF))
     return [(scope, assignment_name(group.token, scope, role)) for scope, role in scopes]
@@ -182,14 +187,10 @@ def _group_of(clients: Clients, account: str) -> str:
 
 def find_storage_account(clients: Clients, account: str) -> Mapping[str, Any]:
     """Return a storage account of the subscription. Raises ProvisionError."""
-    where = f"resourceType eq 'Microsoft.Storage/storageAccounts' and name eq '{account}'"
-    doing = f"look for the storage account {account}"
-    found: list[Mapping[str, Any]] = clients.ask(
-        doing, lambda: cast("Any", as_dicts(clients.resources.resources.list(filter=where)))
-    )
-    for one in found:
-        if str(one.get("name", "")).lower() == account.lower():
-            return one
+    kind = "Microsoft.Storage/storageAccounts"
+    found = find_by_name(clients, kind, account, f"look for the storage account {account}")
+    if found is not None:
+        return found
     message = (
         f"subscription {clients.subscription} has no storage account {account} that you may see: correct `job_dir`, or "
         f"name an identity that may use it in {IDENTITY_SETTING}, see docs/reference/azure-permissions.md"

@@ -1,8 +1,8 @@
 """Resource group of a launch, which contains all its resources and is deleted with them.
 
 Its tags contain the owner, so launches are found by listing groups; the nodes that were started once, since Azure keeps
-no record of deleted machines; and the containers that its identity may access, because role assignments on those are
-the only resources outside the group.
+no record of deleted machines; and the containers and secrets that its identity may access, because role assignments on
+those are the only resources outside the group.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Group(NamedTuple):
 
     @property
     def access(self) -> list[str]:
-        """Containers that the launch's identity may access, each in the format of Container.to_tag()."""
+        """Containers and secrets that its identity may access, as Container.to_tag() and VaultSecret.to_tag()."""
         return [value for key, value in self.tags.items() if key.startswith(ACCESS)]
 
     @property

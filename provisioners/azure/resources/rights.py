@@ -10,12 +10,15 @@ from collections.abc import Sequence
 
 READER, WRITER = "2a2b9908-6ea1-4ae2-8e65-a410df84e7d1", "ba92f5b4-2d11-453d-a403-e96b0029c9fe"
 """Ids of the roles for reading, and for writing, blobs."""
+SECRETS = "4633458b-17de-408a-b874-0445c86b69e6"
+"""Id of the role for reading the values of secrets: assigned on single secrets."""
 SWITCH_OFF = "40c5ff49-9181-41f8-ae61-143b0e78555e"
 """Id of the built-in role that allows deallocating a machine, but not creating or changing one. A machine that only
 powers itself off is still billed."""
 NAMES = {
     READER: "Storage Blob Data Reader",
     WRITER: "Storage Blob Data Contributor",
+    SECRETS: "Key Vault Secrets User",
     SWITCH_OFF: "Desktop Virtualization Power On Off Contributor",
 }
 """Display names of roles in the portal and in Azure's documentation."""

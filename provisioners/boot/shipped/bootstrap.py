@@ -171,6 +171,8 @@ class Machine:
         line += [] if ends is None else ["--capacity-block-end", str(ends)]
         line += [] if address is None else ["--host", address]
         environment = {**self.host.environment(), **os.environ, "CLOUDGPU_MACHINE": name}
+        if secrets_pass := record.get("secrets_pass"):
+            environment["CLOUDGPU_SECRETS_PASS"] = secrets_pass
         with (HOME / "agent.log").open("ab") as log:
             self.agent = subprocess.Popen(line, env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
         return self.agent.wait()

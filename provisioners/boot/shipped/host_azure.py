@@ -80,7 +80,11 @@ class Host:
         told = {"HOME": "/root", "AZURE_CLIENT_ID": str(self.record["identity"])}
         if os.environ.get(METADATA):  # in tests; the variable's name is obstore's
             told["AZURE_MSI_ENDPOINT"] = f"{os.environ[METADATA].rstrip('/')}/metadata/identity/oauth2/token"
-        return told | {"AZURE_STORAGE_ENDPOINT": self.record["endpoint"]} if self.record["endpoint"] else told
+        of_tests = {
+            "AZURE_STORAGE_ENDPOINT": self.record["endpoint"],
+            "CLOUDGPU_AZURE_ENDPOINT": self.record["api_endpoint"],
+        }
+        return told | {name: url for name, url in of_tests.items() if url}
 
     def schedule_shutdown(self, left_s: float) -> None:
         schedule_shutdown(left_s)

@@ -72,7 +72,11 @@ class Host:
 
     def environment(self) -> dict[str, str]:
         """Return environment variables of the agent and the program; variables that Vertex sets take precedence."""
-        return {"STORAGE_EMULATOR_HOST": self.record["endpoint"]} if self.record["endpoint"] else {}
+        of_tests = {
+            "STORAGE_EMULATOR_HOST": self.record["endpoint"],
+            "CLOUDGPU_GCP_ENDPOINT": self.record["api_endpoint"],
+        }
+        return {name: url for name, url in of_tests.items() if url}
 
     def schedule_shutdown(self, left_s: float) -> None:
         """No-op: Vertex enforces the job's timeout, and the agent its own limit."""

@@ -50,7 +50,11 @@ class Host:
             told["GOOGLE_CLOUD_PROJECT"] = metadata("project/project-id")
         except OSError as error:
             log(f"the project is not told: {error}")
-        return told | {"STORAGE_EMULATOR_HOST": self.record["endpoint"]} if self.record["endpoint"] else told
+        of_tests = {
+            "STORAGE_EMULATOR_HOST": self.record["endpoint"],
+            "CLOUDGPU_GCP_ENDPOINT": self.record["api_endpoint"],
+        }
+        return told | {name: url for name, url in of_tests.items() if url}
 
     def schedule_shutdown(self, left_s: float) -> None:
         schedule_shutdown(left_s)

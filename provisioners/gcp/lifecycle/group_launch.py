@@ -106,6 +106,7 @@ class GroupLaunch:
                 reservation=reservation,
                 policies=[self._make_policy()] if is_placed(fleet) else [],
                 called=self._name,
+                reads_secrets=bool(request.secrets),
             )
             self._make_group(fleet, self._make_template(properties), inserts)
 

@@ -23,6 +23,8 @@ SCOPES = (
 )
 """OAuth scopes of the machines' tokens: the job's bucket, and the API with which a machine deletes itself. The roles of
 the service account limit them further."""
+SECRETS_SCOPE = "https://www.googleapis.com/auth/cloud-platform"
+"""The only OAuth scope that Secret Manager accepts, for machines that read secrets."""
 GRACE_S = 600
 """Seconds between the end of a machine's lifetime, when it shuts itself down, and its deletion by Compute Engine."""
 RUN_S = (600, 7 * 86_400, 120 * 86_400)
@@ -55,8 +57,10 @@ def machine(
     zone: str | None = None,
     disk_name: str | None = None,
     reservation: Reservation | None = None,
+    reads_secrets: bool = False,
 ) -> dict[str, Any]:
     """Return a machine's fields except names and metadata. Raises ProvisionError for an unsupported combination."""
+    scopes = [*SCOPES, SECRETS_SCOPE] if reads_secrets else list(SCOPES)
     need = needs(kind.machine_type)
     named = {"labels": dict(labels)} if disk_name is None else {"disk_name": disk_name, "labels": dict(labels)}
     size_gb = max(math.ceil(terms.disk_gb), image.min_gb)
@@ -67,7 +71,7 @@ def machine(
         "disks": [_disk(_of_zone(zone, "diskTypes", need.disk), size_gb, image, named)],
         "network_interfaces": [_interface(at, need.nic)],
         "scheduling": _scheduling(terms, reservation, local_ssd=need.local_ssd),
-        "service_accounts": [{"email": service_account, "scopes": list(SCOPES)}],
+        "service_accounts": [{"email": service_account, "scopes": scopes}],
         "reservation_affinity": _affinity(terms.market, reservation),
     }
     gpus = attached_gpus(kind)

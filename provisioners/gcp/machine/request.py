@@ -64,6 +64,7 @@ def instance(request: LaunchRequest, node: NodeRequest, place: Place, image: Ima
             zone=place.zone,
             disk_name=name,
             reservation=place.reservations.get(node.node),
+            reads_secrets=bool(request.secrets),
         ),
     }
     if request.market == "flex-start":

@@ -45,6 +45,7 @@ def template(
     reservation: str | None = None,
     policies: Sequence[str] = (),
     called: str = "",
+    reads_secrets: bool = False,
 ) -> dict[str, Any]:
     """Return the template's `instanceProperties`, with the field names of the SDK's protobuf messages.
 
@@ -63,6 +64,7 @@ def template(
         labels=labels,
         network_tags=(CLOSED_TAG, called or fleet_name(fleet.name)),
         reservation=named,
+        reads_secrets=reads_secrets,
     )
     made["description"] = f"Machine of {PREFIX}'s fleet {fleet.name}"
     made["metadata"] = metadata(script)

@@ -22,7 +22,7 @@ def machine_account(clients: Clients, stack: Infrastructure | None, request: Lau
     """Return the e-mail address of the machines' service account.
 
     It is the configured one, otherwise the stack's if it has all the access that the machines need, otherwise the
-    default one, which users create by hand.
+    default one, which users create by hand. Whether it may read the job's secrets is a matter of each secret's policy.
     """
     if clients.named_account or stack is None:
         return clients.service_account

@@ -215,6 +215,16 @@ def scaling_group_of(region: str, instance: str) -> str:
     )
 
 
+def secret_arn(region: str, name: str) -> str:
+    """Return the ARN of a secret by its name or ARN; for one that does not exist, the ARN as far as it is known."""
+    from moto.secretsmanager.models import secretsmanager_backends
+
+    secrets = secretsmanager_backends[ACCOUNT][region].secrets.values()
+    found = (one.arn for one in secrets if name in (one.name, one.arn) or one.arn.startswith(f"{name}-"))
+    unknown = name if name.startswith("arn:") else f"arn:aws:secretsmanager:{region}:{ACCOUNT}:secret:{name}"
+    return str(next(found, unknown))
+
+
 def machine_types() -> dict[str, dict[str, Any]]:
     """Return the entries of DescribeInstanceTypes by name."""
     from moto.ec2.models.instance_types import INSTANCE_TYPES

@@ -119,7 +119,8 @@ def _denied(call: Call, ask: Permission) -> RefusedError:
     text += f" because no identity-based policy allows the {ask.action} action"
     if call.service == "ec2":
         text = f"You are not authorized to perform this operation. {text}"
-    return RefusedError(codes.get(call.service, "AccessDeniedException"), text, 400 if call.service == "ssm" else 403)
+    status = 400 if call.service in ("ssm", "secretsmanager") else 403
+    return RefusedError(codes.get(call.service, "AccessDeniedException"), text, status)
 
 
 # --- permissions that a call requires
@@ -133,6 +134,8 @@ def _required_permissions(account: Account, call: Call) -> Iterator[Permission]:
     elif call.service == "ssm":
         for parameter in (value for key, value in call.params.items() if key.startswith("Name")):
             yield Permission(name, f"arn:aws:ssm:{call.region}::parameter{parameter}")
+    elif call.service == "secretsmanager":
+        yield Permission(name, moto_side.secret_arn(call.region, call.params.get("SecretId", "")))
     elif call.service == "autoscaling" and call.action.startswith("Describe"):
         yield Permission(name)
     elif (call.service, call.action) == ("autoscaling", "CreateAutoScalingGroup"):

@@ -14,7 +14,7 @@ from urllib.parse import parse_qsl
 
 from ..faults import CONTROL, Call, Fault, Ledger, Rule
 from ..serving import HTML_PAGE, obey_control, read_body, suffer
-from . import routes, scalesets
+from . import keyvault, routes, scalesets
 from .access import Access
 from .arm import RefusedError, Request, Response, Target, answer, error, parse
 from .ask import ApiRequest
@@ -90,6 +90,11 @@ class AzureApp:
             name.lower(): value for name, value in parse_qsl(environ.get("QUERY_STRING", ""), keep_blank_values=True)
         }
         request = Request(environ["REQUEST_METHOD"], environ.get("PATH_INFO", "/"), query, body)
+        host = str(environ.get("HTTP_HOST", "")).lower()
+        if host.endswith(keyvault.DOMAIN):
+            holder = self._who(environ, keyvault.AUDIENCE)
+            told = partial(keyvault.get, self._world, host, request, holder)
+            return self._suffered(environ, keyvault.call_of(host, request, holder), told, refuse=_refuse_vault)
         if request.path.startswith("/_diagnostics/"):
             call = Call("diagnostics", "", "console.read", "")
             return self._suffered(environ, call, partial(self._console, request))
@@ -120,9 +125,9 @@ class AzureApp:
         self.ledger.close(call, told.status)
         return told
 
-    def _who(self, environ: dict[str, Any]) -> Principal | None:
+    def _who(self, environ: dict[str, Any], audience: str = ARM) -> Principal | None:
         kind, _, token = str(environ.get("HTTP_AUTHORIZATION", "")).partition(" ")
-        return self._world.tokens.who(token, ARM) if kind.lower() == "bearer" else None
+        return self._world.tokens.who(token, audience) if kind.lower() == "bearer" else None
 
     def _perform(self, request: Request, target: Target, who: Principal | None) -> Response:
         try:
@@ -248,6 +253,15 @@ def _refuse_login(fault: Fault) -> Response:
     if fault.kind == "html":
         return _refuse_with(fault)
     return answer({"error": fault.code, "error_description": fault.message}, fault.status)
+
+
+def _refuse_vault(fault: Fault) -> Response:
+    """Return the response of an error or html fault in Key Vault's format."""
+    if fault.kind == "html":
+        return _refuse_with(fault)
+    told = keyvault.refused(fault.code, fault.status, fault.message)
+    told.headers.update(fault.headers)
+    return told
 
 
 def _refuse_with(fault: Fault) -> Response:

@@ -56,6 +56,17 @@ class AzureControl(Control):
         """Set a price in the price list."""
         self.do("prices/set", size=size, region=region, market=market, usd=usd)
 
+    def add_secret(
+        self, vault: str, secret: str, value: str, *, group: str = "storage", content_type: str | None = None
+    ) -> str:
+        """Add a version to a secret of a vault, which is created if needed; return the version."""
+        told = {"vault": vault, "group": group, "secret": secret, "value": value, "content_type": content_type}
+        return str(self.do("add_secret", **told))
+
+    def disable_secret(self, vault: str, secret: str) -> None:
+        """Disable all versions of a secret."""
+        self.do("disable_secret", vault=vault, secret=secret)
+
     def add_price(self, size: str, region: str, usd: str, **changes: Any) -> None:
         """Add an entry to the price list that copies the one for Linux on demand, except these fields."""
         self.do("prices/add", size=size, region=region, usd=usd, changes=changes)

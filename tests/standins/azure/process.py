@@ -68,7 +68,7 @@ class Leftovers:
             if group.name not in _TESTERS:
                 yield "groups", str(group.id), str(group.name)
         for one in self._resources.resources.list():
-            if "/storageAccounts" not in str(one.type):
+            if "/storageAccounts" not in str(one.type) and "/vaults" not in str(one.type):
                 yield str(one.type).rpartition("/")[2], str(one.id), str(one.name)
         for role in self._roles.role_assignments.list_for_subscription():
             yield "roleAssignments", str(role.id), str(role.id)

@@ -27,12 +27,13 @@ from .world import World
 KIND = "Microsoft.Authorization/roleAssignments"
 DEFINITIONS = "Microsoft.Authorization/roleDefinitions"
 BLOBS = "Microsoft.Storage/storageAccounts/blobServices/containers"
+_VAULTS = "Microsoft.KeyVault/vaults"
 _TYPES = ("User", "Group", "ServicePrincipal", "ForeignGroup", "Device")
 
 
 @dataclass(frozen=True)
 class Role:
-    """Definition of a role; data actions are those of blobs."""
+    """Definition of a role; data actions are those of blobs and secrets."""
 
     name: str
     actions: tuple[str, ...]
@@ -85,6 +86,11 @@ BUILT_IN: Mapping[str, Role] = {
     ),
     "2a2b9908-6ea1-4ae2-8e65-a410df84e7d1": Role(
         "Storage Blob Data Reader", (f"{BLOBS}/read",), data_actions=(f"{BLOBS}/blobs/read",)
+    ),
+    "4633458b-17de-408a-b874-0445c86b69e6": Role(
+        "Key Vault Secrets User",
+        (),
+        data_actions=(f"{_VAULTS}/secrets/getSecret/action", f"{_VAULTS}/secrets/readMetadata/action"),
     ),
 }
 
@@ -250,6 +256,11 @@ def may(world: World, principal: Principal, action: str, path: str) -> bool:
     )
 
 
+def may_use(world: World, principal: Principal, data_action: str, path: str) -> bool:
+    """Return whether the principal has a role for the data action, at this scope or above."""
+    return any(_allows(role.data_actions, data_action) for role in _held(world, principal, path))
+
+
 def entries(world: World, principal: Principal, path: str) -> list[dict[str, list[str]]]:
     """Return the permissions of the principal's roles at this scope or above, as the API lists them."""
     return [
@@ -293,9 +304,9 @@ def _repeated(old: dict[str, Any], told: dict[str, Any]) -> Response:
 
 
 def _check_scope(world: World, scope: str) -> None:
-    """Check that the scope exists; for a container, that its account does. Raises RefusedError."""
-    account = re.match(r"(.*/Microsoft\.Storage/storageAccounts/[^/]+)", scope, re.IGNORECASE)
-    wanted = account[1] if account else scope
+    """Check that the scope exists; for a container or a secret, that its account or vault does. Raises RefusedError."""
+    holder = re.match(r"(.*/(?:Microsoft\.Storage/storageAccounts|Microsoft\.KeyVault/vaults)/[^/]+)", scope, re.I)
+    wanted = holder[1] if holder else scope
     if wanted.count("/") > 2 and resolve(world, wanted) is None:
         raise RefusedError("ResourceNotFound", 404, f"The Resource '{wanted}' was not found.")
 

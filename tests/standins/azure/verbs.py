@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from . import names, scalesets, vms
+from . import keyvault, names, scalesets, vms
 from .arm import key
 from .capacity import HOW
 from .machines import told
@@ -111,6 +111,15 @@ class Verbs:
             "properties": {"provisioningState": "Succeeded"},
         }
         return storage
+
+    def add_secret(self, *, vault: str, group: str, secret: str, value: str, content_type: str | None) -> str:
+        return keyvault.add_secret(
+            self._world, vault=vault, group=group, secret=secret, value=value, content_type=content_type
+        )
+
+    def disable_secret(self, vault: str, secret: str) -> None:
+        for bundle in self._world.secrets[vault.lower(), secret.lower()].values():
+            bundle["attributes"]["enabled"] = False
 
     def unregister(self, namespace: str) -> None:
         self._world.registered.discard(namespace.lower())

@@ -57,6 +57,8 @@ class World:
         """Id in lower case -> monotonic time from which lists show it."""
         self.hidden: dict[str, dict[str, Any]] = {}
         """Id in lower case -> data that is never returned (customData)."""
+        self.secrets: dict[tuple[str, str], dict[str, dict[str, Any]]] = {}
+        """(vault, secret) in lower case -> version -> secret bundle, oldest first."""
         self.deleting: set[str] = set()
         """Ids in lower case of resources that are being deleted."""
         self.operations = Operations(self)

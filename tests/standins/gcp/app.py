@@ -27,6 +27,7 @@ SERVICES: tuple[str, ...] = (
     ".platform:Iam",
     ".platform:ResourceManager",
     ".platform:Scheduler",
+    ".secret_manager:SecretManager",
     ".platform:Workflows",
     "..gcs.json_api:JsonApi",
     "..gcs.xml_api:XmlApi",

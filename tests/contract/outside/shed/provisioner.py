@@ -22,6 +22,7 @@ import psutil
 
 from cloudgpu.jobspecs.home import home, private
 from cloudgpu.jobspecs.plan import Offer
+from cloudgpu.protocol.sealed_secrets import PASS_VARIABLE
 from cloudgpu.provisioners.base import Allocation, LaunchRequest, NodeState, Owner, TerminateResult
 
 _END_S = 20.0
@@ -100,8 +101,11 @@ def _start(request: LaunchRequest, node: str, folder: Path) -> None:
     command = [sys.executable, "-m", "cloudgpu.runtime.agent", "--job-dir", request.job_dir]
     command += ["--attempt", str(request.attempt), "--node", node, "--job-sha256", request.job_sha256]
     command += ["--home", str(folder), "--host", "127.0.0.1"]
+    env = {**os.environ, PASS_VARIABLE: request.secrets_pass}
     with (folder / "agent.log").open("ab") as log:
-        agent = subprocess.Popen(command, cwd=folder, stdin=subprocess.DEVNULL, stdout=log, stderr=log, process_group=0)
+        agent = subprocess.Popen(
+            command, cwd=folder, env=env, stdin=subprocess.DEVNULL, stdout=log, stderr=log, process_group=0
+        )
     (folder / "pid").write_text(str(agent.pid))
     _agents.append(agent)
 
