@@ -9,6 +9,7 @@ import click
 from .exit_codes import Exit
 from .shared.job.job_argument import OUTCOMES, find_job, job_argument, watch
 from .shared.job.job_view import job_json
+from .shared.job.report_view import outputs_lines
 from .shared.options import DURATION, json_option
 from .shared.output import ProgressLine, clean, echo_json, remark
 from .shared.text import ago
@@ -36,6 +37,9 @@ def command(job: str, timeout: float | None, as_json: bool) -> Exit:
     elif ended:
         click.echo(f"{found.id} {found.state}" + (f": {clean(found.reason)}" if found.reason else ""))
     if ended:
+        if not as_json:
+            for line in outputs_lines(found):
+                click.echo(line, err=True)
         return OUTCOMES[found.state]
     remark(f"{found.id} is still {found.state}: it goes on")
     return Exit.STOPPED

@@ -29,3 +29,7 @@ class SourceError(ControlError):
 
 class NotRunningError(ControlError):
     """The operation needs a running attempt, and the job has none."""
+
+
+class RemovalError(ControlError):
+    """The job cannot be removed: it has not ended, another job needs it, or its folder is not its own."""

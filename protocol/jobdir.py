@@ -121,6 +121,8 @@ class JobRecord(Record):
     """Path on the machine, absolute or relative to the code's folder -> URL to download, or URL for each cloud."""
     outputs: list[str] = field(default_factory=list)
     """Paths relative to the code's folder that are copied to outputs/ when the program has ended."""
+    required_outputs: list[str] = field(default_factory=list)
+    """Those of them without which the job fails."""
     secrets: dict[str, str] = field(default_factory=dict)
     """Environment variable -> source of its value. The machine reads references to secret managers (`scheme://…`)
     itself; the values of all others come from the submitter's computer (sealed_secrets.py). No value is here."""
@@ -410,6 +412,8 @@ class Result(Record):
     """True if the program declares that running it again is pointless."""
     timeline: Annotated[dict[str, Any], Timeline] | None = None
     """Timeline as JSON."""
+    missing_outputs: list[str] = field(default_factory=list)
+    """The job's `outputs` of which there is nothing. Only rank 0 reports them."""
 
     @classmethod
     def adapt(cls, value: Mapping[str, object]) -> Mapping[str, Any]:

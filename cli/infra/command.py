@@ -326,7 +326,9 @@ def _backend_of(cloud: str, region: str, given: str | None) -> str | None:
 
 
 def _wanted_secrets(cloud: str, region: str, given: tuple[str, ...], none: bool) -> dict[str, str] | None:
-    """Return the secrets to grant, as InfraSettings has them; None: those of the last `up`. Raises for invalid ones."""
+    """Return the secrets to grant, as InfraSettings has them; None: those of the last `up`.
+
+    Raises UsageError, ProvisionError."""
     if not given:
         return {} if none else None
     if none:

@@ -80,12 +80,14 @@ class Service(NamedTuple):
 
 
 class Patience(NamedTuple):
-    """Limits and clock of the retries; tests pass other ones."""
+    """Limits, clock and log of the retries."""
 
     total_s: float = _TOTAL_S
     credentials_s: float = _CREDENTIALS_S
     unready_s: float | None = None
     """None: the service's."""
+    say: Callable[[str], None] = lambda _text: None
+    """Called once, with the reason, if the first try fails and others follow."""
     sleep: Callable[[float], None] = time.sleep
     clock: Callable[[], float] = time.monotonic
 
@@ -95,7 +97,7 @@ PATIENT = Patience()
 
 def retrying(attempt: Callable[[], dict[str, Any] | Refusal], service: Service, patience: Patience) -> dict[str, Any]:
     """Return the document that `attempt` gets, retrying it while that can help. Raises SecretError."""
-    begun, pause = patience.clock(), _PAUSES_S[0]
+    begun, pause, is_first = patience.clock(), _PAUSES_S[0], True
     unready_s = service.unready_s if patience.unready_s is None else patience.unready_s
     while True:
         wait = pause * (0.5 + random.random() / 2)  # noqa: S311 - jitter: the nodes of a job begin together
@@ -114,6 +116,9 @@ def retrying(attempt: Callable[[], dict[str, Any] | Refusal], service: Service, 
             wait = max(wait, found.after_s)
         if patience.clock() + wait - begun > limit_s:
             raise failure
+        if is_first:
+            patience.say(str(failure))
+        is_first = False
         patience.sleep(wait)
         pause = min(2 * pause, _PAUSES_S[1])
 

@@ -141,8 +141,11 @@ def _credentials() -> Credentials:
 
 def _has_login() -> bool:
     """Return whether there are credentials for botocore to read: profiles, SSO, federation, those of a container."""
-    files = (Path(os.environ.get(name) or usual).expanduser() for name, usual in _FILES)
-    return any(os.environ.get(name) for name in (*_SOURCES, _FULL_URI)) or any(file.is_file() for file in files)
+    if any(os.environ.get(name) for name in (*_SOURCES, _FULL_URI)):
+        return True
+    credentials, config = (Path(os.environ.get(name) or usual).expanduser().is_file() for name, usual in _FILES)
+    # An image may have a config file with a region only, and no botocore: its machine has a role.
+    return credentials or (config and _has_botocore())
 
 
 def _login() -> Credentials:
@@ -168,11 +171,15 @@ def _region_of_profile() -> str:
 
 def _botocore() -> Any:
     """Return a session of botocore; None: it is not installed."""
-    if importlib.util.find_spec("botocore") is None:
+    if not _has_botocore():
         return None
     import botocore.session
 
     return botocore.session.get_session()
+
+
+def _has_botocore() -> bool:
+    return importlib.util.find_spec("botocore") is not None
 
 
 def _of_role() -> Credentials:

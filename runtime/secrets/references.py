@@ -10,13 +10,13 @@ from __future__ import annotations
 import importlib
 import json
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import NamedTuple
 from urllib.parse import parse_qsl
 
 from .api import PATIENT, Patience, SecretError
 
-__all__ = ["CLOUDS", "MOST_BYTES", "Reads", "Reference", "SecretError", "is_reference", "read_secret"]
+__all__ = ["CLOUDS", "MOST_BYTES", "Reads", "Reference", "SecretError", "read_secret"]
 
 CLOUDS = ("aws", "gcp", "azure")
 """Clouds with a module in this package that has SCHEME and read()."""
@@ -28,7 +28,6 @@ _REFERENCE_CHARACTERS = 4_096
 class Reference(NamedTuple):
     """A parsed reference."""
 
-    text: str
     scheme: str
     path: str
     options: Mapping[str, str]
@@ -45,13 +44,7 @@ class Reference(NamedTuple):
         path, _, query = address.partition("?")
         if not separator or not path or (mark and not key):
             raise SecretError(f"{text}: no reference to a secret: expected SCHEME://PATH[#KEY]")
-        return cls(text, scheme, path, dict(parse_qsl(query, keep_blank_values=True)), key)
-
-
-def is_reference(source: str) -> bool:
-    """Return whether the source of a secret's value is a reference that read_secret() may read."""
-    scheme, separator, _ = source.partition("://")
-    return bool(separator) and scheme.partition("-")[0] in CLOUDS
+        return cls(scheme, path, dict(parse_qsl(query, keep_blank_values=True)), key)
 
 
 def read_secret(reference: str, patience: Patience = PATIENT) -> str:
@@ -76,8 +69,9 @@ class Reads:
     """Concurrent reads of several secrets, in threads that do not outlive this process: a node that is to stop does not
     wait for them."""
 
-    def __init__(self, references: Mapping[str, str], patience: Patience = PATIENT) -> None:
-        """Start reading. `references`: name -> reference."""
+    def __init__(self, references: Mapping[str, str], say: Callable[[str], None], patience: Patience = PATIENT) -> None:
+        """Start reading. `references`: name -> reference; `say` logs a line, from any thread."""
+        self._say = say
         self._values: dict[str, str] = {}
         self._failures: dict[str, Exception] = {}
         self._threads = [
@@ -104,8 +98,11 @@ class Reads:
         return self._values
 
     def _read(self, name: str, reference: str, patience: Patience) -> None:
+        def say(reason: str) -> None:
+            self._say(f"the secret {name}: {reference}: {reason}; it is read again")
+
         try:
-            self._values[name] = read_secret(reference, patience)
+            self._values[name] = read_secret(reference, patience._replace(say=say))
         except Exception as error:  # noqa: BLE001 - raised again by values()
             self._failures[name] = error
 
@@ -113,7 +110,7 @@ class Reads:
 def _selected(value: str, key: str) -> str:
     """Return the value under a key of a JSON object. Numbers are returned as they are written."""
     try:
-        document = json.loads(value, parse_int=str, parse_float=str)
+        document = json.loads(value, parse_int=str, parse_float=str, parse_constant=str)
     except (ValueError, RecursionError):
         document = None
     if not isinstance(document, dict):

@@ -283,6 +283,8 @@ def test_secrets_add_one_role_on_each_and_nothing_else(azure: AzureControl) -> N
     assert left(azure) == []
     [complaint] = _launching(secrets=("azure-keyvault://elsewhere/wandb",))()
     assert "no key vault elsewhere that you may see" in complaint and "azure-permissions.md" in complaint
+    [complaint] = _launching(secrets=tuple(f"azure-keyvault://my-vault/s{number}" for number in range(21)))()
+    assert "21 secrets of key vaults, a launch can grant 20" in complaint
     assert left(azure) == []
 
 

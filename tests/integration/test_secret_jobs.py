@@ -91,7 +91,7 @@ CASES = {
     "vertex": Case(
         vertex_jobs,
         "{cloud: vertex, machine_type: n1-standard-4, accelerator: T4, region: us-central1}",
-        "gcp-secretmanager://projects/project-of-tests/secrets/token",
+        "gcp-secretmanager://token",
         add_to_gcp,
     ),
     "azure": Case(

@@ -19,7 +19,7 @@ import pytest
 from cloudgpu.control.jobs import Job
 from cloudgpu.runtime.secrets import aws, gcp
 from cloudgpu.runtime.secrets.api import Patience
-from cloudgpu.runtime.secrets.references import MOST_BYTES, Reads, SecretError, is_reference, read_secret
+from cloudgpu.runtime.secrets.references import MOST_BYTES, Reads, SecretError, read_secret
 from cloudgpu.storage.azure_account import _login
 
 from ..standins.aws import Aws
@@ -174,7 +174,7 @@ def cloud(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, tmp_p
 
 
 def read_all(references: dict[str, str], patience: Patience = FAST) -> dict[str, str]:
-    reads = Reads(references, patience)
+    reads = Reads(references, lambda _line: None, patience)
     while (values := reads.values()) is None:
         time.sleep(0.01)
     return values
@@ -192,7 +192,6 @@ def refused(reference: str, patience: Patience = FAST) -> str:
 
 class TestEveryCloud:
     def test_a_secret_is_read(self, cloud: Cloud) -> None:
-        assert is_reference(cloud.reference)
         assert read_secret(cloud.reference) == CANARY
         assert len(cloud.control.calls(cloud.action)) == 1
 
@@ -418,6 +417,8 @@ class TestJobs:
         made.control.fail(made.action, made.throttled, times=2)
         job = self.submit(tmp_path, made.reference)
         assert job.wait(timeout_s=180) and job.state == "succeeded", job.reason
+        (line,) = [one.text for one in job.logs().read()[0] if "it is read again" in one.text]
+        assert line.startswith(f"the secret TOKEN: {made.reference}: HTTP 400 ThrottlingException")
 
     def test_one_that_cannot_be_read_ends_the_job_at_once(self, made: Cloud, tmp_path: Path) -> None:
         job = self.submit(tmp_path, "aws-secretsmanager://elsewhere#key")

@@ -448,8 +448,9 @@ def test_machines_may_read_the_secrets_named_and_no_others() -> None:
     assert added.inputs["roleDefinitionId"].endswith(rights.SECRETS)
     assert Infrastructure.from_json(exports(more)["cloudgpu"]).secrets == tuple(secrets)
     args: Any = {"region": REGION, "resource_group": "g", "subscription": SUBSCRIPTION, "container": f"{GROUP}/c"}
+    args["secrets"] = ["a"]
     with pytest.raises(ArgumentError, match="secrets: 'a': expected …/vaults/VAULT/secrets/SECRET"):
-        registered(lambda: MachineRole("role", {**args, "secrets": ["a"]}))
+        registered(lambda: MachineRole("role", args))
 
 
 def test_machines_reach_their_folder_only() -> None:

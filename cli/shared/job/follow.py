@@ -151,15 +151,18 @@ class Follower:
         chosen: LogFilter,
         *,
         events: bool = False,
+        tail: int | None = None,
         keep_alive: Callable[[], object] = lambda: None,
     ) -> None:
-        """Create a follower. `keep_alive` is called every few seconds; see job_argument.watch()."""
+        """Create a follower. `tail`: begin with that many lines from the end; None: with the first one. `keep_alive` is
+        called every few seconds; see job_argument.watch()."""
         self.job = job
         self._keep_alive_by = keep_alive
         self._form = form
         self._chosen = chosen
         self._reader = job.logs()
         self._cursor: Cursor | None = None
+        self._tail = tail
         self._lines: deque[LogLine] = deque()
         self._unread = False
         self._event = 0 if events else None
@@ -201,8 +204,14 @@ class Follower:
 
     def _read(self) -> bool:
         """Read more lines unless some are buffered; return whether any are buffered."""
+        chosen = self._chosen
+        if self._tail is not None:
+            lines, self._cursor = self._reader.tail(
+                self._tail, attempt=chosen.attempt, node=chosen.node, since=chosen.since
+            )
+            self._lines.extend(lines)
+            self._tail = None
         if not self._lines:
-            chosen = self._chosen
             lines, self._cursor = self._reader.read(
                 self._cursor, attempt=chosen.attempt, node=chosen.node, since=chosen.since, limit=_READ_LINES
             )

@@ -9,7 +9,7 @@ exists, the launch creates no identity and no role assignments.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple, cast
 
@@ -181,11 +181,16 @@ def _assign(clients: Clients, token: str, scope: str, role: str, body: Json) -> 
 
 
 def _group_of(clients: Clients, account: str) -> str:
-    """Return the resource group of a storage account."""
+    """Return the resource group of a storage account. Raises ProvisionError."""
+    return part_of(str(find_storage_account(clients, account)["id"]), "resourceGroups")
+
+
+def find_storage_account(clients: Clients, account: str) -> Mapping[str, Any]:
+    """Return a storage account of the subscription. Raises ProvisionError."""
     kind = "Microsoft.Storage/storageAccounts"
     found = find_by_name(clients, kind, account, f"look for the storage account {account}")
     if found is not None:
-        return part_of(found, "resourceGroups")
+        return found
     message = (
         f"subscription {clients.subscription} has no storage account {account} that you may see: correct `job_dir`, or "
         f"name an identity that may use it in {IDENTITY_SETTING}, see docs/reference/azure-permissions.md"

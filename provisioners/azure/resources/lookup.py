@@ -8,8 +8,8 @@ from typing import Any, cast
 from ..clients import Clients, as_dicts
 
 
-def find_by_name(clients: Clients, kind: str, name: str, doing: str) -> str | None:
-    """Return the resource's id; None: the subscription has none that the credentials may see. Raises ProvisionError.
+def find_by_name(clients: Clients, kind: str, name: str, doing: str) -> Mapping[str, Any] | None:
+    """Return the resource; None: the subscription has none that the credentials may see. Raises ProvisionError.
 
     `kind`: e.g. `Microsoft.KeyVault/vaults`.
     """
@@ -17,4 +17,4 @@ def find_by_name(clients: Clients, kind: str, name: str, doing: str) -> str | No
     found: list[Mapping[str, Any]] = clients.ask(
         doing, lambda: cast("Any", as_dicts(clients.resources.resources.list(filter=where)))
     )
-    return next((str(one["id"]) for one in found if str(one.get("name", "")).lower() == name.lower()), None)
+    return next((one for one in found if str(one.get("name", "")).lower() == name.lower()), None)
