@@ -176,7 +176,9 @@ def test_a_replaced_node_gets_them_from_the_submitters_side(home: Path, files: F
     lose(job, "worker-1.1")
     ensure_supervisor()
     until(job, lambda: waits(job), "it waits")
-    assert "worker-1.2 waits for its secrets, without a machine" in job.reason
+    for _ in range(10):  # the supervisor polls meanwhile
+        assert "worker-1.2 waits for its secrets, without a machine" in job.refresh().reason
+        time.sleep(0.1)
     job.provide_secrets()
     until(job, lambda: "1-worker-1.2" in files.begun, "it is replaced")
     files.end()

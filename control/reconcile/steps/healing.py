@@ -92,7 +92,10 @@ class NodeReplacer:
         context = self._context
         allocation, wanted = context.attempt.allocation, wanted_nodes(context.attempt)
         missing = [node.node for node in wanted if allocation and node.node not in allocation.machines]
-        if allocation is None or not missing or context.now < context.job.not_before:
+        if allocation is None or not missing:
+            return False
+        have_come = context.job.cause == CAUSE and not SecretSender(context).missing()
+        if context.now < context.job.not_before and not have_come:
             return False
         if why := SecretSender(context).missing():
             return self._wait_for_secrets(", ".join(missing), why, idle=idle)

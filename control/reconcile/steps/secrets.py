@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from ....protocol.jobdir import JobDirError, node_key
@@ -17,6 +17,8 @@ log = logging.getLogger("cloudgpu.supervisor")
 
 CAUSE = "secrets"
 """Cause of a job that waits for values of its secrets."""
+_PAID = "is paid for meanwhile"
+"""Part of the reason of a job whose machines wait for values."""
 _AGAIN_S = 15.0
 """Seconds after which a box is written again for a node that still asks: another program may have replaced it."""
 _POLL_S = 2.0
@@ -61,18 +63,24 @@ class SecretSender:
         try:
             values = self._context.tools.vault.take(self._context.job.id, self._sources)
         except SourceError:
-            waiting = f"{_names(asking)} waits for its secrets, and is paid for meanwhile, at most 30 min: "
+            waiting = f"{_names(asking)} waits for its secrets, and {_PAID}, at most 30 min: "
             return self._note(waiting, self.missing())
-        for recipient in asking:
-            try:
-                box = seal(recipient, values, self._pass)
-            except BoxError as error:  # an agent that proved itself and sent a bad key; it asks with another one
-                log.warning("%s: %s", self._context.job.id, error)
-                continue
-            self._context.job_dir.put(recipient.box_key, box)
-            self._context.memory.sent_secrets[recipient.key] = self._context.tools.clock.monotonic()
+        sent = [one for one in asking if self._write_box(one, values)]
         job = replace(self._context.job, cause="", reason="") if self._context.job.cause == CAUSE else None
-        return self._context.write("secrets", f"secrets sent to {_names(asking)}", job=job)
+        return bool(sent) and self._context.write("secrets", f"secrets sent to {_names(sent)}", job=job)
+
+    def _write_box(self, recipient: Recipient, values: Mapping[str, str]) -> bool:
+        """Encrypt values to an agent; return False if its key is invalid."""
+        context = self._context
+        box = None
+        try:
+            box = seal(recipient, values, self._pass)
+        except BoxError as error:
+            log.warning("%s: %s", context.job.id, error)
+        if box is not None:
+            context.job_dir.put(recipient.box_key, box)
+        context.memory.sent_secrets[recipient.key] = context.tools.clock.monotonic()
+        return box is not None
 
     def remove_boxes(self) -> None:
         """Delete what is left of the boxes of an attempt whose machines are gone. Nothing can open them any more."""
@@ -112,8 +120,10 @@ class SecretSender:
         return found
 
     def _is_over(self, nodes: Sequence[NodeView]) -> bool:
-        """Return whether the job's reason still says that it waits, although no node does."""
-        return self._context.job.cause == CAUSE and not any(node.secrets_key for node in nodes if node.end is None)
+        """Return whether the job's reason still says that a machine waits, although none does."""
+        job = self._context.job
+        waits = job.cause == CAUSE and _PAID in job.reason
+        return waits and not any(node.secrets_key for node in nodes if node.end is None)
 
     def _note(self, waiting: str, why: str) -> bool:
         """Write why the job waits into its reason; return whether that is new."""
