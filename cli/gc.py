@@ -143,7 +143,7 @@ def _scope(searched: Sequence[str], skipped: Mapping[str, str]) -> str:
     looked = f"looked at: {', '.join(searched) or 'nothing'}"
     if not skipped:
         return looked
-    hint = f"--cloud {next(iter(skipped))} says what is missing"
+    hint = "`cloudgpu check` says what is missing"
     return f"{looked}; not looked at, for they are {_NOT_SET_UP}: {', '.join(skipped)} ({hint})"
 
 

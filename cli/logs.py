@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
@@ -12,12 +13,18 @@ from .exit_codes import Exit
 from .shared.errors import CommandError
 from .shared.job.follow import Follower, Interrupts, LineFormat, LogFilter
 from .shared.job.job_argument import find_job, job_argument, watch
-from .shared.job.report_view import resume_lines
+from .shared.job.report_view import outputs_lines, resume_lines
 from .shared.options import DURATION
 from .shared.output import remark
+from .shared.text import amount, plural
 
 if TYPE_CHECKING:
     from ..control.jobs import Job
+    from .shared.job.job_at_url import JobAtUrl
+
+_MAX_TAIL = 1_000_000
+"""Maximum lines of --tail, which are held in memory."""
+_TO = "Write the logs of all attempts and machines as files."
 
 
 @click.command()
@@ -26,16 +33,32 @@ if TYPE_CHECKING:
 @click.option("--node", help="Only this machine's lines, e.g. worker-1.")
 @click.option("--attempt", type=click.IntRange(min=1), metavar="N", help="Only this attempt's lines.")
 @click.option("--since", type=DURATION, metavar="DURATION", help="Only lines of the last 10m, 2h, …")
+@click.option("-n", "--tail", type=click.IntRange(0, _MAX_TAIL), metavar="N", help="Begin with the last N lines.")
 @click.option("-t", "--timestamps", is_flag=True, help="Begin each line with its time.")
+@click.option("--to", "folder", type=click.Path(path_type=Path, file_okay=False), metavar="FOLDER", help=_TO)
+@click.option("--force", is_flag=True, help="With --to: replace files that are there and differ.")
 def command(
-    *, job: str, follow: bool, node: str | None, attempt: int | None, since: float | None, timestamps: bool
+    *,
+    job: str,
+    follow: bool,
+    node: str | None,
+    attempt: int | None,
+    since: float | None,
+    tail: int | None,
+    timestamps: bool,
+    folder: Path | None,
+    force: bool,
 ) -> Exit | None:
     """Print what JOB's program has written on all its machines, in order of time; attempts one after the other.
 
     \b
     cloudgpu logs digits
     cloudgpu logs digits --follow --node worker-1
+    cloudgpu logs digits --tail 100 --follow
     cloudgpu logs digits --since 10m --timestamps | grep loss
+    cloudgpu logs digits --to logs
+
+    With --to, each machine's log of each attempt becomes a file: FOLDER/attempt-1/worker-0.1.log.
 
     Where a job has several machines or ranks, each line begins with its own. Ctrl-C ends the printing, never the job.
 
@@ -43,9 +66,16 @@ def command(
     """
     from ..protocol.jobdir import JOB_KEY
 
+    _check_options(follow=follow, tail=tail, folder=folder, force=force)
     chosen = LogFilter(attempt, node, None if since is None else time.time() - since)
     if "://" in job:
-        return _print_from(job, chosen, follow=follow, timestamps=timestamps)
+        from .shared.job.job_at_url import JobAtUrl
+
+        seen = JobAtUrl(job)
+        if folder is not None:
+            _write(seen, folder, chosen, timestamps=timestamps, force=force)
+            return None
+        return _print_from(seen, chosen, follow=follow, timestamps=timestamps, tail=tail)
     found = find_job(job, newest=True)
     if not found.open_dir().exists(JOB_KEY):
         raise CommandError(
@@ -55,28 +85,46 @@ def command(
         )
     if not follow or found.done:
         _check_there(found, node, attempt)
+    if folder is not None:
+        _write(found, folder, chosen, timestamps=timestamps, force=force)
+        return None
     form = LineFormat(found, timestamps=timestamps)
-    follower = Follower(found, form, chosen, keep_alive=lambda: watch(found))
+    follower = Follower(found, form, chosen, tail=tail, keep_alive=lambda: watch(found))
     if not follow:
         follower.print_all()
         return None
     watch(found)
+    was_done = found.done
     with Interrupts() as interrupts:
         ended = follower.follow(interrupts)
     if not ended:
         return Exit.INTERRUPTED
-    sys.stdout.flush()  # the log's last line comes before the remark
-    for line in resume_lines(found):
-        remark(line)
+    sys.stdout.flush()  # the log's last line comes before the remarks
+    for line in [*([] if was_done else outputs_lines(found)), *resume_lines(found)]:
+        click.echo(line, err=True)
     return None
 
 
-def _print_from(url: str, chosen: LogFilter, *, follow: bool, timestamps: bool) -> Exit | None:
-    """Print the log of a job at a URL, without this computer's store."""
-    from .shared.job.job_at_url import JobAtUrl
+def _check_options(*, follow: bool, tail: int | None, folder: Path | None, force: bool) -> None:
+    """Raise UsageError for options that exclude each other."""
+    if folder is not None and (follow or tail is not None):
+        raise click.UsageError("--to writes whole logs: it cannot be used with --follow or --tail")
+    if force and folder is None:
+        raise click.UsageError("--force needs --to FOLDER")
 
-    found = JobAtUrl(url)
-    follower = Follower(found, LineFormat(found, timestamps=timestamps), chosen)
+
+def _write(job: Job | JobAtUrl, folder: Path, chosen: LogFilter, *, timestamps: bool, force: bool) -> None:
+    """Write the logs as files and say where they are."""
+    from .shared.job.log_files import write_logs
+
+    written = write_logs(job, folder, chosen, timestamps=timestamps, force=force)
+    size = sum(path.stat().st_size for path in written)
+    click.echo(f"{plural(len(written), 'file')}, {amount(size)}, in {folder}")
+
+
+def _print_from(found: JobAtUrl, chosen: LogFilter, *, follow: bool, timestamps: bool, tail: int | None) -> Exit | None:
+    """Print the log of a job at a URL, without this computer's store."""
+    follower = Follower(found, LineFormat(found, timestamps=timestamps), chosen, tail=tail)
     if follow:
         with Interrupts() as interrupts:
             if not follower.follow(interrupts):

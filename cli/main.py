@@ -36,10 +36,11 @@ class Entry(NamedTuple):
     summary: str
 
 
-_DESCRIBE, _RUN, _WATCH = "Describe a job", "Run it", "Watch it"
+_SET_UP, _DESCRIBE, _RUN, _WATCH = "Set up", "Describe a job", "Run it", "Watch it"
 _STAND, _KEEP = "Keep machines and networks", "Look after what runs"
 
 COMMANDS: dict[str, Entry] = {
+    "check": Entry(_SET_UP, "Show which targets can be used from here, and what is missing."),
     "validate": Entry(_DESCRIBE, "Check job files: every mistake, where, what to write."),
     "plan": Entry(_DESCRIBE, "Show where a job can run and for how much; starts nothing."),
     "convert": Entry(_DESCRIBE, "Turn an AI Platform or Vertex AI file into a job file."),
@@ -52,6 +53,7 @@ COMMANDS: dict[str, Entry] = {
     "preempt": Entry(_RUN, "Give a running job a preemption notice, as a cloud would."),
     "status": Entry(_WATCH, "List jobs, or show one with its attempts, machines and report."),
     "logs": Entry(_WATCH, "Print or follow what a job's program writes."),
+    "outputs": Entry(_WATCH, "List or download the files that a job has produced."),
     "events": Entry(_WATCH, "Print or follow what happened to a job."),
     "wait": Entry(_WATCH, "Wait for a job to end; the exit code is its outcome."),
     "cost": Entry(_WATCH, "Show what jobs have cost so far."),
@@ -62,13 +64,17 @@ COMMANDS: dict[str, Entry] = {
     "verify-resume": Entry(_KEEP, "Check that a program, killed and resumed, ends the same, bit for bit."),
     "image": Entry(_KEEP, "Build, push and run the image in which jobs run."),
     "supervise": Entry(_KEEP, "Run the supervisor in the foreground."),
+    "rm": Entry(_KEEP, "Remove ended jobs with their logs, checkpoints and outputs."),
+    "prune": Entry(_KEEP, "Remove all jobs that ended long ago; shows them first."),
     "gc": Entry(_KEEP, "Find machines no job needs any more, and end them."),
     "config": Entry(_KEEP, "Show and change defaults of job files and settings of this computer."),
     "completion": Entry(_KEEP, "Print the completion script of a shell."),
 }
 
 
-_FOLDERS = frozenset({"catalog", "cluster", "config", "goodput", "gpus", "image", "infra", "status", "verify-resume"})
+_FOLDERS = frozenset(
+    {"catalog", "cluster", "config", "goodput", "gpus", "image", "infra", "outputs", "status", "verify-resume"}
+)
 """Commands that are packages: the command is in `cli/<name>/command.py`."""
 
 

@@ -26,6 +26,7 @@ from .shared.output import echo_json, remark, style
 
 if TYPE_CHECKING:
     from ..jobspecs.loading.draft import LoadedSpec
+    from ..jobspecs.plan import Offer
 
 
 @click.command(cls=GcloudCommand)
@@ -55,7 +56,7 @@ def command(
     GPUs and disks. A price that the tables lack is unknown and ranks last. Exit code 4: nothing can run the job.
 
     FILE - is standard input. Without a FILE the flags of `gcloud ai-platform jobs submit training` describe the job
-    alone; a program may be named later.
+    alone; a program may be named later. Credentials and quotas are not looked at: see `cloudgpu check`.
     """
     from .shared.jobfile.plan_view import plan_json, plan_text
 
@@ -72,17 +73,20 @@ def command(
     refuse_unreachable(written)
     if plan.best is not None:
         say_launcher(loaded, plan.best)
-        _say_obstacle(plan.best.cloud, loaded)
+        _say_obstacle(plan.best, loaded)
         say_outside_end(plan)
         return Exit.OK
     click.echo(f"{style('error', 'bad', err=True)}: nothing can run this job", err=True)
     return Exit.IMPOSSIBLE
 
 
-def _say_obstacle(cloud: str, loaded: LoadedSpec) -> None:
-    """Print why `submit` cannot use the cloud from this computer, if so; credentials are not checked."""
+def _say_obstacle(best: Offer, loaded: LoadedSpec) -> None:
+    """Print why `submit` cannot use the best offer's cloud from this computer, if so; credentials are not checked."""
     from ..control.submit.submittable_offers import obstacle
+    from ..jobspecs.targets import info
 
-    why = obstacle(loaded.spec, cloud, look=False)
+    why = obstacle(loaded.spec, best.cloud, look=False)
     if why:
         remark(f"note: {why}")
+    elif info(best.cloud).has_tables:
+        remark(f"whether {best.cloud} can be used from here: `cloudgpu check {best.cloud}`")

@@ -9,7 +9,7 @@ import click
 from .exit_codes import Exit
 from .shared.job.job_argument import OUTCOMES, find_job, job_argument, watch
 from .shared.job.job_view import job_json
-from .shared.job.report_view import resume_lines
+from .shared.job.report_view import outputs_lines, resume_lines
 from .shared.options import DURATION, json_option
 from .shared.output import ProgressLine, clean, echo_json, remark
 from .shared.text import ago
@@ -36,9 +36,10 @@ def command(job: str, timeout: float | None, as_json: bool) -> Exit:
         echo_json(job_json(found.look_for_checkpoint()))
     elif ended:
         click.echo(f"{found.id} {found.state}" + (f": {clean(found.reason)}" if found.reason else ""))
-        for line in resume_lines(found):
-            remark(line)
     if ended:
+        if not as_json:
+            for line in [*outputs_lines(found), *resume_lines(found)]:
+                click.echo(line, err=True)
         return OUTCOMES[found.state]
     remark(f"{found.id} is still {found.state}: it goes on")
     return Exit.STOPPED

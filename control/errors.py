@@ -33,3 +33,7 @@ class ResumeError(SubmitError):
 
 class NotEndedError(ControlError):
     """The operation needs a job that has ended."""
+
+
+class RemovalError(ControlError):
+    """The job cannot be removed: it has not ended, another job needs it, or its folder is not its own."""

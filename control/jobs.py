@@ -1,4 +1,4 @@
-"""Jobs, for the command line and Python programs: submit, resume, query, wait, cancel, preempt.
+"""Jobs, for the command line and Python programs: submit, resume, query, wait, cancel, preempt, remove.
 
 All calls return at once except `submit` and `resume` (they upload the code) and `Job.wait`. Errors: ControlError
 (errors.py), JobDirError (protocol/jobdir.py), ProvisionError (provisioners/base.py).
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from ..protocol.attempt_signal import WatchMark
     from ..protocol.jobdir import JobDir
     from ..protocol.logs import LogReader
+    from ..protocol.outputs import Outputs
     from ..provisioners.base import Allocation
     from .accounting.report import Report
     from .reconcile.node_observation import Reported
@@ -139,6 +140,16 @@ class Job:
         return JobSpec.from_stored(self.row.spec)
 
     @property
+    def is_removed(self) -> bool:
+        """True if the job's files are deleted or being deleted."""
+        return self.row.is_removed
+
+    @property
+    def labels(self) -> dict[str, str]:
+        """The user's own keys and values."""
+        return dict(self.row.spec.get("labels") or {})
+
+    @property
     def offers(self) -> list[Offer]:
         """Offers with which the job was submitted, in order of preference."""
         return list(self.row.offers)
@@ -165,7 +176,7 @@ class Job:
     @property
     def resume_command(self) -> str | None:
         """Command with which the job goes on from its checkpoint; None: it has not ended, or has saved nothing."""
-        if not self.done or self.saved_step is None:
+        if not self.done or self.row.is_removed or self.saved_step is None:
             return None
         return f"cloudgpu resume {self.id}{_limit_option(self.row)}"
 
@@ -203,6 +214,15 @@ class Job:
         if self._store.set_goal(self.id, "cancel", message, time.time()):
             ensure_supervisor(self.id)
         self.refresh()
+
+    def remove(self, *, keep_record: bool = False) -> None:
+        """Delete this ended job's folders, and its row in the store unless `keep_record`.
+
+        It is safe to repeat if it was interrupted. Raises RemovalError, JobDirError, StoreError.
+        """
+        from .removal.removing import remove
+
+        remove(self._store, self.id, keep_record=keep_record)
 
     def preempt(self, after_s: float, node: str | None = None) -> list[str]:
         """Send the machines a notice of preemption in `after_s` seconds; return the nodes. Raises NotRunningError."""
@@ -324,17 +344,39 @@ class Job:
     def logs(self) -> LogReader:
         from ..protocol.logs import LogReader
 
+        return LogReader(self.open_dir(), self._attempt_dirs())
+
+    def outputs(self) -> Outputs:
+        """Return the files in outputs/, also while the job runs. Raises JobDirError."""
+        from ..protocol.outputs import find_outputs
+
+        places = self._attempt_dirs()
+        return find_outputs(self.open_dir(), places and places())
+
+    def missing_outputs(self) -> list[str]:
+        """Return the job's `outputs` of which its last attempt found nothing. Raises JobDirError."""
+        from ..protocol.outputs import missing_outputs
+        from .reconcile.node_replacement import every_node
+
+        current = self._current()
+        if current is None or current.state != "ended" or not self.row.spec.get("outputs"):
+            return []
+        nodes = [request.node for request in every_node(current) if request.rank == 0]
+        return missing_outputs(self.open_dir(current), current.number, nodes)
+
+    def _attempt_dirs(self) -> Callable[[], dict[int, JobDir]] | None:
+        """Return a function that returns attempt -> job dir, of the attempts that got machines; None: all have the same
+        one."""
         if not self.row.policy.job_dirs:
-            return LogReader(self.open_dir())
+            return None
         opened: dict[str, JobDir] = {}
 
         def places() -> dict[int, JobDir]:
-            """Return the job dirs of the attempts that got machines; only these have logs."""
             for attempt in (known := [one for one in self.attempts() if one.allocation is not None]):
                 opened.setdefault(self.job_dir_of(attempt), self.open_dir(attempt))
             return {attempt.number: opened[self.job_dir_of(attempt)] for attempt in known}
 
-        return LogReader(self.open_dir(), places)
+        return places
 
     def report(self) -> Report:
         """Return the report as of now. Raises JobDirError if the job runs and its dir cannot be read."""

@@ -76,6 +76,7 @@ _FOREIGN_WORDS = {
 }
 _NAME = re.compile(r"[a-z](?:[a-z0-9-]{0,38}[a-z0-9])?")
 _ENV_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,127}")
+_LABEL_KEY = re.compile(r"[A-Za-z0-9][A-Za-z0-9_./-]{0,62}", re.ASCII)
 _SPACE = re.compile(r"\s")
 
 
@@ -150,7 +151,7 @@ def _bounded(value: tuple[object, ...]) -> tuple[Any, ...]:
     return value
 
 
-def _list_of(item: Any) -> tuple[Any, ...]:  # a type
+def list_of(item: Any) -> tuple[Any, ...]:  # a type
     """Return the annotations of a non-empty list without duplicates; a single entry may be written without the list."""
     listed = Annotated[list[item], Field(min_length=1, max_length=_MAX_LIST)]
     return (
@@ -253,15 +254,26 @@ def _url_problem(place: Loc, url: object) -> Problem | None:
     return Problem(place, "bad-input", f"expected {allowed} and a folder", f"write {shorten(str(place[-1]))}: {form}")
 
 
-def _check_outputs(value: tuple[str, ...]) -> tuple[str, ...]:
+def check_paths(value: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Refuse entries that lead out of the job's folder. `value`: objects whose text is a path."""
     problems = [
         Problem((place,), problem.code, problem.message, problem.hint)
-        for place, path in enumerate(value)
+        for place, path in enumerate(map(str, value))
         if (problem := _path_problem(path, absolute=False)) is not None
     ]
     if problems:
         raise MistakesError(*problems)
     return value
+
+
+def _check_label_key(key: str) -> str:
+    if _LABEL_KEY.fullmatch(key) is None:
+        raise mistake(
+            "bad-label",
+            f"{quote(shorten(key))} is no key of a label",
+            "write letters, digits, `-`, `_`, `.` and `/`, beginning with a letter or digit, 63 at most",
+        )
+    return key
 
 
 def _path_problem(path: str, *, absolute: bool) -> Problem | None:
@@ -311,6 +323,10 @@ ImageName = Annotated[str, *_text(512, least=1), AfterValidator(_check_image)]
 FolderPath = Annotated[str, *_text(1_024, least=1)]
 JobDirUrl = Annotated[str, *_text(1_024, least=1), AfterValidator(_check_job_dir)]
 Word = Annotated[str, *_text(65_536)]
+LabelKey = Annotated[
+    str, AfterValidator(_check_label_key), WithJsonSchema({"type": "string", "pattern": f"^{_LABEL_KEY.pattern}$"})
+]
+LabelValue = Annotated[str, *_text(255)]
 NodeCount = Annotated[int, *whole(1, MAX_NODES)]
 ElasticNodes = Annotated[NodeRange, *node_range(MAX_NODES)]
 KeepCount = Annotated[int, *whole(1, 1_000)]
@@ -329,12 +345,12 @@ JobDirs = Annotated[
 ]
 """One URL for all clouds, or one per cloud."""
 
-Clouds = Annotated[tuple[Cloud, ...], *_list_of(Cloud)]
-Places = Annotated[tuple[PlaceName, ...], *_list_of(PlaceName)]
-Markets = Annotated[tuple[_Market, ...], *_list_of(_Market)]
+Clouds = Annotated[tuple[Cloud, ...], *list_of(Cloud)]
+Places = Annotated[tuple[PlaceName, ...], *list_of(PlaceName)]
+Markets = Annotated[tuple[_Market, ...], *list_of(_Market)]
 EnvVars = Annotated[dict[str, Word], Field(max_length=_MAX_ENV), BeforeValidator(_check_env)]
 Inputs = Annotated[dict[str, JobDirs], Field(max_length=_MAX_LIST), BeforeValidator(_check_inputs)]
-Outputs = Annotated[tuple[FolderPath, ...], *_list_of(FolderPath), AfterValidator(_check_outputs)]
+Labels = Annotated[dict[LabelKey, LabelValue], Field(max_length=_MAX_LIST)]
 Command = Annotated[
     Annotated[str, *_text(1_000_000, least=1), Tag("(text)")]
     | Annotated[tuple[Word, ...], Field(min_length=1, max_length=10_000), Tag("(list)")],

@@ -17,8 +17,10 @@ from pydantic import (
     ConfigDict,
     Field,
     GetJsonSchemaHandler,
+    SerializerFunctionWrapHandler,
     ValidationInfo,
     field_validator,
+    model_serializer,
     model_validator,
 )
 from pydantic_core import CoreSchema, PydanticKnownError
@@ -39,6 +41,7 @@ __all__ = [
     "LauncherName",
     "Limits",
     "Market",
+    "Output",
     "Resources",
     "Retry",
     "Role",
@@ -149,6 +152,38 @@ class Resources(_Model):
     disk: DiskSize = Field(default=100.0, description="Of each machine", json_schema_extra={"default": "100GB"})
 
 
+class Output(_Model):
+    """A file or folder of the program that is copied to outputs/; its path alone is short for `{path: …}`."""
+
+    path: fields.FolderPath = Field(description="In the program's folder")
+    required: bool = Field(default=False, description="true: the job fails if there is none when the program has ended")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _shorthand(cls, value: object) -> Any:  # whatever the user wrote
+        if not isinstance(value, str | Mapping | Output):
+            raise mistake("wrong-type", "expected a path, or {path: …, required: true}")
+        return {"path": value} if isinstance(value, str) else value
+
+    @model_serializer(mode="wrap")
+    def _stored(self, serialize: SerializerFunctionWrapHandler) -> Any:  # JSON
+        """Return the short form where it says all: earlier versions read only that."""
+        return serialize(self) if self.required else self.path
+
+    @classmethod
+    def __get_pydantic_json_schema__(cls, core_schema: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
+        """Return a schema for a mapping, or the path alone."""
+        mapping = {**handler.resolve_ref_schema(handler(core_schema))}
+        del mapping["title"]
+        return {"anyOf": [mapping["properties"]["path"], mapping]}
+
+    def __str__(self) -> str:
+        return self.path
+
+
+Outputs = Annotated[tuple[Output, ...], *fields.list_of(Output), AfterValidator(fields.check_paths)]
+
+
 class CheckpointPolicy(_Model):
     """Save interval, number of checkpoints to keep, and the reaction if all are damaged."""
 
@@ -204,8 +239,15 @@ class JobSpec(_Model):
         "`setup`",
         examples=[{"data": "s3://bucket/digits"}],
     )
-    outputs: fields.Outputs | None = Field(
-        default=None, description="Files and folders of the program, copied to the job dir's outputs/ when it has ended"
+    outputs: Outputs | None = Field(
+        default=None,
+        description="Files and folders of the program, copied to the job dir's outputs/ when it has ended",
+        examples=["results", [{"path": "model.pt", "required": True}]],
+    )
+    labels: fields.Labels = Field(
+        default={},
+        description="Keys and values of your own, by which commands choose jobs: `cloudgpu cancel --label KEY=VALUE`",
+        examples=[{"team": "vision", "sweep": "7"}],
     )
     setup: fields.Command | None = Field(default=None, description="Runs once per machine before the program")
     run: fields.Command | None = Field(

@@ -130,6 +130,8 @@ class JobRecord(Record):
     """Path on the machine, absolute or relative to the code's folder -> URL to download, or URL for each cloud."""
     outputs: list[str] = field(default_factory=list)
     """Paths relative to the code's folder that are copied to outputs/ when the program has ended."""
+    required_outputs: list[str] = field(default_factory=list)
+    """Those of them without which the job fails."""
     gpu_idle_s: int | None = None
     """Seconds without GPU activity after which the job is stopped. If set, nodes with GPUs report their idle time."""
     spec: dict[str, Any] = field(default_factory=dict)
@@ -426,6 +428,8 @@ class Result(Record):
     """True if the program declares that running it again is pointless."""
     timeline: Annotated[dict[str, Any], Timeline] | None = None
     """Timeline as JSON."""
+    missing_outputs: list[str] = field(default_factory=list)
+    """The job's `outputs` of which there is nothing. Only rank 0 reports them."""
 
     @classmethod
     def adapt(cls, value: Mapping[str, object]) -> Mapping[str, Any]:

@@ -17,7 +17,7 @@ import time
 import zlib
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, TypedDict
 
 from .jobdir import Entry, JobDir, JobDirError, node_key
@@ -43,6 +43,8 @@ _RETRY_S = (0.2, 5.0)
 _CLOCKS_APART_S = 600.0  # maximum seconds of difference between a machine's clock and the store's
 _MEMBER_LIMIT = 4 << 20  # maximum bytes of an unpacked member: MEMBER_BYTES and one line of escaped characters
 _WINDOW = 512 << 10  # minimum bytes per ranged read of an object, unless fewer are left
+_TAIL_WINDOW = 64 << 10  # bytes read of an object's end at a time, at first
+_HEADER = b"\x1f\x8b\x08\0\0\0\0\0"  # a member's first bytes: gzip, deflate, no flags, no time
 _ATTEMPT = re.compile(r"\d{4,9}", re.ASCII)
 _CHUNK = re.compile(r"(\d{8})\.gz", re.ASCII)
 _SURROGATE = re.compile("[\ud800-\udfff]")
@@ -280,6 +282,38 @@ class LogReader:
         done = max(ended, default=done)
         return lines, {"done": done, "nodes": {key: at for key, at in nodes.items() if int(key.split("/")[0]) > done}}
 
+    def tail(
+        self, count: int, *, attempt: int | None = None, node: str | None = None, since: float | None = None
+    ) -> tuple[list[LogLine], Cursor]:
+        """Return the last `count` lines and the cursor after them. Filters as for read().
+
+        Objects are read from the end, so the time depends on `count` and not on the length of the log. Raises
+        JobDirError.
+        """
+        places = self._attempts()
+        numbers = sorted((number for number in places if attempt in (None, number)), reverse=True)
+        lines: list[LogLine] = []
+        cursor: Cursor = {"done": 0, "nodes": {}}
+        for number in numbers:
+            needed = count - len(lines)
+            ends = {
+                name: _node_end(places[number], number, name, needed, since)
+                for name in places[number].folders(f"attempts/{number:04d}/nodes")
+                if node in (None, name, name.rpartition(".")[0])
+            }
+            if number == numbers[0]:
+                cursor = {"done": number - 1, "nodes": {f"{number}/{name}": at for name, (_, at) in ends.items()}}
+            found = list(heapq.merge(*(ended for ended, _ in ends.values()), key=lambda line: line.time))
+            lines = found[max(0, len(found) - needed) :] + lines
+            if len(lines) >= count:
+                break
+        return lines, cursor
+
+    def nodes(self) -> dict[int, list[str]]:
+        """Return attempt -> names of its nodes that have a folder. Raises JobDirError."""
+        places = self._attempts()
+        return {number: [*places[number].folders(f"attempts/{number:04d}/nodes")] for number in sorted(places)}
+
 
 def attempt_numbers(job_dir: JobDir) -> list[int]:
     """Return the numbers of the attempts in a job dir, in ascending order. Raises JobDirError."""
@@ -304,6 +338,62 @@ def _lines(
                     [number, *((place, count) if count < len(raw) else (after, 0))],
                 )
             seen = 0
+
+
+def _node_end(
+    job_dir: JobDir, attempt: int, node: str, count: int, since: float | None
+) -> tuple[list[LogLine], list[int]]:
+    """Return the last lines of a node, and the position after them."""
+    entries = [entry for entry in job_dir.entries(node_key(attempt, node, "log")) if _chunk_number(entry.key)]
+    position = [_chunk_number(entries[-1].key) or 1, entries[-1].size, 0] if entries else [1, 0, 0]
+    raw: deque[Any] = deque()  # JSON
+    for entry in reversed(entries):
+        if len(raw) >= count or (since is not None and entry.modified < since - _CLOCKS_APART_S):
+            break
+        raw.extendleft(reversed(_object_end(job_dir, entry, count - len(raw))))
+    lines = [_decode(values, attempt, node) for values in raw]
+    return [line for line in lines if since is None or line.time >= since], position
+
+
+def _object_end(job_dir: JobDir, entry: Entry, count: int) -> list[Any]:
+    """Return the last lines of an object, read from its end member by member. What cannot be read in this way, e.g.
+    because it is damaged, is read from the beginning."""
+    found: deque[Any] = deque()  # JSON
+    start = entry.size
+    data, look = b"", 0
+    while start + len(data) > 0 and len(found) < count:
+        place = data.rfind(_HEADER, 0, look)
+        if place >= 0:
+            lines = _last_member(data[place:])
+            if lines is None:
+                look = place + len(_HEADER) - 1  # these bytes are there by chance
+            else:
+                found.extendleft(reversed(lines))
+                data, look = data[:place], place
+            continue
+        if start == 0 or len(data) > _MEMBER_LIMIT:
+            return [*_from_beginning(job_dir, entry, start + len(data), count - len(found)), *found]
+        end, start = start, max(0, start - max(_TAIL_WINDOW, len(data)))
+        data = job_dir.get_range(entry.key, start, end) + data
+        look = min(len(data), end - start + len(_HEADER) - 1)  # a header may be in two windows
+    return [*found][max(0, len(found) - count) :]
+
+
+def _last_member(data: bytes) -> list[Any] | None:
+    """Return the lines of a member that begins and ends with the data; None: it is no such member."""
+    try:
+        unpacked = _unpack_member(data, is_whole=True)
+    except (ValueError, RecursionError, zlib.error):
+        return None
+    return None if unpacked is None or unpacked[1] else unpacked[0]
+
+
+def _from_beginning(job_dir: JobDir, entry: Entry, end: int, count: int) -> deque[Any]:
+    """Return the last lines of an object's first `end` bytes."""
+    found: deque[Any] = deque(maxlen=count)  # JSON
+    for lines, _, _ in _members(job_dir, replace(entry, size=end), 0):
+        found.extend(lines)
+    return found
 
 
 def _members(job_dir: JobDir, entry: Entry, start: int) -> Iterator[tuple[list[Any], int, int]]:

@@ -76,7 +76,9 @@ def is_set_up(target: str) -> bool:
 def setup_hint(target: str) -> str:
     """Return the advice to the user if a target is not set up; "": the target is unknown or has none."""
     found = target_of(target)
-    return found.setup_hint if found is not None else ""
+    if found is None or not found.setup_hint:
+        return ""
+    return f"{found.setup_hint}; `cloudgpu check {target}` says what is missing"
 
 
 def architecture_of(target: str, machine_type: str) -> str | None:

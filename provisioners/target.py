@@ -70,6 +70,9 @@ class Target:
     target needs no set-up."""
     setup_hint: str = ""
     """Advice to the user if the target is not set up."""
+    check: str = ""
+    """Function: (checks.results.CheckRequest) -> list[checks.results.Step], for `cloudgpu check`; "": only `set_up` is
+    checked."""
     architecture: str = ""
     """Function: (machine type) -> `x86_64` or `arm64`; "": the target's machines need no agent file."""
     collector: str = ""

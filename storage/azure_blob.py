@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import obstore
-from obstore.exceptions import BaseError
+from obstore.exceptions import BaseError, NotFoundError
 from obstore.store import AzureStore
 
 from .access import code_of, unreachable
@@ -93,6 +94,21 @@ class BlobStorage:
                 "%s: Blob Storage refuses batches of deletions: objects are deleted one by one from now on", self._url
             )
             self._single = single
+
+    def delete_many(self, connection: ObjectStore, paths: Sequence[str]) -> None:
+        if self._single is None:
+            try:
+                obstore.delete(connection, paths)
+            except BaseError as error:
+                from . import azure_deletions  # imports http
+
+                if not (isinstance(error, NotFoundError) or azure_deletions.is_batch_refused(str(error))):
+                    raise
+            else:
+                return
+        for path in paths:  # a missing blob ends a batch
+            with contextlib.suppress(NotFoundError, FileNotFoundError):
+                self.delete(connection, path)
 
     def find_region_after(self, message: str) -> bool:  # noqa: ARG002 - required by the protocol
         return False

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -45,6 +45,10 @@ class BucketStore:
             self._inside = _inside(self._service.path())
             self._bucket = bucket or Bucket(url, service)
             self._bucket.store()
+
+    @property
+    def name(self) -> str:
+        return self._inside.rstrip("/").rpartition("/")[2]
 
     def renew(self) -> None:
         self._bucket.reconnect(RENEW_S)
@@ -100,6 +104,9 @@ class BucketStore:
 
     def delete(self, key: str) -> None:
         self._service.delete(self._connection(), self._at(key))
+
+    def delete_many(self, keys: Sequence[str]) -> None:
+        self._service.delete_many(self._connection(), [self._at(key) for key in keys])
 
     def message_of(self, error: Exception) -> str:
         """Return the whole message, because S3's error code comes after a line break of its XML.

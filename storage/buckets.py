@@ -9,7 +9,7 @@ from __future__ import annotations
 import datetime
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Protocol
 from urllib.parse import urlsplit
 
@@ -56,6 +56,9 @@ class Service(Protocol):
 
     def delete(self, connection: ObjectStore, path: str) -> None:
         """Delete an object of the bucket."""
+
+    def delete_many(self, connection: ObjectStore, paths: Sequence[str]) -> None:
+        """Delete objects of the bucket in batches. After an error, some of them may be deleted."""
 
     def find_region_after(self, message: str) -> bool:
         """Return whether a request failed because the bucket is in another region, which is used from now on."""

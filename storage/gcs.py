@@ -15,7 +15,7 @@ import json
 import os
 import re
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict
 from urllib.parse import urlsplit
@@ -120,6 +120,9 @@ class CloudStorage:
 
     def delete(self, connection: ObjectStore, path: str) -> None:
         obstore.delete(connection, path)
+
+    def delete_many(self, connection: ObjectStore, paths: Sequence[str]) -> None:
+        obstore.delete(connection, paths)
 
     def find_region_after(self, message: str) -> bool:  # noqa: ARG002 - required by the protocol
         return False

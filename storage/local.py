@@ -10,7 +10,7 @@ import errno
 import os
 import re
 import stat
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -43,6 +43,10 @@ class LocalStore:
         self._opened: ObjectStore | None = None
         """Store of obstore for the folder; None until the folder exists."""
         self._open()
+
+    @property
+    def name(self) -> str:
+        return self.folder.name
 
     def renew(self) -> None:
         """Do nothing: there are no credentials."""
@@ -109,6 +113,10 @@ class LocalStore:
 
     def delete(self, key: str) -> None:
         obstore.delete(self._readable(), key)
+
+    def delete_many(self, keys: Sequence[str]) -> None:
+        for key in keys:
+            self.delete(key)
 
     def message_of(self, error: Exception) -> str:
         return first_line(error)

@@ -6,10 +6,14 @@ The protocol Store hides the differences between stores. Standard library and ob
 from __future__ import annotations
 
 import contextlib
+import functools
+import itertools
+import os
+import shutil
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from obstore.exceptions import (
     AlreadyExistsError,
@@ -52,17 +56,35 @@ OnProgress = Callable[[int, int], None]
 _T = TypeVar("_T")
 
 
+_PAGE = 1_000
+"""Objects per listing and deletion: as many as S3 lists and deletes with one request."""
+
+
+class Usage(NamedTuple):
+    """Size of a folder."""
+
+    objects: int
+    bytes: int
+
+    @classmethod
+    def of(cls, sizes: Iterable[int]) -> Usage:
+        objects = total = 0
+        for size in sizes:
+            objects, total = objects + 1, total + size
+        return cls(objects, total)
+
+
 class _Retrying:
     """Time limit for retries of failed requests."""
 
-    def __init__(self, begun: float, seconds: float, say: Callable[[str], None]) -> None:
-        self._begun, self._seconds, self._say = begun, seconds, say
+    def __init__(self, begun: float, seconds: float, say: Callable[[str], None], refused_s: float) -> None:
+        self._begun, self._seconds, self._say, self._refused_s = begun, seconds, say, refused_s
         self._has_said = False
 
     def allows(self, error: JobDirError, pause: float) -> bool:
         """Return whether to retry after this error and a pause."""
         is_refusal = isinstance(error.__cause__, PermissionDeniedError | UnauthenticatedError)
-        seconds = min(self._seconds, REFUSED_S) if is_refusal else self._seconds
+        seconds = min(self._seconds, self._refused_s) if is_refusal else self._seconds
         left = self._begun + seconds - time.monotonic()
         if is_permanent(error) or pause > left:
             return False
@@ -70,6 +92,25 @@ class _Retrying:
             self._has_said = True
             self._say(f"{error}; trying again for {left:.0f} s")
         return True
+
+
+def _remove_folder(folder: Path | None) -> None:
+    """Remove a local folder; links in it are removed, not followed. No-op if it does not exist. Raises OSError."""
+    if folder is not None and os.path.lexists(folder):
+        shutil.rmtree(folder)
+
+
+def _folder_usage(folder: Path | None) -> Usage:
+    """Return the size of the files in a local folder, without following links. Raises OSError."""
+    if folder is None or not folder.is_dir():
+        return Usage(0, 0)
+    return Usage.of(
+        (Path(place) / name).lstat().st_size for place, _, names in os.walk(folder, onerror=_raise) for name in names
+    )
+
+
+def _raise(error: OSError) -> None:
+    raise error
 
 
 class JobDir:
@@ -98,6 +139,11 @@ class JobDir:
     def renew(self) -> None:
         """Reconnect with current settings and credentials, at most every 10 s. Call it after a refused request."""
         self._store.renew()
+
+    @property
+    def name(self) -> str:
+        """Last part of the folder's path, as requests use it; "" for a whole bucket."""
+        return self._store.name
 
     @property
     def folder(self) -> Path | None:
@@ -239,6 +285,37 @@ class JobDir:
         with contextlib.suppress(MissingError):
             self._call(f"deleting {key}", lambda: self._store.delete(key))
 
+    def delete_all(self, on_deleted: Callable[[int], None]) -> None:
+        """Delete the folder with everything in it. Calls `on_deleted` with the number of objects deleted so far.
+
+        It is safe to repeat after any error: what is gone is no error. Raises JobDirError; then some objects may be
+        deleted.
+        """
+        if self.folder is not None:
+            self._call("deleting", lambda: _remove_folder(self._store.folder))
+            return
+        done = 0
+        after: str | None = None
+        while keys := self._call("listing", functools.partial(self._page, after)):
+            try:
+                self._call("deleting", functools.partial(self._store.delete_many, keys))
+            except MissingError:  # a retried request whose first answer was lost, or another process that deletes
+                for key in keys:
+                    self.delete(key)
+            done, after = done + len(keys), keys[-1]
+            on_deleted(done)
+        if left := self._call("listing", functools.partial(self._page, None)):
+            raise JobDirError(f"{self.url}: {left[0]} is still there after it was deleted, or was written meanwhile")
+
+    def _page(self, after: str | None) -> Sequence[str]:
+        return [entry.key for entry in itertools.islice(self._store.entries("", after), _PAGE)]
+
+    def usage(self) -> Usage:
+        """Return how many objects are in the folder, and their bytes. Raises JobDirError."""
+        if self.folder is not None:
+            return self._listed("", lambda: _folder_usage(self._store.folder), Usage(0, 0))
+        return self._call("listing", lambda: Usage.of(entry.size for entry in self._store.entries("", None)))
+
     def _listed(self, prefix: str, call: Callable[[], _T], empty: _T) -> _T:
         """Return a listing; `empty` for a local folder that does not exist or vanishes meanwhile."""
         try:
@@ -268,14 +345,14 @@ class JobDir:
         return True
 
     @contextlib.contextmanager
-    def retrying(self, seconds: float, say: Callable[[str], None]) -> Iterator[None]:
+    def retrying(self, seconds: float, say: Callable[[str], None], refused_s: float = REFUSED_S) -> Iterator[None]:
         """Return a context manager in which failed requests are retried for `seconds` from now, refusals for at most
-        REFUSED_S.
+        `refused_s`.
 
         `say` is called once, with the first error. Errors of local folders, and those that only an operator can
         resolve, are not retried.
         """
-        self._retrying = _Retrying(time.monotonic(), seconds, say)
+        self._retrying = _Retrying(time.monotonic(), seconds, say, refused_s)
         try:
             yield
         finally:

@@ -13,7 +13,7 @@ import importlib.util
 import os
 import re
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, TypedDict
 from urllib.parse import urlsplit
@@ -118,6 +118,9 @@ class S3:
 
     def delete(self, connection: ObjectStore, path: str) -> None:
         obstore.delete(connection, path)
+
+    def delete_many(self, connection: ObjectStore, paths: Sequence[str]) -> None:
+        obstore.delete(connection, paths)
 
     def find_region_after(self, message: str) -> bool:
         if not _ELSEWHERE.search(message):

@@ -49,6 +49,10 @@ class Store(Protocol):
     def url(self) -> str: ...
 
     @property
+    def name(self) -> str:
+        """Last part of the folder's path, as requests use it; "" for a whole bucket."""
+
+    @property
     def folder(self) -> Path | None:
         """The local folder; None in an object store, where requests cost time and money."""
 
@@ -99,6 +103,9 @@ class Store(Protocol):
         """Return name -> bytes of the objects directly in a folder."""
 
     def delete(self, key: str) -> None: ...
+
+    def delete_many(self, keys: Sequence[str]) -> None:
+        """Delete objects with as few requests as the store allows. After an error, some of them may be deleted."""
 
     def message_of(self, error: Exception) -> str:
         """Return the store's full message on an error; may send another request to obtain it."""

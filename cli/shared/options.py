@@ -25,3 +25,27 @@ DURATION = DurationType()
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON for scripts.")
 yes_option = click.option("-y", "--yes", is_flag=True, help="Do not ask.")
+
+
+class LabelType(click.ParamType):  # type: ignore[type-arg]  # generic in newer versions of click only
+    """Parameter type that parses `KEY=VALUE`."""
+
+    name = "label"
+
+    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, str]:
+        if isinstance(value, tuple):  # converted already
+            return value
+        key, equals, wanted = str(value).partition("=")
+        if not key or not equals:
+            self.fail(f"{value!r}: expected KEY=VALUE", param, ctx)
+        return key, wanted
+
+
+label_option = click.option(
+    "--label",
+    "labels",
+    type=LabelType(),
+    metavar="KEY=VALUE",
+    multiple=True,
+    help="Only jobs with this label, see `labels` in the job file; repeated: with all of them.",
+)

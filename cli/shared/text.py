@@ -56,3 +56,19 @@ def iso(moment: float | None) -> str | None:
         return None
     then = datetime.datetime.fromtimestamp(moment, tz=datetime.UTC)
     return then.isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def amount(size: float) -> str:
+    """Return a number of bytes: `0 B`, `1.2 kB`, `3.4 MB`, `56.7 GB`."""
+    if size < 1_000:
+        return f"{size:.0f} B"
+    for unit in ("kB", "MB", "GB"):
+        size /= 1_000
+        if size < 999.95:
+            return f"{size:.1f} {unit}"
+    return f"{size / 1_000:,.1f} TB"
+
+
+def plural(count: int, noun: str) -> str:
+    """Return a count with its noun: `1 file`, `1,234 files`."""
+    return f"{count:,} {noun}{'s' * (count != 1)}"

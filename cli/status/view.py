@@ -7,9 +7,10 @@ from dataclasses import asdict
 from itertools import groupby
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from ...storage.urls import local_folder
 from ..events import event_json, event_line
 from ..shared.job.job_view import JobView, attempt_seconds, job_json, view
-from ..shared.job.report_view import report_json, report_lines
+from ..shared.job.report_view import outputs_lines, report_json, report_lines
 from ..shared.output import STATE_TONES, Column, clean, columns, style, table, warning
 from ..shared.text import ago, clock, duration, iso, money
 
@@ -47,6 +48,13 @@ _NODES = (
     Column("step", right=True),
     Column("reason", least=16),
 )
+
+
+_REMOVED = {
+    "remove": " (its removal was interrupted: cloudgpu rm {} goes on)",
+    "removed": " (its files are removed)",
+}
+"""Goal of a job -> remark on its folder."""
 
 
 def list_text(jobs: Sequence[Job]) -> str:
@@ -94,8 +102,17 @@ def job_text(job: Job) -> str:
     events = [event_line(event, columns() - 2) for event in job.events()[-_EVENTS:]]
     parts.append("\n".join([style("last events", "title"), *(f"  {line}" for line in events)]))
     if job.done:
-        parts.append("\n".join([style("report", "title"), *(f"  {line}" for line in report_lines(job.report()))]))
+        lines = [*report_lines(job.report()), *_outputs(job)]
+        parts.append("\n".join([style("report", "title"), *(f"  {line}" for line in lines)]))
     return "\n\n".join(filter(None, parts))
+
+
+def _outputs(job: Job) -> list[str]:
+    """Return where the outputs of an ended job are. A bucket is not listed: the status must be there at once, also
+    without credentials."""
+    if local_folder(job.job_dir) is not None:
+        return outputs_lines(job)
+    return [f"outputs   {clean(job.job_dir)}/outputs", f"          list them: cloudgpu outputs {job.id}"]
 
 
 def status_json(job: Job) -> dict[str, Any]:
@@ -117,6 +134,8 @@ def status_json(job: Job) -> dict[str, Any]:
             }
             for node in seen.nodes
         ],
+        "outputs_url": f"{job.job_dir}/outputs",
+        "missing_outputs": [name for node in seen.nodes if node.result for name in node.result.missing_outputs],
         "events": [event_json(event) for event in job.events()[-_EVENTS:]],
         "report": report_json(job.report()) if job.done else None,
     }
@@ -161,7 +180,7 @@ def _head(seen: JobView) -> str:
         ("submitted", f"{ago(job.created, seen.now)}{ended}"),
         ("where", seen.job.offer.place),
         ("cost", money(seen.cost) + ("" if job.done else " so far")),
-        ("job dir", clean(job.job_dir)),
+        ("job dir", clean(job.job_dir) + _REMOVED.get(job.row.goal, "").format(job.id)),
         *([] if job.row.source is None else [("from", _source(job.row.source))]),
         *([] if (command := job.resume_command) is None else [("go on", command)]),
     ]

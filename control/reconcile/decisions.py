@@ -138,7 +138,7 @@ def decide(
     attempts = job.in_run(attempts)
     last = attempts[-1] if attempts else None
     if last is not None and last.outcome == "succeeded":
-        return End("succeeded", "", "", 0)
+        return End("succeeded", "", last.reason, 0)
     end = wanted_end(job, last, now)
     if end is not None:
         return end

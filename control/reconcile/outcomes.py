@@ -28,6 +28,8 @@ class NodeEnd:
     """True if the program must not be run again, regardless of the budget."""
     refused: ProvisionError | None = None
     """Error of the provider if the machine never existed; see NodeState."""
+    missing_outputs: tuple[str, ...] = ()
+    """See Result."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +91,8 @@ class Verdict:
 
 def end_by_result(result: Result) -> NodeEnd:
     """Return the end that a node reported in its result."""
-    return NodeEnd(result.outcome, result.reason, result.exit_code, result.ended, result.final)
+    missing = tuple(result.missing_outputs)
+    return NodeEnd(result.outcome, result.reason, result.exit_code, result.ended, result.final, missing_outputs=missing)
 
 
 def end_by_absence(noticed: bool, detail: str, *, taken: bool = False) -> NodeEnd:
@@ -135,7 +138,7 @@ def attempt_outcome(nodes: Sequence[NodeView], *, left: str = AT_DEADLINE) -> Ve
     first = furthest(nodes)
     verdict = functools.partial(Verdict, progress=first.progress, timeline=first.timeline)
     if all(node.end is not None and node.end.outcome == "succeeded" for node in _needed(nodes)):
-        return verdict("succeeded", "", 0)
+        return verdict("succeeded", _missing_outputs(nodes), 0)
     ends = [(node.node, node.end or NodeEnd("stopped", left)) for node in nodes]
     for outcome in _PRECEDENCE:
         having = [(name, end) for name, end in ends if end.outcome == outcome]
@@ -145,6 +148,12 @@ def attempt_outcome(nodes: Sequence[NodeView], *, left: str = AT_DEADLINE) -> Ve
             reason = end.reason if len(nodes) == 1 else f"{name}: {end.reason}"
             return verdict(outcome, reason, end.exit_code, final=end.final)
     raise ValueError(f"unknown outcomes: {sorted({end.outcome for _, end in ends})}")
+
+
+def _missing_outputs(nodes: Sequence[NodeView]) -> str:
+    """Return the warning of a job that has succeeded without some of its outputs; "": it has all of them."""
+    missing = [name for node in nodes if node.end is not None for name in node.end.missing_outputs]
+    return f"outputs are missing: {', '.join(missing)}" if missing else ""
 
 
 def furthest(nodes: Sequence[_N]) -> _N:

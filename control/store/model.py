@@ -92,7 +92,8 @@ class JobRow:
     state: str
     """State of the job; see states.py."""
     goal: str
-    """Goal that the user has set: "run" or "cancel"."""
+    """Goal that the user has set: "run" or "cancel"; for an ended job also "remove", while its files are deleted, and
+    "removed", when they are and the row is kept."""
     cause: str
     """Cause of the state: a word for programs."""
     reason: str
@@ -142,6 +143,11 @@ class JobRow:
     def with_progress(self, attempts: Sequence[Attempt]) -> Sequence[Attempt]:
         """Return the attempts whose checkpoints may be restored."""
         return [attempt for attempt in attempts if attempt.number >= self.run.progress_since]
+
+    @property
+    def is_removed(self) -> bool:
+        """True if the job's files are deleted or being deleted: nothing new may begin with it."""
+        return self.goal in ("remove", "removed")
 
     def dir_on(self, cloud: str) -> str:
         """Return the URL of the job's folder that machines of a cloud use."""

@@ -278,6 +278,31 @@ class Store:
             for (job_id, number), one in seen.items():
                 _update(connection, "attempts", serialization.encode(seen=one), of, of=job_id, of_number=number)
 
+    def claim_removal(self, job_id: str, time: float) -> bool:
+        """Set the goal of an ended job to "remove", so that no command begins anything new with it; return False if it
+        is active or does not exist. True again for a job whose removal was interrupted."""
+        with self._transaction() as connection:
+            values = {"goal": "remove", "updated": time}
+            if _update(connection, "jobs", values, "id = :of AND ended IS NOT NULL", of=job_id) != 1:
+                return False
+            _add_event(connection, job_id, None, time=time, kind="removing", message="its files are being deleted")
+        return True
+
+    def finish_removal(self, job_id: str, time: float) -> None:
+        """Record that the files of a job are deleted; the job stays in the store."""
+        with self._transaction() as connection:
+            values = {"goal": "removed", "updated": time}
+            if _update(connection, "jobs", values, "id = :of AND goal = 'remove'", of=job_id):
+                _add_event(connection, job_id, None, time=time, kind="removed", message="its files are deleted")
+
+    def delete_job(self, job_id: str) -> None:
+        """Delete a job whose removal was claimed, with its attempts and events. No-op for any other job."""
+        claimed = "SELECT id FROM jobs WHERE id = :of AND goal = 'remove' AND ended IS NOT NULL"
+        with self._transaction() as connection:
+            if connection.rows(claimed, {"of": job_id}):
+                for table, column in (("events", "job_id"), ("attempts", "job_id"), ("jobs", "id")):
+                    connection.execute(f"DELETE FROM {table} WHERE {column} = :of", {"of": job_id})
+
     # -- leases (see supervisor/leases.py)
 
     def take_lease(self, job: JobRow, owner: str) -> bool:

@@ -235,7 +235,8 @@ def job_record(job_id: str, spec: JobSpec, program: str | list[str], code: str |
         checkpoint_keep=spec.checkpoint.keep,
         checkpoint_on_damage=spec.checkpoint.on_damage,
         inputs={path: _portable(where) for path, where in spec.inputs.items()},
-        outputs=list(spec.outputs or ()),
+        outputs=[output.path for output in spec.outputs or ()],
+        required_outputs=[output.path for output in spec.outputs or () if output.required],
         gpu_idle_s=spec.limits.gpu_idle,
         spec=spec.to_stored(),
     )

@@ -49,8 +49,8 @@ _PAUSE_S = (1.0, 60.0)
 LOGIN_S = 30.0
 """Maximum pause in seconds after a step whose credentials were refused, so that renewed ones are used soon."""
 _QUIET_WANTED_S = 0.4
-"""Maximum seconds between two polls of a job on a target with a queue while other jobs wait in the queue: these can
-start soon after the polled job has ended."""
+"""Maximum seconds between two polls of a running job while other jobs wait in its target's queue, so that the next job
+starts soon after this one has ended."""
 _QUIET_CLOUD_S = (1.0, 3.0)
 """First and maximum seconds between two polls of a job while nothing changes, unless the target's poll_s overrides
 them. They bound the cost of the polls of a cloud, which grows with the number of jobs."""
@@ -135,6 +135,10 @@ class Supervisor:
             self._list_all(now)
         elif (woken is not None and not named <= self._watched.keys()) or now >= self._ask_at:
             self._read_changes(now)
+            if not named <= self._watched.keys():
+                # It has ended; or its event has the number of one that was deleted with a removed job, as SQLite uses
+                # the newest numbers again.
+                self._list_all(now)
         self._tools.watched = len(self._watched)
         for job_id in named:
             watched = self._watched.get(job_id)

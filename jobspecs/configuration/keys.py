@@ -13,6 +13,7 @@ from ..suggest import closest
 
 DEFAULTS: dict[str, tuple[Loc, ...]] = {
     "job_dir": (("job_dir",),),
+    "labels": (("labels",),),
     "priority": (("priority",),),
     "recover": (("recover",),),
     "launcher": (("launcher",),),
@@ -32,7 +33,7 @@ DEFAULTS: dict[str, tuple[Loc, ...]] = {
     "limits.gpu_idle": (("limits", "gpu_idle"),),
 }
 """Key of the job file that can have a default -> places in the job file of which none may be given for it to apply."""
-MAPPINGS = frozenset({"job_dir"})
+MAPPINGS = frozenset({"job_dir", "labels"})
 """Defaults whose value may be a mapping, so that `job_dir.aws` is part of one."""
 
 

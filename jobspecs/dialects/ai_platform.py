@@ -25,7 +25,7 @@ _OUTPUT = "the service wrote this field, it is not part of a job"
 JOB: Fields = {
     "trainingInput": None,
     "jobId": None,
-    "labels": NoCounterpart("cloudgpu has no labels: a job is found by its name"),
+    "labels": NoCounterpart("labels are not taken over: write them as `labels:` of the job file"),
     "predictionInput": NoCounterpart("cloudgpu trains, it does not serve predictions", refuse=True),
     "trainingOutput": NoCounterpart(_OUTPUT),
     "predictionOutput": NoCounterpart(_OUTPUT),

@@ -26,7 +26,7 @@ _MOUNT = "cloudgpu mounts no file systems: read the data from object storage"
 JOB: Fields = {
     "displayName": None,
     "jobSpec": None,
-    "labels": NoCounterpart("cloudgpu has no labels: a job is found by its name"),
+    "labels": NoCounterpart("labels are not taken over: write them as `labels:` of the job file"),
     "encryptionSpec": NoCounterpart("cloudgpu cannot encrypt with your key yet", refuse=True),
     **dict.fromkeys(
         (

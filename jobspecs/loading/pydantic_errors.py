@@ -25,7 +25,7 @@ _KEY = "[key]"
 _ALTERNATIVES: dict[Loc, tuple[Loc, str]] = {
     ("run",): (("image",), "name an image whose own entrypoint is the program")
 }
-"""Place of a key that may be missing -> (place of the key that can replace it, hint)."""
+"""Position of a required key -> (position of the key that can be given instead, hint)."""
 _QUOTES = 'put quotes around a text that contains ": " or begins with [ or {'
 
 

@@ -41,9 +41,10 @@ def problems_of(spec: JobSpec, refusals: Sequence[Refusal]) -> list[Problem]:
 
 
 def _meant(spec: JobSpec, refusals: Sequence[Refusal]) -> list[Refusal]:
-    """Return the refusals to report: those of plausible clouds, but only one by price, that of the cheapest way.
+    """Return the refusals to report; of several because of `limits.price`, only that with the lowest price.
 
-    If the job names no cloud, this machine is not plausible, nor are clouds that lack the job's region or machine type.
+    If the job names no cloud, refusals of the local machine, and of clouds that lack the job's region or machine type,
+    are left out, unless there are no others.
     """
     implausible = {refusal.cloud for refusal in refusals if refusal.rule in _NAMES or _is_here(refusal.cloud)}
     meant = [refusal for refusal in refusals if refusal.cloud not in implausible]

@@ -13,7 +13,7 @@ import threading
 from contextlib import AbstractContextManager
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from ...jobspecs.suggest import did_you_mean
 from ..base import ProvisionError
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from types_boto3_ec2 import EC2Client
     from types_boto3_iam import IAMClient
     from types_boto3_pricing import PricingClient
+    from types_boto3_s3 import S3Client
     from types_boto3_service_quotas import ServiceQuotasClient
     from types_boto3_ssm import SSMClient
     from types_boto3_sts import STSClient
@@ -43,6 +44,17 @@ _CONNECTIONS = 128
 _OVER_THE_NETWORK = frozenset({"iam-role", "container-role"})
 """Credential providers that query a machine's or container's metadata service."""
 _VENDOR = Path("/sys/devices/virtual/dmi/id/sys_vendor")
+
+
+class Identity(NamedTuple):
+    """Account and ARN of the caller: of a user, of a role's session, or of the root user."""
+
+    account: str
+    arn: str
+
+    @property
+    def is_root(self) -> bool:
+        return self.arn.endswith(":root")
 
 
 class Clients:
@@ -84,12 +96,15 @@ class Clients:
         """Return the IAM client of the region's partition; IAM is not regional."""
         return cast("IAMClient", self._client("iam", region))
 
+    def s3(self, region: str) -> S3Client:
+        return cast("S3Client", self._client("s3", region))
+
     def sts(self, region: str) -> STSClient:
         return cast("STSClient", self._client("sts", region))
 
     def partition(self, region: str) -> str:
         """Return the partition in ARNs of the region: `aws`, `aws-us-gov` or `aws-cn`."""
-        return self._session.get_partition_for_region(region)
+        return self.session.get_partition_for_region(region)
 
     def endpoint(self, region: str) -> str | None:
         """Return the configured EC2 endpoint if it is on the loopback, where tests simulate AWS; otherwise None."""
@@ -100,14 +115,20 @@ class Clients:
     def regions(self) -> dict[str, bool]:
         """Return region -> whether it is enabled for the account. Raises ProvisionError."""
         with translate_errors("ask for the account's regions", self.clock):
-            answer = self.ec2(self._home()).describe_regions(AllRegions=True)
+            answer = self.ec2(self.home_region).describe_regions(AllRegions=True)
         return {region["RegionName"]: region.get("OptInStatus") != "not-opted-in" for region in answer["Regions"]}
 
     @cached_property
-    def account(self) -> str:
-        """Return the id of the credentials' account. The call needs no permission. Raises ProvisionError."""
+    def identity(self) -> Identity:
+        """Return whose credentials these are. The call needs no permission. Raises ProvisionError."""
         with translate_errors("ask whose credentials these are", self.clock):
-            return self.sts(self._home()).get_caller_identity()["Account"]
+            answer = self.sts(self.home_region).get_caller_identity()
+            return Identity(answer["Account"], answer["Arn"])
+
+    @property
+    def account(self) -> str:
+        """Return the id of the credentials' account. Raises ProvisionError."""
+        return self.identity.account
 
     def check_region(self, region: str) -> None:
         """Raise ProvisionError if the region does not exist or is not enabled for the account."""
@@ -125,18 +146,20 @@ class Clients:
         with self._lock:
             self._made.clear()
             if self._session_given is None:
-                for known in ("_session", "regions", "account"):
+                for known in ("session", "regions", "identity"):
                     self.__dict__.pop(known, None)
 
-    def _home(self) -> str:
+    @property
+    def home_region(self) -> str:
         """Return the configured region; if boto3 does not know it, the default region of the same partition."""
-        named = self._session.region_name or HOME_REGION
-        partition = self._session.get_partition_for_region(named)
-        known = self._session.get_available_regions("ec2", partition_name=partition)
+        named = self.session.region_name or HOME_REGION
+        partition = self.session.get_partition_for_region(named)
+        known = self.session.get_available_regions("ec2", partition_name=partition)
         return named if named in known or not known else _HOMES.get(partition, named)
 
     @cached_property
-    def _session(self) -> Session:
+    def session(self) -> Session:
+        """Return the session, which finds the credentials. Raises ProvisionError if boto3 is missing."""
         try:
             import boto3
         except ImportError as error:
@@ -163,7 +186,7 @@ class Clients:
             max_pool_connections=_CONNECTIONS,
             user_agent_extra="cloudgpu",
         )
-        client: Any = self._session.client(cast("Any", service), region_name=region, config=config)
+        client: Any = self.session.client(cast("Any", service), region_name=region, config=config)
         api_calls.check_encrypted("AWS_ENDPOINT_URL", client.meta.endpoint_url)
         self._calling.attach(client, service, region)
         return client

@@ -22,10 +22,11 @@ def translate_error(error: Exception, doing: str, clock: Clock) -> ProvisionErro
     """Translate an exception of boto3 to ProvisionError; None for other exceptions."""
     from botocore.exceptions import BotoCoreError, ClientError
     from botocore.exceptions import ConnectionError as BotoConnectionError
+    from botocore.parsers import ResponseParserError
 
     if isinstance(error, ClientError):
         return _answered(error, doing, clock)
-    if isinstance(error, (BotoCoreError, BotoConnectionError)):
+    if isinstance(error, (BotoCoreError, BotoConnectionError, ResponseParserError)):
         return classify("aws", code=api_calls.error_name(error), message=str(error), doing=doing)
     return None
 

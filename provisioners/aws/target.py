@@ -12,6 +12,7 @@ TARGET = Target(
     set_up=".clients:is_set_up",
     setup_hint="aws is not set up here: it needs boto3 (pip install 'cloudgpu[aws]') and credentials (`aws configure`, "
     "`aws sso login`, or AWS_PROFILE), see docs/guides/aws.md",
+    check=".check:steps",
     architecture=".machine.images:architecture_of",
     collector=".lifecycle.gc",
     tables=".catalog.refresh",

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 ENDPOINT = "CLOUDGPU_AZURE_ENDPOINT"
 SUBSCRIPTION = "AZURE_SUBSCRIPTION_ID"
 AUTHORITY = "AZURE_AUTHORITY_HOST"
-_PUBLIC = "https://management.azure.com"
+_PUBLIC, _ENTRA = "https://management.azure.com", "https://login.microsoftonline.com"
 _PACKAGES = ("identity", "mgmt.authorization", "mgmt.compute", "mgmt.msi", "mgmt.network", "mgmt.resource.resources")
 _ON_AZURE = Path("/sys/class/dmi/id/chassis_asset_tag")
 _ASSET_TAG = "7783-7084-3265-9085-8269-3286-77"
@@ -111,7 +111,7 @@ def _credential() -> TokenCredential:
         exclude_developer_cli_credential=True,
         exclude_shared_token_cache_credential=True,
         # Microsoft's list of authorities does not contain a test's authority.
-        disable_instance_discovery=is_loopback(_authority()),
+        disable_instance_discovery=is_loopback(authority()),
         connection_timeout=_CONNECT_S,
         read_timeout=_READ_S,
         retry_total=2,
@@ -163,9 +163,9 @@ def _az_folder() -> Path:
     return Path(os.environ.get("AZURE_CONFIG_DIR") or Path.home() / ".azure")
 
 
-def _authority() -> str:
+def authority() -> str:
     """Return the authority as a URL; azure-identity also accepts a bare host name."""
-    named = os.environ.get(AUTHORITY, "")
+    named = os.environ.get(AUTHORITY) or _ENTRA
     return named if urlsplit(named).scheme else f"https://{named}"
 
 

@@ -49,7 +49,7 @@ def console(clients: Clients, group: str, name: str) -> str:
 def _read(url: str, doing: str) -> str:
     """Download the console output from a signed URL, without a token.
 
-    Raises ProvisionError without the URL, which must not be logged; the library's own errors contain it."""
+    Raises ProvisionError, whose message omits the URL: it is a secret, and the library's own errors contain it."""
     import requests
 
     data = b""

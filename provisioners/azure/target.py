@@ -22,6 +22,7 @@ TARGET = Target(
     setup_hint="azure is not set up here: it needs Azure's SDK (pip install 'cloudgpu[azure]'), a subscription and "
     "credentials (`az login`, or AZURE_SUBSCRIPTION_ID with AZURE_TENANT_ID, AZURE_CLIENT_ID and AZURE_CLIENT_SECRET), "
     "see docs/guides/azure.md",
+    check=".check:steps",
     architecture=".catalog.sizes:architecture_of",
     collector=".lifecycle.gc",
     tables=".catalog.refresh",

@@ -14,7 +14,8 @@ from .record import BootRecord
 from .service import HOME, PANIC, SERVICE, UNIT_PATH, minutes, unit
 
 MAX_SCRIPT_BYTES = 262_144
-"""Limit of a metadata value (256 KB): Compute Engine, "Limitations" of custom metadata."""
+"""Maximum size in bytes of a metadata value on Compute Engine. Source: its documentation, "Limitations" of custom
+metadata."""
 
 # Idempotent: if the machine goes down in the middle, the next boot repeats the script.
 _SCRIPT = """\

@@ -9,5 +9,6 @@ TARGET = Target(
     set_up=".provisioner:is_set_up",
     setup_hint="cluster is not set up here: `cloudgpu cluster up cluster.yaml` brings one up, "
     "see docs/guides/clusters.md",
+    check=".check:steps",
     architecture=".provisioner:architecture_of",
 )

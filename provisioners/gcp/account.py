@@ -107,13 +107,18 @@ def is_set_up() -> bool:
         return False
     if os.environ.get("GOOGLE_APPLICATION_CREDENTIALS") or os.environ.get("GCE_METADATA_HOST"):
         return True  # a wrong value raises a clear error on first use
-    folder = os.environ.get("CLOUDSDK_CONFIG") or Path.home() / ".config/gcloud"
-    if Path(folder, "application_default_credentials.json").is_file():
+    if adc_file().is_file():
         return True
     try:
         return _ON_GOOGLE.read_text(encoding="ascii").strip().startswith("Google")
     except (OSError, UnicodeDecodeError):
         return False
+
+
+def adc_file() -> Path:
+    """Return the path of the file that `gcloud auth application-default login` writes."""
+    folder = os.environ.get("CLOUDSDK_CONFIG") or Path.home() / ".config/gcloud"
+    return Path(folder, "application_default_credentials.json")
 
 
 # --- errors

@@ -1,4 +1,4 @@
-"""REST client for read-only calls of Google's APIs: regions, machine types, quotas, list prices.
+"""REST client for read-only calls of Google's APIs: regions, machine types, quotas, list prices, permissions.
 
 The SDKs of these APIs would be three more packages for about a dozen GETs. Credentials, their renewal and the transport
 come from google-auth (AuthorizedSession), errors from google-api-core, so that they are classified as the SDKs' are.
@@ -7,7 +7,7 @@ come from google-auth (AuthorizedSession), errors from google-api-core, so that 
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ..base import ProvisionError
@@ -26,7 +26,7 @@ _MAX_PAGES = 1_000
 
 
 class Rest:
-    """Client for GET requests to one account's project. Thread-safe."""
+    """Client for requests to one account's project that change nothing. Thread-safe."""
 
     def __init__(self, account: Account, clock: Clock, target: str = "gcp") -> None:
         """`target`: the target whose rows of errors.csv classify errors."""
@@ -40,20 +40,27 @@ class Rest:
         """Id of the project. Raises ProvisionError."""
         return self._account.project
 
-    def get(self, service: str, path: str, doing: str, **params: str) -> dict[str, Any]:
+    def get(self, service: str, path: str, doing: str, **params: str | Sequence[str]) -> dict[str, Any]:
         """Return the JSON response. Raises ProvisionError.
 
         `service`: first part of the host, e.g. `compute`; `path`: `{project}` is replaced; `doing`: beginning of error
         messages.
         """
-        found = self._get(service, path, doing, params, missing_ok=False)
+        found = self._request("GET", service, path, doing, params, missing_ok=False)
         if found is None:
             raise AssertionError("what is missing was raised")
         return found
 
     def find(self, service: str, path: str, doing: str, **params: str) -> dict[str, Any] | None:
         """Like get(), but return None on 404."""
-        return self._get(service, path, doing, params, missing_ok=True)
+        return self._request("GET", service, path, doing, params, missing_ok=True)
+
+    def post(self, service: str, path: str, doing: str, body: Mapping[str, object]) -> dict[str, Any]:
+        """Return the JSON response to a question whose method is POST, such as testIamPermissions; see get()."""
+        found = self._request("POST", service, path, doing, {}, missing_ok=False, body=body)
+        if found is None:
+            raise AssertionError("what is missing was raised")
+        return found
 
     def pages(self, service: str, path: str, doing: str, **params: str) -> Iterator[dict[str, Any]]:
         """Yield all pages of a list; see get()."""
@@ -66,13 +73,22 @@ class Rest:
                 return
         raise ProvisionError("transient", f"{doing}: more than {_MAX_PAGES} pages", scope="cloud")
 
-    def _get(
-        self, service: str, path: str, doing: str, params: Mapping[str, str], *, missing_ok: bool
+    def _request(
+        self,
+        method: str,
+        service: str,
+        path: str,
+        doing: str,
+        params: Mapping[str, str | Sequence[str]],
+        *,
+        missing_ok: bool,
+        body: Mapping[str, object] | None = None,
     ) -> dict[str, Any] | None:
         def call() -> dict[str, Any] | None:
             url = f"{self._account.endpoint or f'https://{service}.googleapis.com'}/"
             url += path.format(project=self.project)
-            answer = self._session.get(url, params=params, timeout=_TIMEOUT_S)
+            session: Any = self._session
+            answer = session.request(method, url, params=params, json=body, timeout=_TIMEOUT_S)
             if missing_ok and answer.status_code == 404:
                 return None
             if not answer.ok:

@@ -26,6 +26,7 @@ TARGET = Target(
     provisioner=".provisioner:shared",
     set_up=".clients:is_set_up",
     setup_hint=f"gcp is not set up here: {NEEDS}, see docs/guides/gcp.md",
+    check=".check:steps",
     architecture=".machine.machine_types:architecture_of",
     collector=".lifecycle.gc",
     tables=".catalog.refresh",

@@ -4,4 +4,4 @@ from __future__ import annotations
 
 from ..target import Target
 
-TARGET = Target(provisioner=".provisioner:LocalProvisioner")
+TARGET = Target(provisioner=".provisioner:LocalProvisioner", check=".check:steps")

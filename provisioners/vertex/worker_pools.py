@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from ..base import NodeRequest, ProvisionError
 
 POOLS = ("workerpool0", "workerpool1", "workerpool2", "workerpool3")
-"""Names of the pools in CLUSTER_SPEC (type of its task)."""
+"""Names of the worker pools, as in `task.type` of the environment variable CLUSTER_SPEC."""
 _POOL_OF = {"chief": 0, "worker": 1, "parameter_server": 2, "evaluator": 3}
 _LABEL = "cloudgpu-pool"
 _FIRST_INCARNATION = 1

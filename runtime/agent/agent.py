@@ -15,7 +15,7 @@ import hashlib
 import os
 import time
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TypeVar
 
@@ -34,10 +34,12 @@ from ...protocol.jobdir import (
     read_job,
 )
 from ...protocol.logs import LogWriter
+from ...protocol.outputs import FOLDER as OUTPUTS
 from ...protocol.pace import Pace
 from ..archive import ArchiveError, unpack
 from ..launchers import LauncherError, ProgramContext, choose_launcher, environment, machine_environment, setup_process
 from ..notices import CloudNotices, NodeDir, Order, Orders, Watcher
+from ..outputs import Before, Destination, upload_outputs
 from ..processes.exit_verdict import Ending, failed_setup, judge
 from ..processes.program import MARKER, Process
 from ..retry import retry
@@ -104,6 +106,8 @@ class Agent:
         self._marker = os.environ.get(MARKER) or uuid.uuid4().hex
         self._lost = ""
         """Reason why the job dir cannot be used any more; "" while it can."""
+        self._missing: list[str] = []
+        """Outputs that are missing, see upload_outputs()."""
         self._state = self._home / "state"
         self._wakeup = Wakeup()
         self._orders = Orders(self._wakeup.wake)
@@ -201,6 +205,7 @@ class Agent:
         launcher = choice.launcher
         self._history.setup_begins()
         self._fetch_inputs(place.job.inputs_on(str(place.offer.get("cloud", "local"))))
+        self._note_what_is_there(place.job.outputs)
         place, failure = self._set_up(place)
         if failure is not None:
             return failure
@@ -213,7 +218,8 @@ class Agent:
         self._has_begun = True
         try:
             ending = program.run()
-            self._ship_outputs(program.place)
+            self._missing = self._ship_outputs(program.place)
+            ending = self._judge_outputs(ending, program.place.job.required_outputs)
         except Interrupted:
             self._ship_outputs(program.place)
             raise
@@ -304,20 +310,50 @@ class Agent:
         except OSError as error:
             raise _ErrorEnd(f"the inputs cannot be written: {error}") from error
 
-    def _ship_outputs(self, place: ProgramContext) -> None:
-        if not place.job.outputs:
-            return
-        from ..outputs import upload_outputs
+    def _note_what_is_there(self, outputs: Sequence[str]) -> None:
+        """Record the files that came with the code or the inputs: they are no outputs unless the program writes them
+        anew."""
+        if outputs:
+            try:
+                self._before.note(outputs, self._code)
+            except OSError as error:
+                raise _ErrorEnd(f"the files of `outputs` cannot be listed: {error}") from error
 
-        upload_outputs(
+    @property
+    def _before(self) -> Before:
+        return Before(self._home / "outputs.before")
+
+    def _ship_outputs(self, place: ProgramContext) -> list[str]:
+        """Upload the outputs; return those that are missing on rank 0: the other nodes may have none."""
+        if not place.job.outputs:
+            return []
+        try:
+            unchanged = self._before.unchanged(place.job.outputs, self._code)
+        except (OSError, ValueError) as error:  # ValueError: the machine was reset while the list was written
+            self._log.add_agent_line(f"outputs: which files were there before the run is not known: {error}")
+            unchanged = set()
+        missing = upload_outputs(
             place.job.outputs,
             self._code,
-            self._job_dir,
-            attempt=self._attempt,
-            prefix="outputs" if place.node.rank == 0 else f"outputs/nodes/{_place_of(self._node)}",
+            Destination(
+                self._job_dir,
+                self._attempt,
+                self._node,
+                OUTPUTS if place.node.rank == 0 else f"{OUTPUTS}/nodes/{_place_of(self._node)}",
+            ),
+            unchanged=unchanged,
             seconds_left=lambda: self._runner.seconds_left(_OUTPUTS_S) - _RESULT_S,
             say=self._log.add_agent_line,
         )
+        return missing if place.node.rank == 0 else []
+
+    def _judge_outputs(self, ending: Ending, required: Sequence[str]) -> Ending:
+        """Return the ending in view of missing outputs, which fail a program that has succeeded if they are
+        required."""
+        lacking = [name for name in self._missing if name in required]
+        if ending.outcome != "succeeded" or not lacking:
+            return ending
+        return Ending("failed", ending.exit_code, f"required outputs are missing: {', '.join(lacking)}", final=True)
 
     def _set_up(self, place: ProgramContext) -> tuple[ProgramContext, Ending | None]:
         """Run the job's setup command, unless it has run; return the program's context, and the ending if it failed.
@@ -463,6 +499,7 @@ class Agent:
             progress,
             ending.final,
             self._history.to_json(),
+            self._missing,
         )
         if self._lost:
             note(f"the job dir is lost: {self._lost}")  # the last line is shown as the cause

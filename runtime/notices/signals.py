@@ -1,4 +1,7 @@
-"""Convert signals to orders: a shutdown of the machine, or a scheduler's warning before the job's time limit."""
+"""Convert signals to orders.
+
+SIGTERM and SIGINT mean that the machine is being shut down; SIGUSR1 is a scheduler's warning before the job's time
+limit."""
 
 from __future__ import annotations
 

@@ -2,7 +2,7 @@
 
 python -m tests.bench [NAME ...] [--write]
 
-NAME: startup, specs, latency, queue, install, saving, restoring, infra, requests, jobs
+NAME: startup, specs, latency, logs, queue, install, saving, restoring, infra, requests, jobs
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from pathlib import Path
 
 from .measure import Row
 
-BENCHES = ("startup", "specs", "latency", "queue", "install", "saving", "restoring", "infra", "requests")
+BENCHES = ("startup", "specs", "latency", "logs", "queue", "install", "saving", "restoring", "infra", "requests")
 ON_REQUEST = ("jobs",)
 """Slow benchmarks, which run only when named."""
 PAGE = Path(__file__).parents[2] / "docs" / "explanation" / "benchmarks.md"

@@ -11,6 +11,7 @@ import pickle
 import random
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from decimal import Decimal
@@ -22,16 +23,19 @@ import pytest
 
 from cloudgpu.jobspecs.plan import Offer, RoleOffer
 from cloudgpu.provisioners import Allocation, LaunchRequest, Owner, Provisioner, ProvisionError, launchable
+from cloudgpu.provisioners.checks.results import CheckRequest, CheckResult
+from cloudgpu.provisioners.checks.runner import run_steps
 from cloudgpu.provisioners.shared import tags as names
+from cloudgpu.provisioners.target import code_of, target_of
 from cloudgpu.tests.standins.clocks import StillClock
-from cloudgpu.tests.standins.faults import HTML, LOSE, RESET, Fault
+from cloudgpu.tests.standins.faults import HANG, HTML, LOSE, RESET, Fault, error
 
 from .targets.aws import AwsStandin
 from .targets.azure import AzureStandin
 from .targets.cluster import ClusterStandin
 from .targets.gcp import GcpStandin
 from .targets.processes import LocalStandin, ShedStandin
-from .targets.standin import EXPIRES, OWNER, Standin, refused, until, wait_for_phases
+from .targets.standin import EXPIRES, OWNER, TIMEOUT_S, Standin, refused, until, wait_for_phases
 from .targets.vertex import VertexGrpcStandin, VertexStandin
 
 pytestmark = pytest.mark.timeout(600)
@@ -607,6 +611,53 @@ class TestPrice:
                 standin.control.fail("*", HTML, times=None)
                 assert standin.new_provisioner().price(offer) is None
                 standin.control.heal()
+
+
+class TestCheck:
+    """The checks of `cloudgpu check`."""
+
+    def test_all_is_well_and_nothing_is_changed(self, standin: Standin) -> None:
+        results = checked(standin, 180.0)
+        assert results and {one.status for one in results} <= {"ok", "warning"}, results
+        assert all(one.message and "\n" not in one.message for one in results)
+        json.dumps([one.values for one in results])
+        assert not standin.started()
+        if standin.reads:
+            assert standin.control.calls(standin.reads) and not standin.control.calls(f"!{standin.reads}")
+
+    @where("break_credentials")
+    def test_what_is_wrong_with_credentials_is_said_once(
+        self, standin: Standin, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        standin.break_credentials(monkeypatch)
+        results = checked(standin, 180.0)
+        [wrong] = [one for one in results if one.status == "error"]
+        assert wrong.subject == "credentials" and wrong.fix
+        assert results[-1].status == "skipped" and "credentials first" in results[-1].message
+
+    @where("reads")
+    def test_a_service_that_hangs_costs_the_timeout(self, standin: Standin) -> None:
+        standin.control.fail("*", HANG, times=None)
+        begun = time.monotonic()
+        results = checked(standin, 1.0)
+        assert time.monotonic() - begun < TIMEOUT_S
+        assert "no answer within 1 s" in [one.message for one in results if one.status == "error"]
+
+    @where("reads")
+    def test_every_answer_is_an_error(self, standin: Standin) -> None:
+        """No fault of a service is a traceback, or counts as well."""
+        for fault in (HTML, error("AccessDenied", 403, "no\x1b[31m"), error("weird", 418), error("odd", 200)):
+            standin.control.heal()
+            standin.control.fail("*", fault, where={"service": "!login|oauth2|sts"}, times=None)
+            results = checked(standin, 2.0)
+            assert {one.status for one in results} & {"error", "warning"}, (fault, results)
+
+
+def checked(standin: Standin, timeout_s: float) -> list[CheckResult]:
+    """Return the results of a target's checks."""
+    found = target_of(standin.target)
+    assert found is not None and found.check, f"{standin.target} has no checks"
+    return run_steps(code_of(standin.target, found.check)(CheckRequest()), timeout_s)
 
 
 class TestManyJobs:

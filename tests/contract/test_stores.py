@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import itertools
 import os
 import threading
@@ -14,12 +15,13 @@ from pathlib import Path
 import pytest
 
 from cloudgpu.protocol.jobdir import JobDir, JobDirError, MissingError, RecordError, local_url
+from cloudgpu.storage.downloads import Download, DownloadError, fetch
 from cloudgpu.storage.stores import SCHEMES
 
 from ..standins import s3
 from ..standins.azurite import ACCOUNT, Azurite
 from ..standins.azurite.front import Front
-from ..standins.faults import LOSE
+from ..standins.faults import LOSE, error
 from ..standins.gcp import Gcp
 from ..standins.gcs import GcsControl
 
@@ -28,6 +30,8 @@ pytestmark = pytest.mark.timeout(600)
 BUCKET = "jobs-of-tests"
 ODD_KEYS = ["with space", "ünï-☃", "per%41cent", "100%", "hash#mark?", "a&b+c=d", 'it\'s "quoted"', "semi;colon", "-rf"]
 WRITERS, RACES = 8, 20
+MANY = {"s3": 1_020, "gs": 1_020, "az": 270}
+"""Scheme -> more objects than a listing, or a deletion in Blob Storage, may have."""
 
 
 @dataclass(frozen=True)
@@ -38,6 +42,10 @@ class Place:
     environ: Mapping[str, str]
     lose_an_answer: Callable[[], object] = lambda: None
     """Make the response to the next small write get lost; a no-op for a local folder."""
+    lose_a_deletion: Callable[[], object] = lambda: None
+    """Make the response to the next deletion get lost; a no-op for a local folder."""
+    refuse_a_deletion: Callable[[], object] = lambda: None
+    """Make the next deletion fail with 503; a no-op for a local folder."""
 
 
 @contextlib.contextmanager
@@ -48,15 +56,26 @@ def a_folder(scratch: Path) -> Iterator[Place]:
 @contextlib.contextmanager
 def an_s3(_scratch: Path) -> Iterator[Place]:
     with s3.running() as store:
-        yield Place("s3://bucket", store.environment, lambda: store.fail("PUT", lose_answer=True, times=1))
+        yield Place(
+            "s3://bucket",
+            store.environment,
+            lambda: store.fail("PUT", lose_answer=True, times=1),
+            lambda: store.fail("delete", lose_answer=True, times=1),
+            lambda: store.fail("delete", status=503, code="SlowDown", times=1),
+        )
 
 
 @contextlib.contextmanager
 def a_cloud_storage(scratch: Path) -> Iterator[Place]:
     with Gcp() as gcp:
         GcsControl(gcp.url).make_bucket(BUCKET)
-        lose = lambda: gcp.control.fail("objects.insert", LOSE, times=1)  # noqa: E731
-        yield Place(f"gs://{BUCKET}", gcp.environ(scratch / "settings"), lose)
+        yield Place(
+            f"gs://{BUCKET}",
+            gcp.environ(scratch / "settings"),
+            lambda: gcp.control.fail("objects.insert", LOSE, times=1),
+            lambda: gcp.control.fail("objects.delete", LOSE, times=1),
+            lambda: gcp.control.fail("objects.delete", error("backendError", 503), times=1),
+        )
 
 
 @contextlib.contextmanager
@@ -64,7 +83,13 @@ def a_blob_storage(scratch: Path) -> Iterator[Place]:
     with Azurite(scratch) as blobs, Front(blobs) as front:
         blobs.make_container(BUCKET)
         environ = blobs.environ() | {"AZURE_STORAGE_ENDPOINT": front.url}
-        yield Place(f"az://{BUCKET}@{ACCOUNT}", environ, lambda: front.fail("blob.put", LOSE))
+        yield Place(
+            f"az://{BUCKET}@{ACCOUNT}",
+            environ,
+            lambda: front.fail("blob.put", LOSE),
+            lambda: front.fail("blob.post", LOSE),
+            lambda: front.fail("blob.post", error("ServerBusy", 503)),
+        )
 
 
 STORES = {"file": a_folder, "s3": an_s3, "gs": a_cloud_storage, "az": a_blob_storage}
@@ -289,3 +314,59 @@ class TestDeleting:
         store.delete("claim")
         assert store.create("claim", b"second")
         assert store.get("claim") == b"second"
+
+
+class TestFetching:
+    def test_objects_become_files_and_are_fetched_once(self, store: JobDir, tmp_path: Path) -> None:
+        files = {"model.pt": os.urandom(1 << 20) * 20, "plots/a b/ünï.png": b"123", "empty": b""}
+        for name, data in files.items():
+            store.upload(f"outputs/{name}", iter([memoryview(data)]), len(data))
+        fetched: list[int] = []
+        for _ in range(2):
+            wanted = [
+                Download(
+                    store, entry, tmp_path / entry.key, frozenset({hashlib.sha256(files[entry.key[8:]]).hexdigest()})
+                )
+                for entry in store.entries("outputs")
+            ]
+            fetch(wanted, tmp_path / "journal", lambda: None, lambda done, _total: fetched.append(done))
+        assert {name: (tmp_path / "outputs" / name).read_bytes() for name in files} == files
+        assert fetched.count(0) >= 1 and fetched[-1] == sum(map(len, files.values()))
+
+    def test_an_object_that_is_replaced_meanwhile_is_an_error(self, store: JobDir, tmp_path: Path) -> None:
+        store.put("a", b"old")
+        (entry,) = store.entries("")
+        store.put("a", b"new, and longer")
+        with pytest.raises((JobDirError, DownloadError)):
+            fetch([Download(store, entry, tmp_path / "a")], tmp_path / "journal", lambda: None, lambda _d, _t: None)
+        assert not (tmp_path / "a").exists()
+
+
+class TestDeletingAll:
+    def test_only_what_is_in_the_folder_goes(self, store: JobDir) -> None:
+        beside = JobDir(f"{store.url}-2")
+        inside = JobDir(f"{store.url}/deeper")
+        for one in (store, beside, inside):
+            for name in ("job.json", "a/b/c", *ODD_KEYS):
+                one.put(name, b"123")
+        size = 2 * (2 + len(ODD_KEYS))
+        assert store.usage() == (size, 3 * size)
+        counts: list[int] = []
+        store.delete_all(counts.append)
+        assert (store.list(""), store.usage(), len(beside.list(""))) == ([], (0, 0), size // 2)
+        store.delete_all(counts.append)
+        assert counts == ([] if store.folder else [size])
+
+    def test_it_goes_on_over_pages_and_faults(self, place: Place, store: JobDir) -> None:
+        count = MANY.get(place.url.partition("://")[0], 30)
+        with ThreadPoolExecutor(WRITERS) as pool:
+            list(pool.map(lambda number: store.put(f"checkpoints/{number:05d}", b""), range(count)))
+        place.lose_a_deletion()
+        place.refuse_a_deletion()
+        with store.retrying(60.0, lambda _text: None):
+            store.delete_all(lambda _count: None)
+        assert store.list("") == []
+
+    def test_its_name_is_that_of_its_path(self, place: Place) -> None:
+        names = {"": "jobs", "/digits-a": "digits-a", "/digits-a/": "digits-a"}
+        assert {path: JobDir(f"{place.url}/jobs{path}").name for path in names} == names

@@ -17,6 +17,8 @@ from typing import Any
 from urllib.parse import parse_qs, unquote, urlsplit
 from xml.sax.saxutils import escape
 
+PAGE = 1_000
+"""Maximum keys of a listing and of a deletion, as in S3."""
 STAMP = "2026-01-01T00:00:00.000Z"
 """Modification time of objects that a test has inserted directly."""
 
@@ -178,11 +180,16 @@ class S3:
         return 204, b"", {}
 
     def listing(self, prefix: str, delimiter: str, after: str) -> tuple[int, bytes, dict[str, str]]:
+        """List at most PAGE keys. A continuation token is the last key of the page before, as S3's are opaque."""
         found: list[str] = []
         folders: set[str] = set()
+        last, is_cut = "", False
         with self.lock:
             for key in sorted(key for key in self.objects if key.startswith(prefix) and key > after):
-                rest = key[len(prefix) :]
+                if len(found) + len(folders) >= PAGE:
+                    is_cut = True
+                    break
+                rest, last = key[len(prefix) :], key
                 if delimiter and delimiter in rest:
                     folders.add(prefix + rest.split(delimiter)[0] + delimiter)
                     continue
@@ -192,9 +199,13 @@ class S3:
                     f"<ETag>{escape(_etag(body))}</ETag><Size>{len(body)}</Size></Contents>"
                 )
         prefixes = "".join(f"<CommonPrefixes><Prefix>{escape(f)}</Prefix></CommonPrefixes>" for f in sorted(folders))
-        return 200, _xml("ListBucketResult", f"<IsTruncated>false</IsTruncated>{''.join(found)}{prefixes}"), {}
+        token = f"<NextContinuationToken>{escape(last)}</NextContinuationToken>" if is_cut else ""
+        cut = f"<IsTruncated>{str(is_cut).lower()}</IsTruncated>"
+        return 200, _xml("ListBucketResult", f"{cut}{token}{''.join(found)}{prefixes}"), {}
 
     def delete(self, keys: list[str]) -> tuple[int, bytes, dict[str, str]]:
+        if len(keys) > PAGE:
+            return 400, _error("MalformedXML"), {}
         with self.lock:
             for key in keys:
                 self.objects.pop(key, None)
@@ -206,7 +217,9 @@ class S3:
             "start": self.start,
             "part": lambda: self.part(query["uploadId"], int(query["partNumber"]), body),
             "complete": lambda: self.complete(key, query["uploadId"]),
-            "list": lambda: self.listing(query["prefix"], query["delimiter"], query["start-after"]),
+            "list": lambda: self.listing(
+                query["prefix"], query["delimiter"], query["continuation-token"] or query["start-after"]
+            ),
             "copy": lambda: self.copy(headers["x-amz-copy-source"], key),
             "PUT": lambda: self.put(key, body, create=headers.get("If-None-Match") == "*"),
             "GET": lambda: self.get(key, headers.get("Range"), headers.get("If-None-Match"), headers.get("If-Match")),

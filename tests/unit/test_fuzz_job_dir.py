@@ -61,6 +61,7 @@ from cloudgpu.protocol.jobdir import (
 )
 from cloudgpu.protocol.logs import LogReader
 from cloudgpu.protocol.metrics import Row, Segment, read_metrics
+from cloudgpu.protocol.outputs import OutputsRecord, find_outputs, missing_outputs
 from cloudgpu.provisioners.base import NodeState
 from cloudgpu.runtime.agent.generations import Ledger
 from cloudgpu.runtime.agent.heartbeat import read_progress
@@ -129,10 +130,12 @@ class Folder:
             node_key(1, NODES[0], "result.json"): Result(
                 "failed", 3, "exit code 3", TIME, TIME + 9, progress, False, timeline
             ),
+            node_key(1, NODES[0], "outputs.json"): OutputsRecord({"outputs/a": 1}, {"outputs/a": "0" * 64}),
             f"checkpoints/{CHECKPOINT}/COMMIT.json": dataclasses.replace(unsigned, sha256=unsigned.digest()),
         }
         self.objects = {
             **{key: record.to_bytes() for key, record in self.records.items()},
+            "outputs/a": b"1",
             node_key(1, NODES[1], "gave_up.json"): b'{"reason": "SlowDown", "time": 1}',
             node_key(1, NODES[0], "log/00000001.gz"): gzip.compress(lines, mtime=0),
             f"checkpoints/{CHECKPOINT}/metrics.jsonl": rows.to_bytes(),
@@ -180,6 +183,8 @@ class Folder:
             "stop.json": (self._stop,),
             "notice.json": (self._stop,),
             "signal.json": (self._read_signal,),
+            "outputs.json": (self._list_outputs,),
+            "outputs/a": (self._list_outputs,),
             "machine-name.json": (self._acknowledge,),
             "saved-1.json": (self._acknowledge,),
             "gave_up.json": (self._supervise,),
@@ -187,6 +192,11 @@ class Folder:
             manifest_file(0): (self._visit, self._read_manifest, self._check_sizes),
             "": (self._supervise, self._show, self._serve),
         }
+
+    def _list_outputs(self) -> None:
+        for output in find_outputs(self.dir).found:
+            assert isinstance(output.attempt, int | None)
+        missing_outputs(self.dir, 1, NODES)
 
     def _supervise(self) -> None:
         requests = every_node(self.attempt)

@@ -83,8 +83,8 @@ HEAD = "name: job\nrun: python train.py\ncode: null\n"
             "4:1 unknown-key",
             "there is no key `1` here",
             (
-                "known here: name, resources, roles, image, code, inputs, outputs, setup, run, args, env, launcher, "
-                "job_dir, checkpoint, priority, recover, retry, limits"
+                "known here: name, resources, roles, image, code, inputs, outputs, labels, setup, run, args, env, "
+                "launcher, job_dir, checkpoint, priority, recover, retry, limits"
             ),
         ),
         # values out of their domain

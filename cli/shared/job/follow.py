@@ -152,11 +152,13 @@ class Follower:
         *,
         events: bool = False,
         after_event: int = 0,
+        tail: int | None = None,
         keep_alive: Callable[[], object] = lambda: None,
     ) -> None:
         """Create a follower.
 
         after_event  sequence number of the last event that is not printed
+        tail         begin with that many lines from the end; None: with the first one
         keep_alive   called every few seconds; see job_argument.watch()
         """
         self.job = job
@@ -165,6 +167,7 @@ class Follower:
         self._chosen = chosen
         self._reader = job.logs()
         self._cursor: Cursor | None = None
+        self._tail = tail
         self._lines: deque[LogLine] = deque()
         self._unread = False
         self._event = after_event if events else None
@@ -206,8 +209,14 @@ class Follower:
 
     def _read(self) -> bool:
         """Read more lines unless some are buffered; return whether any are buffered."""
+        chosen = self._chosen
+        if self._tail is not None:
+            lines, self._cursor = self._reader.tail(
+                self._tail, attempt=chosen.attempt, node=chosen.node, since=chosen.since
+            )
+            self._lines.extend(lines)
+            self._tail = None
         if not self._lines:
-            chosen = self._chosen
             lines, self._cursor = self._reader.read(
                 self._cursor, attempt=chosen.attempt, node=chosen.node, since=chosen.since, limit=_READ_LINES
             )

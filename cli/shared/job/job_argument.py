@@ -9,7 +9,7 @@ import click
 
 from ...exit_codes import Exit
 from ..errors import CommandError
-from ..output import remark, warning
+from ..output import can_ask, remark, warning
 
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
@@ -21,6 +21,9 @@ _F = TypeVar("_F", bound=Callable[..., Any])
 
 _SEARCHED = 1_000
 """Maximum number of jobs, newest first, that are searched for a name."""
+
+_NAMED = 5
+"""Maximum number of jobs named in a question."""
 
 NO_JOBS = "no jobs; `cloudgpu submit FILE` makes one"
 
@@ -39,8 +42,43 @@ def job_argument(*, required: bool = True) -> Callable[[_F], _F]:
 
 
 def jobs_argument() -> Callable[[_F], _F]:
-    """Return a decorator that adds one or more JOB arguments."""
-    return click.argument("jobs", metavar="JOB...", nargs=-1, required=True, shell_complete=_complete)
+    """Return a decorator that adds JOB arguments, in whose place --label or --all may be given; see select_jobs()."""
+    return click.argument("jobs", metavar="[JOB]...", nargs=-1, shell_complete=_complete)
+
+
+def select_jobs(
+    refs: Sequence[str], labels: Sequence[tuple[str, str]], *, everything: bool, chosen: Callable[[Job], bool]
+) -> list[Job]:
+    """Return the jobs that a command line names, or those with all the labels, or all; these only if they are `chosen`.
+
+    Raises UsageError for none or several of these ways, NoSuchJobError.
+    """
+    if bool(refs) + bool(labels) + everything != 1:
+        raise click.UsageError("give one or more JOBs, or --label KEY=VALUE, or --all")
+    if refs:
+        return list({job.id: job for job in map(find_job, refs)}.values())
+    from ....control.jobs import list_jobs
+
+    return [job for job in list_jobs(limit=None) if chosen(job) and set(labels) <= job.labels.items()]
+
+
+def confirm(what: str, jobs: Sequence[Job], refs: Sequence[str], *, yes: bool) -> None:
+    """Ask on a terminal before something is done to several jobs, or to one that is not named by its whole id.
+
+    Without a terminal, jobs that are not named need --yes. Raises Abort, UsageError.
+    """
+    is_exact = {job.id for job in jobs} <= set(refs)
+    if yes or (is_exact and len(jobs) == 1):
+        return
+    if can_ask():
+        click.confirm(f"{what} {_names(jobs)}?", err=True, abort=True)
+    elif not refs:
+        raise click.UsageError(f"this would {what} {_names(jobs)}, and there is no terminal to ask at: add --yes")
+
+
+def _names(jobs: Sequence[Job]) -> str:
+    shown = ", ".join(job.id for job in jobs[:_NAMED])
+    return shown if len(jobs) <= _NAMED else f"{len(jobs):,} jobs ({shown}, …)"
 
 
 def find_job(ref: str, *, newest: bool = False) -> Job:

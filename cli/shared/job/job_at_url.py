@@ -13,8 +13,9 @@ from ..errors import CommandError
 if TYPE_CHECKING:
     from ....control.store.model import Event
     from ....jobspecs.plan import Offer
-    from ....protocol.jobdir import AttemptRecord
+    from ....protocol.jobdir import AttemptRecord, JobDir
     from ....protocol.logs import LogReader
+    from ....protocol.outputs import Outputs
 
 LINGER_S = 60.0
 """Seconds to wait for another attempt after a failure: only the supervisor knows whether the job is retried."""
@@ -110,6 +111,28 @@ class JobAtUrl:
         from ....protocol.logs import LogReader
 
         return LogReader(self._dir)
+
+    @property
+    def is_removed(self) -> bool:
+        """False: the folder is there."""
+        return False
+
+    def open_dir(self) -> JobDir:
+        return self._dir
+
+    def outputs(self) -> Outputs:
+        """Return the files in outputs/."""
+        from ....protocol.outputs import find_outputs
+
+        return find_outputs(self._dir)
+
+    def missing_outputs(self) -> list[str]:
+        """Return the job's `outputs` of which its newest attempt found nothing."""
+        from ....protocol.outputs import missing_outputs
+
+        if not self._numbers or self.moved_to:
+            return []
+        return missing_outputs(self._dir, self._numbers[-1], self._newest_incarnations(self._numbers[-1]))
 
     def mark_watched(self) -> None:
         """Make the machines report more often for a while; call it every few seconds."""

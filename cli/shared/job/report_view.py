@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from ..output import STATE_TONES, Column, clean, columns, style, table
-from ..text import duration, money
+from ..text import amount, duration, money, plural
 
 if TYPE_CHECKING:
     from ....control.accounting.report import Report
@@ -27,14 +27,32 @@ def summary(job: Job, *, said: str = "") -> str:
     """Return how the job ended, then its report, for the end of `submit`. `said`: a reason that was already printed."""
     reason = f": {clean(job.reason)}" if job.reason and job.reason != said else ""
     tone = STATE_TONES[job.state]
-    lines = [f"{job.id} {style(job.state, tone, err=True)}{reason}", *report_lines(job.report())]
-    return "\n".join([*lines, *resume_lines(job)])
+    head = f"{job.id} {style(job.state, tone, err=True)}{reason}"
+    return "\n".join([head, *report_lines(job.report()), *outputs_lines(job), *resume_lines(job)])
 
 
 def resume_lines(job: Job) -> list[str]:
     """Return the line that says how an ended job goes on from its checkpoint; none if it has saved nothing."""
     command = job.look_for_checkpoint().resume_command
     return [] if command is None else [f"go on from its checkpoint:  {command}"]
+
+
+def outputs_lines(job: Job) -> list[str]:
+    """Return where the outputs of an ended job are and how to get them; empty: it has none."""
+    from ....protocol.jobdir import JobDirError
+
+    command = f"cloudgpu outputs {job.id} --to FOLDER"
+    try:
+        outputs, missing = job.outputs(), job.missing_outputs()
+    except JobDirError as error:
+        return [f"outputs   {style('warning', 'warn', err=True)}: they cannot be listed now: {clean(str(error))}"]
+    lines = []
+    if outputs.found:
+        what = f"{plural(len(outputs.found), 'file')}, {amount(outputs.size)}"
+        lines.append(f"outputs   {what}, in {clean(job.job_dir)}/outputs")
+        lines.append(f"          get them: {command}")
+    lines += [f"outputs   {style('warning', 'warn', err=True)}: {clean(name)} is missing" for name in missing]
+    return lines
 
 
 def report_lines(report: Report) -> list[str]:

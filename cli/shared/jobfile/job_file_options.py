@@ -194,7 +194,7 @@ def say_remarks(loaded: LoadedSpec) -> None:
 
 
 def say_outside_end(plan: Plan) -> None:
-    """Print on stderr how to have hung machines of the best offer terminated, if nothing does that yet."""
+    """If nothing would terminate a hung machine of the best offer, print advice on stderr."""
     from ....control.submit.external_termination import advice
 
     said = None if plan.best is None else advice(plan.best)

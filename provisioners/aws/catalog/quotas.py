@@ -46,6 +46,8 @@ class Quota(NamedTuple):
     name: str
     market: str
     """`on-demand` or `spot`; machines of a Capacity Block, which are prepaid, count against neither."""
+    families: str
+    """Families of instances, e.g. `G, GR, VT`."""
 
     def link(self, region: str) -> str:
         """Return the console's URL for requesting an increase."""
@@ -65,6 +67,12 @@ def quota_of(machine_type: str, market: str) -> Quota | None:
 def quotas() -> list[Quota]:
     """Return all known quotas."""
     return list(dict.fromkeys(_quotas().values()))
+
+
+def gpu_quotas() -> list[Quota]:
+    """Return the quotas of the families in the tables, all of which have accelerators."""
+    used = {quota_of(name, market) for name in catalog.machine_types("aws") for market in ("on-demand", "spot")}
+    return [quota for quota in quotas() if quota in used]
 
 
 def check(
@@ -227,7 +235,9 @@ def _vcpus(machine_type: str) -> int | None:
 def _quotas() -> dict[tuple[str, str], Quota]:
     """Return (family with or without its generation, market) -> quota."""
     return {
-        (family, row["market"]): Quota(row["code"], row["name"], row["market"])
+        (family, row["market"]): Quota(
+            row["code"], row["name"], row["market"], ", ".join(row["families"].upper().split())
+        )
         for row in _rows()
         for family in row["families"].split()
     }

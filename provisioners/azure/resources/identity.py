@@ -176,7 +176,12 @@ def _assign(clients: Clients, token: str, scope: str, role: str, body: Json) -> 
 
 
 def _group_of(clients: Clients, account: str) -> str:
-    """Return the resource group of a storage account."""
+    """Return the resource group of a storage account. Raises ProvisionError."""
+    return part_of(str(find_storage_account(clients, account)["id"]), "resourceGroups")
+
+
+def find_storage_account(clients: Clients, account: str) -> Mapping[str, Any]:
+    """Return a storage account of the subscription. Raises ProvisionError."""
     where = f"resourceType eq 'Microsoft.Storage/storageAccounts' and name eq '{account}'"
     doing = f"look for the storage account {account}"
     found: list[Mapping[str, Any]] = clients.ask(
@@ -184,7 +189,7 @@ def _group_of(clients: Clients, account: str) -> str:
     )
     for one in found:
         if str(one.get("name", "")).lower() == account.lower():
-            return part_of(str(one["id"]), "resourceGroups")
+            return one
     message = (
         f"subscription {clients.subscription} has no storage account {account} that you may see: correct `job_dir`, or "
         f"name an identity that may use it in {IDENTITY_SETTING}, see docs/reference/azure-permissions.md"

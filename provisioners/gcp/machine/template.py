@@ -26,8 +26,9 @@ EXPIRES_PORT = f"{tags.EXPIRES}-"
 """Prefix of a group's named port that stores its expiry in epoch seconds. It is never used for connections; cleanups
 search for it."""
 _LONGEST = 48
-"""Maximum length of a fleet's name in the cloud. With `-base-` it is the prefix of a template's name (Pulumi allows 54
-characters) and of its machines' names (a group allows 58; API reference, baseInstanceName)."""
+"""Maximum length of a fleet's name in the cloud. The name and `-base-` are the prefix of the template's name, which
+Pulumi limits to 54 characters, and of the machines' names, which an instance group limits to 58 (API reference,
+baseInstanceName)."""
 _PLACED = ("a2-", "a3-", "a4-", "a4x-", "g2-", "g4-")
 """Machine types with GPUs that support a compact placement policy; others only share a zone. Source: Google Cloud's
 documentation, "Compact placement policy and workload policy overview"."""
@@ -45,11 +46,11 @@ def template(
     policies: Sequence[str] = (),
     called: str = "",
 ) -> dict[str, Any]:
-    """Return `instanceProperties`, spelt as in the SDK's messages. Raises ProvisionError for an unsupported fleet.
+    """Return the template's `instanceProperties`, with the field names of the SDK's protobuf messages.
 
     `image`: URL of the image. `reservation`: `projects/P/reservations/R`, one that must be targeted by name; None: any
-    open one. `policies`: resource policies, by name (Pulumi: URLs). `called`: the fleet's name in the cloud; "":
-    fleet_name().
+    open one. `policies`: names of resource policies; their URLs if Pulumi creates the template. `called`: the
+    fleet's name in the cloud; "": fleet_name(). Raises ProvisionError for an unsupported fleet.
     """
     check_fleet(fleet)
     named = None if reservation is None else Reservation(reservation, "", by_name_only=True, ends_machines=False)

@@ -32,7 +32,8 @@ if TYPE_CHECKING:
 _READERS = 16
 """Maximum number of manifests read concurrently."""
 _ROWS = CHUNK
-"""Maximum distance in bytes of two rows that one read covers, and maximum bytes that one Rows spans: a chunk."""
+"""Size limit in bytes: rows that are at most this far apart in a file are fetched by one read, and a Rows object spans
+at most this many bytes."""
 
 
 class Files:

@@ -39,7 +39,7 @@ POLL_S = 0.1
 WARN_AFTER_S = 60.0
 """Seconds of waiting for the writer after which a warning is logged; it is repeated each time the wait has doubled."""
 _SAVE_ERRORS = (OSError, MemoryError, RuntimeError)
-"""Errors after which only one save fails: no memory for a slot, or no GPU memory to make a tensor contiguous."""
+"""Errors that fail only the current save, such as too little memory for a slot; later saves are attempted."""
 
 
 @dataclass(slots=True)

@@ -29,6 +29,7 @@ class AwsStandin(Standin):
     revives, taken = True, "Server.SpotInstanceTermination"
     start, calls_of_launch, calls_of_look = "RunInstances", 16, 2
     zones = ZONES
+    reads = "Get*|List*|Describe*|Head*|Simulate*"
     endpoint = ("AWS_ENDPOINT_URL", "http://aws.example.com")
     refusals: ClassVar[Refusals] = {
         "quota": error("VolumeLimitExceeded", 400),

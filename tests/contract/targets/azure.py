@@ -31,6 +31,7 @@ class AzureStandin(Standin):
     machine_type, job_dir = "Standard_NC4as_T4_v3", f"az://{CONTAINER}@{ACCOUNT}/jobs"
     revives = True
     start, calls_of_launch = "virtualMachines.write", 40
+    reads = "token|*.read|*.list|locations.usages"
     zones = ("1", "2", "3")
     refusals: ClassVar[Refusals] = {
         "capacity": error("SkuNotAvailable", 409, "The requested size is currently not available in location 'eastus'"),

@@ -29,6 +29,7 @@ class GcpStandin(Standin):
     revives, taken = True, "compute.instances.preempted"
     start, calls_of_launch, calls_of_look = "instances.insert", 30, 1
     zones = ("us-central1-a", "us-central1-b", "us-central1-c", "us-central1-f")
+    reads = "token|*.get|*.list|*.testIamPermissions"
     endpoint = ("CLOUDGPU_GCP_ENDPOINT", "http://compute.example.com")
     refusals: ClassVar[Refusals] = {
         "capacity": error("ZONE_RESOURCE_POOL_EXHAUSTED", 503),

@@ -90,7 +90,7 @@ class ShedStandin(LocalStandin):
     target, region = "shed", "garden"
 
     def __enter__(self) -> Self:
-        self.environ["PYTHONPATH"] = str(OUTSIDE)
+        self.environ |= {"PYTHONPATH": str(OUTSIDE), "SHED_KEY": "under the mat"}
         sys.path.insert(0, str(OUTSIDE))
         self.stack.callback(sys.path.remove, str(OUTSIDE))
         return self

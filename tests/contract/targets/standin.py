@@ -71,6 +71,8 @@ class Standin:
     """Maximum number of calls to observe all launches of a process; 0: each launch is observed separately."""
     zones: ClassVar[tuple[str, ...]] = ()
     """Zones of the region, as in offers, if a launch without a zone tries one after the other."""
+    reads: ClassVar[str] = ""
+    """Glob of the actions that read, with which `cloudgpu check` must manage; "": there are no calls."""
     endpoint: ClassVar[tuple[str, str]] = ("", "")
     """Variable that overrides the endpoint, and a value without encryption."""
 

@@ -28,6 +28,7 @@ class VertexStandin(Standin):
     machine_type, job_dir = "n1-standard-8", "gs://jobs-of-tests/jobs"
     once = False
     start, calls_of_launch, calls_of_look = f"{JOBS}.create", 8, 1
+    reads = "token|*.get|*.list|*.testIamPermissions"
     endpoint = ("CLOUDGPU_VERTEX_ENDPOINT", "http://vertex.example.com")
     refusals: ClassVar[Refusals] = {
         "quota": error("RESOURCE_EXHAUSTED", 429, f"The following quota metrics exceed quota limits: {GPUS}"),

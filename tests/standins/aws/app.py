@@ -96,6 +96,9 @@ class App:
                 headers = {} if token is None else {"X-Amz-Security-Token": token}
                 with self._account.lock:
                     permissions.check(self._account, call, headers)
+            if call.service == "ec2" and call.params.get("DryRun") == "true":
+                text = "Request would have succeeded, but DryRun flag is set."
+                raise RefusedError("DryRunOperation", text, 412)
             if call.service == "s3":  # without the lock: bodies may be long and machines may stall
                 return forward()
             with self._account.lock:

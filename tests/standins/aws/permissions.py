@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -43,7 +43,7 @@ _MADE_BY = {
 }
 
 
-class _Permission(NamedTuple):
+class Permission(NamedTuple):
     """A required permission: action, resource and condition context."""
 
     action: str
@@ -55,11 +55,20 @@ def check(account: Account, call: Call, headers: Mapping[str, str]) -> None:
     """Raise RefusedError, with AWS's message, for a call that the caller's policies do not allow."""
     if call.service in ("s3", "sts"):
         return
-    statements = [one for policy in _policies(call, headers) for one in _statements(policy)]
+    statements = statements_of(call, headers)
     for ask in _required_permissions(account, call):
-        matching = [one for one in statements if _matches(one, ask)]
-        if not matching or any(one["Effect"] == "Deny" for one in matching):
+        if not allows(statements, ask):
             raise _denied(call, ask)
+
+
+def statements_of(call: Call, headers: Mapping[str, str]) -> list[dict[str, Any]]:
+    """Return the statements of all policies of the caller. Raises RefusedError for unknown credentials."""
+    return [one for policy in _policies(call, headers) for one in _statements(policy)]
+
+
+def allows(statements: Sequence[Mapping[str, Any]], ask: Permission) -> bool:
+    matching = [one for one in statements if _matches(one, ask)]
+    return bool(matching) and not any(one["Effect"] == "Deny" for one in matching)
 
 
 def _policies(call: Call, headers: Mapping[str, str]) -> list[Any]:
@@ -80,7 +89,7 @@ def _statements(policy: Any) -> list[dict[str, Any]]:
     return found if isinstance(found, list) else [found]
 
 
-def _matches(statement: Mapping[str, Any], ask: _Permission) -> bool:
+def _matches(statement: Mapping[str, Any], ask: Permission) -> bool:
     return (
         any(fnmatchcase(ask.action.lower(), glob.lower()) for glob in _listed(statement["Action"]))
         and any(fnmatchcase(ask.resource, glob) for glob in _listed(statement["Resource"]))
@@ -102,7 +111,7 @@ def _listed(value: Any) -> list[str]:
     return value if isinstance(value, list) else [value]
 
 
-def _denied(call: Call, ask: _Permission) -> RefusedError:
+def _denied(call: Call, ask: Permission) -> RefusedError:
     codes = {"ec2": "UnauthorizedOperation", "iam": "AccessDenied", "autoscaling": "AccessDenied"}
     text = f"User: {call.caller} is not authorized to perform: {ask.action}"
     if ask.resource != "*":
@@ -117,54 +126,54 @@ def _denied(call: Call, ask: _Permission) -> RefusedError:
 # ----------------------------------------------------------------------------------
 
 
-def _required_permissions(account: Account, call: Call) -> Iterator[_Permission]:
+def _required_permissions(account: Account, call: Call) -> Iterator[Permission]:
     name = f"{call.service}:{call.action}"
     if call.service == "iam":
         yield from _iam(call, name)
     elif call.service == "ssm":
         for parameter in (value for key, value in call.params.items() if key.startswith("Name")):
-            yield _Permission(name, f"arn:aws:ssm:{call.region}::parameter{parameter}")
+            yield Permission(name, f"arn:aws:ssm:{call.region}::parameter{parameter}")
     elif call.service == "autoscaling" and call.action.startswith("Describe"):
-        yield _Permission(name)
+        yield Permission(name)
     elif (call.service, call.action) == ("autoscaling", "CreateAutoScalingGroup"):
         yield from _scaling_group(account, call, name)
     elif call.service == "autoscaling" and "AutoScalingGroupName" in call.params:
         arn, tags = moto_side.scaling_group(call.region, call.params["AutoScalingGroupName"])
-        yield _Permission(name, arn, _tags(tags))
+        yield Permission(name, arn, _tags(tags))
     elif call.service == "autoscaling" and "InstanceId" in call.params:
         group = moto_side.scaling_group_of(call.region, call.params["InstanceId"])
         arn, tags = moto_side.scaling_group(call.region, group)
-        yield _Permission(name, arn, _tags(tags))
+        yield Permission(name, arn, _tags(tags))
     elif call.service != "ec2" or call.action.startswith("Describe"):
-        yield _Permission(name)
+        yield Permission(name)
     elif call.action == "RunInstances":
         yield from _run_instances(call, name)
     elif call.action in _MADE_BY:
         yield from _made(call, name, _MADE_BY[call.action])
         if call.action == "CreateSecurityGroup":
-            yield _Permission(name, _arn(call, "vpc", call.params.get("VpcId", "")))
+            yield Permission(name, _arn(call, "vpc", call.params.get("VpcId", "")))
     else:
         yield from _about(account, call, name)
 
 
-def _run_instances(call: Call, name: str) -> Iterator[_Permission]:
+def _run_instances(call: Call, name: str) -> Iterator[Permission]:
     for kind in _RUN_ON:
-        yield _Permission(name, _arn(call, kind, "any", account="" if kind == "image" else moto_side.ACCOUNT))
+        yield Permission(name, _arn(call, kind, "any", account="" if kind == "image" else moto_side.ACCOUNT))
     spot = call.params.get("InstanceMarketOptions.MarketType") == "spot"
     for kind in (*_RUN_MADE, *(["spot-instances-request"] if spot else [])):
         yield from _made(call, name, kind)
     if "Placement.GroupName" in call.params:
-        yield _Permission(name, _arn(call, "placement-group", call.params["Placement.GroupName"]))
+        yield Permission(name, _arn(call, "placement-group", call.params["Placement.GroupName"]))
     reservation = call.params.get("CapacityReservationSpecification.CapacityReservationTarget.CapacityReservationId")
     if reservation:
-        yield _Permission(name, _arn(call, "capacity-reservation", reservation))
+        yield Permission(name, _arn(call, "capacity-reservation", reservation))
     profile = call.params.get("IamInstanceProfile.Arn") or call.params.get("IamInstanceProfile.Name")
     if profile and (found := moto_side.profile(profile)) is not None:
         for role in found.roles:
-            yield _Permission("iam:PassRole", role.arn, {"iam:PassedToService": "ec2.amazonaws.com"})
+            yield Permission("iam:PassRole", role.arn, {"iam:PassedToService": "ec2.amazonaws.com"})
 
 
-def _scaling_group(account: Account, call: Call, name: str) -> Iterator[_Permission]:
+def _scaling_group(account: Account, call: Call, name: str) -> Iterator[Permission]:
     """Yield the permissions for the group with its tags, and for launching from its template (Auto Scaling user guide,
     "Control Amazon EC2 launch template usage in Auto Scaling groups")."""
     params = call.params
@@ -173,24 +182,24 @@ def _scaling_group(account: Account, call: Call, name: str) -> Iterator[_Permiss
     }
     tags = {f"aws:RequestTag/{key}": params.get(f"{one}.Value", "") for one, key in keys.items()}
     group = f"autoScalingGroup:*:autoScalingGroupName/{params.get('AutoScalingGroupName', '')}"
-    yield _Permission(name, f"arn:aws:autoscaling:{call.region}:{moto_side.ACCOUNT}:{group}", tags)
+    yield Permission(name, f"arn:aws:autoscaling:{call.region}:{moto_side.ACCOUNT}:{group}", tags)
     for template in (value for key, value in params.items() if key.endswith("LaunchTemplateId")):
-        yield _Permission("ec2:RunInstances", _arn(call, "launch-template", template))
+        yield Permission("ec2:RunInstances", _arn(call, "launch-template", template))
         data = account.templates.get((call.region, template, 1), {})
         run = Call("ec2", call.region, "RunInstances", call.caller, data)
         yield from _run_instances(run, "ec2:RunInstances")
 
 
-def _made(call: Call, name: str, kind: str) -> Iterator[_Permission]:
+def _made(call: Call, name: str, kind: str) -> Iterator[Permission]:
     """Yield the permissions for creating a resource, and for its tags."""
     tags = tags_for(call.params, kind)
     context = {f"aws:RequestTag/{key}": value for key, value in tags.items()}
-    yield _Permission(name, _arn(call, kind, "new"), context)
+    yield Permission(name, _arn(call, kind, "new"), context)
     if tags:
-        yield _Permission("ec2:CreateTags", _arn(call, kind, "new"), {**context, "ec2:CreateAction": call.action})
+        yield Permission("ec2:CreateTags", _arn(call, kind, "new"), {**context, "ec2:CreateAction": call.action})
 
 
-def _about(account: Account, call: Call, name: str) -> Iterator[_Permission]:
+def _about(account: Account, call: Call, name: str) -> Iterator[Permission]:
     """Yield the permission for existing resources. Unknown and not yet visible ones have no tags: trace
     aws/karpenter-provider-aws#2100."""
     asked = False
@@ -199,18 +208,18 @@ def _about(account: Account, call: Call, name: str) -> Iterator[_Permission]:
         for one in named:
             asked = True
             known = {} if account.is_young(one) else moto_side.ec2(call.region).tags.get(one, {})
-            yield _Permission(name, _arn(call, kind, one), _tags(known))
+            yield Permission(name, _arn(call, kind, one), _tags(known))
     if "GroupName" in call.params:
         asked = True
         group = account.groups.get(f"{call.region}/{call.params['GroupName']}", {"tags": {}})
-        yield _Permission(name, _arn(call, "placement-group", call.params["GroupName"]), _tags(group["tags"]))
+        yield Permission(name, _arn(call, "placement-group", call.params["GroupName"]), _tags(group["tags"]))
     if not asked:
-        yield _Permission(name)
+        yield Permission(name)
 
 
-def _iam(call: Call, name: str) -> Iterator[_Permission]:
+def _iam(call: Call, name: str) -> Iterator[Permission]:
     params = call.params
-    resources = []
+    resources = [params["PolicySourceArn"]] if "PolicySourceArn" in params else []
     if "InstanceProfileName" in params:
         profile = moto_side.profile(params["InstanceProfileName"])
         path = params.get("Path") or (profile.path if profile else "/")
@@ -222,12 +231,12 @@ def _iam(call: Call, name: str) -> Iterator[_Permission]:
     boundary = params.get("PermissionsBoundary") or moto_side.role_boundary(params.get("RoleName", ""))
     within = {"iam:PermissionsBoundary": boundary} if boundary else {}
     for resource in resources or ["*"]:
-        yield _Permission(name, resource, within)
+        yield Permission(name, resource, within)
         if tagged and any(key.startswith("Tags.") for key in params):
-            yield _Permission(tagged, resource)
+            yield Permission(tagged, resource)
     if call.action == "AddRoleToInstanceProfile":
         role = f"arn:aws:iam::{moto_side.ACCOUNT}:role{moto_side.role_path(params['RoleName'])}{params['RoleName']}"
-        yield _Permission("iam:PassRole", role, {"iam:PassedToService": "ec2.amazonaws.com"})
+        yield Permission("iam:PassRole", role, {"iam:PassedToService": "ec2.amazonaws.com"})
 
 
 def _arn(call: Call, kind: str, name: str, account: str = moto_side.ACCOUNT) -> str:

@@ -48,6 +48,14 @@ class Access:
     def used_so_far(self) -> list[tuple[str, str]]:
         return sorted(self._used)
 
+    def entries(self, caller: Principal, scope: str) -> list[dict[str, list[str]]]:
+        """Return the caller's permissions as the API lists them: an entry for each role."""
+        if caller.machine:
+            return roles.entries(self._world, caller, scope)
+        held = ["*"] if self._allowed is None else self._allowed.get(caller.name, [])
+        data = [one for one in held if one == "*" or one.startswith(roles.BLOBS)]
+        return [{"actions": held, "notActions": [], "dataActions": data, "notDataActions": []}]
+
     def check(self, ask: ApiRequest) -> None:
         """Raise RefusedError unless the caller has the required permissions."""
         needs = [(_action(ask), _scope(ask)), *_linked(ask)]
@@ -81,6 +89,8 @@ def _action(ask: ApiRequest) -> str:
         if rest in (["locations"], ["resources"]):
             words = f"/{rest[0]}"
         return f"Microsoft.Resources/subscriptions{words}/{_METHODS[method]}"
+    if not target.types:
+        return "Microsoft.Resources/subscriptions/providers/read"
     if target.namespace.lower() == "microsoft.resources" and list(target.types) == ["tags"]:
         return f"Microsoft.Resources/tags/{'read' if method == 'GET' else 'write'}"
     if method == "POST":

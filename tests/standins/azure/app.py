@@ -34,6 +34,7 @@ class AzureApp:
         world.lost = partial(scalesets.on_machine_lost, world)
         self.ledger = Ledger()
         self._access = Access(world)
+        world.entries = self._access.entries
         self._retail = RetailPrices()
         self._verbs = Verbs(world).table() | {
             "fail": self._fail,

@@ -70,6 +70,11 @@ def provider(ask: ApiRequest) -> Response:
     return answer({"id": path, "namespace": name, "registrationState": state, "resourceTypes": []})
 
 
+def permissions(ask: ApiRequest) -> Response:
+    """List the caller's permissions at a scope, an entry for each role."""
+    return answer({"value": ask.world.entries(ask.caller, ask.target.scope)})
+
+
 def subscription(ask: ApiRequest) -> Response:
     path = f"/subscriptions/{ask.target.subscription}"
     return answer({"id": path, "subscriptionId": ask.target.subscription, "displayName": "Tests", "state": "Enabled"})

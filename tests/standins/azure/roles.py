@@ -26,7 +26,7 @@ from .world import World
 
 KIND = "Microsoft.Authorization/roleAssignments"
 DEFINITIONS = "Microsoft.Authorization/roleDefinitions"
-_BLOBS = "Microsoft.Storage/storageAccounts/blobServices/containers"
+BLOBS = "Microsoft.Storage/storageAccounts/blobServices/containers"
 _TYPES = ("User", "Group", "ServicePrincipal", "ForeignGroup", "Device")
 
 
@@ -80,11 +80,11 @@ BUILT_IN: Mapping[str, Role] = {
     ),
     "ba92f5b4-2d11-453d-a403-e96b0029c9fe": Role(
         "Storage Blob Data Contributor",
-        (f"{_BLOBS}/delete", f"{_BLOBS}/read", f"{_BLOBS}/write"),
-        data_actions=(f"{_BLOBS}/blobs/*",),
+        (f"{BLOBS}/delete", f"{BLOBS}/read", f"{BLOBS}/write"),
+        data_actions=(f"{BLOBS}/blobs/*",),
     ),
     "2a2b9908-6ea1-4ae2-8e65-a410df84e7d1": Role(
-        "Storage Blob Data Reader", (f"{_BLOBS}/read",), data_actions=(f"{_BLOBS}/blobs/read",)
+        "Storage Blob Data Reader", (f"{BLOBS}/read",), data_actions=(f"{BLOBS}/blobs/read",)
     ),
 }
 
@@ -250,9 +250,22 @@ def may(world: World, principal: Principal, action: str, path: str) -> bool:
     )
 
 
+def entries(world: World, principal: Principal, path: str) -> list[dict[str, list[str]]]:
+    """Return the permissions of the principal's roles at this scope or above, as the API lists them."""
+    return [
+        {
+            "actions": list(role.actions),
+            "notActions": list(role.not_actions),
+            "dataActions": list(role.data_actions),
+            "notDataActions": [],
+        }
+        for role in _held(world, principal, path)
+    ]
+
+
 def may_write_blobs(world: World, principal: Principal) -> bool:
     """Return whether the principal may write blobs anywhere."""
-    return any(_allows(role.data_actions, f"{_BLOBS}/blobs/write") for role in _held(world, principal, ""))
+    return any(_allows(role.data_actions, f"{BLOBS}/blobs/write") for role in _held(world, principal, ""))
 
 
 def _held(world: World, principal: Principal, path: str) -> Iterator[Role]:

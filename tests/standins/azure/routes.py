@@ -37,6 +37,7 @@ _TABLE: Mapping[tuple[str, str, str], Handler] = {
     ("GET", "microsoft.compute/skus", "skus"): lookups.skus,
     ("GET", "microsoft.compute/locations", "usages"): lookups.usages,
     ("GET", "microsoft.network/locations", "usages"): lookups.network_usages,
+    ("GET", "microsoft.authorization/permissions", "permissions"): lookups.permissions,
     ("PUT", "microsoft.authorization/roleassignments", ""): roles.put,
     ("GET", "microsoft.authorization/roleassignments", ""): roles.get,
     ("DELETE", "microsoft.authorization/roleassignments", ""): roles.delete,

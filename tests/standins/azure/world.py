@@ -41,6 +41,8 @@ class World:
         self.over = threading.Event()
         self.lost: Callable[[Vm], None] = lambda _vm: None
         """Called for each deleted machine."""
+        self.entries: Callable[[Principal, str], list[dict[str, list[str]]]] = lambda _principal, _scope: []
+        """Return a principal's permissions at a scope; set by the app, which enforces them."""
         self.tokens = Tokens()
         self._folder = tempfile.TemporaryDirectory(prefix="cloudgpu-azure-")
         self._timers: list[threading.Timer] = []

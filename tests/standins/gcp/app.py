@@ -70,6 +70,10 @@ class GcpApp:
             service.close()
         self._project.close()
 
+    def held(self, caller: str, permissions: Iterable[str], resource: str) -> list[str]:
+        """Return those of the permissions that the caller has on a resource, as testIamPermissions does."""
+        return [one for one in permissions if self._policy is None or self._policy.has(caller, one, resource)]
+
     # -- one request
 
     def _serve(self, environ: dict[str, Any]) -> Response:
@@ -104,14 +108,16 @@ class GcpApp:
         body = read_body(environ)
         environ["wsgi.input"], environ["CONTENT_LENGTH"] = io.BytesIO(body), str(len(body))  # may be read again
         path, _, query = environ.get("RAW_URI", environ.get("PATH_INFO", "/")).partition("?")
+        pairs = parse_qsl(query, keep_blank_values=True)
         request = Request(
             environ["REQUEST_METHOD"],
             path,
-            dict(parse_qsl(query, keep_blank_values=True)),
+            dict(pairs),
             headers,
             body,
             who.email if who else "",
             int(environ["REMOTE_PORT"]),
+            tuple(pairs),
         )
         return request, who
 

@@ -67,11 +67,11 @@ class Policy:
                 continue
             resource = call.params.get(need.on or "resource", "")
             self.used.add((call.caller, need.permission))
-            if not self._has(call.caller, need.permission, resource):
+            if not self.has(call.caller, need.permission, resource):
                 return Missing(need.permission, resource)
         return None
 
-    def _has(self, member: str, permission: str, resource: str) -> bool:
+    def has(self, member: str, permission: str, resource: str) -> bool:
         return any(
             permission in binding["permissions"] and fnmatchcase(resource, binding.get("where") or "*")
             for binding in self._bindings.get(member, ())

@@ -67,10 +67,12 @@ class Rest(Service):
         self.kept: dict[str, Resource] = {}
         """Full name -> resource."""
         self.methods: Mapping[str, Callable[[Match, Mapping[str, str], Resource], Resource]] = {}
+        self.tested: Mapping[str, Callable[[Match], str]] = {}
+        """Id of a method testIamPermissions -> function that returns the name under which permissions are bound."""
 
     def call(self, request: Request) -> Call | None:
         match = discovery(self.api, "v1").match(request.method, request.path)
-        if match is None or match.method.id not in self.methods:
+        if match is None or match.method.id not in (*self.methods, *self.tested):
             return None
         resource = "/".join(part for part in request.path.partition(":")[0].split("/")[2:] if part)
         return Call(self.name, "", match.method.id, request.caller, {**match.params, "resource": resource})
@@ -82,11 +84,20 @@ class Rest(Service):
         if match.method.request and (faults := discovery(self.api, "v1").faults(match.method.request, body)):
             raise RefusedError("INVALID_ARGUMENT", 400, f"Invalid JSON payload received. {'; '.join(faults)}")
         with self.lock:
-            made = self.methods[call.action](match, request.query, body)
+            tests = call.action.endswith(".testIamPermissions")
+            made = self._held(match, call, body) if tests else self.methods[call.action](match, request.query, body)
         faults = discovery(self.api, "v1").faults(match.method.response, made)
         if faults:
             raise AssertionError(f"the stand-in's answer to {call.action} is not the API's: {faults}")
         return answer_json(made)
+
+    def _held(self, match: Match, call: Call, body: Resource) -> Resource:
+        """Return the permissions that the caller has; none at all leaves out the field."""
+        name = self.tested[call.action](match)
+        if any("*" in one for one in body.get("permissions", [])):
+            raise RefusedError("INVALID_ARGUMENT", 400, "Permissions with wildcards are not allowed.")
+        held = self.project.app.held(call.caller, body.get("permissions", []), name)
+        return {"permissions": held} if held else {}
 
     def error(self, code: str, status: int, message: str) -> Response:
         return error_one_platform(code, status, message)
@@ -119,6 +130,7 @@ class Iam(Rest):
         super().__init__(project)
         self.policies = Policies()
         accounts, roles = "projects.serviceAccounts", "projects.roles"
+        self.tested = {f"{accounts}.testIamPermissions": self._email}
         self.methods = {
             f"{accounts}.create": self._create_account,
             f"{accounts}.get": lambda match, _query, _body: self._account(match),
@@ -144,6 +156,10 @@ class Iam(Rest):
 
     def _account(self, match: Match) -> Resource:
         return self.there(f"projects/{self.project.id}/serviceAccounts/{match.params['serviceAccountsId']}")
+
+    def _email(self, match: Match) -> str:
+        email = str(match.params["serviceAccountsId"])
+        return email if email in self.project.accounts else str(self._account(match)["email"])
 
     def _create_account(self, _match: Match, _query: Mapping[str, str], body: Resource) -> Resource:
         account_id = str(body.get("accountId", ""))
@@ -216,6 +232,7 @@ class ResourceManager(Rest):
                 self._project(match), body["policy"]
             ),
         }
+        self.tested = {"projects.testIamPermissions": self._project}
 
     def verbs(self) -> Mapping[str, Callable[..., Any]]:
         return {"policies": self.policies.table}

@@ -30,6 +30,8 @@ class Request:
     """Account of the bearer token; "": no token."""
     port: int
     """The caller's port of the connection."""
+    pairs: tuple[tuple[str, str], ...] = ()
+    """All query parameters, with repeated ones."""
 
     def json(self) -> Any:
         """Parse the body; an empty one is {}. Raises RefusedError with the message of Google's front end."""

@@ -79,6 +79,7 @@ class JsonApi(StorageService):
             "buckets.delete": self._delete_bucket,
             "buckets.getIamPolicy": self._policy,
             "buckets.setIamPolicy": self._set_policy,
+            "buckets.testIamPermissions": self._held,
         }
         return does[call.action](request, call)
 
@@ -278,6 +279,13 @@ class JsonApi(StorageService):
         body = _checked(request.json(), "Policy")
         return answer_json({"kind": "storage#policy", **self.store.policies.put(call.params["bucket"], body)})
 
+    def _held(self, request: Request, call: Call) -> Response:
+        """Return those of the given permissions that the caller has; none at all leaves out the field."""
+        self.store.bucket(call.params["bucket"])
+        asked = [value for name, value in request.pairs if name == "permissions"]
+        held = self.project.app.held(call.caller, asked, f"projects/_/buckets/{call.params['bucket']}")
+        return answer_json({"kind": "storage#testIamPermissionsResponse", **({"permissions": held} if held else {})})
+
     def _buckets(self, _request: Request, _call: Call) -> Response:
         with self.store.lock:
             items = [self._bucket_resource(name) for name in sorted(self.store.buckets)]
@@ -333,13 +341,20 @@ class _Route(NamedTuple):
     """Destination bucket and object of a copy."""
 
 
+_POLICY = {
+    ("GET", "/iam"): "buckets.getIamPolicy",
+    ("PUT", "/iam"): "buckets.setIamPolicy",
+    ("GET", "/iam/testPermissions"): "buckets.testIamPermissions",
+}
+
+
 def _route(method: str, bucket: str, rest: str) -> _Route:
     found = re.fullmatch(r"/o(?:/([^/]+)(?:/(rewriteTo|copyTo|compose)(?:/b/([^/]+)/o/([^/]+))?)?)?", rest)
     if not rest:
         own = {"GET": "buckets.get", "PATCH": "buckets.patch", "DELETE": "buckets.delete"}
         return _Route((own if bucket else {"GET": "buckets.list", "POST": "buckets.insert"}).get(method))
-    if rest == "/iam":
-        return _Route({"GET": "buckets.getIamPolicy", "PUT": "buckets.setIamPolicy"}.get(method))
+    if rest.startswith("/iam"):
+        return _Route(_POLICY.get((method, rest)))
     if found is None or not found[1]:
         return _Route({"GET": "objects.list"}.get(method) if found else None)
     name, verb = unquote(found[1]), found[2]

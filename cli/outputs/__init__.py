@@ -1,0 +1,1 @@
+"""`cloudgpu outputs`."""

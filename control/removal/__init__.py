@@ -1,0 +1,1 @@
+"""Removal of ended jobs: their folders in all stores, then their rows."""

@@ -1,0 +1,25 @@
+"""Jobs that must be kept because another one was started from their checkpoint."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+
+from ..store.model import JobRow
+
+
+def needed_by(jobs: Iterable[JobRow], removed: Collection[str] = ()) -> dict[str, list[str]]:
+    """Return the id of each job that must be kept -> ids of the jobs that were started from it.
+
+    jobs: all of the store; removed: ids of jobs that go as well, and thus need nothing
+    """
+    found: dict[str, list[str]] = {}
+    for job in jobs:
+        source = _source(job)
+        if source and job.id not in removed:
+            found.setdefault(source, []).append(job.id)
+    return found
+
+
+def _source(job: JobRow) -> str:
+    """Return the id of the job from whose checkpoint a job was started; "": it was not."""
+    return getattr(getattr(job, "source", None), "job", "")
