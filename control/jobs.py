@@ -178,7 +178,7 @@ class Job:
     @property
     def resume_command(self) -> str | None:
         """Command with which the job goes on from its checkpoint; None: it has not ended, or has saved nothing."""
-        if not self.done or self.saved_step is None:
+        if not self.done or self.row.is_removed or self.saved_step is None:
             return None
         return f"cloudgpu resume {self.id}{_limit_option(self.row)}"
 

@@ -14,12 +14,6 @@ def needed_by(jobs: Iterable[JobRow], removed: Collection[str] = ()) -> dict[str
     """
     found: dict[str, list[str]] = {}
     for job in jobs:
-        source = _source(job)
-        if source and job.id not in removed:
-            found.setdefault(source, []).append(job.id)
+        if job.source is not None and job.id not in removed:
+            found.setdefault(job.source.job, []).append(job.id)
     return found
-
-
-def _source(job: JobRow) -> str:
-    """Return the id of the job from whose checkpoint a job was started; "": it was not."""
-    return getattr(getattr(job, "source", None), "job", "")

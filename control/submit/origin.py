@@ -82,6 +82,8 @@ def split_step(text: str) -> tuple[str, int | None]:
 
 def of_row(row: JobRow, attempts: Sequence[Attempt], step: int | None) -> Origin:
     """Return a job of the store as origin. Raises SubmitError."""
+    if row.is_removed:
+        raise SubmitError(f"the files of {row.id} are removed: there is nothing to start from")
     folders = tuple(JobDir(url, make=False) for url in used_job_dirs(row, attempts))
     return _checked(Origin(row.id, folders, row.run.progress_since, step))
 

@@ -127,6 +127,8 @@ def draft(
     """Return a further run of an ended job, with changes. Raises NotEndedError, ResumeError, JobDirError, SpecError."""
     if row.ended is None:
         raise NotEndedError(f"{row.id} is {row.state}: only a job that has ended can be resumed")
+    if row.is_removed:
+        raise ResumeError(f"the files of {row.id} are removed: there is nothing to go on with")
     folder = used_job_dirs(row, attempts)[0]
     job_dir = JobDir(folder, make=False)
     record = _read_record(row, job_dir)

@@ -19,7 +19,7 @@ import pytest
 from cloudgpu.control.errors import RemovalError
 from cloudgpu.control.removal.keeping import needed_by
 from cloudgpu.control.removal.removing import find_prunable, remove
-from cloudgpu.control.store.model import JobRow
+from cloudgpu.control.store.model import JobRow, Source
 from cloudgpu.protocol.jobdir import JOB_KEY, JobDir, JobDirError, JobRecord, local_url
 
 from ..standins import s3
@@ -292,17 +292,11 @@ def test_pruning_keeps_whole_chains(world: World, tmp_path: Path, monkeypatch: p
     names = ["a-abcd2345", "b-abcd2345", "c-abcd2345"]
     for number, name in enumerate(names):
         add(world, local_url(tmp_path / name), name, ended=OLD + 100 * number)
-    sources = dict(zip(names[1:], names, strict=False))
+    sources = {job: Source(origin, "", 1) for job, origin in zip(names[1:], names, strict=False)}
     listed = world.store.list_jobs
 
     def with_sources(**which: Any) -> Any:
-        return [
-            SimpleNamespace(
-                **{field.name: getattr(row, field.name) for field in dataclasses.fields(row)},
-                source=SimpleNamespace(job=sources.get(row.id, "")),
-            )
-            for row in listed(**which)
-        ]
+        return [dataclasses.replace(row, source=sources.get(row.id)) for row in listed(**which)]
 
     monkeypatch.setattr(world.store, "list_jobs", with_sources)
     found = find_prunable(world.store, OLD + 150, lambda _job: True)

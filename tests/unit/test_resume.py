@@ -209,6 +209,18 @@ def test_a_job_that_has_not_ended_is_refused(world: World) -> None:
         resume(world, job_id)
 
 
+def test_a_job_whose_files_are_removed_is_refused(world: World) -> None:
+    job_id = submit(world)
+    world.finish(job_id)
+    draft = job_of(world, job_id).draft_resumption()
+    assert world.store.claim_removal(job_id, world.clock.now())
+    with pytest.raises(ResumeError, match="are removed"):
+        resume(world, job_id)
+    with pytest.raises(NotEndedError, match="by another command"):
+        job_of(world, job_id).begin_run(draft, Plan((make_offer(),)), supervise=False)
+    assert job_of(world, job_id).resume_command is None
+
+
 def test_of_two_commands_one_is_refused(world: World) -> None:
     job_id = submit(world)
     world.finish(job_id)
