@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ...jobspecs.home import private
-from ...protocol.sealed_secrets import PASS_VARIABLE
 from ..base import LaunchRequest
 from ..shared.locks import try_lock
 
@@ -183,6 +182,10 @@ def _environment(marker: str, gpus: Sequence[str], secrets_pass: str) -> dict[st
 
     The program does not inherit the agent's own settings.
     """
+    from ...protocol.sealed_secrets import (
+        PASS_VARIABLE,
+    )  # `validate` and `plan` import this module, and need none of it
+
     kept = {name: value for name, value in os.environ.items() if not name.startswith("CLOUDGPU_")}
     own = {PASS_VARIABLE: secrets_pass} if secrets_pass else {}
     return {**kept, **own, "CUDA_VISIBLE_DEVICES": ",".join(gpus), MARKER: marker}
