@@ -20,6 +20,7 @@ from ...protocol.logs import attempt_numbers
 from ...storage.urls import local_folder
 from ..errors import NotEndedError, ResumeError
 from ..reconcile.steps.migration import used_job_dirs
+from ..secrets.sources import files_of
 from ..store.model import Run
 from .submission import (
     bucket_of,
@@ -240,7 +241,8 @@ def prepare(resumption: Resumption, offers: list[Offer], on_progress: ProgressCa
         for other in set(urls.values()) - {url}:
             JobDir(other).list("code")  # detect a missing bucket now, before machines run
         uploader = Uploader(url, on_progress, bucket)
-        code = resumption.record.code if resumption.code is None else uploader.code(resumption.code)
+        sources = resumption.sources
+        code = resumption.record.code if resumption.code is None else uploader.code(resumption.code, files_of(sources))
         agents = uploader.agents(offers)
         on_progress("submitting", 0, 0)
         data = _record(resumption, offers, code).to_bytes()
@@ -250,7 +252,7 @@ def prepare(resumption: Resumption, offers: list[Offer], on_progress: ProgressCa
         if bucket is not None:
             bucket.reconnect()  # the next submission reads the credentials again
         raise
-    policy = policy_of(loaded.spec, offers, urls, agents, resumption.sources)
+    policy = policy_of(loaded.spec, offers, urls, agents, sources)
     if row.policy.job_dirs:
         policy = dataclasses.replace(policy, job_dirs={**row.policy.job_dirs, **urls})
     now = max(time.time(), row.updated)
