@@ -326,8 +326,6 @@ class Job:
         values = _secret_values(draft.sources)
         _prepare_supervisor(offers, supervise=supervise)
         row = resumption.prepare(draft, offers, on_progress or _no_progress)
-        if supervise:
-            _give_secrets(row.id, values)
         message = f"run {row.run.number}: {draft.describe_start()}; the best offer is {row.offers[0].label}"
         try:
             self._store.resume_job(draft.row, row, message)
@@ -335,6 +333,7 @@ class Job:
             raise NotEndedError(f"{self.id} was resumed, or otherwise changed, by another command") from error
         self.refresh()
         if supervise:
+            _give_secrets(self.id, values)  # not earlier: the supervisor drops the values of a job that has ended
             _supervise(self.id, "resumed")
         return self
 
@@ -477,7 +476,7 @@ def submit(
     values = _secret_values(submitted_sources(loaded))
     row = prepare(loaded, offers, on_progress or _no_progress, origin)
     if supervise:
-        _give_secrets(row.id, values)
+        _give_secrets(row.id, values)  # before the job is stored, so that it does not begin by waiting for them
     begin = "" if row.source is None else f" from step {row.source.step:,} of {row.source.job}"
     store.insert_job(row, f"submitted{begin}; the best offer is {row.offers[0].label}")
     if supervise:
@@ -550,10 +549,7 @@ def _secret_values(sources: Mapping[str, str]) -> dict[str, str]:
 
 
 def _give_secrets(job_id: str, values: Mapping[str, str]) -> None:
-    """Give a job's secrets to the supervisor before the job is stored, so that it does not begin by waiting for them.
-
-    Raises ControlError.
-    """
+    """Give a job's secrets to the supervisor, which is started if none runs. Raises ControlError."""
     if values:
         ensure_supervisor()
         give(job_id, values)

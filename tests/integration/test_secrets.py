@@ -71,7 +71,7 @@ def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Files]:
     with watched_command_lines(canary) as lines:
         yield Files(folder, canary)
     assert lines == []
-    assert places_in_folder(canary, tmp_path, but=[folder / "wanted"]) == []
+    assert places_in_folder(canary, tmp_path, but=[folder / "wanted", folder / "other"]) == []
     assert not list((tmp_path / "home").rglob("secrets-*.box"))
 
 
@@ -114,6 +114,31 @@ def test_a_program_gets_its_secrets_and_nothing_keeps_them(home: Path, files: Fi
     assert job.spec.secrets == {"CANARY": "env:CANARY"}
     with pytest.raises(NotRunningError, match="needs no secrets any more"):
         job.provide_secrets()
+
+
+def test_a_further_run_reads_them_again(
+    home: Path, files: Files, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The supervisor dropped them when the job ended. A path is that of the first submission, wherever `resume` runs."""
+    monkeypatch.chdir(tmp_path)
+    text = files.text + "secrets: {CANARY: env:CANARY, OTHER: 'file:other'}\n"
+    other = files.folder / "other"
+    other.write_text(files.canary)
+    job = submit_text(text.replace("file:other", f"file:{other}"), tmp_path / "code")
+    until(job, lambda: files.begun == ["1-worker-0.1"], "it begins")
+    files.end()
+    finish(job)
+    (home.parent / "code").rename(tmp_path / "moved")
+    job.resume()
+    finish(job)
+    assert files.begun == ["1-worker-0.1", "2-worker-0.1"]
+    other.unlink()
+    with pytest.raises(SubmitError, match="OTHER"):
+        job.resume()
+    monkeypatch.delenv("CANARY")
+    with pytest.raises(SubmitError, match="CANARY is not set"):
+        job.resume()
+    assert job.refresh().state == "succeeded"
 
 
 def test_a_job_whose_supervisor_was_killed_waits_without_machines(
