@@ -55,7 +55,7 @@ def command(
     if running:
         confirm("cancel", running, jobs, yes=yes)
     elif not jobs:
-        remark("there is no such job that has not ended")
+        remark("no active job was found")
     failed = _cancel(running, reason or "cancelled by the user", quiet=as_json)
     if wait:
         _wait([job for job in running if job.id not in failed], quiet=as_json)

@@ -48,7 +48,7 @@ COMMANDS: dict[str, Entry] = {
     "gpus": Entry(_DESCRIBE, "Browse accelerators, machine types, regions and prices."),
     "catalog": Entry(_DESCRIBE, "Look at the tables of prices and places; ask a provider for newer."),
     "submit": Entry(_RUN, "Run a job and follow its log until it ends."),
-    "resume": Entry(_RUN, "Go on with a job that has ended, from its newest checkpoint."),
+    "resume": Entry(_RUN, "Continue an ended job from its newest checkpoint."),
     "cancel": Entry(_RUN, "Stop jobs; each may save a checkpoint first."),
     "preempt": Entry(_RUN, "Give a running job a preemption notice, as a cloud would."),
     "secrets": Entry(_RUN, "Give a job the values of its secrets again."),

@@ -82,7 +82,7 @@ def _show(found: Prunable) -> None:
     if found.candidates:
         click.echo(table(_JOBS, [_row(one, now) for one in found.candidates]), err=True)
     else:
-        remark("no job ended so long ago")
+        remark("no job ended before that")
     for one in found.candidates:
         if one.problem:
             warning(f"{one.job.id}: its size is unknown: {one.problem}")

@@ -119,7 +119,7 @@ def test_a_program_gets_its_secrets_and_nothing_keeps_them(home: Path, files: Fi
 def test_a_further_run_reads_them_again(
     home: Path, files: Files, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The supervisor dropped them when the job ended. A path is that of the first submission, wherever `resume` runs."""
+    """The supervisor dropped them when the job ended. A path stays that of the first submission."""
     monkeypatch.chdir(tmp_path)
     text = files.text + "secrets: {CANARY: env:CANARY, OTHER: 'file:other'}\n"
     other = files.folder / "other"

@@ -17,6 +17,7 @@ from typing import Any, Self
 import psutil
 import pytest
 
+from cloudgpu.jobspecs import targets
 from cloudgpu.protocol.jobdir import JOB_KEY, AttemptRecord, JobDir, JobRecord, NodeRecord, attempt_key, local_url
 from cloudgpu.provisioners import LaunchRequest, Provisioner
 from cloudgpu.provisioners.local.machine import kill_marked, marked
@@ -93,6 +94,8 @@ class ShedStandin(LocalStandin):
         self.environ |= {"PYTHONPATH": str(OUTSIDE), "SHED_KEY": "under the mat"}
         sys.path.insert(0, str(OUTSIDE))
         self.stack.callback(sys.path.remove, str(OUTSIDE))
+        _forget_entry_points()  # another test of this process may have read them before
+        self.stack.callback(_forget_entry_points)
         return self
 
     def new_provisioner(self, clock: FastClock | None = None) -> Provisioner:
@@ -115,3 +118,8 @@ class ShedStandin(LocalStandin):
 
     def crash(self, machine: str) -> None:
         os.kill(int((self.root / machine / "pid").read_text()), signal.SIGKILL)
+
+
+def _forget_entry_points() -> None:
+    targets._entries.cache_clear()
+    targets._from_entry_point.cache_clear()
