@@ -6,6 +6,7 @@ Names and one-line descriptions are data here, so that `--help` imports no comma
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import importlib
 import os
@@ -137,14 +138,19 @@ def cli(ctx: click.Context) -> None:
     cloudgpu plan job.yaml      where it can run, and for how much
     cloudgpu submit job.yaml    run it there and follow its log
     """
-    if ctx.invoked_subcommand not in _WITHOUT_SETTINGS:
-        from ..jobspecs.home import config_file
+    if ctx.invoked_subcommand not in _WITHOUT_SETTINGS and not {"-h", "--help"} & set(ctx.obj or ()):
+        _apply_settings()
 
-        if config_file().exists():
-            from ..jobspecs.configuration.effective import apply_settings
-            from ..jobspecs.configuration.files import user_file
 
-            apply_settings(os.environ, user_file())
+def _apply_settings() -> None:
+    """Set the environment variables of the user's settings. Raises ConfigError, OSError."""
+    from ..jobspecs.home import config_file
+
+    if config_file().exists():
+        from ..jobspecs.configuration.effective import apply_settings
+        from ..jobspecs.configuration.files import user_file
+
+        apply_settings(os.environ, user_file())
 
 
 def run() -> NoReturn:
@@ -176,11 +182,13 @@ def _run(words: list[str]) -> int:
     if completing:
         from click.shell_completion import shell_complete
 
+        with contextlib.suppress(Exception):  # a shell shows no errors while it completes a word
+            _apply_settings()
         return shell_complete(cli, {}, PROGRAM, COMPLETION_VARIABLE, completing)
     # https://no-color.org: a non-empty value disables colour. Without a terminal, click omits colour itself.
     color = False if os.environ.get("NO_COLOR") else None
     try:
-        with cli.make_context(PROGRAM, words, color=color) as ctx:
+        with cli.make_context(PROGRAM, words, color=color, obj=words) as ctx:
             code = cli.invoke(ctx)
     except click.exceptions.Exit as done:  # --help, --version
         return done.exit_code

@@ -8,10 +8,16 @@ from typing import TYPE_CHECKING
 import click
 
 from .exit_codes import Exit
-from .shared.hidden_values import hide
 from .shared.job.job_argument import find_job, job_argument
 from .shared.job.start import attend, confirm, first_offer, start
-from .shared.jobfile.job_file_options import overrides, say_outside_end, say_remarks, say_tables, spec_options
+from .shared.jobfile.job_file_options import (
+    hide_values,
+    overrides,
+    say_outside_end,
+    say_remarks,
+    say_tables,
+    spec_options,
+)
 from .shared.jobfile.plan_view import offer_text, plan_json, plan_text
 from .shared.jobfile.program_args import ProgramArgsCommand
 from .shared.options import json_option, yes_option
@@ -69,7 +75,7 @@ def command(
     """
     found = find_job(job)
     draft = found.draft_resumption(overrides(ctx), code=code, start_over=start_over)
-    hide(draft.spec.env.values())
+    hide_values(draft.spec)
     say_remarks(draft.loaded)
     draft, plan = _plan(draft, cluster)
     if dry_run:

@@ -225,6 +225,7 @@ class Job:
         """
         from pathlib import Path
 
+        from ..jobspecs.secrets import is_reference
         from .secrets.sources import absolute, read_values
 
         self.refresh()
@@ -235,6 +236,8 @@ class Job:
             raise NotRunningError(f"{self.id} has no secrets that come from this computer")
         if unknown := sorted((changed or {}).keys() - sources.keys()):
             raise NotRunningError(f"{self.id} has no secret {', '.join(unknown)}; it has {', '.join(sources)}")
+        if references := sorted(name for name, source in (changed or {}).items() if is_reference(source)):
+            raise SubmitError(f"{', '.join(references)}: only machines read a secret manager: give env: or file:")
         try:
             values = read_values({**sources, **absolute(changed or {}, Path.cwd())}, os.environ)
         except SourceError as error:
@@ -333,7 +336,8 @@ class Job:
             raise NotEndedError(f"{self.id} was resumed, or otherwise changed, by another command") from error
         self.refresh()
         if supervise:
-            _give_secrets(self.id, values)  # not earlier: the supervisor drops the values of a job that has ended
+            # Not earlier: the supervisor drops the values of a job that has ended
+            _give_secrets(self.id, values, "resumed")
             _supervise(self.id, "resumed")
         return self
 
@@ -476,7 +480,7 @@ def submit(
     values = _secret_values(submitted_sources(loaded))
     row = prepare(loaded, offers, on_progress or _no_progress, origin)
     if supervise:
-        _give_secrets(row.id, values)  # before the job is stored, so that it does not begin by waiting for them
+        _give_secrets(row.id, values, "not submitted")  # before it is stored, so that it does not begin by waiting
     begin = "" if row.source is None else f" from step {row.source.step:,} of {row.source.job}"
     store.insert_job(row, f"submitted{begin}; the best offer is {row.offers[0].label}")
     if supervise:
@@ -548,11 +552,15 @@ def _secret_values(sources: Mapping[str, str]) -> dict[str, str]:
         raise SubmitError(str(error)) from error
 
 
-def _give_secrets(job_id: str, values: Mapping[str, str]) -> None:
-    """Give a job's secrets to the supervisor, which is started if none runs. Raises ControlError."""
-    if values:
+def _give_secrets(job_id: str, values: Mapping[str, str], what: str) -> None:
+    """Give a job's secrets to the supervisor, which is started if none runs. Raises SubmitError."""
+    if not values:
+        return
+    try:
         ensure_supervisor()
         give(job_id, values)
+    except ControlError as error:
+        raise SubmitError(f"{job_id} is {what}, and its secrets were not taken: {error}") from error
 
 
 def get_job(ref: str) -> Job:

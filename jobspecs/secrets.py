@@ -26,15 +26,19 @@ _RESERVED = ("CLOUDGPU_", "OMPI_", "PMIX_", "PRTE_")
 """Prefixes of variables that cloudgpu sets, or that mpirun writes into command lines."""
 _LOOKS_SECRET = re.compile(
     r"TOKEN|SECRET|PASSWORD|PASSWD|PASSPHRASE|CREDENTIAL|(?:API|ACCESS|PRIVATE|ACCOUNT|STORAGE|SIGNING)_?KEY"
-    r"|(?:^|_)(?:KEY|PAT|PWD)$"
+    r"|(?:^|_)(?:KEY|PAT|PWD|PASS|AUTH|DSN)$"
 )
-_NOT_SECRET = re.compile(r"TOKENIZERS?_|MAX_TOKENS|NUM_TOKENS|TOKEN_(?:LENGTH|COUNT|LIMIT)|TOKENS$|_FILE$|_PATH$")
+_NOT_SECRET = re.compile(
+    r"TOKENIZERS?_|MAX_TOKENS|NUM_TOKENS|TOKEN_(?:LENGTH|COUNT|LIMIT)|(?<!API_)(?<!AUTH_)(?<!ACCESS_)TOKENS$|_FILE$|_PATH$"
+)
+_HAS_PASSWORD = re.compile(r"://[^/@\s:]*:[^/@\s]+@")
 
 
-def looks_secret(name: str) -> bool:
-    """Return whether a variable of this name probably holds a secret."""
+def looks_secret(name: str, value: str = "") -> bool:
+    """Return whether a variable of this name, or with this value, probably holds a secret."""
     name = name.upper()
-    return _LOOKS_SECRET.search(name) is not None and _NOT_SECRET.search(name) is None
+    by_name = _LOOKS_SECRET.search(name) is not None and _NOT_SECRET.search(name) is None
+    return by_name or _HAS_PASSWORD.search(value) is not None
 
 
 def is_reference(source: str) -> bool:

@@ -22,7 +22,7 @@ from .records import Record
 if TYPE_CHECKING:
     from nacl.public import PrivateKey
 
-MOST_BYTES = 2 << 20
+MOST_BYTES = 8 << 20
 """Maximum size of a box in bytes."""
 PASS_VARIABLE = "CLOUDGPU_SECRETS_PASS"  # noqa: S105 - the name of a variable
 """Variable with which the agent gets the job's pass; its programs do not inherit it."""

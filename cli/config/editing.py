@@ -101,8 +101,10 @@ def _file(project_folder: Path | None) -> Path:
 
 def _place(key: str, *, is_project: bool) -> list[str]:
     """Return the path of a key in its file. Raises CommandError for an unknown key."""
-    if keys.default_of(key):
-        return [*(["tool", "cloudgpu"] if is_project else []), "defaults", *key.split(".")]
+    default = keys.default_of(key)
+    if default is not None:
+        inside = [key[len(default) + 1 :]] if key != default else []  # one key: a label's name may have dots
+        return [*(["tool", "cloudgpu"] if is_project else []), "defaults", *default.split("."), *inside]
     if key not in keys.settings():
         raise CommandError(f"there is no key {quote(key)}", hint=keys.suggestion(key), exit_code=Exit.USAGE)
     if is_project:

@@ -12,7 +12,8 @@ from ...jobspecs.configuration import keys
 from ...jobspecs.configuration.effective import configured_defaults
 from ...jobspecs.configuration.files import user_file
 
-_PASSWORD = re.compile(r"(://[^/@:]*):[^/@]*@")
+_USER = re.compile(r"://.*@")
+_PARAMETER = re.compile(r"(?i)([?&][^=&]*(?:password|passwd|pwd|secret|token|key|sig)[^=&]*=)[^&]*")
 
 
 class Row(NamedTuple):
@@ -48,8 +49,13 @@ def effective(folder: Path) -> list[Row]:
         ours = None if file is None else file.settings.get(name)
         source = setting.variable if given else "" if file is None or ours is None else file.name
         value = given or ours
-        rows.append(Row(name, None if value is None else _PASSWORD.sub(r"\1:…@", value), source))
+        rows.append(Row(name, None if value is None else _without_passwords(value), source))
     return rows
+
+
+def _without_passwords(value: str) -> str:
+    """Return a setting's value without what a URL says of user and password."""
+    return _USER.sub("://…@", _PARAMETER.sub(r"\1…", value))
 
 
 def _built_in(key: str) -> str | None:

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import os
+import socket
 import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from ..errors import SourceError
+
+
+def this_computer() -> str:
+    """Return the host and user whose files a job's sources name, as kept with the job."""
+    return f"{socket.gethostname()}/{os.getuid()}"
 
 
 @dataclass(slots=True)
@@ -22,11 +29,12 @@ class Vault:
         with self._lock:
             self._values[job_id] = {**self._values.get(job_id, {}), **values}
 
-    def take(self, job_id: str, sources: Mapping[str, str]) -> dict[str, str]:
+    def take(self, job_id: str, sources: Mapping[str, str], computer: str) -> dict[str, str]:
         """Return the value of each source of a job. Raises SourceError if a value must be given again.
 
-        Values from files are read anew, so that they survive a restart of the supervisor. Variables of this process's
-        own environment are never used: they are those of an arbitrary shell.
+        Values from files are read anew, so that they survive a restart of the supervisor, unless the job was submitted
+        on another `computer` (this_computer()): a path names another file here, and must not choose one of this user's.
+        Variables of this process's own environment are never used: they are those of an arbitrary shell.
         """
         from ...jobspecs.secrets import ENV  # slow to import, and most processes that import this module need none
         from .sources import read_values
@@ -36,12 +44,14 @@ class Vault:
         missing = {name: source for name, source in sources.items() if name not in held}
         if lost := [name for name, source in missing.items() if source.startswith(f"{ENV}:")]:
             raise SourceError(f"the supervisor does not know {', '.join(lost)}, as it was started after `submit`")
+        if missing and computer != this_computer():
+            raise SourceError(f"{', '.join(missing)} must be read on the computer that submitted the job, {computer}")
         return {name: held[name] for name in sources if name in held} | read_values(missing, {})
 
-    def missing(self, job_id: str, sources: Mapping[str, str]) -> str:
+    def missing(self, job_id: str, sources: Mapping[str, str], computer: str) -> str:
         """Return why the job's values cannot be taken; "": they can."""
         try:
-            self.take(job_id, sources)
+            self.take(job_id, sources, computer)
         except SourceError as error:
             return str(error)
         return ""

@@ -56,6 +56,8 @@ class Policy:
     """Secrets that only the submitter's computer can read: variable -> source, never a value."""
     references: list[str] = field(default_factory=list)
     """References to the secrets that the machines read from secret managers themselves."""
+    secrets_from: str = ""
+    """Host and user whose files the sources of `secrets` name, see vault.this_computer()."""
     secrets_pass: str = field(default="", repr=False)
     """With it the job's machines prove that they may have these secrets (protocol/sealed_secrets.py); "": there are
     none."""

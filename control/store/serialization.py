@@ -82,7 +82,7 @@ _AMOUNTS = ("cost_usd", "price_usd")
 """Fields of Policy that are decimals, which JSON lacks."""
 _OPTIONAL = ("reads_on", "job_dirs", "accounts")
 """Fields of Policy that are stored as null when empty."""
-_RARE = ("references", "secrets", "secrets_pass")
+_RARE = ("references", "secrets", "secrets_from", "secrets_pass")
 """Fields of Policy that are left out when empty."""
 
 

@@ -31,6 +31,7 @@ from ...storage.urls import local_folder
 from .. import paths
 from ..errors import SourceError, SubmitError
 from ..secrets.sources import absolute, files_of
+from ..secrets.vault import this_computer
 from ..store.model import JobRow, Policy
 from . import submitter_environment
 from .upload import Uploader
@@ -318,6 +319,7 @@ def policy_of(
         grouped=spec.recover == "fleet",
         job_dirs=urls if len(set(urls.values())) > 1 else {},
         secrets=sources,
+        secrets_from=this_computer() if sources else "",
         secrets_pass=secrets.token_hex(16) if sources else "",
         accounts=_accounts(offers),
     )

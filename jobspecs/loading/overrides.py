@@ -97,13 +97,15 @@ def _with_named_secrets(document: dict[str, object], override: Override) -> dict
 def apply_defaults(document: dict[str, object], defaults: Sequence[Override]) -> tuple[dict[str, Any], list[Override]]:
     """Return a copy of the document with the defaults that apply, and these. Raises SpecError."""
     applied: list[Override] = []
-    for default in defaults:
+    changed: dict[str, Any] = document
+    for default in sorted(defaults, key=lambda one: one.path == REGION):  # last: it depends on the job's clouds
         if any(_is_given(document, path) for path in default.unless):
             continue
-        fitting = _for_clouds(document, default) if default.path == REGION else default
+        fitting = _for_clouds(changed, default) if default.path == REGION else default
         if fitting is not None:
             applied.append(fitting)
-    return apply_overrides(document, applied), applied
+            changed = apply_overrides(changed, [fitting])
+    return changed, applied
 
 
 def _is_given(document: Mapping[str, object], path: Loc) -> bool:

@@ -127,7 +127,7 @@ class Runner:
         OSError if a process cannot be started.
         """
         self.check()
-        last_lines, memory = LastLines(log.add), OutOfMemoryCounter()
+        last_lines, memory = LastLines(log.add, log.masked), OutOfMemoryCounter()
         program = Program(folder, last_lines.add)
         exits: list[Exit] = []
         try:

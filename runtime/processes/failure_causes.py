@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import re
 import signal
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -99,16 +99,19 @@ def find_cause(code: int, last_line: str, memory: OutOfMemory | None) -> Cause |
 
 
 class LastLines:
-    """Line handler that keeps the last line of each process's stderr and forwards every line."""
+    """Line handler that keeps the last line of each process's stderr and forwards every line.
 
-    def __init__(self, pass_on: OnLine) -> None:
-        self._pass_on = pass_on
+    `mask` removes the values of secrets from a line before it is cut.
+    """
+
+    def __init__(self, pass_on: OnLine, mask: Callable[[str], str]) -> None:
+        self._pass_on, self._mask = pass_on, mask
         self._last: dict[int | None, str] = {}
 
     def add(self, stream: OutputStream, rank: int | None, text: str, partial: bool) -> None:
         """Handle a line. Called by the thread that reads the output."""
         if stream == "stderr" and text.strip():
-            self._last[rank] = text[:_LINE_CHARACTERS].rstrip()
+            self._last[rank] = self._mask(text)[:_LINE_CHARACTERS].rstrip()
         self._pass_on(stream, rank, text, partial)
 
     def of(self, rank: int | None) -> str:

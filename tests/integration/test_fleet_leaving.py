@@ -30,7 +30,7 @@ record = json.load(open("boot.json"))
 try:
     importlib.import_module(record["modules"]["group"]).leave(record)
     print("left")
-except common.Hopeless as error:
+except common.PermanentError as error:
     print("hopeless:", error)
 except OSError as error:
     print("again:", error)

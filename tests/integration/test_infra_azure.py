@@ -319,7 +319,7 @@ record = json.load(open("boot.json"))
 try:
     group_azure.leave(record)
     print("left")
-except common.Hopeless as error:
+except common.PermanentError as error:
     print("hopeless:", error)
 """
 

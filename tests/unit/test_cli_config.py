@@ -55,7 +55,7 @@ def test_set_show_unset(file: Path, capsys: pytest.CaptureFixture[str], monkeypa
     assert rows["resources.disk"] == ("100GB", None)
     assert rows["local_slots"] == ("3", str(file))
     assert rows["local_price"] == ("2.5", "CLOUDGPU_LOCAL_PRICE")
-    assert rows["database_url"] == ("postgresql://me:…@host/db", str(file))
+    assert rows["database_url"] == ("postgresql://…@host/db", str(file))
     assert "# a comment" in Path("pyproject.toml").read_text()
 
     assert main(["config", "show", "job_dir"]) == Exit.OK
@@ -66,6 +66,25 @@ def test_set_show_unset(file: Path, capsys: pytest.CaptureFixture[str], monkeypa
     assert rows["limits.cost"] == rows["job_dir"] == (None, None)
     assert main(["config", "unset", "job_dir.gcp"]) == Exit.OK
     assert "is not set in" in capsys.readouterr().err
+
+
+def test_the_name_of_a_label_may_have_dots(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["config", "set", "labels.example.com/team", "vision"]) == Exit.OK
+    assert shown(capsys)["labels"] == ({"example.com/team": "vision"}, str(file))
+    assert main(["validate", "job.yaml"]) == Exit.OK
+    assert main(["config", "unset", "labels.example.com/team"]) == Exit.OK
+    assert shown(capsys)["labels"] == (None, None)
+
+
+@pytest.mark.parametrize(
+    "url", ["postgresql://u:p@ss@h/db", "postgresql://u:pa/ss@h/db", "postgresql://h/db?user=u&password=p@ss&x=1"]
+)
+def test_no_form_of_a_password_is_shown(
+    file: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, url: str
+) -> None:
+    monkeypatch.setenv("CLOUDGPU_DATABASE_URL", url)
+    value, _ = shown(capsys)["database_url"]
+    assert "ss" not in str(value)
 
 
 def test_show_one_key(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -141,4 +160,5 @@ def test_a_damaged_file_stops_commands_but_not_config(file: Path, capsys: pytest
     for words in (["plan", "job.yaml"], ["status"], ["config", "show"], ["config", "set", "checkpoint.keep", "2"]):
         assert main(words) == Exit.INVALID, words
         assert str(file) in capsys.readouterr().err
-    assert main(["config", "path"]) == main(["schema"]) == Exit.OK
+    for words in (["config", "path"], ["schema"], ["status", "--help"]):
+        assert main(words) == Exit.OK

@@ -213,3 +213,12 @@ def test_a_project_has_no_settings(project: Path) -> None:
     (project / "pyproject.toml").write_text('[tool.cloudgpu.settings]\ndatabase_url = "postgresql://evil/db"\n')
     with pytest.raises(ConfigError, match=r"there is no table `tool\.cloudgpu\.settings`"):
         project_file(project)
+
+
+def test_default_regions_are_those_of_default_clouds(user: Path, project: Path) -> None:
+    """A cloud that is itself a default counts like one that the job file names."""
+    user.write_text('[defaults.resources]\nregion = ["us-east-1", "us-central1"]\ncloud = "gcp"\n')
+    resources = load(project).spec.resources
+    assert (resources.cloud, resources.region) == (("gcp",), ("us-central1",))
+    user.write_text('[defaults.resources]\nregion = "us-east-1"\ncloud = ["aws", "gcp"]\n')
+    assert load(project).spec.resources.region is None

@@ -9,6 +9,7 @@ import json
 import os
 import socket
 import stat
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from cloudgpu.control import paths
 from cloudgpu.control.errors import SourceError
 from cloudgpu.control.secrets import channel
 from cloudgpu.control.secrets.sources import absolute, files_of, read_env_file, read_values
-from cloudgpu.control.secrets.vault import Vault
+from cloudgpu.control.secrets.vault import Vault, this_computer
 from cloudgpu.jobspecs.diagnostics import SpecError
 from cloudgpu.jobspecs.loading.loader import load_text
 from cloudgpu.jobspecs.secrets import looks_secret, source_problem
@@ -179,12 +180,14 @@ def test_a_new_supervisor_reads_files_again_and_asks_for_variables(
     monkeypatch.setenv("V", "of another shell")
     sources = {"F": f"file:{tmp_path / 'f'}", "V": "env:V"}
     vault = Vault()
-    assert "V" in vault.missing("j", sources) and "F" not in vault.missing("j", sources)
+    here = this_computer()
+    assert "V" in vault.missing("j", sources, here) and "F" not in vault.missing("j", sources, here)
     vault.give("j", {"V": "given"})
-    assert vault.take("j", sources) == {"F": "of the file", "V": "given"}
+    assert vault.take("j", sources, here) == {"F": "of the file", "V": "given"}
+    assert "F must be read on the computer that submitted" in vault.missing("j", sources, "elsewhere/1000")
     assert "given" not in repr(vault)
     (tmp_path / "f").unlink()
-    assert "No such file" in vault.missing("j", sources)
+    assert "No such file" in vault.missing("j", sources, here)
     vault.forget("j")
     assert vault.all_values() == {}
 
@@ -335,6 +338,26 @@ def test_lines_and_encodings_of_a_value_are_masked() -> None:
     for text in [*value.split("\n"), *encoded]:
         assert 'bc"def' not in masker.mask(text) and "YmMiZGVm" not in masker.mask(text), text
     assert masker.mask("}") == "}" and masker.mask("abc") == "abc"  # too short: it would mask ordinary text
+
+
+def test_values_that_begin_alike_or_overlap_are_masked_whole() -> None:
+    values = ["tok-1234", "tok-1234-SECRETTAIL", "abcd", "cdef"]
+    assert masked_pieces(values, ["x tok-1234", "-SECRET", "TAIL y"]) == "x *** y"
+    assert masked_pieces(values, ["ab", "cdef", "-"]) == "***-"
+    assert masked_pieces(values, ["tok-12", "3 tok-1234", "."]) == "tok-123 ***."
+
+
+def test_large_values_are_masked_in_little_memory() -> None:
+    value = "".join(f"{number:x}-" for number in range(12_000))  # about 56 kB
+    masker = LineMasker()
+    tracemalloc.start()
+    try:
+        masker.add_values([value])
+        assert masker.mask_piece("stdout", 0, f"a{value[:40_000]}", partial=True) == "a"
+        assert masker.mask_piece("stdout", 0, f"{value[40_000:]}b", partial=False) == "***b"
+        assert tracemalloc.get_traced_memory()[1] < 20 * len(value)
+    finally:
+        tracemalloc.stop()
 
 
 def test_a_log_masks_what_streams_write_in_turns(tmp_path: Path) -> None:

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from ....jobspecs.loading.draft import LoadedSpec, Overrides
     from ....jobspecs.loading.overrides import Override
     from ....jobspecs.loading.source import Source
+    from ....jobspecs.models import JobSpec
     from ....jobspecs.plan import Plan
 
 _F = TypeVar("_F", bound=Callable[..., Any])
@@ -208,7 +209,7 @@ def _read_env_files(given: _Given) -> None:
         except SourceError as error:
             raise CommandError(f"--env-file: {error}", exit_code=Exit.INVALID) from error
         free = {name: value for name, value in variables.items() if name not in given.secrets}
-        secret = [name for name in free if looks_secret(name)]
+        secret = [name for name, value in free.items() if looks_secret(name, value)]
         given.secrets |= {name: f"{ENV_FILE}:{path}" for name in secret if name not in given.env}
         given.env |= {name: value for name, value in free.items() if name not in secret and name not in given.env}
         hide(variables.values())
@@ -255,9 +256,14 @@ def load_spec(
         loaded = load_with_flags(
             source, gcloud or {}, changes, base=base, job=job, today=today, needs_program=needs_program
         )
-    hide(loaded.spec.env.values())
-    hide(os.environ.get(source.removeprefix("env:"), "") for source in loaded.spec.secrets.values())
+    hide_values(loaded.spec)
     return loaded
+
+
+def hide_values(spec: JobSpec) -> None:
+    """Mask a job's variables, and secrets of this shell, in crash reports."""
+    hide(spec.env.values())
+    hide(os.environ.get(source.removeprefix("env:"), "") for source in spec.secrets.values())
 
 
 def read(file: str | Path) -> Source:

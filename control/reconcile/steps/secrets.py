@@ -31,12 +31,13 @@ class SecretSender:
     def __init__(self, context: AttemptContext) -> None:
         self._context = context
         self._sources = context.job.policy.secrets
+        self._computer = context.job.policy.secrets_from
 
     def missing(self) -> str:
         """Return why the values cannot be sent, and what to do; "": they can, or the job has no such secrets."""
         if not self._sources:
             return ""
-        why = self._context.tools.vault.missing(self._context.job.id, self._sources)
+        why = self._context.tools.vault.missing(self._context.job.id, self._sources, self._computer)
         return f"{why}. Give them: `cloudgpu secrets provide {self._context.job.id}`" if why else ""
 
     def wait_before_launch(self) -> bool | None:
@@ -61,11 +62,12 @@ class SecretSender:
         if not asking:
             return self._is_over(nodes) and self._note("", "")
         try:
-            values = self._context.tools.vault.take(self._context.job.id, self._sources)
+            values = self._context.tools.vault.take(self._context.job.id, self._sources, self._computer)
         except SourceError:
             waiting = f"{_names(asking)} waits for its secrets, and {_PAID}, at most 30 min: "
             return self._note(waiting, self.missing())
-        sent = [one for one in asking if self._write_box(one, values)]
+        known = set(self._context.memory.sent_secrets)  # an agent that downloads its inputs has not read its box yet
+        sent = [one for one in asking if self._write_box(one, values) and one.key not in known]
         job = replace(self._context.job, cause="", reason="") if self._context.job.cause == CAUSE else None
         return bool(sent) and self._context.write("secrets", f"secrets sent to {_names(sent)}", job=job)
 
