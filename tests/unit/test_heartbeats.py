@@ -135,6 +135,7 @@ def test_a_store_of_an_older_version_keeps_the_name_its_newest_job_is_tagged_wit
         connection.executescript(
             "DROP TABLE stores; ALTER TABLE attempts DROP COLUMN account; "
             "ALTER TABLE attempts DROP COLUMN seen; ALTER TABLE jobs DROP COLUMN waiting_since; "
+            "ALTER TABLE jobs DROP COLUMN run; ALTER TABLE jobs DROP COLUMN source; "
             "UPDATE alembic_version SET version_num='0003'"
         )
     found = Store.open(f"sqlite:///{path}").owner()

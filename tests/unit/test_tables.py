@@ -37,6 +37,7 @@ KEYS = {
     **{f"prices_{cloud}": ("sku", "region") for cloud in ("aws", "azure", "gcp")},
     "regions_vertex": ("region",),
     "secret_schemes": ("scheme",),
+    "settings": ("setting",),
     "table_dates": ("table",),
     "targets": ("target",),
 }
@@ -90,7 +91,7 @@ def test_dates_are_dates_of_the_past_and_sources_are_listed() -> None:
 
 
 def test_tables_whose_rows_have_no_day_have_one_as_a_whole() -> None:
-    timeless = {"accelerator_aliases", "secret_schemes", "targets"}
+    timeless = {"accelerator_aliases", "secret_schemes", "settings", "targets"}
     undated = {name for name in KEYS if "date" not in table(name)[0]} - timeless
     assert {row["table"] for row in table("table_dates")} == undated
 
