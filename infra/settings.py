@@ -58,7 +58,7 @@ class InfraSettings:
     boundary: str = ""
     """aws: ARN of the permissions boundary of every role in the stack; "": none."""
     secrets: Mapping[str, str] = field(default_factory=dict)
-    """Secrets that the machines may read: reference (granted_by()) -> aws: reference, with a key to decrypt it; gcp:
+    """Secrets that the machines may read: reference (granted_by()) -> aws: the same; gcp:
     `projects/P/secrets/S`; azure: resource id."""
 
     def to_json(self) -> dict[str, Any]:

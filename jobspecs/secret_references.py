@@ -29,6 +29,8 @@ class SecretScheme(NamedTuple):
     options: tuple[str, ...]
     secret: str
     """Regular expression of a valid path whose only group is the secret without its version."""
+    granted: tuple[str, ...]
+    """Those of the options that need access of their own, such as to a key for decryption."""
 
 
 class SecretReference(NamedTuple):
@@ -44,10 +46,10 @@ class SecretReference(NamedTuple):
 @cache
 def schemes() -> Mapping[str, SecretScheme]:
     """Return the schemes by name."""
-    rows = csv_tables.rows("secret_schemes", "scheme", "form", "pattern", "options", "secret")
+    rows = csv_tables.rows("secret_schemes", "scheme", "form", "pattern", "options", "secret", "granted")
     return {
-        name: SecretScheme(name, form, pattern, tuple(options.split()), secret)
-        for name, form, pattern, options, secret in rows
+        name: SecretScheme(name, form, pattern, tuple(options.split()), secret, tuple(granted.split()))
+        for name, form, pattern, options, secret, granted in rows
     }
 
 
@@ -76,10 +78,25 @@ def parse(text: str) -> SecretReference:
 
 
 def granted_by(text: str) -> str:
-    """Return a valid reference to the secret itself, for which access is granted: without version, options and key."""
+    """Return a valid reference to the secret itself, for which access is granted: without version and key, but with
+    the options that need access of their own."""
     found = parse(text)
-    path = re.fullmatch(schemes()[found.scheme].secret, found.path)
-    return f"{found.scheme}://{path[1] if path else found.path}"
+    scheme = schemes()[found.scheme]
+    path = re.fullmatch(scheme.secret, found.path)
+    options = "&".join(f"{name}={found.options[name]}" for name in scheme.granted if name in found.options)
+    return f"{found.scheme}://{path[1] if path else found.path}" + (f"?{options}" if options else "")
+
+
+def grants(references: Iterable[str]) -> list[str]:
+    """Return granted_by() of valid references, each once, and without those that another one includes."""
+    found = list(dict.fromkeys(map(granted_by, references)))
+    return [one for one in found if not any(other.startswith(f"{one}?") for other in found)]
+
+
+def is_granted(text: str, granted: Iterable[str]) -> bool:
+    """Return True if one of `granted`, which are granted_by() of references, includes access to this valid one."""
+    wanted = granted_by(text)
+    return any(one == wanted or one.startswith(f"{wanted}?") for one in granted)
 
 
 def _options(scheme: SecretScheme, pairs: Iterable[str]) -> dict[str, str]:

@@ -63,8 +63,8 @@ def _secret_options(function: Any) -> Any:  # a decorator
         "secrets",
         multiple=True,
         metavar="REFERENCE",
-        help="A secret that machines may read, such as gcp-secretmanager://wandb; give all of them. Default: those of "
-        "the last `up`.",
+        help="A secret that machines may read, such as gcp-secretmanager://wandb. Give all of them: they replace those "
+        "of the last `up`, which is the default.",
     )(function)
 
 

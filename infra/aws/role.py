@@ -15,7 +15,7 @@ from ..arguments import check_arguments, check_secrets
 from ..components import child_of
 from .children import TYPES, tags_of
 
-_SECRET = re.compile(r"aws-secretsmanager://[A-Za-z0-9/_+=.@:-]+(?:[?]kms-key=[A-Za-z0-9:/_-]+)?")
+_SECRET = re.compile(r"aws-secretsmanager://[A-Za-z0-9/_+=.@:-]+(?:[?]kms-key=[A-Za-z0-9/_+=.@:-]+)?")
 
 
 class MachineRoleArgs(TypedDict):

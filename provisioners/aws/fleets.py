@@ -6,7 +6,7 @@ import os
 from collections.abc import Sequence
 
 from ...jobspecs.fleets import FleetSpec
-from ...jobspecs.secret_references import granted_by
+from ...jobspecs.secret_references import grants
 from ..stacks.fleet_queries import Endpoints, Reserved, in_a_zone
 from .catalog import quotas
 from .clients import Clients
@@ -70,5 +70,5 @@ def boundary() -> str:
 
 
 def secrets(_region: str, references: Sequence[str]) -> dict[str, str]:
-    """Return each secret's reference, with the key that it may name."""
-    return {granted_by(one): one for one in references}
+    """Return each secret's reference, with the key for decryption that it may name."""
+    return {one: one for one in grants(references)}

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import shlex
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -16,7 +17,7 @@ from typing import Any
 
 from ...jobspecs.home import home, private
 from ...jobspecs.rules.base import Verdict, listing
-from ...jobspecs.secret_references import granted_by
+from ...jobspecs.secret_references import grants, is_granted
 from ...storage import durable
 
 _FORMAT = 1
@@ -44,7 +45,7 @@ class Infrastructure:
     job_dir: str = ""
     """Parent URL of job dirs, e.g. `s3://bucket/jobs`: the default for job files that name none."""
     secrets: tuple[str, ...] = ()
-    """Secrets that the machines may read, as references without version and key."""
+    """Secrets that the machines may read, as references without version and key (granted_by())."""
     backend: str = ""
     """URL of the Pulumi backend; "": unknown (files of older versions, and the stack's export)."""
 
@@ -59,7 +60,7 @@ class Infrastructure:
 
     def unreadable(self, secrets: Iterable[str]) -> list[str]:
         """Return the references to secrets that `machine_role` may not read."""
-        return [one for one in secrets if granted_by(one) not in self.secrets]
+        return [one for one in secrets if not is_granted(one, self.secrets)]
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -112,7 +113,9 @@ def group_obstacle(cloud: str, region: str, folders: Iterable[str], secrets: Ite
         message = (
             f"machines of recover: fleet may read only the secrets of their infra stack, not {listing(unreadable)}"
         )
-        options = " ".join(f"--secret {granted_by(one)}" for one in unreadable)
+        # `infra up --secret` replaces the list: leaving out what is granted would take it from other jobs.
+        whole = grants([*stack.secrets, *unreadable])
+        options = " ".join(f"--secret {shlex.quote(one)}" for one in whole)
         return Verdict(
             message, f"`cloudgpu infra up --cloud {cloud} --region {region} {options}`, or recover: supervisor"
         )

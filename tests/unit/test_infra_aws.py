@@ -32,6 +32,7 @@ from cloudgpu.provisioners.aws.machine.reservations import Reservation
 from cloudgpu.provisioners.aws.machine.template import TemplateResources, buying, check_fleet, template
 from cloudgpu.provisioners.aws.resources.network import Subnet
 from cloudgpu.provisioners.shared.infra_outputs import Infrastructure
+from cloudgpu.provisioners.stacks.fleet_queries import secrets_of
 from cloudgpu.tests.standins.pulumi.mocks import Registered, StrictError, exports, only, run_strict
 
 OWNER, REGION = "cloudgpu-tester", "us-east-1"
@@ -355,9 +356,9 @@ def test_machines_may_read_the_secrets_named_and_no_others() -> None:
         listed: list[dict[str, Any]] = json.loads(policy)["Statement"]
         return listed
 
-    key = "arn:aws:kms:us-east-1:1:key/k"
+    key = "arn:aws:kms:us-east-1:1:key/k.1"  # a reference may have any of IAM's characters
     few = statements({})
-    more = statements({"aws-secretsmanager://a": f"aws-secretsmanager://a?kms-key={key}"})
+    more = statements(secrets_of("aws", REGION, ["aws-secretsmanager://a", f"aws-secretsmanager://a?kms-key={key}#k"]))
     assert more[: len(few)] == few
     assert [(one["Action"], one["Resource"]) for one in more[len(few) :]] == [
         ("secretsmanager:GetSecretValue", [f"arn:aws:secretsmanager:{REGION}:*:secret:a-??????"]),

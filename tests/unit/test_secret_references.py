@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shlex
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,6 +16,7 @@ from cloudgpu.jobspecs.targets import built_in
 from cloudgpu.provisioners.aws.resources.identity import machine_policy
 from cloudgpu.provisioners.shared import infra_outputs
 from cloudgpu.provisioners.shared.infra_outputs import Infrastructure
+from cloudgpu.provisioners.stacks.fleet_queries import secrets_of
 
 from .test_aws_request import request
 
@@ -81,6 +84,7 @@ def test_invalid_references_are_refused_and_never_repeated(text: str, expected: 
     ("text", "granted"),
     [
         ("aws-secretsmanager://a?version-stage=x#k", "aws-secretsmanager://a"),
+        ("aws-secretsmanager://a?version-stage=x&kms-key=K#k", "aws-secretsmanager://a?kms-key=K"),
         ("gcp-secretmanager://projects/p/secrets/s/versions/3#k", "gcp-secretmanager://projects/p/secrets/s"),
         ("gcp-secretmanager://s", "gcp-secretmanager://s"),
         (f"azure-keyvault://vault/secret/{UUID}#k", "azure-keyvault://vault/secret"),
@@ -184,7 +188,36 @@ class TestStacks:
         infra_outputs.save(self.STACK)
         assert infra_outputs.group_obstacle("aws", "us-east-1", ["s3://b/jobs/1"], ["aws-secretsmanager://a"]) is None
         why = infra_outputs.group_obstacle("aws", "us-east-1", ["s3://b/jobs/1"], ["aws-secretsmanager://b#key"])
-        assert why is not None and "--region us-east-1 --secret aws-secretsmanager://b`" in why.allowed
+        assert why is not None and "--secret aws-secretsmanager://a --secret aws-secretsmanager://b`" in why.allowed
+
+    def test_a_key_must_be_granted_as_well(self) -> None:
+        with_key = replace(self.STACK, secrets=("aws-secretsmanager://a?kms-key=K",))
+        for one in ("aws-secretsmanager://a", "aws-secretsmanager://a?kms-key=K#key"):
+            assert with_key.role_for(["s3://b/jobs/1"], [one]) == "role"
+        assert with_key.role_for(["s3://b/jobs/1"], ["aws-secretsmanager://a?kms-key=L"]) == ""
+        assert self.STACK.role_for(["s3://b/jobs/1"], ["aws-secretsmanager://a?kms-key=K"]) == ""
+
+    def test_the_command_advised_keeps_what_others_read(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("CLOUDGPU_HOME", str(tmp_path))
+        infra_outputs.save(replace(self.STACK, secrets=("aws-secretsmanager://a", "aws-secretsmanager://c")))
+        wanted = ["aws-secretsmanager://b#key", "aws-secretsmanager://a?kms-key=K"]
+        why = infra_outputs.group_obstacle("aws", "us-east-1", ["s3://b/jobs/1"], wanted)
+        assert why is not None
+        command = shlex.split(why.allowed.split("`")[1])
+        given = command[command.index("--secret") :]
+        assert given[::2] == ["--secret"] * 3
+        assert sorted(given[1::2]) == [
+            *("aws-secretsmanager://a?kms-key=K", "aws-secretsmanager://b", "aws-secretsmanager://c")
+        ]
+
+    def test_up_grants_whole_secrets_and_keeps_keys(self) -> None:
+        references = [
+            "aws-secretsmanager://a?kms-key=K",
+            "aws-secretsmanager://a",
+            "aws-secretsmanager://team/database?version-stage=AWSPREVIOUS#password",
+        ]
+        kept = ["aws-secretsmanager://a?kms-key=K", "aws-secretsmanager://team/database"]
+        assert secrets_of("aws", "us-east-1", references) == {one: one for one in kept}
 
     def test_outputs_of_an_older_version_grant_none(self) -> None:
         stored = {key: value for key, value in self.STACK.to_json().items() if key != "secrets"}
