@@ -244,7 +244,7 @@ def _load(content: Mapping[str, Any]) -> Any:  # any kind of credentials
         raise CredentialsError(f"they are of the type {content['type']}; known are {', '.join(sorted(_LOADERS))}")
     try:
         return getattr(importlib.import_module(module).Credentials, make)(content, scopes=[SCOPE])
-    except (GoogleAuthError, ValueError, LookupError) as error:
+    except (GoogleAuthError, AttributeError, LookupError, TypeError, ValueError) as error:
         raise CredentialsError(str(error)) from error
 
 

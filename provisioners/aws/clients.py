@@ -10,6 +10,7 @@ import contextlib
 import importlib.util
 import os
 import threading
+from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from functools import cached_property
 from pathlib import Path
@@ -43,6 +44,8 @@ _CONNECTIONS = 128
 """Size of a client's connection pool, for threads that launch and poll concurrently."""
 _OVER_THE_NETWORK = frozenset({"iam-role", "container-role"})
 """Credential providers that query a machine's or container's metadata service."""
+_WRONG = (AttributeError, LookupError, OSError, TypeError, ValueError)
+"""Exceptions of boto3 for settings of the wrong form, beside its own."""
 _VENDOR = Path("/sys/devices/virtual/dmi/id/sys_vendor")
 
 
@@ -55,6 +58,22 @@ class Identity(NamedTuple):
     @property
     def is_root(self) -> bool:
         return self.arn.endswith(":root")
+
+
+@contextlib.contextmanager
+def reading_settings(clock: Clock) -> Iterator[None]:
+    """Context manager: translate what boto3 raises for files and variables to ProvisionError. The reason is not
+    quoted if it is not boto3's own: it may be a part of a secret."""
+    doing = "read the AWS settings"
+    try:
+        with translate_errors(doing, clock):
+            yield
+    except _WRONG as error:
+        where = f"{error.filename}: {error.strerror}" if isinstance(error, OSError) and error.filename else ""
+        reason = where or f"a file in ~/.aws or a variable AWS_… has the wrong form ({type(error).__name__})"
+        advice = "correct or unset it: credential_process, AWS_ENDPOINT_URL, AWS_CONTAINER_CREDENTIALS_FULL_URI"
+        message = f"{doing}: {reason}; {advice}"
+        raise ProvisionError("auth", message, scope="cloud", code=type(error).__name__, advice=advice) from error
 
 
 class Clients:
@@ -153,7 +172,8 @@ class Clients:
     def home_region(self) -> str:
         """Return the configured region; if boto3 does not know it, the default region of the same partition."""
         named = self.session.region_name or HOME_REGION
-        partition = self.session.get_partition_for_region(named)
+        with translate_errors("read the AWS settings", self.clock):
+            partition = self.session.get_partition_for_region(named)
         known = self.session.get_available_regions("ec2", partition_name=partition)
         return named if named in known or not known else _HOMES.get(partition, named)
 
@@ -165,14 +185,14 @@ class Clients:
         except ImportError as error:
             message = "the target aws needs boto3: pip install 'cloudgpu[aws]'"
             raise ProvisionError("invalid", message, scope="cloud", code="boto3") from error
-        with translate_errors("read the AWS settings", self.clock):
+        with reading_settings(self.clock):
             return self._session_given or boto3.session.Session()
 
     def _client(self, service: str, region: str, *, patient: bool = False) -> Any:  # cast by the callers
         with self._lock:  # making clients is not thread-safe, using them is
             key = (service, region, patient)
             if key not in self._made:
-                with translate_errors(f"reach {service} in {region}", self.clock):
+                with reading_settings(self.clock), translate_errors(f"reach {service} in {region}", self.clock):
                     self._made[key] = self._make(service, region, patient=patient)
             return self._made[key]
 
@@ -205,7 +225,7 @@ def is_set_up() -> bool:
         providers = Settings().get_component("credential_provider").providers
         found = any(one.load() is not None for one in providers if one.METHOD not in _OVER_THE_NETWORK)
         return found or _has_role()
-    except BotoCoreError:
+    except (BotoCoreError, *_WRONG):
         return True  # the settings are invalid: the first API call raises the reason
 
 

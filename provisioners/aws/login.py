@@ -8,9 +8,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ..base import ProvisionError
 from ..checks.results import CheckResult
-from .clients import Clients
-from .errors import translate_errors
+from .clients import Clients, reading_settings
 
 if TYPE_CHECKING:
     from boto3.session import Session
@@ -37,7 +37,7 @@ NO_LOGIN = "`aws configure` or `aws sso login`, or set AWS_PROFILE, or AWS_ACCES
 def check_login(clients: Clients) -> Iterator[CheckResult]:
     """Yield whether credentials are found, from where, and when they expire. Sends no request, except to the metadata
     service of a machine or container."""
-    with translate_errors("read the AWS settings", clients.clock):
+    with reading_settings(clients.clock):
         session = clients.session
         credentials = session.get_credentials()
     if credentials is None:
@@ -74,17 +74,23 @@ def _expiry(session: Session, method: str) -> float | None:
 
 
 def _sso_token(session: Session) -> dict[str, Any]:
-    """Return the token that `aws sso login` has stored; {}: it cannot be read, which the next call reports."""
+    """Return the token that `aws sso login` has stored; {}: there is none, which the next call reports. Raises
+    ProvisionError if its file is malformed."""
     from botocore.exceptions import BotoCoreError
     from botocore.utils import JSONFileCache, SSOTokenLoader
 
+    folder = Path.home() / ".aws" / "sso" / "cache"
     settings: Any = session._session  # the public API does not offer the profile's settings
     try:
         profile = settings.get_scoped_config()
         name = profile.get("sso_session")
         section = settings.full_config.get("sso_sessions", {}).get(name, {}) if name else profile
-        stored = JSONFileCache(str(Path.home() / ".aws" / "sso" / "cache"))
+        stored = JSONFileCache(str(folder))
         token: dict[str, Any] = SSOTokenLoader(stored)(section.get("sso_start_url", ""), session_name=name)
     except BotoCoreError:
         return {}
+    except (AttributeError, LookupError, OSError, TypeError, ValueError) as error:  # botocore's for malformed JSON
+        advice = "`aws sso login`"
+        message = f"the login that is stored in {folder} cannot be read; {advice}"
+        raise ProvisionError("auth", message, scope="cloud", code=type(error).__name__, advice=advice) from error
     return token

@@ -82,8 +82,8 @@ def boot_of(cloud: str) -> Boot:
 
 def is_loopback(url: str) -> bool:
     """Return whether the host of a URL is `localhost` or a loopback address."""
-    host = urlsplit(url).hostname or ""
     try:
+        host = urlsplit(url).hostname or ""
         return host == "localhost" or ipaddress.ip_address(host).is_loopback
     except ValueError:
         return False

@@ -20,12 +20,13 @@ from urllib.parse import urlsplit
 
 from ..shared.api_calls import clock_is_off
 from ..shared.clock import SystemClock
-from .results import CheckResult, one_line
+from .results import CheckResult, one_line, without_secrets
 
 _TIMEOUT_S = 5.0
 BUNDLES = ("REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE")
 """Variables that name trusted certificates to SDKs on top of requests; the first that is set counts."""
 _PROXY_AUTHENTICATION = 407
+_PROXY_FORM = "http://USER:PASSWORD@HOST:PORT"
 
 
 class _NoRedirect(urllib.request.HTTPRedirectHandler):
@@ -44,16 +45,16 @@ class UnreachableError(Exception):
 def check_endpoints(urls: Sequence[str], whose: str, bundles: Sequence[str] = BUNDLES) -> Iterator[CheckResult]:
     """Yield one result for all endpoints of a provider. `whose`: its name, for messages; `bundles`: variables that name
     trusted certificates to its SDK."""
-    skew = ""
+    skew, through = "", ""
     for url in dict.fromkeys(urls):
         try:
             date = probe(url, bundles)
+            through = through or _proxy(url)
         except UnreachableError as error:
             yield CheckResult("network", "error", one_line(str(error)), error.fix, {"endpoint": _host(url)})
             return
         skew = skew or clock_is_off(date, SystemClock(), whose)
     hosts = ", ".join(dict.fromkeys(map(_host, urls)))
-    through = next(filter(None, map(_proxy, urls)), "")
     message = f"{hosts}: reached{f' through the proxy {through}' if through else ''}"
     values = {"endpoints": sorted({_host(url) for url in urls}), "proxy": through or None}
     if skew:
@@ -83,7 +84,7 @@ def probe(url: str, bundles: Sequence[str] = BUNDLES) -> str | None:
 
 
 def _explain(url: str, reason: object) -> tuple[str, str]:
-    """Return what is wrong, and what to do."""
+    """Return what is wrong, and what to do. Raises UnreachableError if the proxy's address is no URL."""
     proxy = _proxy(url)
     where = f"{_host(url)} through the proxy {proxy}" if proxy else _host(url)
     if proxy and "407" in str(reason):  # urllib reports a refused CONNECT as an OSError
@@ -110,20 +111,35 @@ def _explain_tls(where: str, reason: ssl.SSLError) -> tuple[str, str]:
 
 
 def _refused_by_proxy(url: str) -> tuple[str, str]:
-    return f"the proxy {_proxy(url)} wants a login", "write HTTPS_PROXY=http://USER:PASSWORD@HOST:PORT"
+    return f"the proxy {_proxy(url)} wants a login", f"write HTTPS_PROXY={_PROXY_FORM}"
 
 
 def _proxy(url: str) -> str:
-    """Return host and port of the proxy for this URL, without its password; "": none."""
-    parts = urlsplit(url)
-    given = urllib.request.getproxies().get(parts.scheme, "")
-    if not given or urllib.request.proxy_bypass(parts.netloc):
+    """Return host and port of the proxy for this URL, without its password; "": none. Raises UnreachableError if its
+    address is no URL, without naming it: it may contain a password."""
+    scheme = url.partition("://")[0]
+    given = urllib.request.getproxies().get(scheme, "")
+    if not given or urllib.request.proxy_bypass(_netloc(url)):
         return ""
-    return urlsplit(given if "://" in given else f"//{given}").netloc.rpartition("@")[2]
+    found = _netloc(given if "://" in given else f"//{given}")
+    if not found:
+        variable = f"{scheme.upper()}_PROXY"
+        raise UnreachableError(f"the proxy's address in {variable} is no URL", f"write {variable}={_PROXY_FORM}")
+    return found
 
 
 def _host(url: str) -> str:
-    return urlsplit(url).netloc.rpartition("@")[2] or url
+    return _netloc(url) or without_secrets(url)
+
+
+def _netloc(url: str) -> str:
+    """Return a URL's host and port; "": it is none."""
+    try:
+        parts = urlsplit(url)
+        is_valid = bool(parts.hostname) and parts.port != 0  # `port` raises ValueError for what is no number
+    except ValueError:
+        return ""
+    return parts.netloc.rpartition("@")[2] if is_valid else ""
 
 
 def _context(bundles: Sequence[str]) -> ssl.SSLContext:

@@ -7,10 +7,13 @@ control/check.py runs them with a timeout. A step only reads: it creates, change
 from __future__ import annotations
 
 import contextlib
+import os
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
+from ...jobspecs.secrets import looks_secret
 from ..base import ProvisionError
 from ..shared.infra_outputs import Infrastructure
 
@@ -21,6 +24,9 @@ Subject = Literal[
 Status = Literal["ok", "warning", "error", "skipped"]
 """error: jobs cannot run until it is mended; warning: some jobs cannot, or it could not be read; skipped: not checked,
 because of an earlier error."""
+_LOGIN_IN_URL = re.compile(r"(?<=://)[^\s/@]+(?:/[^\s@]*)?@")
+_SHORTEST_SECRET = 6
+"""Minimum length of a variable's value that is masked: shorter ones occur in any text."""
 _LONGEST = 600
 """Maximum length of a message in characters: a proxy's page of HTML is no useful message."""
 
@@ -51,7 +57,7 @@ class CheckRequest:
 
 
 class Step(NamedTuple):
-    """One check. May raise ProvisionError, which becomes its result."""
+    """One check. Whatever it raises becomes its result."""
 
     subject: Subject
     run: Callable[[], Iterable[CheckResult]]
@@ -79,6 +85,24 @@ def from_error(subject: Subject, error: ProvisionError, *, needed: bool = True) 
     if not needed and not error.is_login:
         return CheckResult(subject, "warning", one_line(f"not checked: {text}"), fix)
     return CheckResult(subject, "error", one_line(text), fix)
+
+
+def from_unexpected(subject: Subject, error: Exception) -> CheckResult:
+    """Return the result for an exception that no check expects: other checks and targets are still reported."""
+    if isinstance(error, OSError) and error.strerror:
+        path = f"{os.fsdecode(error.filename)}: " if isinstance(error.filename, str | bytes) else ""
+        return CheckResult(subject, "error", one_line(f"{path}{error.strerror}"))
+    message = one_line(f"unexpected {type(error).__name__}: {without_secrets(str(error))}")
+    fix = "check the files and variables of the credentials; if they are right, report this as a defect"
+    return CheckResult(subject, "error", message, fix)
+
+
+def without_secrets(text: str) -> str:
+    """Return a text without logins in URLs and without the values of variables whose names look secret."""
+    values = {value for name, value in os.environ.items() if looks_secret(name) and len(value) >= _SHORTEST_SECRET}
+    for value in sorted(values, key=len, reverse=True):
+        text = text.replace(value, "…").replace(repr(value)[1:-1], "…")
+    return _LOGIN_IN_URL.sub("…@", text)
 
 
 def one_line(text: str) -> str:

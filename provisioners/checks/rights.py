@@ -2,7 +2,7 @@
 
 Each `<target>/permissions.csv` has the columns `set` (what needs it: `launch`, `job_dir`, `gc` …), `permission`, and
 `without`: what happens without it; "": no job can run. The pages docs/reference/*-permissions.md list the same
-permissions; tests/unit/test_permission_tables.py compares the two.
+permissions; tests/integration/test_check_*.py compare the two.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from ..base import ProvisionError
 from ..shared.api_calls import LaunchInterruptedError, interruptible
-from .results import CheckResult, Step, from_error, one_line
+from .results import CheckResult, Step, from_error, from_unexpected
 
 
 class _Running:
@@ -18,7 +18,6 @@ class _Running:
         self.step = step
         self._until = until
         self._found: list[CheckResult] = []
-        self._defect: Exception | None = None
         self._is_late = False
         """A retry was given up because of the timeout."""
         self._thread = threading.Thread(target=self._run, daemon=True, name=f"cloudgpu-check-{step.subject}")
@@ -31,8 +30,6 @@ class _Running:
         if self._is_late or self._thread.is_alive():
             message = f"no answer within {timeout_s:g} s"
             found.append(CheckResult(self.step.subject, "error", message, "check the network; or a longer --timeout"))
-        elif self._defect is not None:
-            raise self._defect
         return found
 
     def _run(self) -> None:
@@ -45,10 +42,8 @@ class _Running:
             self._found.append(from_error(self.step.subject, error))
         except LaunchInterruptedError:
             self._is_late = True
-        except OSError as error:
-            self._found.append(CheckResult(self.step.subject, "error", one_line(str(error))))
-        except Exception as error:  # noqa: BLE001 - raised in the thread that waits
-            self._defect = error
+        except Exception as error:  # noqa: BLE001 - reported: broken set-ups make SDKs raise anything
+            self._found.append(from_unexpected(self.step.subject, error))
 
 
 def run_steps(steps: Sequence[Step], timeout_s: float) -> list[CheckResult]:

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 ENDPOINT = "CLOUDGPU_GCP_ENDPOINT"
 ACCOUNTS = Accounts("the Google Cloud project", "set GOOGLE_CLOUD_PROJECT; nothing is changed until then")
 _PROJECT = "GOOGLE_CLOUD_PROJECT"
+_KEY_FILE = "GOOGLE_APPLICATION_CREDENTIALS"
 _SCOPE = "https://www.googleapis.com/auth/cloud-platform"
 _ON_GOOGLE = Path("/sys/class/dmi/id/product_name")
 _LONGEST_MESSAGE = 500
@@ -85,18 +86,31 @@ class Account:
         except ImportError as error:
             message = f"the target {self._target} needs Google's SDK: pip install 'cloudgpu[gcp]'"
             raise ProvisionError("invalid", message, scope="cloud", code="google-auth") from error
-        with (
-            translate_errors(error_translator(self._target), "read Google's credentials", self._clock),
-            warnings.catch_warnings(),
-        ):
-            # google.auth warns that a user's login has no quota project; cloudgpu's calls are free.
-            warnings.simplefilter("ignore", UserWarning)
-            credentials, project = google.auth.default(scopes=[_SCOPE])
+        try:
+            with (
+                translate_errors(error_translator(self._target), "read Google's credentials", self._clock),
+                warnings.catch_warnings(),
+            ):
+                # google.auth warns that a user's login has no quota project; cloudgpu's calls are free.
+                warnings.simplefilter("ignore", UserWarning)
+                credentials, project = google.auth.default(scopes=[_SCOPE])
+        except (AttributeError, LookupError, OSError, RecursionError, TypeError, ValueError) as error:
+            raise _no_key_file(error) from error
         project = os.environ.get(_PROJECT) or project
         if not project:
             message = f"no project is named: set {_PROJECT}, or `gcloud config set project PROJECT`"
             raise ProvisionError("auth", message, scope="cloud", code="NoProject")
         return credentials, project
+
+
+def _no_key_file(error: Exception) -> ProvisionError:
+    """Return the error for a credentials file that google-auth cannot take apart, or not read."""
+    path = os.environ.get(_KEY_FILE) or adc_file()
+    unread = error.strerror if isinstance(error, OSError) else None
+    reason = f"cannot be read: {unread}" if unread else "is no key file and no login of Google"
+    advice = f"name a key file in {_KEY_FILE}, or `gcloud auth application-default login`"
+    message = f"read Google's credentials: {path} {reason}; {advice}"
+    return ProvisionError("auth", message, scope="cloud", code=error_name(error), advice=advice)
 
 
 def is_set_up() -> bool:
@@ -105,7 +119,7 @@ def is_set_up() -> bool:
         return False
     if importlib.util.find_spec("google.cloud.compute_v1") is None:
         return False
-    if os.environ.get("GOOGLE_APPLICATION_CREDENTIALS") or os.environ.get("GCE_METADATA_HOST"):
+    if os.environ.get(_KEY_FILE) or os.environ.get("GCE_METADATA_HOST"):
         return True  # a wrong value raises a clear error on first use
     if adc_file().is_file():
         return True

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import email.utils
 import http.server
+import os
 import socket
 import threading
 import time
@@ -98,13 +99,26 @@ class TestRunner:
 
         assert [one.status for one in run_steps([Step("rights", fail)], LONG_S)] == ["ok", "error"]
 
-    def test_a_defect_is_raised(self) -> None:
+    def test_an_unexpected_exception_costs_only_its_step(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("AWS_SESSION_TOKEN", "canary\nof two lines")
+
+        def fail() -> Iterator[CheckResult]:
+            yield CheckResult("rights", "ok", "said")
+            raise AttributeError(
+                f"no\nheader {os.environ['AWS_SESSION_TOKEN'].encode()!r} https://user:can/ary@host.example/"
+            )
+
+        found = run_steps([Step("rights", fail), step("quota", "ok")], LONG_S)
+        assert [(one.subject, one.status) for one in found] == [("rights", "ok"), ("rights", "error"), ("quota", "ok")]
+        assert found[1].message == "unexpected AttributeError: no header b'…' https://…@host.example/"
+
+    def test_a_gate_that_raises_skips_the_rest(self) -> None:
         def fail() -> Iterator[CheckResult]:
             yield from ()
             raise KeyError("a bug")
 
-        with pytest.raises(KeyError):
-            run_steps([Step("rights", fail)], LONG_S)
+        found = run_steps([Step("credentials", fail, is_gate=True), step("rights", "ok")], LONG_S)
+        assert [one.status for one in found] == ["error", "skipped"]
 
 
 class TestErrors:
@@ -245,6 +259,17 @@ class TestEndpoints:
             [told] = check_endpoints(["http://ec2.example.invalid/"], "AWS")
         assert told.status == "ok" and told.values["proxy"] == f"127.0.0.1:{server.port}"
         assert "canary" not in f"{told}"
+
+    @pytest.mark.parametrize("address", ["http://[canary", "user:can/ary@host", "http://host:canary", "http://"])
+    def test_a_proxy_s_address_that_is_no_url(self, address: str, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("https_proxy", address)
+        [told] = check_endpoints(["https://ec2.example.invalid/"], "AWS")
+        assert (told.status, told.message) == ("error", "the proxy's address in HTTPS_PROXY is no URL")
+        assert told.fix.startswith("write HTTPS_PROXY=")
+
+    def test_an_endpoint_that_is_no_url(self) -> None:
+        [told] = check_endpoints(["https://user:canary@[bad/"], "AWS")
+        assert told.status == "error" and "https://…@[bad/: " in told.message and "canary" not in f"{told}"
 
     def test_certificates_that_are_not_there(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("REQUESTS_CA_BUNDLE", "/nowhere.pem")

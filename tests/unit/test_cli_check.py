@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import subprocess
@@ -12,7 +13,7 @@ import pytest
 
 from cloudgpu.cli import main
 from cloudgpu.control import check
-from cloudgpu.provisioners.checks.results import CheckRequest
+from cloudgpu.provisioners.checks.results import CheckRequest, Step
 
 OUTSIDE = Path(__file__).parents[1] / "contract" / "outside"
 
@@ -174,3 +175,113 @@ def test_a_configuration_that_is_wrong(
     monkeypatch.setenv("CLOUDGPU_CONFIG", str(tmp_path / "config.toml"))
     code, out, err = run(capsys, "local")
     assert code not in (0, 70) and "config.toml" in err and not out
+
+
+FOLDER = None
+KEY = {"GOOGLE_APPLICATION_CREDENTIALS": "{home}/file", "GOOGLE_CLOUD_PROJECT": "project"}
+AWS = {"AWS_ACCESS_KEY_ID": "AKIDEXAMPLE", "AWS_SECRET_ACCESS_KEY": "canary"}
+CONFIG = {"AWS_CONFIG_FILE": "{home}/file"}
+SSO = {"AWS_CONFIG_FILE": "{home}/config", "AWS_PROFILE": "sso"}
+SSO_LOGIN = f".aws/sso/cache/{hashlib.sha1(b'https://x.example/start').hexdigest()}.json"
+PROFILE, AZURE = "azureProfile.json", {"AZURE_SUBSCRIPTION_ID": "3", "AZURE_TENANT_ID": "1", "AZURE_CLIENT_ID": "c"}
+CERTIFICATE = {**AZURE, "AZURE_CLIENT_CERTIFICATE_PATH": "{home}/file"}
+NO_KEY_FILE, WRONG_FORM, NO_SUBSCRIPTION = "file is no key file", "has the wrong form", "no subscription is named"
+SSO_CONFIG = (
+    b"[profile sso]\nsso_start_url=https://x.example/start\nsso_region=us-east-1\nregion=us-east-1\n"
+    b"sso_account_id=123456789012\nsso_role_name=role\n"
+)
+
+
+@pytest.mark.parametrize(
+    ("target", "variables", "file", "content", "says"),
+    [
+        ("gcp", KEY, "file", b"[]", NO_KEY_FILE),
+        ("vertex", KEY, "file", b"null", NO_KEY_FILE),
+        ("gcp", KEY, "file", b'{"type":"impersonated_service_account"}', NO_KEY_FILE),
+        ("gcp", KEY, "file", b'{"type":"external_account","credential_source":[]}', NO_KEY_FILE),
+        ("gcp", KEY, "file", b"[" * 100_000, NO_KEY_FILE),
+        ("gcp", KEY, "file", b'{"type":"service_account","private_key":"canary"}', "file"),
+        ("gcp", KEY, "file", b"", "not a valid json file"),
+        ("gcp", KEY, "file", b"\xff\xfe\x00", "not a valid json file"),
+        ("gcp", KEY, "file", FOLDER, "file cannot be read: Is a directory"),
+        ("gcp", KEY, "other", b"", "file was not found"),
+        ("gcp", {}, "application_default_credentials.json", b"[]", "credentials.json is no key file"),
+        ("aws", CONFIG, "file", b"[default\nregion", "Unable to parse config file"),
+        ("aws", CONFIG, "file", b"\xff\xfe", "Unable to parse config file"),
+        ("aws", CONFIG, "file", b"", "no AWS credentials"),
+        ("aws", CONFIG, "file", FOLDER, "no AWS credentials"),
+        ("aws", CONFIG, "file", b"[default]\ncredential_process = echo []\n", WRONG_FORM),
+        ("aws", CONFIG, "file", b"[default]\ncredential_process = echo canary\n", WRONG_FORM),
+        ("aws", CONFIG, "file", b'[default]\ncredential_process = canary "\n', WRONG_FORM),
+        ("aws", CONFIG, "file", b"[default]\ncredential_process = /nowhere\n", "/nowhere: No such file"),
+        ("aws", {"AWS_PROFILE": "nobody\x1b[31m"}, "", b"", "could not be found"),
+        ("aws", {"AWS_CONTAINER_CREDENTIALS_FULL_URI": "http://[bad"}, "", b"", WRONG_FORM),
+        ("aws", {**AWS, "AWS_ENDPOINT_URL": "http://user:canary@[bad"}, "", b"", WRONG_FORM),
+        ("aws", {**AWS, "AWS_DEFAULT_REGION": "a b/"}, "", b"", "Unknown region"),
+        ("aws", {**AWS, "HTTPS_PROXY": "http://user:canary@[bad"}, "", b"", "HTTPS_PROXY is no URL"),
+        ("aws", SSO, SSO_LOGIN, b"{", "cannot be read"),
+        ("aws", SSO, SSO_LOGIN, b"\xff", "cannot be read"),
+        ("azure", {}, PROFILE, b"[]", NO_SUBSCRIPTION),
+        ("azure", {}, PROFILE, b"{", NO_SUBSCRIPTION),
+        ("azure", {}, PROFILE, b"\xff", NO_SUBSCRIPTION),
+        ("azure", {}, PROFILE, b'{"subscriptions":[1]}', NO_SUBSCRIPTION),
+        ("azure", {}, PROFILE, FOLDER, NO_SUBSCRIPTION),
+        ("azure", {**AZURE, "AZURE_CLIENT_SECRET": "canary", "AZURE_TENANT_ID": "a b["}, "", b"", "Invalid tenant ID"),
+        ("azure", {**AZURE, "AZURE_AUTHORITY_HOST": "http://[bad"}, "", b"", "AZURE_… of the environment is wrong"),
+        ("azure", {**AZURE, "HTTPS_PROXY": "http://[bad"}, "", b"", "HTTPS_PROXY is no URL"),
+        ("azure", CERTIFICATE, "file", b"canary", "deserialize certificate"),
+        ("azure", CERTIFICATE, "file", FOLDER, "Is a directory"),
+        ("azure", {**AZURE, "CLOUDGPU_AZURE_ENDPOINT": "http://[bad"}, "", b"", "is not encrypted"),
+    ],
+)
+def test_a_broken_set_up_is_a_sentence(
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    *,
+    target: str,
+    variables: dict[str, str],
+    file: str,
+    content: bytes | None,
+    says: str,
+) -> None:
+    """Malformed files and variables, which `check` exists to report, end neither it nor the checks of other targets."""
+    home = Path(os.environ["HOME"])
+    home.mkdir(exist_ok=True)
+    (home / "config").write_bytes(SSO_CONFIG)
+    if file:
+        (home / file).parent.mkdir(parents=True, exist_ok=True)
+        _ = (home / file).mkdir() if content is None else (home / file).write_bytes(content)
+    for name in ("http_proxy", "https_proxy", "all_proxy", "no_proxy"):
+        monkeypatch.delenv(name, raising=False)
+        monkeypatch.delenv(name.upper(), raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value.replace("{home}", str(home)))
+    code, out, err = run(capsys, target, "local", "--json")
+    first, local = json.loads(out)["targets"]
+    assert code == 6 and local["works"] and not first["works"], err
+    [told] = [one for one in first["checks"] if one["status"] == "error"]
+    assert says in told["message"] and "unexpected" not in told["message"]
+    assert "canary" not in out + err and "\x1b" not in out + err
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root reads every file")
+def test_a_key_file_that_may_not_be_read(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "key.json").write_text("{}")
+    (tmp_path / "key.json").chmod(0)
+    monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", str(tmp_path / "key.json"))
+    code, out, _ = run(capsys, "gcp")
+    assert code == 6 and "key.json cannot be read: Permission denied" in " ".join(out.split())
+
+
+def test_a_target_that_raises_costs_only_its_own_report(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: object) -> list[Step]:
+        raise TypeError("not so")
+
+    intact = check._steps
+    monkeypatch.setattr(check, "_steps", lambda target, mine: (broken if target == "aws" else intact)(target, mine))
+    monkeypatch.setattr(check, "is_set_up", broken)
+    aws, local = check.check(["aws", "local"], CheckRequest(), 180.0)
+    assert local.state == "ok" and aws.state == "error"
+    assert [one.message for one in aws.results] == ["unexpected TypeError: not so"]
