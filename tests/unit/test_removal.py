@@ -20,7 +20,7 @@ from cloudgpu.control.errors import RemovalError
 from cloudgpu.control.removal.keeping import needed_by
 from cloudgpu.control.removal.removing import find_prunable, remove
 from cloudgpu.control.store.model import JobRow, Source
-from cloudgpu.protocol.jobdir import JOB_KEY, JobDir, JobDirError, JobRecord, local_url
+from cloudgpu.protocol.jobdir import JOB_KEY, JobDir, JobDirError, JobRecord, attempt_key, local_url
 
 from ..standins import s3
 from ..standins.control import World, make_job, make_offer, make_policy, make_template
@@ -190,6 +190,18 @@ class TestOwnFolders:
         with pytest.raises(RemovalError, match="the folder of other-abcd2345 is in it"):
             remove(world.store, ID)
         assert len(bucket.objects) == 2
+
+
+    def test_attempts_of_another_store_keep_it(self, world: World, bucket: s3.S3) -> None:
+        add(world, f"s3://bucket/jobs/{ID}", attempt=1)
+        for number in (1, 2):
+            JobDir(f"s3://bucket/jobs/{ID}").put(attempt_key(number), b"{}")
+        with pytest.raises(RemovalError, match="it has an attempt 2, and here the job had 1"):
+            remove(world.store, ID)
+        assert len(bucket.objects) == 4 and world.job(ID).goal == "run"
+        JobDir(f"s3://bucket/jobs/{ID}").delete(attempt_key(2))
+        remove(world.store, ID)
+        assert bucket.objects == {}
 
 
 class TestInterruptions:
