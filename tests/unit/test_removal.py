@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from cloudgpu.cli.shared.job.removal import take_away
 from cloudgpu.control.errors import RemovalError
 from cloudgpu.control.removal.keeping import needed_by
 from cloudgpu.control.removal.removing import find_prunable, remove
@@ -316,3 +317,15 @@ def test_pruning_keeps_whole_chains(world: World, tmp_path: Path, monkeypatch: p
     assert found.needed == {"a-abcd2345": ["b-abcd2345"], "b-abcd2345": ["c-abcd2345"]}
     with pytest.raises(RemovalError, match="b-abcd2345 is needed: c-abcd2345 started from it"):
         remove(world.store, "b-abcd2345")
+
+
+def test_a_job_that_stays_keeps_the_one_that_it_was_started_from(
+    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    base = add(world, local_url(tmp_path / "base-abcd2345"), "base-abcd2345")
+    source = Source(base.id, base.job_dir, 1)
+    tune = add(world, local_url(tmp_path / ID), source=source, created=2.0, state="running", ended=None)
+    monkeypatch.setattr("cloudgpu.control.store.store.open_store", lambda: world.store)
+    done = take_away([base, tune], keep_record=False)
+    assert [(one.job, one.is_refused) for one in done] == [(tune.id, True), (base.id, True)]
+    assert (tmp_path / base.id / "outputs/model.pt").exists() and sorted(jobs(world)) == [base.id, tune.id]

@@ -49,6 +49,7 @@ def take_away(jobs: Sequence[JobRow], *, keep_record: bool) -> list[Removed]:
                 remove(open_store(), job.id, also=ids, keep_record=keep_record, on_deleted=say)
             except (RemovalError, JobDirError) as error:
                 done.append(Removed(job.id, str(error), isinstance(error, RemovalError)))
+                ids.discard(job.id)  # it stays, and so must the job that it was started from
             else:
                 done.append(Removed(job.id))
     return done
