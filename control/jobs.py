@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..jobspecs.unit_text import format_duration
 from .accounting import cost
-from .errors import ControlError, NoSuchJobError, NotEndedError, NotRunningError, SourceError, SubmitError
+from .errors import ControlError, NoSuchJobError, NotEndedError, NotRunningError, ResumeError, SourceError, SubmitError
 from .reconcile.queue import SOON_S, places
 from .reconcile.steps.migration import used_job_dirs
 from .secrets.channel import give
@@ -180,7 +180,8 @@ class Job:
         """Command with which the job goes on from its checkpoint; None: it has not ended, or has saved nothing."""
         if not self.done or self.row.is_removed or self.saved_step is None:
             return None
-        return f"cloudgpu resume {self.id}{_limit_option(self.row)}"
+        cluster = "" if self.row.cluster is None else f" --cluster {self.row.cluster}"
+        return f"cloudgpu resume {self.id}{cluster}{_limit_option(self.row)}"
 
     def look_for_checkpoint(self) -> Job:
         """Read the newest checkpoint's step from the job dir if the job has ended and its program counted steps, but
@@ -310,6 +311,11 @@ class Job:
         from .submit.planning import plan_today
 
         draft = self.draft_resumption(overrides, code=code, start_over=start_over)
+        if draft.cluster is not None:  # a plan of today's prices would leave it, and rent machines
+            raise ResumeError(
+                f"{self.id} ran on the cluster {draft.cluster}: `cloudgpu resume {self.id}` queues it there again; to "
+                "leave the cluster, set resources.cloud"
+            )
         return self.begin_run(draft, plan_today(draft.spec), on_progress=on_progress, supervise=supervise)
 
     def begin_run(

@@ -8,7 +8,7 @@ from decimal import Decimal
 from typing import Any, NamedTuple
 
 from ...jobspecs.plan import Offer
-from ...jobspecs.targets import CLOUDS, info
+from ...jobspecs.targets import CLOUDS, CLUSTER, info
 from ...protocol.jobdir import Generation, Progress, Timeline
 from ...provisioners.base import Allocation, NodeRequest
 
@@ -78,7 +78,8 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """The job from whose checkpoint another one was started. It must not be deleted before that has ended."""
+    """The job from whose checkpoint another one was started. It is not removed while that is in the store with its
+    files, although these hold a copy of the checkpoint: they say where it came from."""
 
     job: str
     """Id."""
@@ -150,6 +151,12 @@ class JobRow:
     def with_progress(self, attempts: Sequence[Attempt]) -> Sequence[Attempt]:
         """Return the attempts whose checkpoints may be restored."""
         return [attempt for attempt in attempts if attempt.number >= self.run.progress_since]
+
+    @property
+    def cluster(self) -> str | None:
+        """Name of the cluster on whose machines the current or last run is queued; None: it is on none."""
+        best = self.offers[0]
+        return best.region if best.cloud == CLUSTER else None
 
     @property
     def is_removed(self) -> bool:

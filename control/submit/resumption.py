@@ -68,6 +68,8 @@ class Resumption:
     start_over: bool
     saved: Saved
     """Checkpoints from which it could go on."""
+    cluster: str | None
+    """Cluster of the last run, on which this one belongs too; None: there is none, or the changes name a cloud."""
 
     @property
     def spec(self) -> JobSpec:
@@ -126,6 +128,8 @@ def draft(
     start_over: bool = False,
 ) -> Resumption:
     """Return a further run of an ended job, with changes. Raises NotEndedError, ResumeError, JobDirError, SpecError."""
+    from ...jobspecs.loading.overrides import parse_overrides
+
     if row.ended is None:
         raise NotEndedError(f"{row.id} is {row.state}: only a job that has ended can be resumed")
     if row.is_removed:
@@ -133,12 +137,21 @@ def draft(
     folder = used_job_dirs(row, attempts)[0]
     job_dir = JobDir(folder, make=False)
     record = _read_record(row, job_dir)
-    loaded = _load(row, record, overrides, code)
+    changes = parse_overrides(overrides)
+    loaded = _load(row, record, changes, code)
     saved = _survey(row, job_dir)
     _check_nodes(row, loaded.spec, saved, start_over=start_over)
     if row.spent is None and loaded.spec.limits.cost is not None:
         raise ResumeError(f"limits.cost cannot be kept: what {row.id} has cost so far is unknown")
-    return Resumption(row, tuple(attempts), loaded, record, code, start_over, saved)
+    cluster = None if any(map(_names_cloud, changes)) else row.cluster
+    return Resumption(row, tuple(attempts), loaded, record, code, start_over, saved, cluster)
+
+
+def _names_cloud(change: Override) -> bool:
+    """Return whether a change says on which clouds the job may run."""
+    if change.path == ("resources",):
+        return isinstance(change.value, Mapping) and "cloud" in change.value
+    return change.path[:2] == ("resources", "cloud")
 
 
 def _read_record(row: JobRow, job_dir: JobDir) -> JobRecord:
@@ -186,19 +199,18 @@ def _check_nodes(row: JobRow, spec: JobSpec, saved: Saved, *, start_over: bool) 
 # -- the job with its changes
 
 
-def _load(row: JobRow, record: JobRecord, overrides: Overrides, code: Path | None) -> LoadedSpec:
-    """Return the job of the last run with the overrides, validated like a job file. Raises ResumeError, SpecError."""
+def _load(row: JobRow, record: JobRecord, changes: Sequence[Override], code: Path | None) -> LoadedSpec:
+    """Return the job of the last run with the changes, validated like a job file. Raises ResumeError, SpecError."""
     from ...jobspecs.job_file import to_text
     from ...jobspecs.loading.loader import load_text
-    from ...jobspecs.loading.overrides import Override, parse_overrides
+    from ...jobspecs.loading.overrides import Override
     from ...jobspecs.models import JobSpec
 
-    changes = parse_overrides(overrides)
     _refuse_fixed(row, changes)
     stored = {**row.spec, **({"env": record.env} if record.env else {})}  # the store masks the values
     before = JobSpec.from_stored(stored)
     if code is not None:
-        changes.append(Override(("code",), str(code.absolute()), "--code"))
+        changes = [*changes, Override(("code",), str(code.absolute()), "--code")]
     base = before.model_copy(update={"code": None, "job_dir": _job_dirs(row, before)})
     loaded = load_text(to_text(base), row.id, changes)
     return loaded if code is not None else loaded._replace(spec=loaded.spec.model_copy(update={"code": before.code}))

@@ -192,7 +192,6 @@ class TestOwnFolders:
             remove(world.store, ID)
         assert len(bucket.objects) == 2
 
-
     def test_attempts_of_another_store_keep_it(self, world: World, bucket: s3.S3) -> None:
         add(world, f"s3://bucket/jobs/{ID}", attempt=1)
         for number in (1, 2):

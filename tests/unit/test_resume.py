@@ -9,7 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 
+from cloudgpu.cli.resume import command
 from cloudgpu.control.errors import NotEndedError, ResumeError
 from cloudgpu.control.jobs import Job
 from cloudgpu.control.store.model import Policy
@@ -198,6 +200,39 @@ def test_changes_are_checked_like_a_job_file(world: World, override: str) -> Non
     world.finish(job_id)
     with pytest.raises(SpecError):
         resume(world, job_id, override)
+
+
+# -- clusters
+
+
+def on_cluster(world: World) -> str:
+    """Return the id of a job that has ended on the cluster `big`."""
+    job_id = submit(world, make_offer()._replace(cloud="cluster", region="big"))
+    world.finish(job_id)
+    return job_id
+
+
+def test_a_clusters_job_stays_there_unless_a_cloud_is_named(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    job_id = on_cluster(world)
+    job = job_of(world, job_id)
+    assert job.resume_command == f"cloudgpu resume {job_id} --cluster big"
+    assert job.draft_resumption(["priority=7"]).cluster == "big"
+    with pytest.raises(ResumeError, match=rf"ran on the cluster big: `cloudgpu resume {job_id}`"):
+        job.resume(supervise=False)
+    for named in ("resources.cloud=local", "resources={cloud: local, accelerator: none}"):
+        assert job.draft_resumption([named]).cluster is None
+
+    asked: list[str] = []
+    monkeypatch.setattr("cloudgpu.control.jobs.open_store", lambda: world.store)
+    monkeypatch.setattr(
+        "cloudgpu.cli.cluster.on_cluster.plan_on_cluster",
+        lambda loaded, name: asked.append(name) or (loaded, Plan((make_offer(),))),
+    )
+    for more in ((), ("--cluster", "other"), ("--cloud", "local")):
+        done = CliRunner().invoke(command, [job_id, "--dry-run", *more], standalone_mode=False)
+        assert done.exception is None, done.output
+    assert asked == ["big", "other"]
+    assert job.refresh().done
 
 
 # -- refusals
