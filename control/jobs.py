@@ -252,7 +252,9 @@ class Job:
         """
         from .removal.removing import remove
 
-        remove(self._store, self.id, keep_record=keep_record)
+        if not self.done:
+            self.refresh()
+        remove(self._store, self.row, keep_record=keep_record)
 
     def preempt(self, after_s: float, node: str | None = None) -> list[str]:
         """Send the machines a notice of preemption in `after_s` seconds; return the nodes. Raises NotRunningError."""

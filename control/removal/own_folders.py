@@ -50,7 +50,7 @@ def _checked(url: str, job: JobRow, taken: dict[str, str]) -> JobDir:
             raise RemovalError(f"{job_id}: {url} is not deleted: its job.json is that of {record.job_id}")
     if (newest := max(attempt_numbers(job_dir), default=0)) > job.attempt:
         raise RemovalError(
-            f"{job_id}: {url} is not deleted: it has an attempt {newest}, and here the job had {job.attempt}. It belongs "
-            "to the store that began it"
+            f"{job_id}: {url} is not deleted: it has an attempt {newest}, and here the job had {job.attempt}. It "
+            "belongs to the store that began it"
         )
     return job_dir

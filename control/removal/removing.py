@@ -28,9 +28,6 @@ _PARALLEL = 8
 _RETRY_S = 120.0
 """Seconds for which a store's transient errors are retried, for each of a job's folders."""
 
-GONE = "removed"
-"""Goal of a job whose files are deleted and whose row is kept."""
-
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
@@ -54,7 +51,7 @@ class Prunable:
 def find_prunable(store: Store, before: float, chosen: Callable[[JobRow], bool]) -> Prunable:
     """Return the jobs that ended before a time (epoch seconds) and are chosen, oldest first. Raises StoreError."""
     jobs = store.list_jobs(active_only=False)
-    old = [job for job in jobs if job.ended is not None and job.ended < before and job.goal != GONE and chosen(job)]
+    old = [job for job in jobs if job.ended is not None and job.ended < before and chosen(job) and not job.is_record]
     ids = {job.id for job in old}
     # A job that stays because another needs it may itself have been started from one of the others.
     while (needed := needed_by(jobs, {job.id for job in old})).keys() & {job.id for job in old}:
@@ -75,7 +72,7 @@ def measure(job: JobRow, jobs: Sequence[JobRow]) -> Candidate:
 
 def remove(
     store: Store,
-    job_id: str,
+    job: JobRow,
     *,
     also: Collection[str] = (),
     keep_record: bool = False,
@@ -85,24 +82,26 @@ def remove(
 
     Raises RemovalError, JobDirError, StoreError.
 
+    job: as it was when its removal was decided; a job that has been resumed since then is refused
     also: ids of jobs that are removed by the same command
     keep_record: keep the row, for `status` and `cost`
     on_deleted: called with the number of objects deleted so far
     """
-    job = store.job(job_id)
-    if job is None:
+    now = store.job(job.id)
+    if now is None:
         return
     jobs = store.list_jobs(active_only=False)
     needed = needed_by(jobs, {job.id, *also}).get(job.id)
     if needed:
         raise RemovalError(f"{job.id} is needed: {', '.join(needed)} started from it; remove that first")
-    if job.ended is None:
-        raise RemovalError(f"{job.id} is {job.state}: cancel it first, with `cloudgpu cancel {job.id} --wait`")
-    folders = open_own(job, jobs)
-    if not store.claim_removal(job.id, time.time()):
+    active = next((one for one in (job, now) if one.ended is None), None)
+    if active is not None:
+        raise RemovalError(f"{job.id} is {active.state}: cancel it first, with `cloudgpu cancel {job.id} --wait`")
+    folders = open_own(now, jobs)
+    if not store.claim_removal(job, time.time()):
         if store.job(job.id) is None:
             return
-        raise RemovalError(f"{job.id} was started again: cancel it first, with `cloudgpu cancel {job.id} --wait`")
+        raise RemovalError(f"{job.id} was started again since you chose it, and is kept; `cloudgpu status {job.id}`")
     for job_dir in folders:
         with job_dir.retrying(_RETRY_S, functools.partial(log.warning, "%s"), refused_s=0.0):
             job_dir.delete_all(on_deleted)

@@ -163,6 +163,11 @@ class JobRow:
         """True if the job's files are deleted or being deleted: nothing new may begin with it."""
         return self.goal in ("remove", "removed")
 
+    @property
+    def is_record(self) -> bool:
+        """True if the job's files are deleted, and only its row is kept."""
+        return self.goal == "removed"
+
     def dir_on(self, cloud: str) -> str:
         """Return the URL of the job's folder that machines of a cloud use."""
         return self.policy.job_dirs.get(cloud, self.job_dir)

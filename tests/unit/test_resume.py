@@ -248,7 +248,7 @@ def test_a_job_whose_files_are_removed_is_refused(world: World) -> None:
     job_id = submit(world)
     world.finish(job_id)
     draft = job_of(world, job_id).draft_resumption()
-    assert world.store.claim_removal(job_id, world.clock.now())
+    assert world.store.claim_removal(world.job(job_id), world.clock.now())
     with pytest.raises(ResumeError, match="are removed"):
         resume(world, job_id)
     with pytest.raises(NotEndedError, match="by another command"):
