@@ -325,8 +325,9 @@ class Job:
     ) -> Job:
         """Begin the run that was drafted, on the offers of its plan; return self.
 
-        Raises SubmitError, NotEndedError, JobDirError.
+        Raises SubmitError, NotEndedError, RemovalError, JobDirError.
         """
+        from .removal.removing import remove_leftovers
         from .submit import resumption
         from .submit.submittable_offers import usable_offers
 
@@ -338,6 +339,8 @@ class Job:
         try:
             self._store.resume_job(draft.row, row, message)
         except LostRaceError as error:
+            if remove_leftovers(self._store, draft.row):
+                raise ResumeError(f"{self.id} was removed by another command") from error
             raise NotEndedError(f"{self.id} was resumed, or otherwise changed, by another command") from error
         self.refresh()
         if supervise:

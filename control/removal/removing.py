@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
-from ...protocol.jobdir import JobDirError
+from ...protocol.jobdir import JobDir, JobDirError
 from ...storage.objects import Usage
 from ..errors import RemovalError
 from ..store.model import JobRow
@@ -102,10 +102,27 @@ def remove(
         if store.job(job.id) is None:
             return
         raise RemovalError(f"{job.id} was started again since you chose it, and is kept; `cloudgpu status {job.id}`")
-    for job_dir in folders:
-        with job_dir.retrying(_RETRY_S, functools.partial(log.warning, "%s"), refused_s=0.0):
-            job_dir.delete_all(on_deleted)
+    _delete(folders, on_deleted)
     if keep_record:
         store.finish_removal(job.id, time.time())
     else:
         store.delete_job(job.id)
+
+
+def remove_leftovers(store: Store, job: JobRow) -> bool:
+    """Delete what was written into a job's folders while another command removed it; return False if it was not
+    removed. Raises RemovalError, JobDirError, StoreError.
+
+    job: as it was when writing began
+    """
+    now = store.job(job.id)
+    if now is not None and not now.is_removed:
+        return False
+    _delete(open_own(job, store.list_jobs(active_only=False)), lambda _objects: None)
+    return True
+
+
+def _delete(folders: Sequence[JobDir], on_deleted: Callable[[int], None]) -> None:
+    for job_dir in folders:
+        with job_dir.retrying(_RETRY_S, functools.partial(log.warning, "%s"), refused_s=0.0):
+            job_dir.delete_all(on_deleted)

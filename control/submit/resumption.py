@@ -252,7 +252,7 @@ def prepare(resumption: Resumption, offers: list[Offer], on_progress: ProgressCa
     try:
         for other in set(urls.values()) - {url}:
             JobDir(other).list("code")  # detect a missing bucket now, before machines run
-        uploader = Uploader(url, on_progress, bucket)
+        uploader = Uploader(url, on_progress, bucket, make=False)  # a folder that was removed is not made again
         sources = resumption.sources
         code = resumption.record.code if resumption.code is None else uploader.code(resumption.code, files_of(sources))
         agents = uploader.agents(offers)

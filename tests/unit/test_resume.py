@@ -14,14 +14,18 @@ from click.testing import CliRunner
 from cloudgpu.cli.resume import command
 from cloudgpu.control.errors import NotEndedError, ResumeError
 from cloudgpu.control.jobs import Job
+from cloudgpu.control.removal.removing import remove
 from cloudgpu.control.store.model import Policy
 from cloudgpu.jobspecs.diagnostics import SpecError
 from cloudgpu.jobspecs.plan import Offer, Plan
-from cloudgpu.protocol.jobdir import JOB_KEY, JobDir, JobRecord, attempt_key, read_job, run_key
+from cloudgpu.protocol.jobdir import JOB_KEY, JobDir, JobDirError, JobRecord, attempt_key, read_job, run_key
 from cloudgpu.runtime.checkpoint.store import CheckpointStore
+from cloudgpu.tests.standins import s3
 from cloudgpu.tests.standins.cloud import FAIL, TAKEN, Life, lives, save_checkpoint
 from cloudgpu.tests.standins.control import World, make_offer, make_policy
 
+HERE = {"name": "job", "run": "true", "resources": {"accelerator": [], "cloud": ["local"]}, "code": None}
+"""A job that runs on this machine only, in stored form."""
 LONG = Life(run_s=3_000.0)
 SHORT = Life(run_s=60.0)
 FAILS_LATE = Life(run_s=60.0, end="failed", exit_code=3, reason="exit code 3")
@@ -51,9 +55,8 @@ def restored(world: World) -> list[int]:
 
 
 def submit(world: World, *offers: Offer, policy: Policy | None = None) -> str:
-    """Submit a job that runs on this machine only."""
-    spec = {"name": "job", "run": "true", "resources": {"accelerator": [], "cloud": ["local"]}, "code": None}
-    return world.submit(*offers, policy=policy, spec=spec)
+    """Submit the job HERE."""
+    return world.submit(*offers, policy=policy, spec=HERE)
 
 
 ENDS: dict[str, tuple[Policy, Life, str]] = {
@@ -251,9 +254,45 @@ def test_a_job_whose_files_are_removed_is_refused(world: World) -> None:
     assert world.store.claim_removal(world.job(job_id), world.clock.now())
     with pytest.raises(ResumeError, match="are removed"):
         resume(world, job_id)
-    with pytest.raises(NotEndedError, match="by another command"):
+    with pytest.raises(ResumeError, match="was removed by another command"):
         job_of(world, job_id).begin_run(draft, Plan((make_offer(),)), supervise=False)
     assert job_of(world, job_id).resume_command is None
+
+
+@pytest.mark.parametrize("keep_record", [False, True])
+def test_of_a_job_that_is_removed_during_the_upload_nothing_is_left(
+    world: World, tmp_path: Path, keep_record: bool
+) -> None:
+    with s3.running() as bucket, pytest.MonkeyPatch.context() as environment:
+        for name, value in bucket.environment.items():
+            environment.setenv(name, value)
+        world.cloud.stores = False
+        job_id = world.submit(job_dir="s3://bucket/jobs/job-00000001", spec=HERE)
+        world.finish(job_id)
+        job = job_of(world, job_id)
+        draft = job.draft_resumption(["env.KEY=value"])
+
+        def on_progress(step: str, _done: int, _total: int) -> None:
+            if step == "submitting":
+                remove(world.store, job.row, keep_record=keep_record)
+                assert bucket.objects == {}
+
+        with pytest.raises(ResumeError, match="was removed by another command"):
+            job.begin_run(draft, Plan((make_offer(),)), on_progress=on_progress, supervise=False)
+        assert bucket.objects == {}
+
+
+def test_a_folder_that_is_removed_during_the_upload_is_not_made_again(world: World, tmp_path: Path) -> None:
+    job_id = submit(world)
+    world.finish(job_id)
+    job, code = job_of(world, job_id), tmp_path / "code"
+    code.mkdir()
+    (code / "train.py").write_text("1")
+    draft = job.draft_resumption(code=code)
+    remove(world.store, job.row)
+    with pytest.raises(JobDirError):
+        job.begin_run(draft, Plan((make_offer(),)), supervise=False)
+    assert not (world.folder / "jobs" / job_id).exists()
 
 
 def test_of_two_commands_one_is_refused(world: World) -> None:
