@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ...jobspecs.targets import info
+from ...jobspecs.targets import CLUSTER, info
 from ...protocol.jobdir import JOB_KEY, JobDir, JobDirError, JobRecord, RecordError, read_job, run_key
 from ...protocol.logs import attempt_numbers
 from ...storage.urls import local_folder
@@ -225,10 +225,19 @@ def _refuse_fixed(row: JobRow, changes: Sequence[Override]) -> None:
 
 def _job_dirs(row: JobRow, spec: JobSpec) -> str | dict[str, str]:
     """Return the job_dir whose folder of this job is the existing one; of several clouds, also those not used yet."""
-    if not row.policy.job_dirs:
+    known = _known_dirs(row)
+    if not known:
         return _parent(row.job_dir)
     others = spec.job_dir if isinstance(spec.job_dir, Mapping) else {}
-    return {**others, **{cloud: _parent(url) for cloud, url in row.policy.job_dirs.items()}}
+    # A job file names no clusters: on one, a job uses the folder of the cluster's cloud.
+    return {**others, **{cloud: _parent(url) for cloud, url in known.items() if cloud != CLUSTER}}
+
+
+def _known_dirs(row: JobRow) -> dict[str, str]:
+    """Return cloud -> URL of the job's folder there; empty: it has one folder for all clouds."""
+    if row.policy.job_dirs or not isinstance(row.spec.get("job_dir"), Mapping):
+        return row.policy.job_dirs
+    return {offer.cloud: row.job_dir for offer in row.offers}  # several were named, and one was used so far
 
 
 def _parent(url: str) -> str:
@@ -265,8 +274,9 @@ def prepare(resumption: Resumption, offers: list[Offer], on_progress: ProgressCa
             bucket.reconnect()  # the next submission reads the credentials again
         raise
     policy = policy_of(loaded.spec, offers, urls, agents, sources)
-    if row.policy.job_dirs:
-        policy = dataclasses.replace(policy, job_dirs={**row.policy.job_dirs, **urls})
+    job_dirs = {**_known_dirs(row), **urls}
+    if row.policy.job_dirs or len(set(job_dirs.values())) > 1:
+        policy = dataclasses.replace(policy, job_dirs=job_dirs)
     now = max(time.time(), row.updated)
     return dataclasses.replace(
         row,
@@ -312,7 +322,7 @@ def _record(resumption: Resumption, offers: Sequence[Offer], code: str | None) -
 
 def _url(row: JobRow, loaded: LoadedSpec, cloud: str) -> str:
     """Return the URL of the job's folder for a cloud; of several, that of a cloud not used yet is new."""
-    if not row.policy.job_dirs:
+    known = _known_dirs(row)
+    if not known:
         return row.job_dir
-    known = row.policy.job_dirs.get(cloud)
-    return known or job_dir_url(loaded, loaded.spec.job_dir_on(cloud), row.id)
+    return known.get(cloud) or job_dir_url(loaded, loaded.spec.job_dir_on(cloud), row.id)

@@ -16,6 +16,7 @@ from cloudgpu.control.errors import NotEndedError, ResumeError
 from cloudgpu.control.jobs import Job
 from cloudgpu.control.removal.removing import remove
 from cloudgpu.control.store.model import Policy
+from cloudgpu.control.submit.resumption import prepare
 from cloudgpu.jobspecs.diagnostics import SpecError
 from cloudgpu.jobspecs.plan import Offer, Plan
 from cloudgpu.protocol.jobdir import JOB_KEY, JobDir, JobDirError, JobRecord, attempt_key, read_job, run_key
@@ -236,6 +237,31 @@ def test_a_clusters_job_stays_there_unless_a_cloud_is_named(world: World, monkey
         assert done.exception is None, done.output
     assert asked == ["big", "other"]
     assert job.refresh().done
+
+
+def test_a_folder_for_a_cluster_does_not_refuse_the_next_run(world: World) -> None:
+    offers = make_offer(), make_offer()._replace(cloud="cluster", region="big")
+    job_id = world.submit(*offers, apart=True, spec=HERE)
+    world.finish(job_id)
+    draft = job_of(world, job_id).draft_resumption()
+    assert draft.spec.job_dir == {"local": (world.folder / "local").as_uri()}
+    resume(world, job_id)
+    assert set(world.job(job_id).policy.job_dirs) == {"local", "cluster"}
+
+
+def test_a_cloud_whose_folder_was_named_but_not_used_yet_gets_it(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    here = (world.folder / "jobs").as_uri()
+    job_id = world.submit(spec={**HERE, "job_dir": {"local": here, "aws": "s3://bucket/jobs"}})
+    world.finish(job_id)
+    draft = job_of(world, job_id).draft_resumption(["resources.cloud=aws"])
+    assert draft.spec.job_dir == {"local": here, "aws": "s3://bucket/jobs"}
+    monkeypatch.setattr("cloudgpu.control.submit.upload.Uploader.agents", lambda *_: {})
+    monkeypatch.setattr("cloudgpu.control.submit.submission._accounts", lambda _offers: {})
+    with s3.running() as bucket:
+        for name, value in bucket.environment.items():
+            monkeypatch.setenv(name, value)
+        row = prepare(draft, [make_offer()._replace(cloud="aws")], lambda *_: None)
+    assert row.dir_on("local") == f"{here}/{job_id}" and row.dir_on("aws") == f"s3://bucket/jobs/{job_id}"
 
 
 # -- refusals
