@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     type=click.Path(exists=True, file_okay=False, path_type=Path),
     help="Ship this folder instead of the job's code.",
 )
-@click.option("--cluster", metavar="NAME", help="On machines that `cluster up` has brought up, in its turn.")
+@click.option("--cluster", metavar="NAME", help="On this cluster's machines, in its turn; default: the last run's.")
 @yes_option
 @json_option
 @spec_options
@@ -77,7 +77,7 @@ def command(
     draft = found.draft_resumption(overrides(ctx), code=code, start_over=start_over)
     hide_values(draft.spec)
     say_remarks(draft.loaded)
-    draft, plan = _plan(draft, cluster)
+    draft, plan = _plan(draft, cluster or draft.cluster)
     if dry_run:
         return _show(draft, plan, as_json=as_json)
     offer = first_offer(plan, draft.spec, as_json=as_json)

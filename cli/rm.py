@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import click
 
 from .shared.job.job_argument import confirm, jobs_argument, select_jobs
 from .shared.job.removal import keep_record_option, report, take_away
 from .shared.options import json_option, label_option, yes_option
 from .shared.output import remark
+
+if TYPE_CHECKING:
+    from ..control.jobs import Job
 
 
 @click.command()
@@ -38,7 +43,11 @@ def command(
     started. If the command is interrupted, run it again. Several jobs, or one that is not named by its whole id, are
     asked for on a terminal; --yes answers. Without a terminal, --label and --all need it.
     """
-    found = select_jobs(jobs, labels, everything=everything, chosen=lambda job: job.done)
+
+    def is_chosen(job: Job) -> bool:
+        return job.done and not (keep_record and job.row.is_record)
+
+    found = select_jobs(jobs, labels, everything=everything, chosen=is_chosen)
     if not found:
         remark("there is no such job that has ended")
     else:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..jobspecs.unit_text import format_duration
 from .accounting import cost
-from .errors import ControlError, NoSuchJobError, NotEndedError, NotRunningError, SourceError, SubmitError
+from .errors import ControlError, NoSuchJobError, NotEndedError, NotRunningError, ResumeError, SourceError, SubmitError
 from .reconcile.queue import SOON_S, places
 from .reconcile.steps.migration import used_job_dirs
 from .secrets.channel import give
@@ -180,7 +180,8 @@ class Job:
         """Command with which the job goes on from its checkpoint; None: it has not ended, or has saved nothing."""
         if not self.done or self.row.is_removed or self.saved_step is None:
             return None
-        return f"cloudgpu resume {self.id}{_limit_option(self.row)}"
+        cluster = "" if self.row.cluster is None else f" --cluster {self.row.cluster}"
+        return f"cloudgpu resume {self.id}{cluster}{_limit_option(self.row)}"
 
     def look_for_checkpoint(self) -> Job:
         """Read the newest checkpoint's step from the job dir if the job has ended and its program counted steps, but
@@ -254,7 +255,9 @@ class Job:
         """
         from .removal.removing import remove
 
-        remove(self._store, self.id, keep_record=keep_record)
+        if not self.done:
+            self.refresh()
+        remove(self._store, self.row, keep_record=keep_record)
 
     def preempt(self, after_s: float, node: str | None = None) -> list[str]:
         """Send the machines a notice of preemption in `after_s` seconds; return the nodes. Raises NotRunningError."""
@@ -313,6 +316,11 @@ class Job:
         from .submit.planning import plan_today
 
         draft = self.draft_resumption(overrides, code=code, start_over=start_over)
+        if draft.cluster is not None:  # a plan of today's prices would leave it, and rent machines
+            raise ResumeError(
+                f"{self.id} ran on the cluster {draft.cluster}: `cloudgpu resume {self.id}` queues it there again; to "
+                "leave the cluster, set resources.cloud"
+            )
         return self.begin_run(draft, plan_today(draft.spec), on_progress=on_progress, supervise=supervise)
 
     def begin_run(
@@ -320,8 +328,9 @@ class Job:
     ) -> Job:
         """Begin the run that was drafted, on the offers of its plan; return self.
 
-        Raises SubmitError, NotEndedError, JobDirError.
+        Raises SubmitError, NotEndedError, RemovalError, JobDirError.
         """
+        from .removal.removing import remove_leftovers
         from .submit import resumption
         from .submit.submittable_offers import usable_offers
 
@@ -333,6 +342,8 @@ class Job:
         try:
             self._store.resume_job(draft.row, row, message)
         except LostRaceError as error:
+            if remove_leftovers(self._store, draft.row):
+                raise ResumeError(f"{self.id} was removed by another command") from error
             raise NotEndedError(f"{self.id} was resumed, or otherwise changed, by another command") from error
         self.refresh()
         if supervise:

@@ -14,6 +14,6 @@ def needed_by(jobs: Iterable[JobRow], removed: Collection[str] = ()) -> dict[str
     """
     found: dict[str, list[str]] = {}
     for job in jobs:
-        if job.source is not None and job.id not in removed:
+        if job.source is not None and job.id not in removed and not job.is_record:
             found.setdefault(job.source.job, []).append(job.id)
     return found

@@ -2,7 +2,8 @@
 
 A folder's URL comes from the store, and what is in the folder may have been written by any program. So a folder is the
 job's own only if the last part of its path, as requests use it, is the job's id; if it is no link; if no other job's
-folder is in it; and if the job.json in it names no other job.
+folder is in it; if the job.json in it names no other job; and if each attempt in it is known to the store, as another
+store may have gone on with the job.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from collections.abc import Iterable
 from contextlib import suppress
 
 from ...protocol.jobdir import JOB_KEY, JobDir, JobRecord, RecordError
+from ...protocol.logs import attempt_numbers
 from ..errors import RemovalError
 from ..store.model import JobRow
 
@@ -30,11 +32,11 @@ def open_own(job: JobRow, others: Iterable[JobRow]) -> list[JobDir]:
     others: all jobs of the store; the job itself is ignored
     """
     taken = {url.rstrip("/"): other.id for other in others if other.id != job.id for url in folder_urls(other)}
-    return [_checked(url.rstrip("/"), job.id, taken) for url in folder_urls(job)]
+    return [_checked(url.rstrip("/"), job, taken) for url in folder_urls(job)]
 
 
-def _checked(url: str, job_id: str, taken: dict[str, str]) -> JobDir:
-    job_dir = JobDir(url, make=False)
+def _checked(url: str, job: JobRow, taken: dict[str, str]) -> JobDir:
+    job_dir, job_id = JobDir(url, make=False), job.id
     if _ID.fullmatch(job_id) is None or job_dir.name != job_id:
         raise RemovalError(f"{job_id}: {url} is not deleted: it is no folder of this job's name")
     if job_dir.folder is not None and job_dir.folder.is_symlink():
@@ -46,4 +48,9 @@ def _checked(url: str, job_id: str, taken: dict[str, str]) -> JobDir:
         record = JobRecord.read(job_dir, JOB_KEY)
         if record is not None and record.job_id != job_id:
             raise RemovalError(f"{job_id}: {url} is not deleted: its job.json is that of {record.job_id}")
+    if (newest := max(attempt_numbers(job_dir), default=0)) > job.attempt:
+        raise RemovalError(
+            f"{job_id}: {url} is not deleted: it has an attempt {newest}, and here the job had {job.attempt}. It "
+            "belongs to the store that began it"
+        )
     return job_dir

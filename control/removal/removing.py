@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
-from ...protocol.jobdir import JobDirError
+from ...protocol.jobdir import JobDir, JobDirError
 from ...storage.objects import Usage
 from ..errors import RemovalError
 from ..store.model import JobRow
@@ -27,9 +27,6 @@ _PARALLEL = 8
 """Number of jobs whose folders are measured at once."""
 _RETRY_S = 120.0
 """Seconds for which a store's transient errors are retried, for each of a job's folders."""
-
-GONE = "removed"
-"""Goal of a job whose files are deleted and whose row is kept."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +51,7 @@ class Prunable:
 def find_prunable(store: Store, before: float, chosen: Callable[[JobRow], bool]) -> Prunable:
     """Return the jobs that ended before a time (epoch seconds) and are chosen, oldest first. Raises StoreError."""
     jobs = store.list_jobs(active_only=False)
-    old = [job for job in jobs if job.ended is not None and job.ended < before and job.goal != GONE and chosen(job)]
+    old = [job for job in jobs if job.ended is not None and job.ended < before and chosen(job) and not job.is_record]
     ids = {job.id for job in old}
     # A job that stays because another needs it may itself have been started from one of the others.
     while (needed := needed_by(jobs, {job.id for job in old})).keys() & {job.id for job in old}:
@@ -75,7 +72,7 @@ def measure(job: JobRow, jobs: Sequence[JobRow]) -> Candidate:
 
 def remove(
     store: Store,
-    job_id: str,
+    job: JobRow,
     *,
     also: Collection[str] = (),
     keep_record: bool = False,
@@ -85,28 +82,47 @@ def remove(
 
     Raises RemovalError, JobDirError, StoreError.
 
+    job: as it was when its removal was decided; a job that has been resumed since then is refused
     also: ids of jobs that are removed by the same command
     keep_record: keep the row, for `status` and `cost`
     on_deleted: called with the number of objects deleted so far
     """
-    job = store.job(job_id)
-    if job is None:
+    now = store.job(job.id)
+    if now is None:
         return
     jobs = store.list_jobs(active_only=False)
     needed = needed_by(jobs, {job.id, *also}).get(job.id)
     if needed:
         raise RemovalError(f"{job.id} is needed: {', '.join(needed)} started from it; remove that first")
-    if job.ended is None:
-        raise RemovalError(f"{job.id} is {job.state}: cancel it first, with `cloudgpu cancel {job.id} --wait`")
-    folders = open_own(job, jobs)
-    if not store.claim_removal(job.id, time.time()):
+    active = next((one for one in (job, now) if one.ended is None), None)
+    if active is not None:
+        raise RemovalError(f"{job.id} is {active.state}: cancel it first, with `cloudgpu cancel {job.id} --wait`")
+    folders = open_own(now, jobs)
+    if not store.claim_removal(job, time.time()):
         if store.job(job.id) is None:
             return
-        raise RemovalError(f"{job.id} was started again: cancel it first, with `cloudgpu cancel {job.id} --wait`")
-    for job_dir in folders:
-        with job_dir.retrying(_RETRY_S, functools.partial(log.warning, "%s"), refused_s=0.0):
-            job_dir.delete_all(on_deleted)
+        raise RemovalError(f"{job.id} was started again since you chose it, and is kept; `cloudgpu status {job.id}`")
+    _delete(folders, on_deleted)
     if keep_record:
         store.finish_removal(job.id, time.time())
     else:
         store.delete_job(job.id)
+
+
+def remove_leftovers(store: Store, job: JobRow) -> bool:
+    """Delete what was written into a job's folders while another command removed it; return False if it was not
+    removed. Raises RemovalError, JobDirError, StoreError.
+
+    job: as it was when writing began
+    """
+    now = store.job(job.id)
+    if now is not None and not now.is_removed:
+        return False
+    _delete(open_own(job, store.list_jobs(active_only=False)), lambda _objects: None)
+    return True
+
+
+def _delete(folders: Sequence[JobDir], on_deleted: Callable[[int], None]) -> None:
+    for job_dir in folders:
+        with job_dir.retrying(_RETRY_S, functools.partial(log.warning, "%s"), refused_s=0.0):
+            job_dir.delete_all(on_deleted)

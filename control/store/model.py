@@ -8,7 +8,7 @@ from decimal import Decimal
 from typing import Any, NamedTuple
 
 from ...jobspecs.plan import Offer
-from ...jobspecs.targets import CLOUDS, info
+from ...jobspecs.targets import CLOUDS, CLUSTER, info
 from ...protocol.jobdir import Generation, Progress, Timeline
 from ...provisioners.base import Allocation, NodeRequest
 
@@ -80,7 +80,8 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """The job from whose checkpoint another one was started. It must not be deleted before that has ended."""
+    """The job from whose checkpoint another one was started. It is not removed while that is in the store with its
+    files, although these hold a copy of the checkpoint: they say where it came from."""
 
     job: str
     """Id."""
@@ -154,9 +155,20 @@ class JobRow:
         return [attempt for attempt in attempts if attempt.number >= self.run.progress_since]
 
     @property
+    def cluster(self) -> str | None:
+        """Name of the cluster on whose machines the current or last run is queued; None: it is on none."""
+        best = self.offers[0]
+        return best.region if best.cloud == CLUSTER else None
+
+    @property
     def is_removed(self) -> bool:
         """True if the job's files are deleted or being deleted: nothing new may begin with it."""
         return self.goal in ("remove", "removed")
+
+    @property
+    def is_record(self) -> bool:
+        """True if the job's files are deleted, and only its row is kept."""
+        return self.goal == "removed"
 
     def dir_on(self, cloud: str) -> str:
         """Return the URL of the job's folder that machines of a cloud use."""

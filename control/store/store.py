@@ -222,11 +222,10 @@ class Store:
         The lease is released: no supervisor advances an ended job.
         """
         states.check_resumption(ended.state, resumed.state)
-        same = "id = :of AND ended IS NOT NULL AND state = :read_state AND attempt = :read_attempt AND updated = :read"
-        read = {"of": ended.id, "read_state": ended.state, "read_attempt": ended.attempt, "read": ended.updated}
+        same = f"id = :of AND ended IS NOT NULL AND {_AS_READ}"
         values = {**serialization.encode_changes(ended, resumed), "lease_owner": None}
         with self._transaction() as connection:
-            _expect_one(_update(connection, "jobs", values, same, **read), ended)
+            _expect_one(_update(connection, "jobs", values, same, of=ended.id, **_as_read(ended)), ended)
             _add_event(connection, ended.id, None, time=resumed.updated, kind="resumed", message=message)
 
     def set_goal(self, job_id: str, goal: str, message: str, time: float) -> bool:
@@ -278,14 +277,15 @@ class Store:
             for (job_id, number), one in seen.items():
                 _update(connection, "attempts", serialization.encode(seen=one), of, of=job_id, of_number=number)
 
-    def claim_removal(self, job_id: str, time: float) -> bool:
+    def claim_removal(self, job: JobRow, time: float) -> bool:
         """Set the goal of an ended job to "remove", so that no command begins anything new with it; return False if it
-        is active or does not exist. True again for a job whose removal was interrupted."""
+        does not exist, or has been resumed since it was read. True again for a job whose removal was interrupted."""
+        same = f"id = :of AND ended IS NOT NULL AND (goal IN ('remove', 'removed') OR {_AS_READ})"
         with self._transaction() as connection:
             values = {"goal": "remove", "updated": time}
-            if _update(connection, "jobs", values, "id = :of AND ended IS NOT NULL", of=job_id) != 1:
+            if _update(connection, "jobs", values, same, of=job.id, **_as_read(job)) != 1:
                 return False
-            _add_event(connection, job_id, None, time=time, kind="removing", message="its files are being deleted")
+            _add_event(connection, job.id, None, time=time, kind="removing", message="its files are being deleted")
         return True
 
     def finish_removal(self, job_id: str, time: float) -> None:
@@ -351,6 +351,12 @@ class Store:
 
 
 _NO_LEASE: Values = {"lease_owner": None}
+_AS_READ = "state = :read_state AND attempt = :read_attempt AND updated = :read"
+"""Condition that an ended job has not been resumed since it was read; its parameters: _as_read()."""
+
+
+def _as_read(job: JobRow) -> dict[str, object]:
+    return {"read_state": job.state, "read_attempt": job.attempt, "read": job.updated}
 
 
 def insert(connection: Connection, table: str, values: Values) -> None:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ...jobspecs.targets import info
+from ...jobspecs.targets import CLUSTER, info
 from ...protocol.jobdir import JOB_KEY, JobDir, JobDirError, JobRecord, RecordError, read_job, run_key
 from ...protocol.logs import attempt_numbers
 from ...storage.urls import local_folder
@@ -68,6 +68,8 @@ class Resumption:
     start_over: bool
     saved: Saved
     """Checkpoints from which it could go on."""
+    cluster: str | None
+    """Cluster of the last run, on which this one belongs too; None: there is none, or the changes name a cloud."""
 
     @property
     def spec(self) -> JobSpec:
@@ -126,6 +128,8 @@ def draft(
     start_over: bool = False,
 ) -> Resumption:
     """Return a further run of an ended job, with changes. Raises NotEndedError, ResumeError, JobDirError, SpecError."""
+    from ...jobspecs.loading.overrides import parse_overrides
+
     if row.ended is None:
         raise NotEndedError(f"{row.id} is {row.state}: only a job that has ended can be resumed")
     if row.is_removed:
@@ -133,12 +137,21 @@ def draft(
     folder = used_job_dirs(row, attempts)[0]
     job_dir = JobDir(folder, make=False)
     record = _read_record(row, job_dir)
-    loaded = _load(row, record, overrides, code)
+    changes = parse_overrides(overrides)
+    loaded = _load(row, record, changes, code)
     saved = _survey(row, job_dir)
     _check_nodes(row, loaded.spec, saved, start_over=start_over)
     if row.spent is None and loaded.spec.limits.cost is not None:
         raise ResumeError(f"limits.cost cannot be kept: what {row.id} has cost so far is unknown")
-    return Resumption(row, tuple(attempts), loaded, record, code, start_over, saved)
+    cluster = None if any(map(_names_cloud, changes)) else row.cluster
+    return Resumption(row, tuple(attempts), loaded, record, code, start_over, saved, cluster)
+
+
+def _names_cloud(change: Override) -> bool:
+    """Return whether a change says on which clouds the job may run."""
+    if change.path == ("resources",):
+        return isinstance(change.value, Mapping) and "cloud" in change.value
+    return change.path[:2] == ("resources", "cloud")
 
 
 def _read_record(row: JobRow, job_dir: JobDir) -> JobRecord:
@@ -186,19 +199,18 @@ def _check_nodes(row: JobRow, spec: JobSpec, saved: Saved, *, start_over: bool) 
 # -- the job with its changes
 
 
-def _load(row: JobRow, record: JobRecord, overrides: Overrides, code: Path | None) -> LoadedSpec:
-    """Return the job of the last run with the overrides, validated like a job file. Raises ResumeError, SpecError."""
+def _load(row: JobRow, record: JobRecord, changes: Sequence[Override], code: Path | None) -> LoadedSpec:
+    """Return the job of the last run with the changes, validated like a job file. Raises ResumeError, SpecError."""
     from ...jobspecs.job_file import to_text
     from ...jobspecs.loading.loader import load_text
-    from ...jobspecs.loading.overrides import Override, parse_overrides
+    from ...jobspecs.loading.overrides import Override
     from ...jobspecs.models import JobSpec
 
-    changes = parse_overrides(overrides)
     _refuse_fixed(row, changes)
     stored = {**row.spec, **({"env": record.env} if record.env else {})}  # the store masks the values
     before = JobSpec.from_stored(stored)
     if code is not None:
-        changes.append(Override(("code",), str(code.absolute()), "--code"))
+        changes = [*changes, Override(("code",), str(code.absolute()), "--code")]
     base = before.model_copy(update={"code": None, "job_dir": _job_dirs(row, before)})
     loaded = load_text(to_text(base), row.id, changes)
     return loaded if code is not None else loaded._replace(spec=loaded.spec.model_copy(update={"code": before.code}))
@@ -213,10 +225,19 @@ def _refuse_fixed(row: JobRow, changes: Sequence[Override]) -> None:
 
 def _job_dirs(row: JobRow, spec: JobSpec) -> str | dict[str, str]:
     """Return the job_dir whose folder of this job is the existing one; of several clouds, also those not used yet."""
-    if not row.policy.job_dirs:
+    known = _known_dirs(row)
+    if not known:
         return _parent(row.job_dir)
     others = spec.job_dir if isinstance(spec.job_dir, Mapping) else {}
-    return {**others, **{cloud: _parent(url) for cloud, url in row.policy.job_dirs.items()}}
+    # A job file names no clusters: on one, a job uses the folder of the cluster's cloud.
+    return {**others, **{cloud: _parent(url) for cloud, url in known.items() if cloud != CLUSTER}}
+
+
+def _known_dirs(row: JobRow) -> dict[str, str]:
+    """Return cloud -> URL of the job's folder there; empty: it has one folder for all clouds."""
+    if row.policy.job_dirs or not isinstance(row.spec.get("job_dir"), Mapping):
+        return row.policy.job_dirs
+    return {offer.cloud: row.job_dir for offer in row.offers}  # several were named, and one was used so far
 
 
 def _parent(url: str) -> str:
@@ -240,7 +261,7 @@ def prepare(resumption: Resumption, offers: list[Offer], on_progress: ProgressCa
     try:
         for other in set(urls.values()) - {url}:
             JobDir(other).list("code")  # detect a missing bucket now, before machines run
-        uploader = Uploader(url, on_progress, bucket)
+        uploader = Uploader(url, on_progress, bucket, make=False)  # a folder that was removed is not made again
         sources = resumption.sources
         code = resumption.record.code if resumption.code is None else uploader.code(resumption.code, files_of(sources))
         agents = uploader.agents(offers)
@@ -253,8 +274,9 @@ def prepare(resumption: Resumption, offers: list[Offer], on_progress: ProgressCa
             bucket.reconnect()  # the next submission reads the credentials again
         raise
     policy = policy_of(loaded.spec, offers, urls, agents, sources)
-    if row.policy.job_dirs:
-        policy = dataclasses.replace(policy, job_dirs={**row.policy.job_dirs, **urls})
+    job_dirs = {**_known_dirs(row), **urls}
+    if row.policy.job_dirs or len(set(job_dirs.values())) > 1:
+        policy = dataclasses.replace(policy, job_dirs=job_dirs)
     now = max(time.time(), row.updated)
     return dataclasses.replace(
         row,
@@ -300,7 +322,7 @@ def _record(resumption: Resumption, offers: Sequence[Offer], code: str | None) -
 
 def _url(row: JobRow, loaded: LoadedSpec, cloud: str) -> str:
     """Return the URL of the job's folder for a cloud; of several, that of a cloud not used yet is new."""
-    if not row.policy.job_dirs:
+    known = _known_dirs(row)
+    if not known:
         return row.job_dir
-    known = row.policy.job_dirs.get(cloud)
-    return known or job_dir_url(loaded, loaded.spec.job_dir_on(cloud), row.id)
+    return known.get(cloud) or job_dir_url(loaded, loaded.spec.job_dir_on(cloud), row.id)

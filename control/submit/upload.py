@@ -35,10 +35,12 @@ SHARED = "shared"
 class Uploader:
     """Uploads files into a job's folder. `url` is the folder's, `<job_dir>/<job id>`."""
 
-    def __init__(self, url: str, on_progress: ProgressCallback, bucket: Bucket | None = None) -> None:
-        """Open the job's folder. `bucket`: connection to reuse; None: open a new one."""
+    def __init__(
+        self, url: str, on_progress: ProgressCallback, bucket: Bucket | None = None, *, make: bool = True
+    ) -> None:
+        """Open the job's folder. `bucket`: connection to reuse; None: open a new one. `make`: as for JobDir."""
         self._parent_url, _, self._job = url.rpartition("/")
-        self._job_dir = JobDir(url, bucket=bucket)
+        self._job_dir = JobDir(url, make=make, bucket=bucket)
         self._bucket = bucket
         self._on_progress = on_progress
 

@@ -95,6 +95,7 @@ def test_several_are_cancelled_by_label_and_running_ones_are_not_removed(cloudgp
     }
     assert [job["name"] for job in json.loads(cloudgpu("status", "--active", "--json").stdout)] == ["c"]
     assert cloudgpu("rm", "--all", "--yes", "--keep-record").returncode == 0
+    assert cloudgpu("rm", "--all", "--yes", "--keep-record").stdout == ""
     assert [path.name.partition("-")[0] for path in (cloudgpu.home / "jobs").iterdir()] == ["c"]
     assert {job["name"] for job in json.loads(cloudgpu("status", "--json").stdout)} == {"a", "b", "c"}
     assert "(its files are removed)" in cloudgpu("status", "a").stdout

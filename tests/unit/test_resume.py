@@ -9,17 +9,24 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 
+from cloudgpu.cli.resume import command
 from cloudgpu.control.errors import NotEndedError, ResumeError
 from cloudgpu.control.jobs import Job
+from cloudgpu.control.removal.removing import remove
 from cloudgpu.control.store.model import Policy
+from cloudgpu.control.submit.resumption import prepare
 from cloudgpu.jobspecs.diagnostics import SpecError
 from cloudgpu.jobspecs.plan import Offer, Plan
-from cloudgpu.protocol.jobdir import JOB_KEY, JobDir, JobRecord, attempt_key, read_job, run_key
+from cloudgpu.protocol.jobdir import JOB_KEY, JobDir, JobDirError, JobRecord, attempt_key, read_job, run_key
 from cloudgpu.runtime.checkpoint.store import CheckpointStore
+from cloudgpu.tests.standins import s3
 from cloudgpu.tests.standins.cloud import FAIL, TAKEN, Life, lives, save_checkpoint
 from cloudgpu.tests.standins.control import World, make_offer, make_policy
 
+HERE = {"name": "job", "run": "true", "resources": {"accelerator": [], "cloud": ["local"]}, "code": None}
+"""A job that runs on this machine only, in stored form."""
 LONG = Life(run_s=3_000.0)
 SHORT = Life(run_s=60.0)
 FAILS_LATE = Life(run_s=60.0, end="failed", exit_code=3, reason="exit code 3")
@@ -49,9 +56,8 @@ def restored(world: World) -> list[int]:
 
 
 def submit(world: World, *offers: Offer, policy: Policy | None = None) -> str:
-    """Submit a job that runs on this machine only."""
-    spec = {"name": "job", "run": "true", "resources": {"accelerator": [], "cloud": ["local"]}, "code": None}
-    return world.submit(*offers, policy=policy, spec=spec)
+    """Submit the job HERE."""
+    return world.submit(*offers, policy=policy, spec=HERE)
 
 
 ENDS: dict[str, tuple[Policy, Life, str]] = {
@@ -200,6 +206,64 @@ def test_changes_are_checked_like_a_job_file(world: World, override: str) -> Non
         resume(world, job_id, override)
 
 
+# -- clusters
+
+
+def on_cluster(world: World) -> str:
+    """Return the id of a job that has ended on the cluster `big`."""
+    job_id = submit(world, make_offer()._replace(cloud="cluster", region="big"))
+    world.finish(job_id)
+    return job_id
+
+
+def test_a_clusters_job_stays_there_unless_a_cloud_is_named(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    job_id = on_cluster(world)
+    job = job_of(world, job_id)
+    assert job.resume_command == f"cloudgpu resume {job_id} --cluster big"
+    assert job.draft_resumption(["priority=7"]).cluster == "big"
+    with pytest.raises(ResumeError, match=rf"ran on the cluster big: `cloudgpu resume {job_id}`"):
+        job.resume(supervise=False)
+    for named in ("resources.cloud=local", "resources={cloud: local, accelerator: none}"):
+        assert job.draft_resumption([named]).cluster is None
+
+    asked: list[str] = []
+    monkeypatch.setattr("cloudgpu.control.jobs.open_store", lambda: world.store)
+    monkeypatch.setattr(
+        "cloudgpu.cli.cluster.on_cluster.plan_on_cluster",
+        lambda loaded, name: asked.append(name) or (loaded, Plan((make_offer(),))),
+    )
+    for more in ((), ("--cluster", "other"), ("--cloud", "local")):
+        done = CliRunner().invoke(command, [job_id, "--dry-run", *more], standalone_mode=False)
+        assert done.exception is None, done.output
+    assert asked == ["big", "other"]
+    assert job.refresh().done
+
+
+def test_a_folder_for_a_cluster_does_not_refuse_the_next_run(world: World) -> None:
+    offers = make_offer(), make_offer()._replace(cloud="cluster", region="big")
+    job_id = world.submit(*offers, apart=True, spec=HERE)
+    world.finish(job_id)
+    draft = job_of(world, job_id).draft_resumption()
+    assert draft.spec.job_dir == {"local": (world.folder / "local").as_uri()}
+    resume(world, job_id)
+    assert set(world.job(job_id).policy.job_dirs) == {"local", "cluster"}
+
+
+def test_a_cloud_whose_folder_was_named_but_not_used_yet_gets_it(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    here = (world.folder / "jobs").as_uri()
+    job_id = world.submit(spec={**HERE, "job_dir": {"local": here, "aws": "s3://bucket/jobs"}})
+    world.finish(job_id)
+    draft = job_of(world, job_id).draft_resumption(["resources.cloud=aws"])
+    assert draft.spec.job_dir == {"local": here, "aws": "s3://bucket/jobs"}
+    monkeypatch.setattr("cloudgpu.control.submit.upload.Uploader.agents", lambda *_: {})
+    monkeypatch.setattr("cloudgpu.control.submit.submission._accounts", lambda _offers: {})
+    with s3.running() as bucket:
+        for name, value in bucket.environment.items():
+            monkeypatch.setenv(name, value)
+        row = prepare(draft, [make_offer()._replace(cloud="aws")], lambda *_: None)
+    assert row.dir_on("local") == f"{here}/{job_id}" and row.dir_on("aws") == f"s3://bucket/jobs/{job_id}"
+
+
 # -- refusals
 
 
@@ -213,12 +277,48 @@ def test_a_job_whose_files_are_removed_is_refused(world: World) -> None:
     job_id = submit(world)
     world.finish(job_id)
     draft = job_of(world, job_id).draft_resumption()
-    assert world.store.claim_removal(job_id, world.clock.now())
+    assert world.store.claim_removal(world.job(job_id), world.clock.now())
     with pytest.raises(ResumeError, match="are removed"):
         resume(world, job_id)
-    with pytest.raises(NotEndedError, match="by another command"):
+    with pytest.raises(ResumeError, match="was removed by another command"):
         job_of(world, job_id).begin_run(draft, Plan((make_offer(),)), supervise=False)
     assert job_of(world, job_id).resume_command is None
+
+
+@pytest.mark.parametrize("keep_record", [False, True])
+def test_of_a_job_that_is_removed_during_the_upload_nothing_is_left(
+    world: World, tmp_path: Path, keep_record: bool
+) -> None:
+    with s3.running() as bucket, pytest.MonkeyPatch.context() as environment:
+        for name, value in bucket.environment.items():
+            environment.setenv(name, value)
+        world.cloud.stores = False
+        job_id = world.submit(job_dir="s3://bucket/jobs/job-00000001", spec=HERE)
+        world.finish(job_id)
+        job = job_of(world, job_id)
+        draft = job.draft_resumption(["env.KEY=value"])
+
+        def on_progress(step: str, _done: int, _total: int) -> None:
+            if step == "submitting":
+                remove(world.store, job.row, keep_record=keep_record)
+                assert bucket.objects == {}
+
+        with pytest.raises(ResumeError, match="was removed by another command"):
+            job.begin_run(draft, Plan((make_offer(),)), on_progress=on_progress, supervise=False)
+        assert bucket.objects == {}
+
+
+def test_a_folder_that_is_removed_during_the_upload_is_not_made_again(world: World, tmp_path: Path) -> None:
+    job_id = submit(world)
+    world.finish(job_id)
+    job, code = job_of(world, job_id), tmp_path / "code"
+    code.mkdir()
+    (code / "train.py").write_text("1")
+    draft = job.draft_resumption(code=code)
+    remove(world.store, job.row)
+    with pytest.raises(JobDirError):
+        job.begin_run(draft, Plan((make_offer(),)), supervise=False)
+    assert not (world.folder / "jobs" / job_id).exists()
 
 
 def test_of_two_commands_one_is_refused(world: World) -> None:

@@ -46,9 +46,10 @@ def take_away(jobs: Sequence[JobRow], *, keep_record: bool) -> list[Removed]:
             line(head := f"removing {job.id} ({number} of {len(jobs)})")
             say = partial(_say_deleted, line, head)
             try:
-                remove(open_store(), job.id, also=ids, keep_record=keep_record, on_deleted=say)
+                remove(open_store(), job, also=ids, keep_record=keep_record, on_deleted=say)
             except (RemovalError, JobDirError) as error:
                 done.append(Removed(job.id, str(error), isinstance(error, RemovalError)))
+                ids.discard(job.id)  # it stays, and so must the job that it was started from
             else:
                 done.append(Removed(job.id))
     return done
