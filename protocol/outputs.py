@@ -26,13 +26,13 @@ RECORD = "outputs.json"
 @dataclass(frozen=True, slots=True)
 class OutputsRecord(Record):
     """nodes/<node>/outputs.json: what a node copies to outputs/. Written before the first file, so that a node that is
-    lost meanwhile leaves no file without a checksum."""
+    lost meanwhile leaves no file without a record."""
 
     MOST_BYTES: ClassVar[int] = 64 << 20
     sizes: dict[str, int] = field(default_factory=dict)
     """Key in the job dir -> bytes."""
     sha256: dict[str, str] = field(default_factory=dict)
-    """Key in the job dir -> checksum, in hex."""
+    """Key in the job dir -> checksum, in hex; none where the time was short."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +45,8 @@ class Output:
     attempt: int | None = None
     """Attempt whose node wrote it; None: unknown, e.g. because the program wrote it by write_output()."""
     sha256: frozenset[str] = frozenset()
-    """Checksums that nodes have recorded for a file of this name and size; empty: none."""
+    """Checksums that nodes have recorded for a file of this name and size; empty: none, or a node has copied such a
+    file without a checksum."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +78,8 @@ def find_outputs(job_dir: JobDir, attempts: Mapping[int, JobDir] | None = None) 
             continue
         known = recorded.get(entry.key, [])
         newest = known[0].attempt if known else None
-        found.append(Output(path, entry, newest, frozenset(one.sha256 for one in known)))
+        checksums = frozenset(one.sha256 for one in known)
+        found.append(Output(path, entry, newest, frozenset() if "" in checksums else checksums))
     return Outputs(found, refused)
 
 
@@ -103,22 +105,22 @@ class _Recorded(NamedTuple):
 
     attempt: int
     sha256: str
+    """"": not computed, as the time was short."""
 
 
 def _records(places: Mapping[int, JobDir], sizes: Mapping[str, int]) -> dict[str, list[_Recorded]]:
     """Return key -> what attempts have recorded of a file of this size, newest attempt first.
 
-    A file of another size is of an attempt that has not copied it. Reads no older attempt than is needed to find each
-    key once, and does without invalid records.
+    A file of another size is of an attempt that has not copied it. The record is written before the files: the newest
+    attempt with one may have been lost before it copied the file, so all attempts are read. Does without invalid
+    records.
     """
     found: dict[str, list[_Recorded]] = {}
     for number in sorted(places, reverse=True):
         for record in _records_of(places[number], number):
-            for key in sizes.keys() & record.sizes.keys() & record.sha256.keys():
+            for key in sizes.keys() & record.sizes.keys():
                 if record.sizes[key] == sizes[key]:
-                    found.setdefault(key, []).append(_Recorded(number, record.sha256[key]))
-        if len(found) == len(sizes):
-            break
+                    found.setdefault(key, []).append(_Recorded(number, record.sha256.get(key, "")))
     return found
 
 

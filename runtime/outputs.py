@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+import stat
 import time
-from collections.abc import Callable, Container, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
+from typing import NamedTuple
 
 from ..protocol.jobdir import JobDir, JobDirError, attempt_key, local_url, node_key
 from ..protocol.outputs import RECORD, OutputsRecord
@@ -20,7 +22,16 @@ PARALLEL_UPLOADS = 8
 _LARGE = 8 << 20
 _HASHED_PER_S = 200e6  # bytes, on a slow disk
 _HASHED_SHARE = 0.1  # maximum part of the time left that computing checksums may take
+_MOST_HASHED_S = 60.0  # maximum seconds that it may take in all: a notice may shorten the time left at any moment
 _POLL_S = 0.5  # seconds between two checks of the time left, which a termination notice may shorten
+
+
+class SupersededError(JobDirError):
+    """A newer attempt of the job has begun."""
+
+
+class _LateError(Exception):
+    """The time for computing checksums is over."""
 
 
 def write_output(name: str, data: bytes | str) -> str:
@@ -66,10 +77,18 @@ class Before:
         return {name for name, state in _states(wanted, folder) if before.get(name) == state}
 
 
+class _File(NamedTuple):
+    """A file of the program's working folder."""
+
+    path: Path
+    name: str
+    """In outputs/."""
+    status: os.stat_result
+
+
 def _states(wanted: Sequence[str], folder: Path) -> Iterator[tuple[str, list[int]]]:
     """Yield each file below the wanted paths with what changes when it is written or replaced."""
-    for path, name in _files(wanted, folder):
-        status = path.stat()
+    for _, name, status in _files(wanted, folder):
         yield name, [status.st_size, status.st_mtime_ns, status.st_ino]
 
 
@@ -96,54 +115,78 @@ def upload_outputs(
 ) -> list[str]:
     """Upload files and folders of the program's working folder, newest files first, until `seconds_left` reaches 0.
 
-    Return the wanted paths of which there is nothing: neither here nor in the job dir, from an earlier attempt or by
-    write_output(). Files in `unchanged` were there before the run and are left out. Failures are reported by `say`;
-    nothing is raised. Each request carries a checksum, which the store verifies.
+    Return the wanted paths that are missing: some of the program's files there were not written, or it left none and
+    there is none in the job dir, from an earlier attempt or by write_output(), as far as is known. Files in `unchanged`
+    were there before the run and are left out. Failures are reported by `say`; nothing is raised. Each request carries
+    a checksum, which the store verifies.
     """
-    files = [(path, f"{to.prefix}/{name}") for path, name in _files(wanted, folder) if name not in unchanged]
     try:
         _refuse_if_superseded(to.job_dir, to.attempt, "outputs")
-    except JobDirError as error:
+    except SupersededError as error:
         say(str(error))
         return []
+    except JobDirError as error:
+        say(f"outputs: whether a newer attempt has begun is not known: {error}")
+    files = {f"{to.prefix}/{file.name}": file for file in _files(wanted, folder) if file.name not in unchanged}
+    files = dict(sorted(files.items(), key=lambda item: -item[1].status.st_mtime))
     written: set[str] = set()
     if files:
-        files.sort(key=lambda file: -file[0].stat().st_mtime)
         _record(files, to, seconds_left, say)
         written = _upload_all(files, to.job_dir, seconds_left, say)
-    return _missing(wanted, written, to, say) if seconds_left() > 0 else []
+    return _missing(wanted, files, written, to, seconds_left=seconds_left, say=say)
 
 
 def _record(
-    files: Sequence[tuple[Path, str]], to: Destination, seconds_left: Callable[[], float], say: Callable[[str], None]
+    files: Mapping[str, _File], to: Destination, seconds_left: Callable[[], float], say: Callable[[str], None]
 ) -> None:
-    """Write the record of what is about to be uploaded. Without it, or where the time is short, files are uploaded all
-    the same."""
-    record = OutputsRecord()
-    left = sum(path.stat().st_size for path, _ in files)
+    """Write the record of what is about to be uploaded. Without it, files are uploaded all the same."""
+    data = _described(files, seconds_left, say).to_bytes()
+    if len(data) > OutputsRecord.MOST_BYTES:
+        say(f"outputs: the checksums of {len(files):,} files are too many to record")
+        return
     try:
-        for path, key in files:
-            if left / _HASHED_PER_S > _HASHED_SHARE * seconds_left():
-                say(f"outputs: the time is too short for the checksums of {len(files) - len(record.sizes):,} files")
-                break
-            record.sizes[key], record.sha256[key] = path.stat().st_size, sha256_of(path)
-            left -= record.sizes[key]
-        data = record.to_bytes()
-        if len(data) > OutputsRecord.MOST_BYTES:
-            say(f"outputs: the checksums of {len(files):,} files are too many to record")
-        elif record.sizes:
-            to.job_dir.put(node_key(to.attempt, to.node, RECORD), data)
-    except (OSError, JobDirError) as error:
+        to.job_dir.put(node_key(to.attempt, to.node, RECORD), data)
+    except JobDirError as error:
         say(f"outputs: their checksums could not be recorded: {error}")
 
 
+def _described(
+    files: Mapping[str, _File], seconds_left: Callable[[], float], say: Callable[[str], None]
+) -> OutputsRecord:
+    """Return the record of files. Where the time is short, it has sizes without checksums: readers then know that those
+    of earlier attempts do not count."""
+    begun = time.monotonic()
+
+    def left() -> float:
+        return min(_MOST_HASHED_S, _HASHED_SHARE * seconds_left()) - (time.monotonic() - begun)
+
+    def check() -> None:
+        if left() <= 0:
+            raise _LateError
+
+    record, late = OutputsRecord(), 0
+    for key, (path, _, status) in files.items():
+        record.sizes[key] = status.st_size
+        try:
+            if status.st_size / _HASHED_PER_S > left():
+                raise _LateError
+            record.sha256[key] = sha256_of(path, check)
+        except _LateError:
+            late += 1
+        except OSError as error:
+            say(f"outputs: the checksum of {path} could not be computed: {error}")
+    if late:
+        say(f"outputs: the time is too short for the checksums of {late:,} files")
+    return record
+
+
 def _upload_all(
-    files: Sequence[tuple[Path, str]], job_dir: JobDir, seconds_left: Callable[[], float], say: Callable[[str], None]
+    files: Mapping[str, _File], job_dir: JobDir, seconds_left: Callable[[], float], say: Callable[[str], None]
 ) -> set[str]:
     """Upload files in parallel; return the keys that were written."""
-    begun, size = time.monotonic(), sum(path.stat().st_size for path, _ in files)
+    begun, size = time.monotonic(), sum(file.status.st_size for file in files.values())
     pool = ThreadPoolExecutor(PARALLEL_UPLOADS, "outputs")
-    uploads = {pool.submit(_upload, job_dir, path, key): key for path, key in files}
+    uploads = {pool.submit(_upload, job_dir, file, key): key for key, file in files.items()}
     late = set(uploads)
     while late and (left := seconds_left()) > 0:
         late = wait(late, timeout=min(left, _POLL_S)).not_done
@@ -161,41 +204,85 @@ def _upload_all(
     return written
 
 
-def _missing(wanted: Sequence[str], written: set[str], to: Destination, say: Callable[[str], None]) -> list[str]:
-    """Return the wanted paths of which nothing was written, now or earlier."""
+def _missing(
+    wanted: Sequence[str],
+    files: Mapping[str, _File],
+    written: set[str],
+    to: Destination,
+    *,
+    seconds_left: Callable[[], float],
+    say: Callable[[str], None],
+) -> list[str]:
+    """Return the wanted paths of which some file was not written, or of which there is nothing, here and in the job
+    dir."""
     missing = []
     for name in wanted:
         place = f"{to.prefix}/{PurePosixPath(name)}"
-        if any(key == place or key.startswith(f"{place}/") for key in written):
+        own = [key for key in files if key == place or key.startswith(f"{place}/")]
+        lost = sum(key not in written and _is_file(files[key].path) for key in own)  # others have vanished
+        if lost:
+            say(f"outputs: {name} is incomplete: {lost:,} of its {len(own):,} files could not be written")
+        elif not written.isdisjoint(own) or _is_there(place, to.job_dir, seconds_left, say):
             continue
-        try:
-            if to.job_dir.exists(place) or to.job_dir.list(place):
-                continue
-        except JobDirError as error:
-            say(f"outputs: whether there is {name} is not known: {error}")
-            continue
-        say(f"outputs: there is no {name}, or nothing in it that this job has written")
+        else:
+            say(f"outputs: there is no {name}, or nothing in it that this job has written")
         missing.append(name)
     return missing
 
 
-def _files(wanted: Sequence[str], folder: Path) -> Iterator[tuple[Path, str]]:
-    """Yield each file with its name in outputs/. Links to folders, and files outside of `folder`, are left out."""
+def _is_there(place: str, job_dir: JobDir, seconds_left: Callable[[], float], say: Callable[[str], None]) -> bool:
+    """Return whether there is a file or folder in the job dir; False if that cannot be known in time."""
+    if seconds_left() <= 0:
+        return False
+    try:
+        return job_dir.exists(place) or bool(job_dir.list(place))
+    except JobDirError as error:
+        say(f"outputs: whether there is {place} is not known: {error}")
+        return False
+
+
+def _files(wanted: Sequence[str], folder: Path) -> Iterator[_File]:
+    """Yield each file below the wanted paths. Links to folders, files outside of `folder`, and files that vanish
+    meanwhile are left out."""
+    root = folder.resolve()
     for name in wanted:
-        place = folder / name
-        found = sorted(place.rglob("*")) if place.is_dir() else [place]
-        for path in found:
-            if path.is_file() and path.resolve().is_relative_to(folder.resolve()):
-                yield path, path.relative_to(folder).as_posix()
+        for path in _below(folder / name):
+            try:
+                status = path.stat()
+                is_inside = path.resolve().is_relative_to(root)
+            except (OSError, RuntimeError):  # RuntimeError: links in a circle
+                continue
+            if stat.S_ISREG(status.st_mode) and is_inside:
+                yield _File(path, path.relative_to(folder).as_posix(), status)
 
 
-def _upload(job_dir: JobDir, path: Path, key: str) -> None:
-    if path.stat().st_size >= _LARGE:
-        job_dir.upload_file(key, path, lambda _done, _total: None)
+def _is_file(path: Path) -> bool:
+    """Return whether there is a file, also where that cannot be known."""
+    try:
+        return path.is_file()
+    except OSError:
+        return True
+
+
+def _below(place: Path) -> Iterator[Path]:
+    """Yield a path that is no folder, or all that are below it."""
+    if not place.is_dir():
+        yield place
+        return
+    for parent, folders, names in os.walk(place):
+        folders.sort()
+        yield from (Path(parent) / name for name in sorted(names))
+
+
+def _upload(job_dir: JobDir, file: _File, key: str) -> None:
+    if file.status.st_size >= _LARGE:
+        job_dir.upload_file(key, file.path, lambda _done, _total: None)
     else:
-        job_dir.put(key, path)
+        job_dir.put(key, file.path)
 
 
 def _refuse_if_superseded(job_dir: JobDir, attempt: int, name: str) -> None:
     if job_dir.exists(attempt_key(attempt + 1)):
-        raise JobDirError(f"{name} is not written: attempt {attempt} of this job has been superseded by a newer one")
+        raise SupersededError(
+            f"{name} is not written: attempt {attempt} of this job has been superseded by a newer one"
+        )

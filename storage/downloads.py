@@ -48,7 +48,9 @@ class Download:
     entry: Entry
     path: Path
     sha256: frozenset[str] = frozenset()
-    """Checksums, in hex, of which the content must have one; empty: its checksum is unknown."""
+    """Checksums, in hex, of which the content should have one; empty: its checksum is unknown."""
+    differs: bool = False
+    """The content has none of the checksums, although all parts are of the object that the store has."""
     left: int = 0
     """Number of parts still to fetch."""
     lock: threading.Lock = field(default_factory=threading.Lock)
@@ -83,9 +85,15 @@ class Download:
         return absent if self.partial.exists() else self.parts
 
     def finish(self) -> None:
-        """Check the content and rename the complete file to its final name. Raises DownloadError."""
+        """Check the content and rename the complete file to its final name.
+
+        A file without any of the checksums is kept if the object has an ETag, with which all parts were read: it is
+        what the store has, e.g. written over later by something that records no checksum. Otherwise raises
+        DownloadError.
+        """
         os.truncate(self.partial, self.entry.size)  # parts of an earlier, longer version may have been written
-        if self.sha256 and sha256_of(self.partial) not in self.sha256:
+        self.differs = bool(self.sha256) and sha256_of(self.partial) not in self.sha256
+        if self.differs and not self.entry.etag:
             self.partial.unlink()
             raise DownloadError(
                 f"{self.store.url}/{self.entry.key} is damaged: its SHA-256 is not the one that was recorded when it "
@@ -128,11 +136,13 @@ def fetch(files: Iterable[Download], journal: Path, check: Callable[[], None], o
                 file.finish()
 
 
-def sha256_of(path: Path) -> str:
-    """Return the SHA-256 of a file's content, in hex. Raises OSError."""
+def sha256_of(path: Path, check: Callable[[], None] = lambda: None) -> str:
+    """Return the SHA-256 of a file's content, in hex. Raises OSError. An exception from `check`, which is called for
+    each piece, stops it."""
     found = hashlib.sha256()
     with path.open("rb") as file:
         while piece := file.read(_HASHED):
+            check()
             found.update(piece)
     return found.hexdigest()
 

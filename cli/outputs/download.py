@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from ..exit_codes import Exit
 from ..shared.errors import CommandError
-from ..shared.output import ProgressLine, remark
+from ..shared.output import ProgressLine, remark, warning
 from ..shared.text import amount, duration, plural
 
 if TYPE_CHECKING:
@@ -39,12 +39,7 @@ class Fetched:
     output: Output
     was_there: bool
     """It was not fetched, because the file was there."""
-
-    @property
-    def verified(self) -> Verified:
-        if self.output.sha256:
-            return "sha256"
-        return "etag" if self.output.entry.etag else "size"
+    verified: Verified
 
 
 def download(job_dir: JobDir, outputs: Sequence[Output], folder: Path, *, force: bool) -> list[Fetched]:
@@ -54,6 +49,7 @@ def download(job_dir: JobDir, outputs: Sequence[Output], folder: Path, *, force:
     """
     from ...storage.downloads import DownloadError, fetch
 
+    _refuse_own_names(outputs)
     folder = folder.absolute()
     folder.mkdir(parents=True, exist_ok=True)
     with _locked(folder / JOURNAL) as journal:
@@ -75,7 +71,20 @@ def download(job_dir: JobDir, outputs: Sequence[Output], folder: Path, *, force:
         for file in todo:
             os.utime(file.path, (file.entry.modified, file.entry.modified))
         journal.unlink(missing_ok=True)
-    return [Fetched(output, f"outputs/{output.path}" in there) for output in outputs]
+    for file in files:
+        if file.differs:
+            warning(
+                f"{file.path} is what the store has, but not what a machine recorded: it was written over, or damaged"
+            )
+    return [
+        Fetched(output, file.entry.key in there, _verified(file)) for output, file in zip(outputs, files, strict=True)
+    ]
+
+
+def _verified(file: Download) -> Verified:
+    if file.sha256 and not file.differs:
+        return "sha256"
+    return "etag" if file.entry.etag else "size"
 
 
 def download_text(folder: Path, done: Sequence[Fetched]) -> str:
@@ -125,6 +134,19 @@ def _locked(journal: Path) -> Iterator[Path]:
                 journal.unlink(missing_ok=True)
 
 
+def _refuse_own_names(outputs: Sequence[Output]) -> None:
+    """Raise CommandError for an output with the name of a file of the download itself."""
+    from ...storage.downloads import PARTIAL
+
+    for output in outputs:
+        if output.path.partition("/")[0] == JOURNAL or output.path.endswith(PARTIAL):
+            raise CommandError(
+                f"the output {output.path} cannot be downloaded: a download keeps its own state in files of this name",
+                hint=f"name the other outputs, or copy this one by the store's own tools: outputs/{output.path}",
+                exit_code=Exit.USAGE,
+            )
+
+
 def _target(job_dir: JobDir, output: Output, folder: Path) -> Download:
     from ...storage.downloads import Download, safe_parts
 
@@ -164,14 +186,18 @@ def _there(files: Sequence[Download], journal: Path, *, force: bool) -> set[str]
 
 
 def _is_same(file: Download, noted: set[str]) -> bool:
-    """Return whether the file that is there is the object: by its checksum or, if that is unknown, by size and time."""
+    """Return whether the file that is there is the object: by its checksum or, if that is unknown or the object has
+    another (`differs`), by size and time."""
     from ...storage.downloads import sha256_of
 
     status = file.path.stat()
     if status.st_size != file.entry.size:
         return False
-    if file.sha256:
-        return sha256_of(file.path) in file.sha256
+    if file.sha256 and sha256_of(file.path) in file.sha256:
+        return True
+    if file.sha256 and not file.entry.etag:
+        return False
+    file.differs = bool(file.sha256)
     return abs(status.st_mtime - file.entry.modified) < 1e-3 or not file.missing(noted)
 
 

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,7 +20,7 @@ import pytest
 from cloudgpu.cli import main
 from cloudgpu.protocol.jobdir import JOB_KEY, AttemptRecord, JobDir, JobRecord, Result, attempt_key, node_key
 from cloudgpu.protocol.outputs import OutputsRecord
-from cloudgpu.storage.downloads import PART
+from cloudgpu.storage.downloads import PART, Download, DownloadError
 
 from ..standins import s3
 from ..standins.control import make_offer
@@ -169,14 +170,52 @@ def test_a_file_and_a_folder_of_one_name_are_refused(
     assert done.code == 2 and "a file and a folder would have the same name" in done.err
 
 
-def test_a_damaged_file_is_not_kept_and_the_others_are(
+def test_a_file_that_was_written_over_is_kept_with_a_warning(
     store: s3.S3, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    put(store, {"a": b"1", "bad": b"good", "c": b"3"})
-    store.objects["job/outputs/bad"] = b"evil"
-    done = outputs(capsys, "--to", tmp_path)
-    assert done.code == 6 and "s3://bucket/job/outputs/bad is damaged" in done.err
-    assert {name: data for name, data in tree(tmp_path).items() if not name.startswith(".")} == {"a": b"1", "c": b"3"}
+    put(store, {"a": b"1", "own": b"mine", "c": b"3"})
+    put(store, {"own": b"over"}, recorded=False)
+    for was_there in (False, True):
+        done = outputs(capsys, "--to", tmp_path, "--json")
+        assert done.code == 0 and f"warning: {tmp_path}/own is what the store has" in done.err
+        files = {file["path"]: (file["verified"], not file["fetched"]) for file in json.loads(done.out)["files"]}
+        assert files == {"a": ("sha256", was_there), "own": ("etag", was_there), "c": ("sha256", was_there)}
+        assert tree(tmp_path) == {"a": b"1", "own": b"over", "c": b"3"}
+
+
+def test_a_damaged_file_of_a_store_without_etags_is_not_kept(tmp_path: Path) -> None:
+    job_dir = JobDir((tmp_path / "job").as_uri())
+    job_dir.put("outputs/bad", b"evil")
+    (entry,) = job_dir.entries("outputs")
+    file = Download(
+        job_dir, replace(entry, etag=""), tmp_path / "bad", frozenset({hashlib.sha256(b"good").hexdigest()})
+    )
+    file.partial.write_bytes(b"evil")
+    with pytest.raises(DownloadError, match="outputs/bad is damaged"):
+        file.finish()
+    assert not file.path.exists() and not file.partial.exists()
+
+
+@pytest.mark.parametrize("name", [".cloudgpu-download", ".cloudgpu-download/a", "plots/a.cloudgpu-partial"])
+def test_the_names_of_a_download_itself_are_refused(
+    store: s3.S3, tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str
+) -> None:
+    put(store, {name: b"1", "a": b"2"})
+    done = outputs(capsys, "--to", tmp_path / "to")
+    assert done.code == 2 and f"the output {name} cannot be downloaded" in done.err
+    assert not (tmp_path / "to").exists()
+    assert outputs(capsys, "a", "--to", tmp_path / "to").code == 0
+
+
+@pytest.mark.parametrize("options", [[], ["--json"]])
+def test_the_folder_of_a_job_that_moved_says_where_to(
+    store: s3.S3, capsys: pytest.CaptureFixture[str], options: list[str]
+) -> None:
+    put(store, {"a": b"1"})
+    moved = AttemptRecord(2, dict(make_offer().to_json()), [], job_dir="gs://there/job")
+    JobDir(store.url).put(attempt_key(2), moved.to_bytes())
+    done = outputs(capsys, *options)
+    assert done.code == 0 and "the job went on in another cloud: cloudgpu outputs gs://there/job" in done.err
 
 
 def test_a_store_that_fails_is_asked_again(store: s3.S3, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
