@@ -63,7 +63,7 @@ class Infrastructure:
         return [one for one in secrets if not is_granted(one, self.secrets)]
 
     def to_json(self) -> dict[str, Any]:
-        return asdict(self)
+        return asdict(self) | {"secrets": list(self.secrets)}
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> Infrastructure:
