@@ -56,8 +56,6 @@ def command(job: str, paths: tuple[str, ...], folder: Path | None, force: bool, 
     outputs = found.outputs()
     for key in outputs.refused:
         warning(f"left out, because its name leads out of the folder: {key}")
-    if "://" in job and found.moved_to:
-        remark(f"the job went on in another cloud: cloudgpu outputs {found.moved_to}")
     chosen = _choose(outputs.found, paths, found)
     if folder is None:
         _list(found, chosen, job if "://" in job else found.id, as_json=as_json)
@@ -76,7 +74,10 @@ def _find(job: str) -> Job | JobAtUrl:
         return find_job(job, newest=True)
     from ..shared.job.job_at_url import JobAtUrl
 
-    return JobAtUrl(job)
+    found = JobAtUrl(job)
+    if found.moved_to:
+        remark(f"the job went on in another cloud: cloudgpu outputs {found.moved_to}")
+    return found
 
 
 def _choose(found: Sequence[Output], paths: Sequence[str], job: Job | JobAtUrl) -> list[Output]:
