@@ -19,6 +19,7 @@ from cloudgpu.control.store.model import Policy, Source
 from cloudgpu.control.submit import submission
 from cloudgpu.control.submit.resumption import prepare
 from cloudgpu.jobspecs.diagnostics import SpecError
+from cloudgpu.jobspecs.loading.draft import LoadedSpec
 from cloudgpu.jobspecs.loading.loader import load_text
 from cloudgpu.jobspecs.plan import Offer, Plan
 from cloudgpu.protocol.jobdir import JOB_KEY, JobDir, JobDirError, JobRecord, attempt_key, read_job, run_key
@@ -230,10 +231,12 @@ def test_a_clusters_job_stays_there_unless_a_cloud_is_named(world: World, monkey
 
     asked: list[str] = []
     monkeypatch.setattr("cloudgpu.control.jobs.open_store", lambda: world.store)
-    monkeypatch.setattr(
-        "cloudgpu.cli.cluster.on_cluster.plan_on_cluster",
-        lambda loaded, name: asked.append(name) or (loaded, Plan((make_offer(),))),
-    )
+
+    def plan_on_cluster(loaded: LoadedSpec, name: str) -> tuple[LoadedSpec, Plan]:
+        asked.append(name)
+        return loaded, Plan((make_offer(),))
+
+    monkeypatch.setattr("cloudgpu.cli.cluster.on_cluster.plan_on_cluster", plan_on_cluster)
     for more in ((), ("--cluster", "other"), ("--cloud", "local")):
         done = CliRunner().invoke(command, [job_id, "--dry-run", *more], standalone_mode=False)
         assert done.exception is None, done.output
