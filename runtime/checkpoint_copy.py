@@ -81,12 +81,21 @@ def copy_checkpoints(
     for folder in trainings(source):
         found = _copy_newest(CheckpointStore(source, folder, since=since), target, step, skipped, on_bytes)
         if found is None:
+            _discard_all(target)  # the copies of other trainings
             return None
         copied.append(found)
     if not copied:
         return None
     reasons = tuple(f"{name}: {reason}" for name, reason in skipped.items())
     return Copied(min(one.step for one in copied), sum(one.size for one in copied), reasons)
+
+
+def _discard_all(target: JobDir) -> None:
+    """Remove all checkpoints of a new job's folder."""
+    for folder in trainings(target):
+        store = CheckpointStore(target, folder)
+        for name in store.names():
+            store.discard(name)
 
 
 def _copy_newest(

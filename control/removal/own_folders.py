@@ -41,6 +41,11 @@ def _checked(url: str, job: JobRow, taken: dict[str, str]) -> JobDir:
         raise RemovalError(f"{job_id}: {url} is not deleted: it is no folder of this job's name")
     if job_dir.folder is not None and job_dir.folder.is_symlink():
         raise RemovalError(f"{job_id}: {url} is not deleted: it is a link to another folder")
+    if job_dir.folder is not None and not job_dir.folder.parent.exists():
+        raise RemovalError(
+            f"{job_id}: {url} is not deleted: {job_dir.folder.parent} is not on this computer now, or its disk is not "
+            "mounted; if it is gone for good, make it as an empty folder and repeat the command"
+        )
     inside = next((other for there, other in taken.items() if f"{there}/".startswith(f"{url}/")), None)
     if inside is not None:
         raise RemovalError(f"{job_id}: {url} is not deleted: the folder of {inside} is in it")

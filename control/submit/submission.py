@@ -13,7 +13,6 @@ import hashlib
 import logging
 import os
 import secrets
-import shutil
 import sys
 import time
 from collections.abc import Iterable, Mapping, Sequence
@@ -57,7 +56,7 @@ def prepare(
 ) -> JobRow:
     """Upload the code and job.json for usable offers (submittable_offers.py). Returns a row that is not stored yet.
 
-    `origin`: job from whose checkpoint it starts, which is copied. If it fails, the job's local folders are removed.
+    `origin`: job from whose checkpoint it starts, which is copied. If it fails, the job's folders are removed.
     Raises SubmitError, JobDirError, StoreError.
     """
     job_id = f"{loaded.spec.name}-{_random_suffix()}"
@@ -116,10 +115,12 @@ def submitted_sources(loaded: LoadedSpec) -> dict[str, str]:
 
 
 def _remove_unused(urls: Iterable[str]) -> None:
-    """Remove the local folders of a failed submission; a folder with a job.json belongs to another job."""
-    for folder in {local_folder(url) for url in urls}:
-        if folder is not None and not (folder / JOB_KEY).exists():
-            shutil.rmtree(folder, ignore_errors=True)
+    """Remove the folders of a failed submission; one with a job.json belongs to another job."""
+    for url in set(urls):
+        with suppress(JobDirError):  # the submission's own error is what is raised
+            job_dir = JobDir(url, make=False)
+            if not job_dir.exists(JOB_KEY):
+                job_dir.delete_all(lambda _objects: None)
 
 
 def bucket_of(url: str) -> Bucket | None:

@@ -134,6 +134,15 @@ def test_of_trainings_by_node_each_is_copied(source: JobDir, target: JobDir) -> 
     assert steps == [30, 20]
 
 
+def test_of_trainings_by_node_all_are_copied_or_none(source: JobDir, target: JobDir) -> None:
+    saved(source, 10, ranks=1, folder=f"{FOLDER}/worker-0")
+    saved(source, 20, ranks=1, folder=f"{FOLDER}/worker-1")
+    assert copied(source, target, 10) is None
+    assert CheckpointStore(target, f"{FOLDER}/worker-0").names() == []
+    saved(source, 10, ranks=1, folder=f"{FOLDER}/worker-1")
+    assert copied(source, target, 10) is not None
+
+
 # -- which job is meant
 
 

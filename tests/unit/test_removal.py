@@ -204,6 +204,16 @@ class TestOwnFolders:
             remove(world.store, world.job(ID))
         assert len(bucket.objects) == 2
 
+    def test_what_is_not_mounted_is_not_said_to_be_removed(self, world: World, tmp_path: Path) -> None:
+        add(world, local_url(tmp_path / "disk" / ID))
+        (tmp_path / "disk").rename(tmp_path / "unmounted")
+        with pytest.raises(RemovalError, match=r"disk is not on this computer now"):
+            remove(world.store, world.job(ID))
+        assert (tmp_path / "unmounted" / ID / JOB_KEY).exists() and world.job(ID).goal == "run"
+        (tmp_path / "disk").mkdir()
+        remove(world.store, world.job(ID))
+        assert jobs(world) == []
+
     def test_attempts_of_another_store_keep_it(self, world: World, bucket: s3.S3) -> None:
         add(world, f"s3://bucket/jobs/{ID}", attempt=1)
         for number in (1, 2):

@@ -15,9 +15,12 @@ from cloudgpu.cli.resume import command
 from cloudgpu.control.errors import NotEndedError, ResumeError
 from cloudgpu.control.jobs import Job
 from cloudgpu.control.removal.removing import remove
-from cloudgpu.control.store.model import Policy
+from cloudgpu.control.store.model import Policy, Source
+from cloudgpu.control.submit import submission
 from cloudgpu.control.submit.resumption import prepare
 from cloudgpu.jobspecs.diagnostics import SpecError
+from cloudgpu.jobspecs.loading.draft import LoadedSpec
+from cloudgpu.jobspecs.loading.loader import load_text
 from cloudgpu.jobspecs.plan import Offer, Plan
 from cloudgpu.protocol.jobdir import JOB_KEY, JobDir, JobDirError, JobRecord, attempt_key, read_job, run_key
 from cloudgpu.runtime.checkpoint.store import CheckpointStore
@@ -228,10 +231,12 @@ def test_a_clusters_job_stays_there_unless_a_cloud_is_named(world: World, monkey
 
     asked: list[str] = []
     monkeypatch.setattr("cloudgpu.control.jobs.open_store", lambda: world.store)
-    monkeypatch.setattr(
-        "cloudgpu.cli.cluster.on_cluster.plan_on_cluster",
-        lambda loaded, name: asked.append(name) or (loaded, Plan((make_offer(),))),
-    )
+
+    def plan_on_cluster(loaded: LoadedSpec, name: str) -> tuple[LoadedSpec, Plan]:
+        asked.append(name)
+        return loaded, Plan((make_offer(),))
+
+    monkeypatch.setattr("cloudgpu.cli.cluster.on_cluster.plan_on_cluster", plan_on_cluster)
     for more in ((), ("--cluster", "other"), ("--cloud", "local")):
         done = CliRunner().invoke(command, [job_id, "--dry-run", *more], standalone_mode=False)
         assert done.exception is None, done.output
@@ -418,3 +423,28 @@ def test_checkpoints_of_before_make_room_for_new_ones(tmp_path: Path) -> None:
         left.append([name.step for name in writer.names()])
     assert left == [[5, 30], [6, 5]]
     assert [name.step for name in trainer.committed()] == [6, 5]
+
+
+class Interrupted:
+    """Origin whose copy is interrupted: a part of a checkpoint is written."""
+
+    def copy_to(self, target: JobDir, _on_progress: object) -> Source:
+        target.put("checkpoints/10-0-abcdefgh/rank-0.bin", b"part")
+        raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("parent", ["s3://bucket/jobs", "local"])
+def test_an_interrupted_copy_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, parent: str) -> None:
+    monkeypatch.setenv("CLOUDGPU_HOME", str(tmp_path / "home"))
+    loaded = load_text(
+        f"name: job\nrun: 'true'\njob_dir: {parent}\nresources: {{accelerator: none, cloud: local}}\n", base=tmp_path
+    )
+    origin: Any = Interrupted()
+    with s3.running() as bucket:
+        for name, value in bucket.environment.items():
+            monkeypatch.setenv(name, value)
+        bucket.objects["jobs/job-other/job.json"] = b"{}"
+        with pytest.raises(KeyboardInterrupt):
+            submission.prepare(loaded, [make_offer()], lambda *_: None, origin)
+        assert [key for key in bucket.objects if "/shared/" not in key] == ["jobs/job-other/job.json"]
+    assert not list(tmp_path.glob("local/*"))
