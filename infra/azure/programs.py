@@ -66,7 +66,7 @@ def infra_program(settings: InfraSettings) -> None:
                 machine_role=made["role"],
                 machine_role_id=made["client"],
                 job_dir=made["job_dir"],
-                secrets=tuple(settings.secrets),
+                secrets=list(settings.secrets),
             ).to_json()
         ),
     )

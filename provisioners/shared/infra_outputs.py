@@ -44,7 +44,7 @@ class Infrastructure:
     """azure: client id of the identity; other clouds: ""."""
     job_dir: str = ""
     """Parent URL of job dirs, e.g. `s3://bucket/jobs`: the default for job files that name none."""
-    secrets: tuple[str, ...] = ()
+    secrets: list[str] = field(default_factory=list)
     """Secrets that the machines may read, as references without version and key (granted_by())."""
     backend: str = ""
     """URL of the Pulumi backend; "": unknown (files of older versions, and the stack's export)."""
@@ -63,13 +63,13 @@ class Infrastructure:
         return [one for one in secrets if not is_granted(one, self.secrets)]
 
     def to_json(self) -> dict[str, Any]:
-        return asdict(self) | {"secrets": list(self.secrets)}
+        return asdict(self)
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> Infrastructure:
         """Deserialize outputs, ignoring unknown keys of other versions. Raises TypeError if a key is missing."""
         known = {key: one for key, one in value.items() if key in cls.__dataclass_fields__}
-        return cls(**known | {"secrets": tuple(map(str, known.get("secrets") or ()))})
+        return cls(**known | {"secrets": list(map(str, known.get("secrets") or ()))})
 
 
 def path_of(cloud: str, region: str) -> Path:

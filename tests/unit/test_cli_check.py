@@ -250,7 +250,10 @@ def test_a_broken_set_up_is_a_sentence(
     (home / "config").write_bytes(SSO_CONFIG)
     if file:
         (home / file).parent.mkdir(parents=True, exist_ok=True)
-        _ = (home / file).mkdir() if content is None else (home / file).write_bytes(content)
+        if content is None:
+            (home / file).mkdir()
+        else:
+            (home / file).write_bytes(content)
     for name in ("http_proxy", "https_proxy", "all_proxy", "no_proxy"):
         monkeypatch.delenv(name, raising=False)
         monkeypatch.delenv(name.upper(), raising=False)

@@ -351,7 +351,7 @@ def test_the_infra_program_exports_what_launches_use() -> None:
 def test_machines_may_read_the_secrets_named_and_no_others() -> None:
     def statements(secrets: dict[str, str]) -> list[dict[str, Any]]:
         found = registered(lambda: infra_program(dataclasses.replace(INFRA, secrets=secrets)))
-        assert Infrastructure.from_json(exports(found)["cloudgpu"]).secrets == tuple(secrets)
+        assert Infrastructure.from_json(exports(found)["cloudgpu"]).secrets == list(secrets)
         policy = only(found, "aws:iam/rolePolicy:RolePolicy", "cloudgpu-machines-jobs").inputs["policy"]
         listed: list[dict[str, Any]] = json.loads(policy)["Statement"]
         return listed

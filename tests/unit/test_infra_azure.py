@@ -446,7 +446,7 @@ def test_machines_may_read_the_secrets_named_and_no_others() -> None:
     [added] = [one for one in more if one.name not in known]
     assert added.type == ASSIGNMENT and added.inputs["scope"] == scope
     assert added.inputs["roleDefinitionId"].endswith(rights.SECRETS)
-    assert Infrastructure.from_json(exports(more)["cloudgpu"]).secrets == tuple(secrets)
+    assert Infrastructure.from_json(exports(more)["cloudgpu"]).secrets == list(secrets)
     args: Any = {"region": REGION, "resource_group": "g", "subscription": SUBSCRIPTION, "container": f"{GROUP}/c"}
     args["secrets"] = ["a"]
     with pytest.raises(ArgumentError, match="secrets: 'a': expected …/vaults/VAULT/secrets/SECRET"):

@@ -173,7 +173,7 @@ def test_machines_may_read_the_secrets_named_and_no_others() -> None:
     given = only(found, kind).inputs
     assert (given["project"], given["secretId"], given["role"]) == (PROJECT, "a", "roles/secretmanager.secretAccessor")
     assert given["member"] == only(found, MEMBER).inputs["member"]
-    assert Infrastructure.from_json(exports(found)["cloudgpu"]).secrets == tuple(secrets)
+    assert Infrastructure.from_json(exports(found)["cloudgpu"]).secrets == list(secrets)
     wrong: Any = {"project": PROJECT, "account_id": "cloudgpu-m", "bucket": "b", "secrets": ["a"]}
     with pytest.raises(ArgumentError, match="secrets: 'a': expected projects/PROJECT/secrets/SECRET"):
         run_strict(lambda: MachineRole("m", wrong) and None)

@@ -176,7 +176,7 @@ class TestStacks:
         "vpc",
         machine_role="role",
         job_dir="s3://b/jobs",
-        secrets=("aws-secretsmanager://a",),
+        secrets=["aws-secretsmanager://a"],
     )
 
     def test_its_role_is_used_if_it_may_read_the_secrets(self) -> None:
@@ -191,7 +191,7 @@ class TestStacks:
         assert why is not None and "--secret aws-secretsmanager://a --secret aws-secretsmanager://b`" in why.allowed
 
     def test_a_key_must_be_granted_as_well(self) -> None:
-        with_key = replace(self.STACK, secrets=("aws-secretsmanager://a?kms-key=K",))
+        with_key = replace(self.STACK, secrets=["aws-secretsmanager://a?kms-key=K"])
         for one in ("aws-secretsmanager://a", "aws-secretsmanager://a?kms-key=K#key"):
             assert with_key.role_for(["s3://b/jobs/1"], [one]) == "role"
         assert with_key.role_for(["s3://b/jobs/1"], ["aws-secretsmanager://a?kms-key=L"]) == ""
@@ -199,7 +199,7 @@ class TestStacks:
 
     def test_the_command_advised_keeps_what_others_read(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("CLOUDGPU_HOME", str(tmp_path))
-        infra_outputs.save(replace(self.STACK, secrets=("aws-secretsmanager://a", "aws-secretsmanager://c")))
+        infra_outputs.save(replace(self.STACK, secrets=["aws-secretsmanager://a", "aws-secretsmanager://c"]))
         wanted = ["aws-secretsmanager://b#key", "aws-secretsmanager://a?kms-key=K"]
         why = infra_outputs.group_obstacle("aws", "us-east-1", ["s3://b/jobs/1"], wanted)
         assert why is not None
@@ -221,7 +221,7 @@ class TestStacks:
 
     def test_outputs_of_an_older_version_grant_none(self) -> None:
         stored = {key: value for key, value in self.STACK.to_json().items() if key != "secrets"}
-        assert Infrastructure.from_json(stored).secrets == ()
+        assert Infrastructure.from_json(stored).secrets == []
         assert Infrastructure.from_json(self.STACK.to_json()) == self.STACK
 
     @pytest.mark.parametrize(
