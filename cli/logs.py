@@ -64,42 +64,52 @@ def command(
 
     JOB may be the URL of a job's folder, s3://bucket/jobs/digits-a1b2c3d4: then all that is needed is access to it.
     """
-    from ..protocol.jobdir import JOB_KEY
-
     _check_options(follow=follow, tail=tail, folder=folder, force=force)
     chosen = LogFilter(attempt, node, None if since is None else time.time() - since)
     if "://" in job:
         from .shared.job.job_at_url import JobAtUrl
 
-        seen = JobAtUrl(job)
-        if folder is not None:
-            _write(seen, folder, chosen, timestamps=timestamps, force=force)
-            return None
-        return _print_from(seen, chosen, follow=follow, timestamps=timestamps, tail=tail)
+        at_url = JobAtUrl(job)
+        if folder is None:
+            return _print_from(at_url, chosen, follow=follow, timestamps=timestamps, tail=tail)
+        _write(at_url, folder, chosen, timestamps=timestamps, force=force)
+        return None
     found = find_job(job, newest=True)
-    if not found.open_dir().exists(JOB_KEY):
-        raise CommandError(
-            f"the job dir of {found.id} is gone: {found.job_dir}",
-            hint=f"what the store knows of it: cloudgpu status {found.id}",
-            exit_code=Exit.UNAVAILABLE,
-        )
+    _require_job_dir(found)
     if not follow or found.done:
         _check_there(found, node, attempt)
-    if folder is not None:
-        _write(found, folder, chosen, timestamps=timestamps, force=force)
-        return None
-    form = LineFormat(found, timestamps=timestamps)
-    follower = Follower(found, form, chosen, tail=tail, keep_alive=lambda: watch(found))
+    if folder is None:
+        return _print(found, chosen, follow=follow, timestamps=timestamps, tail=tail)
+    _write(found, folder, chosen, timestamps=timestamps, force=force)
+    return None
+
+
+def _require_job_dir(job: Job) -> None:
+    """Raise CommandError if the job's folder is gone."""
+    from ..protocol.jobdir import JOB_KEY
+
+    if not job.open_dir().exists(JOB_KEY):
+        raise CommandError(
+            f"the job dir of {job.id} is gone: {job.job_dir}",
+            hint=f"what the store knows of it: cloudgpu status {job.id}",
+            exit_code=Exit.UNAVAILABLE,
+        )
+
+
+def _print(job: Job, chosen: LogFilter, *, follow: bool, timestamps: bool, tail: int | None) -> Exit | None:
+    """Print the log of a job of this computer's store."""
+    form = LineFormat(job, timestamps=timestamps)
+    follower = Follower(job, form, chosen, tail=tail, keep_alive=lambda: watch(job))
     if not follow:
         follower.print_all()
         return None
-    watch(found)
+    watch(job)
     with Interrupts() as interrupts:
         ended = follower.follow(interrupts)
     if not ended:
         return Exit.INTERRUPTED
     sys.stdout.flush()  # the log's last line comes before the closing lines
-    for line in closing_lines(found):
+    for line in closing_lines(job):
         click.echo(line, err=True)
     return None
 

@@ -6,9 +6,8 @@ All calls return at once except `submit` and `resume` (they upload the code) and
 
 from __future__ import annotations
 
-import os
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import asdict
 from decimal import Decimal
@@ -17,13 +16,12 @@ from typing import TYPE_CHECKING, Any
 
 from ..jobspecs.unit_text import format_duration
 from .accounting import cost
-from .errors import ControlError, NoSuchJobError, NotEndedError, NotRunningError, ResumeError, SourceError, SubmitError
+from .errors import NoSuchJobError, NotRunningError, ResumeError
 from .reconcile.queue import SOON_S, places
 from .reconcile.steps.migration import used_job_dirs
-from .secrets.channel import give
 from .store import states
 from .store.model import Attempt, Event, JobRow
-from .store.store import LostRaceError, Store, open_store
+from .store.store import Store, open_store
 from .supervisor.spawn import ensure_supervisor
 
 if TYPE_CHECKING:
@@ -32,9 +30,8 @@ if TYPE_CHECKING:
     from ..jobspecs.plan import Offer, Plan
     from ..protocol.attempt_signal import WatchMark
     from ..protocol.jobdir import JobDir
-    from ..protocol.logs import LogReader
+    from ..protocol.logs.reader import LogReader
     from ..protocol.outputs import Outputs
-    from ..provisioners.base import Allocation
     from .accounting.report import Report
     from .reconcile.node_observation import Reported
     from .submit.origin import Origin
@@ -47,10 +44,8 @@ __all__ = [
     "ensure_supervisor",
     "get_job",
     "list_jobs",
-    "orphans",
     "resume",
     "submit",
-    "terminate_orphan",
 ]
 
 _POLL_S = 0.2
@@ -224,29 +219,9 @@ class Job:
         changed: name -> source to read it from this time, instead of the one it was submitted with
         Raises SubmitError if a value cannot be read here, NotRunningError if the job has ended or needs none.
         """
-        from pathlib import Path
+        from .secrets.providing import provide
 
-        from ..jobspecs.secrets import is_reference
-        from .secrets.sources import absolute, read_values
-
-        self.refresh()
-        sources = self.row.policy.secrets
-        if self.done:
-            raise NotRunningError(f"{self.id} is {self.state}: it needs no secrets any more")
-        if not sources:
-            raise NotRunningError(f"{self.id} has no secrets that come from this computer")
-        if unknown := sorted((changed or {}).keys() - sources.keys()):
-            raise NotRunningError(f"{self.id} has no secret {', '.join(unknown)}; it has {', '.join(sources)}")
-        if references := sorted(name for name, source in (changed or {}).items() if is_reference(source)):
-            raise SubmitError(f"{', '.join(references)}: only machines read a secret manager: give env: or file:")
-        try:
-            values = read_values({**sources, **absolute(changed or {}, Path.cwd())}, os.environ)
-        except SourceError as error:
-            raise SubmitError(str(error)) from error
-        ensure_supervisor()
-        give(self.id, values)
-        ensure_supervisor(self.id)
-        return list(values)
+        return provide(self.refresh().row, changed or {})
 
     def remove(self, *, keep_record: bool = False) -> None:
         """Delete this ended job's folders, and its row in the store unless `keep_record`.
@@ -261,29 +236,16 @@ class Job:
 
     def preempt(self, after_s: float, node: str | None = None) -> list[str]:
         """Send the machines a notice of preemption in `after_s` seconds; return the nodes. Raises NotRunningError."""
-        from ..protocol.attempt_signal import send_signal
-        from ..protocol.jobdir import JobDirError, Notice, node_key
-        from .reconcile.node_replacement import every_node
+        from .preemption import give_notice
 
         self.refresh()
         current = self._current()
         if current is None or current.state != "running" or current.allocation is None:
             raise NotRunningError(f"{self.id} is {self.state}: only machines that run can be given a notice")
-        there = current.allocation.machines
-        nodes = _choose([request.node for request in every_node(current) if request.node in there], node)
-        job_dir = self.open_dir(current)
-        ended = [name for name in nodes if job_dir.exists(node_key(current.number, name, "result.json"))]
-        nodes = [name for name in nodes if name not in ended]
-        if not nodes:
-            raise NotRunningError(f"{', '.join(ended)} of {self.id} ended already")
-        notice = Notice("preempt", time.time() + after_s, "cloudgpu preempt", after_s).to_bytes()
-        for name in nodes:
-            # No-op if the node already has a notice.
-            job_dir.create(node_key(current.number, name, "notice.json"), notice)
-        with suppress(JobDirError):  # without a signal, nodes see the notice within a minute
-            send_signal(job_dir, current.number)
-        message = f"preemption notice for {', '.join(nodes)}: {after_s:g} s"
-        self._store.add_event(self.row, "notice", message, time.time())
+        nodes = give_notice(self.open_dir(current), current, after_s, node)
+        self._store.add_event(
+            self.row, "notice", f"preemption notice for {', '.join(nodes)}: {after_s:g} s", time.time()
+        )
         return nodes
 
     def draft_resumption(
@@ -330,27 +292,10 @@ class Job:
 
         Raises SubmitError, NotEndedError, RemovalError, JobDirError.
         """
-        from .removal.removing import remove_leftovers
-        from .submit import resumption
-        from .submit.submittable_offers import usable_offers
+        from .submit.beginning import begin_run
 
-        offers = usable_offers(draft.spec, plan)
-        values = _secret_values(draft.sources)
-        _prepare_supervisor(offers, supervise=supervise)
-        row = resumption.prepare(draft, offers, on_progress or _no_progress)
-        message = f"run {row.run.number}: {draft.describe_start()}; the best offer is {row.offers[0].label}"
-        try:
-            self._store.resume_job(draft.row, row, message)
-        except LostRaceError as error:
-            if remove_leftovers(self._store, draft.row):
-                raise ResumeError(f"{self.id} was removed by another command") from error
-            raise NotEndedError(f"{self.id} was resumed, or otherwise changed, by another command") from error
-        self.refresh()
-        if supervise:
-            # Not earlier: the supervisor drops the values of a job that has ended
-            _give_secrets(self.id, values, "resumed")
-            _supervise(self.id, "resumed")
-        return self
+        begin_run(self._store, draft, plan, on_progress=on_progress, supervise=supervise)
+        return self.refresh()
 
     def wait(self, on_poll: Callable[[Job], None] | None = None, timeout_s: float | None = None) -> bool:
         """Wait until the job is done; return False on timeout. Calls `on_poll` after each poll (5 per second)."""
@@ -388,7 +333,7 @@ class Job:
         self._watch_mark.renew(self.open_dir(current), current.number)
 
     def logs(self) -> LogReader:
-        from ..protocol.logs import LogReader
+        from ..protocol.logs.reader import LogReader
 
         return LogReader(self.open_dir(), self._attempt_dirs())
 
@@ -482,21 +427,11 @@ def submit(
     `start_from`: JOB or JOB@STEP, from a copy of whose newest checkpoint, or that of a step, the training starts. JOB
     is an id or a name, or the URL of a job's folder; or what find_origin() returned for it.
     """
-    from .submit.submission import prepare, submitted_sources
-    from .submit.submittable_offers import usable_offers
+    from .submit.beginning import begin_job
 
-    store, offers = open_store(), usable_offers(loaded.spec, plan)
     origin = find_origin(start_from) if isinstance(start_from, str) else start_from
-    _prepare_supervisor(offers, supervise=supervise)
-    values = _secret_values(submitted_sources(loaded))
-    row = prepare(loaded, offers, on_progress or _no_progress, origin)
-    if supervise:
-        _give_secrets(row.id, values, "not submitted")  # before it is stored, so that it does not begin by waiting
-    begin = "" if row.source is None else f" from step {row.source.step:,} of {row.source.job}"
-    store.insert_job(row, f"submitted{begin}; the best offer is {row.offers[0].label}")
-    if supervise:
-        _supervise(row.id, "submitted")
-    return Job(store, row)
+    store = open_store()
+    return Job(store, begin_job(store, loaded, plan, origin=origin, on_progress=on_progress, supervise=supervise))
 
 
 def resume(
@@ -523,27 +458,6 @@ def find_origin(ref: str) -> Origin:
     return origin.of_row(found.row, found.attempts(), step)
 
 
-def _prepare_supervisor(offers: Sequence[Offer], *, supervise: bool) -> None:
-    """Replace a supervisor that cannot launch on these offers' targets."""
-    from .supervisor.outdated import replace_if_different
-
-    if supervise and replace_if_different({offer.cloud for offer in offers}):
-        # Needed now: another process may have stored a job for the supervisor that was just stopped
-        ensure_supervisor()
-
-
-def _supervise(job_id: str, what: str) -> None:
-    """Ensure that a supervisor advances a job that was just stored. Raises SubmitError."""
-    try:
-        ensure_supervisor(job_id)
-    except ControlError as error:
-        raise SubmitError(f"{job_id} is {what}, and waits: {error}") from error
-
-
-def _no_progress(_what: str, _done: int, _total: int) -> None:
-    """Ignore progress."""
-
-
 def _limit_option(row: JobRow) -> str:
     """Return the option that renews, or raises, the limit by which a job ended; "" if it ended otherwise."""
     if row.cause == "cost" and row.policy.cost_usd is not None:
@@ -551,27 +465,6 @@ def _limit_option(row: JobRow) -> str:
     if row.cause == "duration" and row.policy.duration_s is not None:
         return f" --set limits.duration={format_duration(row.policy.duration_s)}"
     return ""
-
-
-def _secret_values(sources: Mapping[str, str]) -> dict[str, str]:
-    """Return the values of the secrets that only this computer can read, name -> value. Raises SubmitError."""
-    from .secrets.sources import read_values
-
-    try:
-        return read_values(sources, os.environ)
-    except SourceError as error:
-        raise SubmitError(str(error)) from error
-
-
-def _give_secrets(job_id: str, values: Mapping[str, str], what: str) -> None:
-    """Give a job's secrets to the supervisor, which is started if none runs. Raises SubmitError."""
-    if not values:
-        return
-    try:
-        ensure_supervisor()
-        give(job_id, values)
-    except ControlError as error:
-        raise SubmitError(f"{job_id} is {what}, and its secrets were not taken: {error}") from error
 
 
 def get_job(ref: str) -> Job:
@@ -604,42 +497,3 @@ def list_jobs(active_only: bool = False, limit: int | None = 50) -> list[Job]:
 def count_jobs(active_only: bool = False) -> int:
     """Return the number of stored jobs. Raises StoreError."""
     return open_store().count_jobs(active_only=active_only)
-
-
-def orphans() -> list[Allocation]:
-    """Return machines tagged by cloudgpu whose job or attempt has ended or is unknown. Raises ProvisionError."""
-    from ..provisioners import get_provisioner, is_set_up, launchable
-    from ..provisioners.base import Owner
-    from .submit.submission import owner_name
-
-    store = open_store()
-    found = [
-        allocation
-        for target in sorted(launchable())
-        if is_set_up(target)
-        for allocation in get_provisioner(target).find(Owner(owner_name()))
-    ]
-    # The store is read after the machines, so that it knows the machines launched during the search.
-    return [allocation for allocation in found if _is_orphan(store, allocation)]
-
-
-def terminate_orphan(allocation: Allocation) -> None:
-    """Terminate one of orphans() if a new check still finds it orphaned. Raises ProvisionError."""
-    from ..provisioners import get_provisioner
-
-    if _is_orphan(open_store(), allocation):
-        get_provisioner(allocation.target).terminate(allocation)
-
-
-def _is_orphan(store: Store, allocation: Allocation) -> bool:
-    attempts = {attempt.number: attempt for attempt in store.attempts(allocation.job_id)}
-    attempt = attempts.get(allocation.attempt)
-    return attempt is None or attempt.state in states.ATTEMPT_END or attempt.token != allocation.token
-
-
-def _choose(nodes: list[str], wanted: str | None) -> list[str]:
-    """Return all nodes, or the named node; the name may omit the incarnation."""
-    chosen = [name for name in nodes if wanted in (None, name, name.rpartition(".")[0])]
-    if not chosen:
-        raise NotRunningError(f"there is no node {wanted!r}; there are: {', '.join(nodes)}")
-    return chosen

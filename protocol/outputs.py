@@ -16,7 +16,7 @@ from ..storage.errors import RecordError
 from ..storage.objects import JobDir
 from ..storage.store import Entry
 from .jobdir import Result, node_key
-from .logs import attempt_numbers
+from .logs.format import attempt_numbers
 from .records import Record
 
 FOLDER = "outputs"

@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from contextlib import suppress
 
 from ...protocol.jobdir import JOB_KEY, JobDir, JobRecord, RecordError
-from ...protocol.logs import attempt_numbers
+from ...protocol.logs.format import attempt_numbers
 from ..errors import RemovalError
 from ..store.model import JobRow
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ...protocol.jobdir import JOB_KEY, AttemptRecord, JobDir, JobDirError, JobRecord, RecordError, attempt_key
-from ...protocol.logs import attempt_numbers
+from ...protocol.logs.format import attempt_numbers
 from ..errors import SubmitError
 from ..reconcile.steps.migration import used_job_dirs
 from ..store.model import Source

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from ...jobspecs.targets import CLUSTER, info
 from ...protocol.jobdir import JOB_KEY, JobDir, JobDirError, JobRecord, RecordError, read_job, run_key
-from ...protocol.logs import attempt_numbers
+from ...protocol.logs.format import attempt_numbers
 from ...storage.urls import local_folder
 from ..errors import NotEndedError, ResumeError
 from ..reconcile.steps.migration import used_job_dirs

@@ -82,7 +82,7 @@ class MachineRole(pulumi.ComponentResource):
             principal=self.principal_id,
             principal_type="ServicePrincipal",
             condition=limit,
-            condition_version=limit.apply(lambda told: None if told is None else "2.0"),
+            condition_version=limit.apply(lambda text: None if text is None else "2.0"),
         )
         for secret in args.get("secrets", []):
             assign(
@@ -93,6 +93,11 @@ class MachineRole(pulumi.ComponentResource):
                 principal=self.principal_id,
                 principal_type="ServicePrincipal",
             )
+        self._define_rights(name, args)
+        self.register_outputs({one: getattr(self, one) for one in ("identity_id", "client_id", "principal_id")})
+
+    def _define_rights(self, name: str, args: MachineRoleArgs) -> None:
+        """Define the roles by which machines leave their scale set, and switch themselves off."""
         everywhere = pulumi.Output.concat("/subscriptions/", args["subscription"])
         if leaving_role := args.get("leaving_role"):
             role_of(
@@ -121,5 +126,3 @@ class MachineRole(pulumi.ComponentResource):
                 principal=self.principal_id,
                 principal_type="ServicePrincipal",
             )
-        told = {name: getattr(self, name) for name in ("identity_id", "client_id", "principal_id")}
-        self.register_outputs(told)

@@ -12,13 +12,12 @@ import argparse
 import contextlib
 import dataclasses
 import hashlib
-import math
 import os
 import time
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 from ...protocol.jobdir import (
     JOB_KEY,
@@ -34,14 +33,12 @@ from ...protocol.jobdir import (
     node_key,
     read_job,
 )
-from ...protocol.logs import LogWriter
-from ...protocol.outputs import FOLDER as OUTPUTS
+from ...protocol.logs.writer import LogWriter
 from ...protocol.pace import Pace
 from ...protocol.sealed_secrets import PASS_VARIABLE
 from ..archive import ArchiveError, unpack
 from ..launchers import LauncherError, ProgramContext, choose_launcher, environment, machine_environment, setup_process
 from ..notices import CloudNotices, NodeDir, Order, Orders, Watcher
-from ..outputs import Before, Destination, upload_outputs
 from ..processes.exit_verdict import Ending, failed_setup, judge
 from ..processes.program import MARKER, Process
 from ..retry import retry
@@ -49,14 +46,14 @@ from ..secrets.masking import LineMasker
 from .generations import Ledger
 from .heartbeat import HeartbeatThread, read_progress
 from .membership import LeftOutError
-from .node_program import Node, NodeProgram
+from .node.errors import NodeError, SecretsTimeoutError
+from .node.outputs import NodeOutputs
+from .node.program import Node, NodeProgram
+from .node.secrets import NodeSecrets
 from .restart import Budget, scope
 from .resume import EarlierRun, OwnClaim, read_earlier_run
 from .runner import PEER_S, POLL_S, Interrupted, Runner, StopHooks, Vanished, Wakeup
 from .timeline import History
-
-if TYPE_CHECKING:
-    from ..secrets.job_secrets import Request
 
 DONE, BUG, CLAIMED, JOB_DIR_LOST, VANISHED, SUPERSEDED, STAYED = 0, 1, 3, 4, 5, 6, 7
 """Exit codes of the agent: result written; unexpected error; another agent has claimed this node; job dir lost, no
@@ -75,26 +72,13 @@ FENCED_RETRY_TIMEOUT_S = 60.0
 """Retry timeout, in seconds, for a job dir in a local folder and for a node of a cluster, which another machine may
 replace without knowing whether it has ended."""
 _LAST_LINES_S = 30.0
-_OUTPUTS_S = 6 * 3_600.0  # upload timeout for outputs, unless an order sets an earlier deadline
 _BUILD_POLL_S = 0.2  # poll interval while another job builds the environment
-_RESULT_S = 2.0  # reserved before a deadline to write the last log lines and the result
-_SECRETS_POLL_S = 0.1  # between two looks for the job's secrets in a local folder
-_FAR_SECRETS_POLL_S = 2.0  # the same in an object store, where requests cost money
-_SAY_SECRETS_S = 5.0  # of waiting for secrets, after which the log says so
 _SUPERSEDED = "superseded"
 _ACKNOWLEDGE_S = (
     30.0  # how long an attempt's first node waits for the others to save before it acknowledges to the provider
 )
 
 _T = TypeVar("_T")
-
-
-class _ErrorEnd(Exception):  # noqa: N818 - ends the node; not a bug
-    """cloudgpu cannot run the node; the message is the reason."""
-
-
-class _NoSecretsError(Exception):
-    """The job's secrets did not come in time, but may for a later attempt; the message is the reason."""
 
 
 class Agent:
@@ -122,7 +106,7 @@ class Agent:
         self._lost = ""
         """Reason why the job dir cannot be used any more; "" while it can."""
         self._missing: list[str] = []
-        """Outputs that are missing, see upload_outputs()."""
+        """Outputs that are missing, see NodeOutputs.missing."""
         self._state = self._home / "state"
         self._wakeup = Wakeup()
         self._orders = Orders(self._wakeup.wake)
@@ -147,9 +131,9 @@ class Agent:
         self._start_services(before)
         try:
             ending = self._work(job_data)
-        except _ErrorEnd as error:
+        except NodeError as error:
             ending = Ending("error", None, str(error))
-        except _NoSecretsError as error:
+        except SecretsTimeoutError as error:
             ending = Ending("again", None, str(error))
         except Interrupted:
             ending = judge([], self._orders.deciding, asked=False, listening=False)
@@ -210,21 +194,22 @@ class Agent:
 
     def _work(self, job_data: bytes) -> Ending:
         if hashlib.sha256(job_data).hexdigest() != self._sha256:
-            raise _ErrorEnd(f"{JOB_KEY} differs from the job that this machine was launched for: its sha256 differs")
+            raise NodeError(f"{JOB_KEY} differs from the job that this machine was launched for: its sha256 differs")
         place, budget, heals = self._place(job_data)
-        request = self._request_secrets(place.job)
+        node = self._parts()
+        secrets, outputs = NodeSecrets(node, place.job, self._secrets_pass, self._masker), NodeOutputs(node)
         self._fetch_code(place.job)
         try:
             choice = choose_launcher(place.job, place.nodes, self._code)
         except LauncherError as error:
-            raise _ErrorEnd(str(error)) from error
+            raise NodeError(str(error)) from error
         if place.job.launcher == "auto" and choice.launcher != "none":
             self._log.add_agent_line(f"launcher: {choice.launcher}; {choice.reason}")
         launcher = choice.launcher
         self._history.setup_begins()
         self._fetch_inputs(place.job.inputs_on(str(place.offer.get("cloud", "local"))))
-        self._note_what_is_there(place.job.outputs)
-        place = dataclasses.replace(place, secrets=self._read_secrets(place.job, request))
+        outputs.record_existing(place.job.outputs)
+        place = dataclasses.replace(place, secrets=secrets.read())
         place, failure = self._set_up(place)
         if failure is not None:
             return failure
@@ -233,19 +218,20 @@ class Agent:
         ledger = Ledger(
             self._job_dir, self._attempt, self._node, budget, reach, heals=heals, comes_back=self._is_rebooting
         )
-        program = NodeProgram(self._parts(), place, launcher, ledger)
+        program = NodeProgram(node, place, launcher, ledger)
         self._has_begun = True
         try:
             ending = program.run()
-            self._missing = self._ship_outputs(program.place)
-            ending = self._judge_outputs(ending, program.place.job.required_outputs)
+            outputs.upload(program.place)
+            self._missing = outputs.missing
+            ending = outputs.judge(ending, program.place.job.required_outputs)
         except Interrupted:
-            self._ship_outputs(program.place)
+            outputs.upload(program.place)
             raise
         except LeftOutError as error:
             return Ending("again", None, str(error))
         except (OSError, ValueError, LauncherError) as error:  # ValueError: a NUL in an argument or a variable
-            raise _ErrorEnd(f"the program cannot be started: {error}") from error
+            raise NodeError(f"the program cannot be started: {error}") from error
         return ending
 
     def _parts(self) -> Node:
@@ -276,9 +262,9 @@ class Agent:
             nodes = sorted((NodeRecord.from_value(node) for node in attempt.nodes), key=lambda node: node.rank)
             own = next(node for node in nodes if _place_of(node.node) == _place_of(self._node))
         except JobDirError as error:
-            raise _ErrorEnd(f"the job dir holds no usable description of attempt {self._attempt}: {error}") from error
+            raise NodeError(f"the job dir holds no usable description of attempt {self._attempt}: {error}") from error
         except StopIteration:
-            raise _ErrorEnd(f"{self._node} is no node of attempt {self._attempt}") from None
+            raise NodeError(f"{self._node} is no node of attempt {self._attempt}") from None
         place = ProgramContext(
             job,
             self._job_dir.url,
@@ -313,9 +299,9 @@ class Agent:
             if self._notices_of != "none":  # a cloud machine may be reset; the folder's content is not checked then
                 os.sync()
         except MissingError as error:
-            raise _ErrorEnd(f"the code archive is missing: {error}") from error
+            raise NodeError(f"the code archive is missing: {error}") from error
         except (ArchiveError, OSError) as error:
-            raise _ErrorEnd(f"the code cannot be unpacked: {error}") from error
+            raise NodeError(f"the code cannot be unpacked: {error}") from error
 
     def _fetch_inputs(self, inputs: Mapping[str, str]) -> None:
         if not inputs:
@@ -325,116 +311,9 @@ class Agent:
         try:
             fetch_inputs(inputs, self._code, self._home / "inputs.done", self._runner.check, self._log.add_agent_line)
         except (InputsError, JobDirError) as error:
-            raise _ErrorEnd(str(error)) from error
+            raise NodeError(str(error)) from error
         except OSError as error:
-            raise _ErrorEnd(f"the inputs cannot be written: {error}") from error
-
-    def _request_secrets(self, job: JobRecord) -> Request | None:
-        """Ask the submitter's computer for the secrets that only it can read; None: there are none.
-
-        Asked first, so that they come while code and inputs are fetched.
-        """
-        if not any("://" not in source for source in job.secrets.values()):
-            return None
-        from ..secrets.job_secrets import Request
-
-        request = Request.make(job.job_id, self._attempt, self._node, self._secrets_pass)
-        self._heart.request_secrets(request.recipient.key, request.proof)
-        return request
-
-    def _read_secrets(self, job: JobRecord, request: Request | None) -> dict[str, str]:
-        """Return the values of the job's secrets, which the log masks from then on."""
-        if not job.secrets:
-            return {}
-        from ..secrets.job_secrets import remark_unmaskable
-
-        references = {name: source for name, source in job.secrets.items() if "://" in source}
-        values = self._read_references(references) if references else {}
-        remark_unmaskable(values, self._log.add_agent_line)
-        if request is not None:
-            values |= self._await_secrets(request, job.secrets.keys() - references.keys())
-        self._masker.add_values(values.values())
-        return values
-
-    def _read_references(self, references: Mapping[str, str]) -> dict[str, str]:
-        """Return the values of references to secret managers. Raises _ErrorEnd, or _NoSecretsError if a later attempt
-        may succeed."""
-        from ..secrets.references import Reads, SecretError
-
-        reads = Reads(references, self._log.add_agent_line)
-        try:
-            return self._runner.poll(reads.values, math.inf, _SECRETS_POLL_S) or {}
-        except SecretError as error:
-            raise (_NoSecretsError if error.passes else _ErrorEnd)(str(error)) from error
-
-    def _await_secrets(self, request: Request, names: set[str]) -> dict[str, str]:
-        """Return the values that the submitter's computer sends. Raises _NoSecretsError after WAIT_S."""
-        from ..secrets.job_secrets import WAIT_S
-
-        said_at = time.monotonic() + _SAY_SECRETS_S
-
-        def look() -> dict[str, str] | None:
-            nonlocal said_at
-            values = self._retry(lambda: request.read(self._job_dir, names, self._log.add_agent_line))
-            if values is None and time.monotonic() > said_at:
-                said_at = float("inf")
-                self._log.add_agent_line(f"waiting for the secrets {', '.join(sorted(names))}")
-            return values
-
-        every_s = _SECRETS_POLL_S if self._job_dir.folder is not None else _FAR_SECRETS_POLL_S
-        values = self._runner.poll(look, WAIT_S, every_s)
-        self._heart.request_secrets("", "")
-        if values is None:
-            raise _NoSecretsError(
-                f"the secrets {', '.join(sorted(names))} did not come from the submitter's computer within "
-                f"{WAIT_S / 60:.0f} min"
-            )
-        return values
-
-    def _note_what_is_there(self, outputs: Sequence[str]) -> None:
-        """Record the files that came with the code or the inputs: they are no outputs unless the program writes them
-        anew."""
-        if outputs:
-            try:
-                self._before.note(outputs, self._code)
-            except OSError as error:
-                raise _ErrorEnd(f"the files of `outputs` cannot be listed: {error}") from error
-
-    @property
-    def _before(self) -> Before:
-        return Before(self._home / "outputs.before")
-
-    def _ship_outputs(self, place: ProgramContext) -> list[str]:
-        """Upload the outputs; return those that are missing on rank 0: the other nodes may have none."""
-        if not place.job.outputs:
-            return []
-        try:
-            unchanged = self._before.unchanged(place.job.outputs, self._code)
-        except (OSError, ValueError) as error:  # ValueError: the machine was reset while the list was written
-            self._log.add_agent_line(f"outputs: which files were there before the run is not known: {error}")
-            unchanged = set()
-        missing = upload_outputs(
-            place.job.outputs,
-            self._code,
-            Destination(
-                self._job_dir,
-                self._attempt,
-                self._node,
-                OUTPUTS if place.node.rank == 0 else f"{OUTPUTS}/nodes/{_place_of(self._node)}",
-            ),
-            unchanged=unchanged,
-            seconds_left=lambda: self._runner.seconds_left(_OUTPUTS_S) - _RESULT_S,
-            say=self._log.add_agent_line,
-        )
-        return missing if place.node.rank == 0 else []
-
-    def _judge_outputs(self, ending: Ending, required: Sequence[str]) -> Ending:
-        """Return the ending in view of missing outputs, which fail a program that has succeeded if they are
-        required."""
-        lacking = [name for name in self._missing if name in required]
-        if ending.outcome != "succeeded" or not lacking:
-            return ending
-        return Ending("failed", ending.exit_code, f"required outputs are missing: {', '.join(lacking)}", final=True)
+            raise NodeError(f"the inputs cannot be written: {error}") from error
 
     def _set_up(self, place: ProgramContext) -> tuple[ProgramContext, Ending | None]:
         """Run the job's setup command, unless it has run; return the program's context, and the ending if it failed.
@@ -456,7 +335,7 @@ class Agent:
                 wait=lambda: self._runner.pause(_BUILD_POLL_S),
             )
         except (JobEnvironmentError, OSError) as error:
-            raise _ErrorEnd(f"the environment for `setup` cannot be created: {error}") from error
+            raise NodeError(f"the environment for `setup` cannot be created: {error}") from error
         place = inside(place, prepared.folder)
         if prepared.is_complete:
             self._log.add_agent_line("setup: its packages are in the cache")
@@ -475,7 +354,7 @@ class Agent:
         try:
             exits, _ = self._runner.run([process], self._code, StopHooks(), self._log, self._heart)
         except (OSError, ValueError) as error:  # ValueError: a NUL in a variable
-            raise _ErrorEnd(f"the setup cannot be started: {error}") from error
+            raise NodeError(f"the setup cannot be started: {error}") from error
         if self._orders.deciding is not None:
             raise Interrupted
         if [end.code for end in exits] != [0]:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ...protocol.jobdir import Claim, Heartbeat, JobDir, RecordError, node_key
-from ...protocol.logs import next_chunk
+from ...protocol.logs.format import next_chunk
 
 
 @dataclass(frozen=True, slots=True)

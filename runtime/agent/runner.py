@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TypeVar
 
-from ...protocol.logs import LogWriter
+from ...protocol.logs.writer import LogWriter
 from ..notices import KINDS, Order, Orders, SignalOrders, write_notice
 from ..processes.failure_causes import LastLines, OutOfMemoryCounter, find_cause
 from ..processes.program import Exit, Process, Program

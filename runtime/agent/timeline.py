@@ -7,7 +7,7 @@ import threading
 from typing import Any
 
 from ...protocol.jobdir import Heartbeat, Span, Timeline
-from ...protocol.logs import SteadyClock
+from ...protocol.logs.writer import SteadyClock
 
 
 class History:

@@ -8,7 +8,7 @@ import threading
 from collections.abc import Iterable
 from urllib.parse import quote, quote_plus
 
-from ...protocol.logs import Stream
+from ...protocol.logs.format import Stream
 
 MASK = "***"
 LEAST_CHARACTERS = 4

@@ -11,7 +11,9 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from cloudgpu.protocol.jobdir import JobDir, local_url, node_key
-from cloudgpu.protocol.logs import CHUNK_BYTES, MEMBER_BYTES, LogReader
+from cloudgpu.protocol.logs.format import MEMBER_BYTES
+from cloudgpu.protocol.logs.reader import LogReader
+from cloudgpu.protocol.logs.writer import CHUNK_BYTES
 from cloudgpu.tests.standins import s3
 
 from .measure import Row, seconds

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from cloudgpu.protocol.jobdir import JOB_KEY, JobDir, JobDirError, JobRecord
-from cloudgpu.protocol.logs import LogReader
+from cloudgpu.protocol.logs.reader import LogReader
 from cloudgpu.runtime.checkpoint.writer.client import finish_earlier
 
 from ..standins.agents import World, until, world

@@ -25,7 +25,7 @@ from botocore.awsrequest import AWSRequest
 from botocore.credentials import Credentials
 
 from cloudgpu.protocol.jobdir import JOB_KEY, AttemptRecord, Heartbeat, JobDir, JobRecord, Result, attempt_key, node_key
-from cloudgpu.protocol.logs import LogReader
+from cloudgpu.protocol.logs.reader import LogReader
 from cloudgpu.provisioners.aws.target import MAX_BYTES
 from cloudgpu.provisioners.boot import BootRecord, user_data
 from cloudgpu.provisioners.boot.agent_file import Built

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from cloudgpu.protocol.jobdir import JOB_KEY, AttemptRecord, JobDir, JobRecord, Result, attempt_key, node_key
-from cloudgpu.protocol.logs import LogReader
+from cloudgpu.protocol.logs.reader import LogReader
 from cloudgpu.provisioners.azure.target import MAX_BYTES
 from cloudgpu.provisioners.boot import BootRecord, user_data
 from cloudgpu.provisioners.boot.agent_file import Built

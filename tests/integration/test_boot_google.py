@@ -20,7 +20,7 @@ from typing import Any
 import pytest
 
 from cloudgpu.protocol.jobdir import JOB_KEY, AttemptRecord, JobDir, JobRecord, Result, attempt_key, node_key
-from cloudgpu.protocol.logs import LogReader
+from cloudgpu.protocol.logs.reader import LogReader
 from cloudgpu.provisioners.boot import BootRecord, container_command, startup_script
 from cloudgpu.provisioners.boot.agent_file import Built
 from cloudgpu.provisioners.boot.service import SERVICE

@@ -24,7 +24,7 @@ import pytest
 
 from cloudgpu.control import paths
 from cloudgpu.control.errors import StoreError
-from cloudgpu.control.jobs import Job, list_jobs, orphans
+from cloudgpu.control.jobs import Job, list_jobs
 from cloudgpu.control.store.store import Store
 from cloudgpu.control.submit.submission import owner_name
 from cloudgpu.control.supervisor import supervisor_lock
@@ -35,6 +35,7 @@ from cloudgpu.provisioners.shared.clock import SystemClock
 from cloudgpu.tests.standins.disk import Disk, mounted
 from cloudgpu.tests.standins.local_jobs import start_supervisor, stop_supervisor, submit_text
 from cloudgpu.tests.standins.long_mode import LONG, in_long_mode
+from cloudgpu.tests.standins.orphans import orphans
 
 END_S = 300.0
 SOON = 1.0

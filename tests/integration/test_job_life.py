@@ -20,10 +20,12 @@ from urllib.parse import unquote
 import psutil
 import pytest
 
+from cloudgpu.cli.exit_codes import Exit
+from cloudgpu.cli.main import main
 from cloudgpu.control import paths
 from cloudgpu.control.accounting.paid_time import spans_of
 from cloudgpu.control.errors import NoSuchJobError, NotRunningError, SubmitError
-from cloudgpu.control.jobs import Job, ensure_supervisor, get_job, list_jobs, orphans, submit, terminate_orphan
+from cloudgpu.control.jobs import Job, ensure_supervisor, get_job, list_jobs, submit
 from cloudgpu.control.submit.submission import owner_name
 from cloudgpu.control.supervisor import supervisor_lock
 from cloudgpu.control.supervisor.outdated import replace_if_different
@@ -33,6 +35,7 @@ from cloudgpu.protocol.jobdir import JobDir
 from cloudgpu.provisioners import LaunchRequest, NodeRequest, Owner, get_provisioner
 from cloudgpu.tests.standins.control import make_offer
 from cloudgpu.tests.standins.local_jobs import home_processes, state_directory, stop_supervisor, submit_text
+from cloudgpu.tests.standins.orphans import orphans
 
 WAIT_S = 180.0
 
@@ -315,11 +318,10 @@ def test_a_supervisor_whose_state_directory_is_deleted_ends(home: Path, after_s:
         assert errors.endswith("the state directory is gone: ending\n")
 
 
-def test_orphaned_machines_are_found_and_terminated(home: Path, code: Path) -> None:
+def test_orphaned_machines_are_found_and_terminated(home: Path, code: Path, capsys: pytest.CaptureFixture[str]) -> None:
     job = submit_text("name: known\nrun: exec sleep 1000\n", code)
     until_running(job)
     provisioner = get_provisioner("local")
-    [known] = provisioner.find(Owner(owner_name()))
     stray = LaunchRequest(
         job_id="unknown-job",
         attempt=1,
@@ -336,8 +338,7 @@ def test_orphaned_machines_are_found_and_terminated(home: Path, code: Path) -> N
     )
     allocation = provisioner.launch(stray)
     assert orphans() == [allocation]
-    terminate_orphan(known)  # not an orphan: a no-op
-    terminate_orphan(allocation)
+    assert main(["gc", "--cloud", "local", "--yes"]) == Exit.OK, capsys.readouterr().err
     assert orphans() == []
     assert job.refresh().state == "running"
 

@@ -29,7 +29,7 @@ from cloudgpu.protocol.jobdir import (
     local_url,
     node_key,
 )
-from cloudgpu.protocol.logs import LogReader
+from cloudgpu.protocol.logs.reader import LogReader
 from cloudgpu.provisioners import get_provisioner
 from cloudgpu.provisioners.base import Allocation, LaunchRequest, NodeRequest, Owner, ProvisionError, launch_token
 from cloudgpu.provisioners.local.gpus import find_gpus, visible

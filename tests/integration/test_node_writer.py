@@ -149,7 +149,7 @@ def test_no_program_of_the_job_decides_what_the_writer_runs(world: World) -> Non
 AGENT = """
 import os, signal, sys, time
 from pathlib import Path
-from cloudgpu.runtime.agent.node_writer import NodeWriter
+from cloudgpu.runtime.agent.node.writer import NodeWriter
 
 writer = NodeWriter(Path(sys.argv[1]), os.environ, print)
 writer.begin()

@@ -31,7 +31,8 @@ from cloudgpu.protocol.jobdir import (
     local_url,
     node_key,
 )
-from cloudgpu.protocol.logs import LogLine, LogReader
+from cloudgpu.protocol.logs.format import LogLine
+from cloudgpu.protocol.logs.reader import LogReader
 from cloudgpu.runtime.agent import agent as agent_module
 from cloudgpu.runtime.archive import pack
 

@@ -42,7 +42,7 @@ from cloudgpu.protocol.jobdir import (
     local_url,
     node_key,
 )
-from cloudgpu.protocol.logs import LogReader
+from cloudgpu.protocol.logs.reader import LogReader
 from cloudgpu.provisioners import AgentFile
 from cloudgpu.provisioners.local.machine import marked
 from cloudgpu.provisioners.shared.infra_outputs import Infrastructure

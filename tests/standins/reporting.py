@@ -10,9 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from unittest import mock
 
-from cloudgpu.protocol import logs, pace
+from cloudgpu.protocol import pace
 from cloudgpu.protocol.jobdir import JOB_KEY, JobDir, node_key
-from cloudgpu.protocol.logs import LogWriter
+from cloudgpu.protocol.logs import writer
+from cloudgpu.protocol.logs.writer import LogWriter
 from cloudgpu.protocol.pace import Pace
 from cloudgpu.runtime.agent import heartbeat
 from cloudgpu.runtime.agent.heartbeat import HeartbeatThread
@@ -30,9 +31,9 @@ _SECONDS = {
     (heartbeat, "BEAT_S"),
     (heartbeat, "_LOOK_S"),
     (heartbeat, "_FAR_INTERVAL_S"),
-    (logs, "LOG_S"),
-    (logs, "_GATHER_S"),
-    (logs, "_IDLE_S"),
+    (writer, "LOG_S"),
+    (writer, "_GATHER_S"),
+    (writer, "_IDLE_S"),
     (orders_module, "_POLL_S"),
     (orders_module, "_ORDERS_S"),
 }
@@ -66,8 +67,8 @@ def reporting_node(store: s3.S3, folder: Path) -> Iterator[ReportingNode]:
     with contextlib.ExitStack() as stack:
         for module, name in _SECONDS:
             stack.enter_context(mock.patch.object(module, name, getattr(module, name) / FASTER))
-        far = tuple(seconds / FASTER for seconds in logs._FAR_INTERVAL_S)
-        stack.enter_context(mock.patch.object(logs, "_FAR_INTERVAL_S", far))
+        far = tuple(seconds / FASTER for seconds in writer._FAR_INTERVAL_S)
+        stack.enter_context(mock.patch.object(writer, "_FAR_INTERVAL_S", far))
         own, orders = Pace(free=False), Orders(lambda: None)
         log = LogWriter(job_dir, 1, NODE, pace=own)
         heart = HeartbeatThread(

@@ -23,7 +23,8 @@ from cloudgpu.jobspecs.loading.loader import load_text
 from cloudgpu.jobspecs.plan import LocalMachine
 from cloudgpu.jobspecs.planner.planner import plan
 from cloudgpu.protocol.jobdir import Heartbeat, JobDir, JobDirError, Result, node_key
-from cloudgpu.protocol.logs import LogLine, LogReader
+from cloudgpu.protocol.logs.format import LogLine
+from cloudgpu.protocol.logs.reader import LogReader
 from cloudgpu.tests.standins.cloud import Life, lives
 from cloudgpu.tests.standins.control import World
 

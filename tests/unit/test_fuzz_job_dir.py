@@ -59,7 +59,7 @@ from cloudgpu.protocol.jobdir import (
     local_url,
     node_key,
 )
-from cloudgpu.protocol.logs import LogReader
+from cloudgpu.protocol.logs.reader import LogReader
 from cloudgpu.protocol.metrics import Row, Segment, read_metrics
 from cloudgpu.protocol.outputs import OutputsRecord, find_outputs, missing_outputs
 from cloudgpu.protocol.sealed_secrets import BoxContent
@@ -67,7 +67,7 @@ from cloudgpu.provisioners.base import NodeState
 from cloudgpu.runtime.agent.generations import Ledger
 from cloudgpu.runtime.agent.heartbeat import read_progress
 from cloudgpu.runtime.agent.membership import _PeerState
-from cloudgpu.runtime.agent.node_program import _read_address
+from cloudgpu.runtime.agent.node.program import _read_address
 from cloudgpu.runtime.agent.restart import Budget
 from cloudgpu.runtime.agent.resume import read_earlier_run
 from cloudgpu.runtime.checkpoint.errors import UnusableError

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from cloudgpu.runtime.agent.gpu_idle import IdleWatch, UnreadableError, parse, read_utilisation
+from cloudgpu.runtime.agent.node.gpu_idle import IdleWatch, UnreadableError, parse, read_utilisation
 
 ANSWER = "GPU-aa1, 0\nGPU-ab2, 97\nGPU-c3-d4, [N/A]\n"
 

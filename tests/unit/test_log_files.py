@@ -14,7 +14,7 @@ from cloudgpu.cli.shared.errors import CommandError
 from cloudgpu.cli.shared.job.follow import LogFilter
 from cloudgpu.cli.shared.job.log_files import write_logs
 from cloudgpu.protocol.jobdir import JobDir, local_url, node_key
-from cloudgpu.protocol.logs import LogReader
+from cloudgpu.protocol.logs.reader import LogReader
 
 
 @pytest.fixture

@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from cloudgpu.protocol.jobdir import JobDir, local_url, node_key
-from cloudgpu.protocol.logs import LogReader, LogWriter
+from cloudgpu.protocol.logs.reader import LogReader
+from cloudgpu.protocol.logs.writer import LogWriter
 
 from ..standins import s3
 

@@ -15,9 +15,11 @@ from pathlib import Path
 import pytest
 
 from cloudgpu.cli.shared.text import clock
-from cloudgpu.protocol import logs
 from cloudgpu.protocol.jobdir import JobDir, local_url, node_key
-from cloudgpu.protocol.logs import Cursor, LogLine, LogReader, LogWriter
+from cloudgpu.protocol.logs import writer as log_writer
+from cloudgpu.protocol.logs.format import LogLine
+from cloudgpu.protocol.logs.reader import Cursor, LogReader
+from cloudgpu.protocol.logs.writer import LogWriter
 
 
 @pytest.fixture
@@ -82,7 +84,7 @@ def test_reading_in_pieces_loses_and_repeats_nothing(job_dir: JobDir, limit: int
 
 
 def test_following_while_written(job_dir: JobDir, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(logs, "CHUNK_BYTES", 300)  # gives the reader many objects that grow and end
+    monkeypatch.setattr(log_writer, "CHUNK_BYTES", 300)  # gives the reader many objects that grow and end
     writer, reader, found = LogWriter(job_dir, 1, "worker-0.1"), LogReader(job_dir), []
     cursor = None
     for number in range(300):
@@ -192,7 +194,7 @@ def test_the_clock_never_goes_back(job_dir: JobDir, monkeypatch: pytest.MonkeyPa
 def test_a_failing_job_dir_neither_stops_the_program_nor_fills_the_memory(
     tmp_path: Path, job_dir: JobDir, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(logs, "BUFFER_BYTES", 4_000)
+    monkeypatch.setattr(log_writer, "BUFFER_BYTES", 4_000)
     writer = LogWriter(job_dir, 1, "worker-0.1")
     writer.add("stdout", 0, "first")
     while not job_dir.list("attempts"):
@@ -230,8 +232,9 @@ class SlowJobDir(JobDir):
 
 
 def test_a_slow_job_dir_holds_the_program_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(logs, "BUFFER_BYTES", 2_000)
-    monkeypatch.setattr(logs, "MEMBER_BYTES", 500)
+    monkeypatch.setattr(log_writer, "BUFFER_BYTES", 2_000)
+    for name in ("MEMBER_BYTES", "GATHERED_BYTES"):  # what the first write takes is less than all lines
+        monkeypatch.setattr(log_writer, name, 500)
     job_dir = SlowJobDir(local_url(tmp_path / "slow"))
     writer = LogWriter(job_dir, 1, "worker-0.1")
 

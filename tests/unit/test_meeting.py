@@ -13,7 +13,7 @@ from cloudgpu.protocol.jobdir import JobDir, JobRecord, NodeRecord
 from cloudgpu.provisioners.vertex.provisioner import PENDING_S
 from cloudgpu.runtime.agent.generations import Ledger
 from cloudgpu.runtime.agent.membership import FLEET_TIMEOUT_S, LeftOutError
-from cloudgpu.runtime.agent.node_program import NodeProgram
+from cloudgpu.runtime.agent.node.program import NodeProgram
 from cloudgpu.runtime.agent.restart import Budget
 from cloudgpu.runtime.launchers import ProgramContext
 

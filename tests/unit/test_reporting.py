@@ -10,7 +10,7 @@ import pytest
 
 from cloudgpu.protocol.attempt_signal import WatchMark, send_signal, signal_key
 from cloudgpu.protocol.jobdir import Heartbeat, JobDir, Notice, Stop, attempt_key, local_url, node_key
-from cloudgpu.protocol.logs import LogReader
+from cloudgpu.protocol.logs.reader import LogReader
 from cloudgpu.protocol.pace import BEAT_S, LOG_S, SETTLE_S, Pace
 
 from ..standins import s3

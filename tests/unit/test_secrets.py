@@ -26,7 +26,8 @@ from cloudgpu.jobspecs.diagnostics import SpecError
 from cloudgpu.jobspecs.loading.loader import load_text
 from cloudgpu.jobspecs.secrets import looks_secret, source_problem
 from cloudgpu.protocol.jobdir import JobDir, JobRecord, NodeRecord
-from cloudgpu.protocol.logs import LogReader, LogWriter
+from cloudgpu.protocol.logs.reader import LogReader
+from cloudgpu.protocol.logs.writer import LogWriter
 from cloudgpu.protocol.sealed_secrets import BoxError, Recipient, new_key, open_box, public_key, seal
 from cloudgpu.runtime.archive import pack, unpack
 from cloudgpu.runtime.launchers import Addresses, ProgramContext, processes, setup_process

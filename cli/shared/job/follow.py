@@ -22,7 +22,8 @@ if TYPE_CHECKING:
 
     from ....control.store.model import Event
     from ....jobspecs.plan import Offer
-    from ....protocol.logs import Cursor, LogLine, LogReader
+    from ....protocol.logs.format import LogLine
+    from ....protocol.logs.reader import Cursor, LogReader
 
 _POLL_LOCAL_S = 0.1
 _POLL_REMOTE_S = 1.0  # a listing of an object store costs money and tens of milliseconds
@@ -30,7 +31,7 @@ _WATCH_S = 3.0  # seconds between two checks that a supervisor runs
 _QUIET_EVENTS = frozenset({"submitted", "launched", "ended"})  # the log's reader sees these anyway
 _NODE_END = re.compile(r"(failed|preempted|again|stopped|error): |.* again in place .*\(generation \d+\)$")
 """Matches the agent's lines on the end or restart of its program: runtime/agent/agent.py,
-runtime/agent/node_program.py."""
+runtime/agent/node/program.py."""
 _READ_LINES = 50_000
 _WRITE_LINES = 500  # maximum lines to print between two checks for Ctrl-C
 _NAP_S = 0.05  # maximum seconds until Ctrl-C is noticed

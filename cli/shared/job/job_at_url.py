@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from ....control.store.model import Event
     from ....jobspecs.plan import Offer
     from ....protocol.jobdir import AttemptRecord, JobDir
-    from ....protocol.logs import LogReader
+    from ....protocol.logs.reader import LogReader
     from ....protocol.outputs import Outputs
 
 LINGER_S = 60.0
@@ -87,7 +87,7 @@ class JobAtUrl:
     def refresh(self) -> JobAtUrl:
         """Poll the newest attempt and the results of its nodes."""
         from ....protocol.jobdir import node_key
-        from ....protocol.logs import attempt_numbers
+        from ....protocol.logs.format import attempt_numbers
 
         numbers = attempt_numbers(self._dir)
         if numbers != self._numbers:
@@ -108,7 +108,7 @@ class JobAtUrl:
         return self
 
     def logs(self) -> LogReader:
-        from ....protocol.logs import LogReader
+        from ....protocol.logs.reader import LogReader
 
         return LogReader(self._dir)
 

@@ -15,7 +15,8 @@ from ..output import ProgressLine, warning
 from ..text import iso
 
 if TYPE_CHECKING:
-    from ....protocol.logs import LogLine, LogReader
+    from ....protocol.logs.format import LogLine
+    from ....protocol.logs.reader import LogReader
     from .follow import Followed, LogFilter
 
 _NODE = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}", re.ASCII)

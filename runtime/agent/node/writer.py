@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from ..processes.program import ORPHAN_GUARD
+from ...processes.program import ORPHAN_GUARD
 
 START_AFTER_S = 0.3
 """Delay in seconds after the program's start, so as not to slow it; a program that ends sooner has staged nothing."""
@@ -80,7 +80,7 @@ class NodeWriter:
         durable, over = threading.Event(), threading.Event()
 
         def ask() -> None:
-            from ..checkpoint.writer.protocol import wait_until_durable
+            from ...checkpoint.writer.protocol import wait_until_durable
 
             while not over.is_set() and not self._has_ended():
                 if wait_until_durable(str(self.path), _LOOK_S):

@@ -12,18 +12,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
-from ...protocol.jobdir import Address, Generation, JobDir, Record, RecordError, node_key
-from ...protocol.logs import LogWriter
-from ..checkpoint.schedule import interval
-from ..launchers import LOOPBACK, ProgramContext, free_port, machine_environment, needs_addresses, own_host, processes
-from ..notices import Order, Orders
-from ..processes.exit_verdict import INTERRUPTED_EXIT, Ending, judge
-from ..processes.outcome_watch import OutcomeWatch
-from ..processes.program import Exit, Process, kill_leftovers
-from .generations import GenerationWatcher, Ledger
-from .gpu_idle import VISIBLE, IdleWatch, read_utilisation
-from .heartbeat import HeartbeatThread, read_progress
-from .membership import (
+from ....protocol.jobdir import Address, Generation, JobDir, Record, RecordError, node_key
+from ....protocol.logs.writer import LogWriter
+from ...checkpoint.schedule import interval
+from ...launchers import LOOPBACK, ProgramContext, free_port, machine_environment, needs_addresses, own_host, processes
+from ...notices import Order, Orders
+from ...processes.exit_verdict import INTERRUPTED_EXIT, Ending, judge
+from ...processes.outcome_watch import OutcomeWatch
+from ...processes.program import Exit, Process, kill_leftovers
+from ..generations import GenerationWatcher, Ledger
+from ..heartbeat import HeartbeatThread, read_progress
+from ..membership import (
     DECISION_TIMEOUT_S,
     FLEET_TIMEOUT_S,
     RECHECK_S,
@@ -35,10 +34,11 @@ from .membership import (
     take_place,
     wait_for,
 )
-from .node_writer import NodeWriter, writer_environment
-from .restart import generations_without_checkpoint, requested_restart
-from .runner import PEER_S, POLL_S, Runner, StopHooks, Wakeup
-from .timeline import History
+from ..restart import generations_without_checkpoint, requested_restart
+from ..runner import PEER_S, POLL_S, Runner, StopHooks, Wakeup
+from ..timeline import History
+from .gpu_idle import VISIBLE, IdleWatch, read_utilisation
+from .writer import NodeWriter, writer_environment
 
 SETTLE_S = 1.0
 """Seconds that the node's other processes have to end after one has failed, if the program may be restarted; one of
