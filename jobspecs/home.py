@@ -1,4 +1,4 @@
-"""Where cloudgpu keeps its files on this computer: the state directory and the user's configuration file."""
+"""State directory and configuration file of cloudgpu on this computer."""
 
 from __future__ import annotations
 

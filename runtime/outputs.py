@@ -94,7 +94,7 @@ def _states(wanted: Sequence[str], folder: Path) -> Iterator[tuple[str, list[int
 
 @dataclass(frozen=True)
 class Destination:
-    """Where a node's outputs go."""
+    """Destination of a node's outputs."""
 
     job_dir: JobDir
     attempt: int

@@ -155,7 +155,7 @@ def safe_parts(key: str) -> tuple[str, ...] | None:
 
 
 def without_markers(entries: Sequence[Entry]) -> Iterator[Entry]:
-    """Yield the objects of a listing without empty ones that stand for a folder, as cloud consoles create them."""
+    """Yield the objects of a listing without the empty objects that mark folders, as cloud consoles create them."""
     folders = {str(folder) for entry in entries for folder in PurePosixPath(entry.key).parents}
     for entry in entries:
         if entry.size or not (entry.key.endswith("/") or entry.key in folders):

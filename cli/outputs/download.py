@@ -1,4 +1,4 @@
-"""Download of outputs into a folder: what is there already is kept, what differs is refused."""
+"""Download outputs into a folder; existing files are kept, and files that differ are refused."""
 
 from __future__ import annotations
 

@@ -136,13 +136,13 @@ def _settled(run: Run, mine: Progress, following: Progress) -> Run:
 
 def split_paid_seconds(paid: float, attempt: Attempt, timeline: Timeline | None, runs: Sequence[Run]) -> Times:
     """Split an attempt's paid seconds by use."""
-    told = [run.progress for run in runs if run.progress is not None]
+    reported = [run.progress for run in runs if run.progress is not None]
     lost = sum(run.lost for run in runs)
     claims = {
-        "productive": sum(one.step_seconds for one in told) - lost,
+        "productive": sum(one.step_seconds for one in reported) - lost,
         "redone": lost,
-        "blocked": sum(one.blocked_seconds for one in told),
-        "restore": sum(one.restore_seconds for one in told),
+        "blocked": sum(one.blocked_seconds for one in reported),
+        "restore": sum(one.restore_seconds for one in reported),
         **_starting(paid, attempt, timeline, runs),
     }
     left = max(0.0, paid)
@@ -150,7 +150,7 @@ def split_paid_seconds(paid: float, attempt: Attempt, timeline: Timeline | None,
     for name, seconds in claims.items():
         parts[name] = min(max(0.0, seconds), left)
         left -= parts[name]
-    silent = attempt.ended is not None and bool(told) and runs[-1].span.ended is None
+    silent = attempt.ended is not None and bool(reported) and runs[-1].span.ended is None
     rest = "ending" if silent else "other"
     parts[rest] = parts.get(rest, 0.0) + left
     return Times(**parts)

@@ -105,18 +105,18 @@ def make_report(
     """Return the report of a job's attempts; `live` and `timeline` belong to the attempt that still runs."""
     launched = [attempt for attempt in attempts if attempt.launched is not None]
     timelines = [one.timeline or (timeline if one.ended is None else None) for one in launched]
-    told = [
+    runs_by_attempt = [
         read_runs(one, seen, live if one.ended is None else None) for one, seen in zip(launched, timelines, strict=True)
     ]
-    settled = iter(with_redone_steps([run for runs in told for run in runs]))
-    runs = [[next(settled) for _ in one] for one in told]
+    settled = iter(with_redone_steps([run for runs in runs_by_attempt for run in runs]))
+    runs = [[next(settled) for _ in one] for one in runs_by_attempt]
     lines = tuple(_line(one, spent, now, seen) for one, spent, seen in zip(launched, runs, timelines, strict=True))
     return _sum(lines, [run for one in runs for run in one], cost.total(launched, now))
 
 
 def _line(attempt: Attempt, runs: Sequence[Run], now: float, timeline: Timeline | None) -> AttemptReport:
     paid = cost.paid_seconds(attempt, now)
-    told = [run.progress for run in runs if run.progress is not None]
+    reported = [run.progress for run in runs if run.progress is not None]
     times = split_paid_seconds(paid, attempt, timeline, runs)
     return AttemptReport(
         number=attempt.number,
@@ -125,9 +125,9 @@ def _line(attempt: Attempt, runs: Sequence[Run], now: float, timeline: Timeline 
         place=attempt.offer.zone or attempt.offer.region,
         seconds=paid,
         cost=cost.attempt_cost(attempt, now),
-        restored_step=told[0].restored_step if told else None,
-        step=told[-1].step if told else None,
-        saved_step=told[-1].saved_step if told else None,
+        restored_step=reported[0].restored_step if reported else None,
+        step=reported[-1].step if reported else None,
+        saved_step=reported[-1].saved_step if reported else None,
         redone=sum(run.redone for run in runs),
         useful_seconds=times.productive,
         times=times,
@@ -140,7 +140,7 @@ def _sum(lines: tuple[AttemptReport, ...], runs: Sequence[Run], total: Decimal |
     times = sum((line.times for line in lines), NO_TIME)
     useful = times.productive
     steps = max((line.step for line in lines if line.step is not None), default=None)
-    told = [run.progress for run in runs if run.progress is not None]
+    reported = [run.progress for run in runs if run.progress is not None]
     return Report(
         attempts=lines,
         interruptions=sum(line.outcome in INTERRUPTED for line in lines),
@@ -154,14 +154,14 @@ def _sum(lines: tuple[AttemptReport, ...], runs: Sequence[Run], total: Decimal |
         wasted_cost=None if total is None or not paid else total * Decimal(repr(1 - min(1.0, useful / paid))),
         times=times,
         starts=len(runs),
-        optimum=_optimum(times, told, len(runs)) if steps else None,
+        optimum=_optimum(times, reported, len(runs)) if steps else None,
     )
 
 
-def _optimum(times: Times, told: Sequence[Progress], starts: int) -> Optimum:
+def _optimum(times: Times, reported: Sequence[Progress], starts: int) -> Optimum:
     """Apply the equations of runtime.goodput; each start after the first follows an interruption."""
-    save = median([one.cost for one in told if one.cost is not None] or [0.0])
-    lag = median([one.lag for one in told if one.lag is not None] or [0.0])
+    save = median([one.cost for one in reported if one.cost is not None] or [0.0])
+    lag = median([one.lag for one in reported if one.lag is not None] or [0.0])
     restart = (times.restart + times.ending) / starts
     mean = times.total / (starts - 1) if starts > 1 else None
     goodput, interval = best_goodput(times.productive, starts, cost=save, restart=restart, mean=mean, lag=lag)

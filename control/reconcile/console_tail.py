@@ -31,15 +31,17 @@ class ConsoleReader:
         if self._asked or not isinstance(self._provisioner, Explainer):
             return ""
         self._asked = True
-        told: list[str] = []
-        asking = threading.Thread(target=self._ask, args=(self._provisioner, node, told), name="console", daemon=True)
+        outputs: list[str] = []
+        asking = threading.Thread(
+            target=self._ask, args=(self._provisioner, node, outputs), name="console", daemon=True
+        )
         asking.start()
         asking.join(self._limit_s)
-        text = told[0] if told else ""
+        text = outputs[0] if outputs else ""
         return f"\nits console ends with:\n{text}" if text else ""
 
-    def _ask(self, provisioner: Explainer, node: str, told: list[str]) -> None:
+    def _ask(self, provisioner: Explainer, node: str, outputs: list[str]) -> None:
         try:
-            told.append(provisioner.explain(self._allocation, node))
+            outputs.append(provisioner.explain(self._allocation, node))
         except Exception as error:  # noqa: BLE001 - any error: the node then ends without console output
             log.info("%s: the console of %s cannot be read: %s", self._allocation.job_id, node, error)

@@ -266,12 +266,12 @@ def _choose_offer(
     if found is None:
         return _fail(asked or [Refused.of(one) for one in attempts if one.outcome == "refused"])
     opens = now if isinstance(found, Offer) else found
-    told = [*asked, *(one for one in elsewhere if any(concerns(one, offer) for offer in job.offers))]
+    refusals = [*asked, *(one for one in elsewhere if any(concerns(one, offer) for offer in job.offers))]
     if now >= deadline or (asked and opens > deadline):
         waited = f"no machines within retry.capacity of {format_duration(job.policy.capacity_s or 0)}"
-        return End("failed", "capacity", message(told, waited))
+        return End("failed", "capacity", message(refusals, waited))
     until = min(opens + jitter(SPREAD_S, job.id), deadline)
-    return Later(until, message(told, f"no machines available; next try at {utc(until)}"))
+    return Later(until, message(refusals, f"no machines available; next try at {utc(until)}"))
 
 
 def search_deadline(job: JobRow, attempts: Sequence[Attempt]) -> float:

@@ -80,8 +80,8 @@ def message(refusals: Sequence[Refused], headline: str = "no machines") -> str:
     tries = f"{len(refusals)} tries at {places} place{'s' * (places > 1)}" if len(refusals) > 1 else "1 try"
     span = f"at {last}" if first == last else f"from {first.removesuffix(' UTC')} to {last.removeprefix(first[:11])}"
     whys = ", ".join(dict.fromkeys(CLASSES.get(one.kind, one.kind) for one in groups))
-    told = lines(groups, lambda moment: utc(moment).removeprefix(day).removesuffix(" UTC"))
-    return "\n".join([f"{headline}: {tries} {span}: {whys}", *(f"  {line}" for line in told)])
+    details = lines(groups, lambda moment: utc(moment).removeprefix(day).removesuffix(" UTC"))
+    return "\n".join([f"{headline}: {tries} {span}: {whys}", *(f"  {line}" for line in details)])
 
 
 def utc(moment: float) -> str:

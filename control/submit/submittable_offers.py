@@ -38,8 +38,8 @@ def usable_offers(spec: JobSpec, plan: Plan) -> list[Offer]:
     wrong = [cloud for cloud in named if cloud in obstacles] or (clouds if len(obstacles) == len(clouds) else [])
     if wrong:
         apart = [cloud for cloud in wrong if can_launch(cloud) and not _reaches_job_dir(spec, cloud)]
-        told = [_unreachable_message(spec, apart) if cloud in apart else obstacles[cloud] for cloud in wrong]
-        raise SubmitError("; ".join(dict.fromkeys(told)))
+        reasons = [_unreachable_message(spec, apart) if cloud in apart else obstacles[cloud] for cloud in wrong]
+        raise SubmitError("; ".join(dict.fromkeys(reasons)))
     able = [offer for offer in plan.offers if offer.cloud not in obstacles]
     if spec.limits.cost is not None:
         priced = [offer for offer in able if offer.price is not None]
@@ -55,8 +55,8 @@ def _with_groups(spec: JobSpec, plan: Plan) -> Plan:
     able = {offer.cloud for offer in found.offers}
     refusals = [one for one in found.refusals if one.rule == RULE and one.cloud not in able]
     if refusals and (spec.resources.cloud is not None or not able):
-        told = [": ".join(filter(None, (one.subject, one.message, one.allowed))) for one in refusals]
-        raise SubmitError("; ".join(told))
+        messages = [": ".join(filter(None, (one.subject, one.message, one.allowed))) for one in refusals]
+        raise SubmitError("; ".join(messages))
     return found
 
 

@@ -62,12 +62,12 @@ def replace_if_different(clouds: Collection[str]) -> bool:
     if there.is_replaceable and mine and end(there):
         return True
     settings = settings_of(clouds, os.environ)
-    told = [name for name in unlike if os.environ.get(name) and (name in settings or there.is_replaceable)]
-    if told:
+    conflicting = [name for name in unlike if os.environ.get(name) and (name in settings or there.is_replaceable)]
+    if conflicting:
         raise SubmitError(
             f"a supervisor runs (process {there.pid}) with other settings than this shell, and would launch with its "
-            f"own: {', '.join(told)}; it cannot be replaced while it has jobs of another account, or is a service: "
-            "wait until its jobs have ended, or set CLOUDGPU_HOME to another folder"
+            f"own: {', '.join(conflicting)}; it cannot be replaced while it has jobs of another account, or is a "
+            "service: wait until its jobs have ended, or set CLOUDGPU_HOME to another folder"
         )
     return False
 

@@ -36,8 +36,8 @@ def infra_program(settings: InfraSettings) -> None:
     OrphanReaper(f"{_NAME}-reaper", reaper, opts)
 
     def outputs(made: dict[str, object]) -> dict[str, object]:
-        told = {"cloud": "aws", "region": settings.region, "stack": settings.stack, "owner": settings.owner}
-        return Infrastructure.from_json({**told, **made, "secrets": list(settings.secrets)}).to_json()
+        configured = {"cloud": "aws", "region": settings.region, "stack": settings.stack, "owner": settings.owner}
+        return Infrastructure.from_json({**configured, **made, "secrets": list(settings.secrets)}).to_json()
 
     known = pulumi.Output.all(
         network=network.network_id,
@@ -77,8 +77,10 @@ def fleet_program(settings: FleetSettings) -> None:
     made = GpuFleet(fleet.name, args, opts)
 
     def outputs(known: dict[str, str]) -> dict[str, object]:
-        told = {"name": fleet.name, "cloud": "aws", "region": fleet.region, "template_hash": fleet.template_hash}
-        return FleetOutputs.from_json({**told, **known, "size": fleet.size, "fleet_dir": settings.fleet_dir}).to_json()
+        configured = {"name": fleet.name, "cloud": "aws", "region": fleet.region, "template_hash": fleet.template_hash}
+        return FleetOutputs.from_json(
+            {**configured, **known, "size": fleet.size, "fleet_dir": settings.fleet_dir}
+        ).to_json()
 
     known = pulumi.Output.all(template=made.template_id, template_version=made.template_version, group=made.group)
     pulumi.export(OUTPUT, known.apply(outputs))

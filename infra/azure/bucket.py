@@ -86,8 +86,8 @@ class JobBucket(pulumi.ComponentResource):
         for number, user in enumerate(args.get("users", [])):
             role = definition(args["subscription"], WRITER)
             assign(self, f"{name}-user-{number}", role=role, scope=container.id, principal=user, protect=protect)
-        told = {name: getattr(self, name) for name in ("account", "container", "container_id", "job_dir")}
-        self.register_outputs(told)
+        outputs = {name: getattr(self, name) for name in ("account", "container", "container_id", "job_dir")}
+        self.register_outputs(outputs)
 
     def _account(
         self, name: str, args: JobBucketArgs, group: pulumi.Output[str], *, protect: bool

@@ -194,8 +194,8 @@ class GpuFleet(pulumi.ComponentResource):
         )
         machine = pulumi.Output.from_input(args["machine_role"])
         found = managedidentity.get_user_assigned_identity_output(
-            resource_group_name=machine.apply(lambda told: part_of(told, "resourceGroups")),
-            resource_name=machine.apply(lambda told: part_of(told, "userAssignedIdentities")),
+            resource_group_name=machine.apply(lambda identity_id: part_of(identity_id, "resourceGroups")),
+            resource_name=machine.apply(lambda identity_id: part_of(identity_id, "userAssignedIdentities")),
             opts=pulumi.InvokeOutputOptions(parent=self),
         )
         assign(

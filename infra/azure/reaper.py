@@ -68,7 +68,7 @@ class OrphanReaper(pulumi.ComponentResource):
             actions=_ACTIONS,
             description="Deletes resource groups of cloudgpu that have expired",
         )
-        principal = workflow.identity.apply(lambda told: told.principal_id if told else "")
+        principal = workflow.identity.apply(lambda identity: identity.principal_id if identity else "")
         assign(
             self,
             f"{name}-right",

@@ -62,7 +62,9 @@ def assign(
 
     `role`: resource id of the role definition.
     """
-    named = pulumi.Output.all(role, scope, principal).apply(lambda told: assignment_name(told[2], told[1], told[0]))
+    named = pulumi.Output.all(role, scope, principal).apply(
+        lambda values: assignment_name(values[2], values[1], values[0])
+    )
     return authorization.RoleAssignment(
         name,
         role_assignment_name=named,
@@ -91,7 +93,7 @@ def role_of(
     return authorization.RoleDefinition(
         name,
         role_definition_id=pulumi.Output.from_input(scope).apply(
-            lambda told: uuid or assignment_name(name, told, "definition")
+            lambda scope_id: uuid or assignment_name(name, scope_id, "definition")
         ),
         role_name=pulumi.Output.concat(name, " ", subscription),  # unique in the tenant
         description=description,
@@ -110,4 +112,4 @@ def definition(subscription: pulumi.Input[str], role: str) -> pulumi.Output[str]
 
 
 def id_of_group(subscription: pulumi.Input[str], group: pulumi.Input[str]) -> pulumi.Output[str]:
-    return pulumi.Output.all(subscription, group).apply(lambda told: group_id(told[0], told[1]))
+    return pulumi.Output.all(subscription, group).apply(lambda values: group_id(values[0], values[1]))

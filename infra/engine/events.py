@@ -104,14 +104,14 @@ class EventCollector:
 
     def _began(self, step: StepEventMetadata) -> None:
         self._begun[step.urn, step.op.value] = time.monotonic()
-        self._tell(step, "begun", 0.0)
+        self._report(step, "begun", 0.0)
 
     def _ended(self, step: StepEventMetadata, state: State) -> None:
         begun = self._begun.pop((step.urn, step.op.value), None)
         if begun is not None:
-            self._tell(step, state, time.monotonic() - begun)
+            self._report(step, state, time.monotonic() - begun)
 
-    def _tell(self, step: StepEventMetadata, state: State, seconds: float) -> None:
+    def _report(self, step: StepEventMetadata, state: State, seconds: float) -> None:
         op = _PARTS.get(step.op.value) or _OPS.get(step.op.value, "same")
         change = _change(step, op)  # type: ignore[arg-type]  # the tables' values are Ops
         if change.changes or state == "failed":

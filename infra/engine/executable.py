@@ -168,11 +168,11 @@ def _place(root: Path | None) -> str:
 def _read_both(process: subprocess.Popen[str], on_output: OnText | None, on_error: OnText | None) -> tuple[str, str]:
     texts: tuple[list[str], list[str]] = [], []
 
-    def read(stream: IO[str] | None, lines: list[str], tell: OnText | None) -> None:
+    def read(stream: IO[str] | None, lines: list[str], on_line: OnText | None) -> None:
         for line in stream or ():
             lines.append(line.rstrip())
-            if tell:
-                tell(line.rstrip())
+            if on_line:
+                on_line(line.rstrip())
 
     streams = zip((process.stdout, process.stderr), texts, (on_output, on_error), strict=True)
     threads = [threading.Thread(target=read, args=one) for one in streams]

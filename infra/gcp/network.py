@@ -72,8 +72,8 @@ class GpuNetwork(pulumi.ComponentResource):
         if args.get("nat"):
             self._nat(name, called, args["region"], network)
         self.network, self.network_link, self.subnetwork = network.name, network.self_link, subnetwork.self_link
-        told = {key: getattr(self, key) for key in ("network", "network_link", "subnetwork")}
-        self.register_outputs(told)
+        outputs = {key: getattr(self, key) for key in ("network", "network_link", "subnetwork")}
+        self.register_outputs(outputs)
 
     def _nat(self, name: str, called: str, region: pulumi.Input[str], network: compute.Network) -> None:
         router = compute.Router(

@@ -43,14 +43,14 @@ def infra_program(settings: InfraSettings) -> None:
     reaper: OrphanReaperArgs = {"project": project, "region": region, "account_id": account_id, "owner": settings.owner}
     OrphanReaper("reaper", reaper, opts)
     known = Infrastructure("gcp", region, settings.stack, settings.owner, network="").to_json()
-    told = {
+    outputs = {
         "network": network.network,
         "subnets": {"": network.subnetwork},
         "machine_role": role.email,
         "job_dir": bucket.job_dir,
         "secrets": list(settings.secrets),
     }
-    pulumi.export(OUTPUT, {**known, **told})
+    pulumi.export(OUTPUT, {**known, **outputs})
 
 
 def fleet_program(settings: FleetSettings) -> None:

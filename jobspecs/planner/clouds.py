@@ -211,7 +211,7 @@ class CloudPlanner:
             yield None, priced
 
     def _zones(self, roles: Sequence[Sequence[Option]], region: str) -> list[str | None]:
-        """Return the zones to try; an entry None stands for options whose zones in the region are unknown."""
+        """Return the zones to try; None means options whose zones in the region are unknown."""
         known = {zone for options in roles for option in options for zone in option.zones.get(region, ())}
         unknown = any(not option.zones.get(region) for options in roles for option in options)
         if self._spec.resources.zone is None:

@@ -95,7 +95,7 @@ def idle_gpus(spec: JobSpec, target: TargetInfo) -> Verdict | None:
 
 
 def _accelerators(role: Role, target: TargetInfo) -> list[str | None]:
-    """Return the accelerators that a role's machines may have; an entry None stands for any GPU with enough memory."""
+    """Return the accelerators that a role's machines may have; None means any GPU with enough memory."""
     if role.accelerator or role.machine_type is None:
         return [request.name for request in role.accelerator]
     machine = built_in(target.name, role.machine_type)

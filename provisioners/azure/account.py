@@ -121,8 +121,8 @@ def _credential() -> TokenCredential:
 def default_subscription() -> str | None:
     """Return the default subscription from `az`'s profile file; None: not logged in."""
     try:
-        told_to_us = json.loads((_az_folder() / "azureProfile.json").read_text(encoding="utf-8-sig"))
-        found = [one for one in told_to_us["subscriptions"] if one.get("isDefault")]
+        profile = json.loads((_az_folder() / "azureProfile.json").read_text(encoding="utf-8-sig"))
+        found = [one for one in profile["subscriptions"] if one.get("isDefault")]
         return str(found[0]["id"]) if found else None
     except (OSError, ValueError, LookupError, TypeError, AttributeError):
         return None
@@ -221,12 +221,12 @@ def short(text: str) -> str:
 
 def code_of(error: HttpResponseError) -> str:
     """Return Azure's error code in the response; "": none."""
-    return _told_in(error)[0]
+    return _parse_error(error)[0]
 
 
 def _answered(error: HttpResponseError, doing: str, clock: Clock) -> ProvisionError:
     headers = getattr(error.response, "headers", None) or {}
-    code, message = _told_in(error)
+    code, message = _parse_error(error)
     found = classify(
         "azure",
         code=code,
@@ -239,7 +239,7 @@ def _answered(error: HttpResponseError, doing: str, clock: Clock) -> ProvisionEr
     return found.as_class("auth", skew) if skew else found
 
 
-def _told_in(error: HttpResponseError) -> tuple[str, str]:
+def _parse_error(error: HttpResponseError) -> tuple[str, str]:
     """Return code and message from the response's JSON; the code is "" for other formats, such as HTML."""
     try:
         body = json.loads(error.response.text()) if error.response is not None else None

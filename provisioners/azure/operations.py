@@ -145,13 +145,13 @@ def get_machine(clients: Clients, group: str, name: str) -> View | None:
 
 def view_of(found: Any) -> View:  # JSON
     """Parse a machine's state from the API's response."""
-    told = found.get("properties", {}).get("instanceView") or {}
-    codes = {str(one.get("code", "")) for one in told.get("statuses") or ()}
+    instance_view = found.get("properties", {}).get("instanceView") or {}
+    codes = {str(one.get("code", "")) for one in instance_view.get("statuses") or ()}
     return View(
         state=state_of(found),
         runs=bool(_RUNS & codes),
         restarts=state_of(found) == "Updating" or "PowerState/starting" in codes,
-        error=error_in(told),
+        error=error_in(instance_view),
         zone=next(iter(found.get("zones") or ()), None),
         tags=dict(found.get("tags") or {}),
     )

@@ -214,15 +214,15 @@ class AzureProvisioner:
         if view is None or (known is not None and view.state == "Deleting"):
             return known or self._missing(allocation, node, seen.name)
         error = view.error or {"code": seen.state, "message": f"the machine is {seen.state}"}
-        told = refusal(error, f"start {node}")
-        if view.runs or told.error_class in UNKNOWN:
-            return NodeState(node, "running", str(told))
-        told = with_console(self._clients, group, seen.name, told)
+        start_error = refusal(error, f"start {node}")
+        if view.runs or start_error.error_class in UNKNOWN:
+            return NodeState(node, "running", str(start_error))
+        start_error = with_console(self._clients, group, seen.name, start_error)
         delete_machine(self._clients, group, seen.name)
         if allocation.age_s(node, self._clients.clock.now()) < YOUNG_S:
-            state = NodeState(node, "gone", f"it never ran: {told}", refused=told)
+            state = NodeState(node, "gone", f"it never ran: {start_error}", refused=start_error)
         else:
-            state = NodeState(node, "gone", f"Azure has not kept it running: {told}")
+            state = NodeState(node, "gone", f"Azure has not kept it running: {start_error}")
         self._deleted[allocation.token, seen.name] = state
         return state
 

@@ -22,14 +22,14 @@ MAIN = "bootstrap.py"
 
 def boot_files(record: BootRecord, pools: Mapping[str, Sequence[str]] | None = None) -> dict[str, bytes]:
     """Return name -> content of a machine's files, deterministically, the record first. `pools`: see container.py."""
-    boot, told = boot_of(record.cloud), dataclasses.asdict(record)
+    boot, fields = boot_of(record.cloud), dataclasses.asdict(record)
     if pools is not None:
-        told["pools"] = {pool: list(nodes) for pool, nodes in pools.items()}
+        fields["pools"] = {pool: list(nodes) for pool, nodes in pools.items()}
     modules = {"bucket": boot.bucket, "host": boot.host, **({"group": boot.group} if record.fleet else {})}
-    told["modules"] = modules
+    fields["modules"] = modules
     files = {name: _sent_module(name) for name in (MAIN, "common.py", *(f"{one}.py" for one in modules.values()))}
     files |= {} if boot.stop is None else {NAME: stop_script(boot.stop)}
-    return {RECORD: json.dumps(told, sort_keys=True).encode(), **files}
+    return {RECORD: json.dumps(fields, sort_keys=True).encode(), **files}
 
 
 @functools.cache

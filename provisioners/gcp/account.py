@@ -195,8 +195,8 @@ def reason_of(error: GoogleAPICallError) -> tuple[str, str]:
 def _status_of(error: GoogleAPICallError) -> str:
     """Return the status in newer APIs' JSON, e.g. `RESOURCE_EXHAUSTED`; "" for other formats."""
     try:
-        told_to_us = error.response.json()["error"]
-        return str(told_to_us.get("status") or "")
+        error_body = error.response.json()["error"]
+        return str(error_body.get("status") or "")
     except (AttributeError, KeyError, TypeError, ValueError, json.JSONDecodeError):
         return ""
 

@@ -145,5 +145,5 @@ def _named(found: re.Match[str]) -> tuple[str, ...]:
 def _words(code: str, status: int | None, message: str, doing: str, advice: str) -> str:
     """Return the message, e.g. `start worker-0.1 in us-east-1a: VcpuLimitExceeded: You have requested …; ask for …`."""
     said = message.strip().rstrip(".") or ("" if status is None else f"HTTP status {status}")
-    told = ": ".join(part for part in (doing, "" if said.startswith(code) else code, said) if part)
-    return f"{told}; {advice}" if advice else told
+    text = ": ".join(part for part in (doing, "" if said.startswith(code) else code, said) if part)
+    return f"{text}; {advice}" if advice else text

@@ -48,13 +48,13 @@ class ParallelQueries:
         self,
         pool: ThreadPoolExecutor,
         on_progress: Progress,
-        tell: Callable[[str], AbstractContextManager[None]] = lambda _doing: nullcontext(),
+        translate: Callable[[str], AbstractContextManager[None]] = lambda _doing: nullcontext(),
     ) -> None:
-        """`tell`: function that takes a description of the call and returns a context manager that translates an SDK's
-        exceptions to ProvisionError."""
+        """`translate`: function that takes a description of the call and returns a context manager that translates an
+        SDK's exceptions to ProvisionError."""
         self._pool = pool
         self._on_progress = on_progress
-        self._tell = tell
+        self._translate = translate
         self._lock = Lock()
         self._done = self._all = 0
         self._had: dict[str, object] = {}
@@ -82,7 +82,7 @@ class ParallelQueries:
         """Call `ask` for each item in parallel; return item -> answer. Raises IncompleteError if any call fails."""
 
         def asked(item: _Item) -> _Result:
-            with self._tell(f"ask for {what} {words(item)}"):
+            with self._translate(f"ask for {what} {words(item)}"):
                 return ask(item)
 
         futures: dict[Future[_Result], _Item] = {self._pool.submit(asked, item): item for item in items}

@@ -31,18 +31,18 @@ def fetch_inputs(
     `journal` is the path of the journal file. `check` is called periodically; an exception that it raises stops the
     download. Raises InputsError, JobDirError, OSError.
     """
-    begun = told = time.monotonic()
-    is_told = False
+    begun = reported_at = time.monotonic()
+    is_announced = False
     files = [file for path, url in inputs.items() for file in _list(url, folder / path)]
     _check_space(folder / next(iter(inputs)), sum(file.needs for file in files))
 
     def on_progress(done: int, total: int) -> None:
-        nonlocal told, is_told
-        if not is_told:
-            is_told = True
+        nonlocal reported_at, is_announced
+        if not is_announced:
+            is_announced = True
             say(f"inputs: {len(files):,} files; {_amount(total)} to fetch")
-        if time.monotonic() - told > _REPORT_INTERVAL_S:
-            told = time.monotonic()
+        if time.monotonic() - reported_at > _REPORT_INTERVAL_S:
+            reported_at = time.monotonic()
             say(f"inputs: {_amount(done)} of {_amount(total)}")
 
     try:

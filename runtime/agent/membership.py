@@ -129,14 +129,14 @@ class _PeerState:
 
     @classmethod
     def read(cls, job_dir: JobDir, attempt: int, node: str) -> _PeerState:
-        told = _read(Heartbeat, job_dir, node_key(attempt, node, "heartbeat.json"))
+        heartbeat = _read(Heartbeat, job_dir, node_key(attempt, node, "heartbeat.json"))
         end = _read(Result, job_dir, node_key(attempt, node, "result.json"))
         outcome = None if end is None else end.outcome
-        if told is None:
+        if heartbeat is None:
             return cls(0, "", outcome)
-        spans = (told.timeline or {}).get("spans") or [{}]
-        saved = int((told.progress or {}).get("saved_step") or 0)
-        return cls(told.sequence, told.phase, outcome, int(spans[-1].get("generation") or 0), saved)
+        spans = (heartbeat.timeline or {}).get("spans") or [{}]
+        saved = int((heartbeat.progress or {}).get("saved_step") or 0)
+        return cls(heartbeat.sequence, heartbeat.phase, outcome, int(spans[-1].get("generation") or 0), saved)
 
     @property
     def leaves(self) -> bool:

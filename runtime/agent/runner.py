@@ -182,7 +182,7 @@ class Runner:
     ) -> bool:
         """Wait until all processes have ended or must be killed; return whether they were asked to end."""
         signalled = heard = False
-        told: Order | None = None
+        last_sent: Order | None = None
         peer: Order | None = None
         while program.running and not conduct.is_over():
             now = time.monotonic()
@@ -190,20 +190,20 @@ class Runner:
             ends, due = self._next_end(now, peer, conduct)
             if now >= ends:
                 break
-            if due is not None and due is not told:
-                told = due
+            if due is not None and due is not last_sent:
+                last_sent = due
                 if due is not peer:  # other nodes need not know of a failed process of this node
                     heart.set_phase("stopping")
                 heard = (
-                    self._tell(due, conduct.listening) or heard
+                    self._send_order(due, conduct.listening) or heard
                 )  # a program that is leaving removes its listening file
                 if not heard and not signalled:
                     signalled = True
                     program.signal(signal.SIGTERM)
             save = self._orders.newest_save
-            if due is None and save is not None and save is not told:
-                told = save
-                self._tell(save, conduct.listening)
+            if due is None and save is not None and save is not last_sent:
+                last_sent = save
+                self._send_order(save, conduct.listening)
             self._wakeup.wait(min(ends - now, conduct.do_periodic_work(), POLL_S))
             for rank, code in conduct.ended_programs().items():
                 program.end_group(rank, code)
@@ -226,7 +226,7 @@ class Runner:
             ends.append((order.kill_at(conduct.write_s()), order))
         return min(ends, key=lambda end: end[0], default=(float("inf"), None))
 
-    def _tell(self, order: Order, listening: Path | None) -> bool:
+    def _send_order(self, order: Order, listening: Path | None) -> bool:
         """Write an order to the notice file; return whether the program polls for that file."""
         try:
             write_notice(self._state / "notice.json", order)

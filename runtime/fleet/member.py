@@ -242,12 +242,12 @@ class Member:
             begun = self._begin(work)
             if begun is not None:
                 return begun
-            told = gives_way = False
+            is_notified = gives_way = False
             while work.is_on:
                 self._check_orders()
                 gives_way = gives_way or self._releases_node(work.task)
-                if (self._going_down or self._is_ending or gives_way) and not told:
-                    told = True
+                if (self._going_down or self._is_ending or gives_way) and not is_notified:
+                    is_notified = True
                     work.go_down(comes_back=self._comes_back)
                 if self._contact.is_lost:
                     return Freed(LOST, "the fleet dir could not be written for too long", time.time())
@@ -257,7 +257,7 @@ class Member:
                 return None
             unknown = Freed("error", f"{one.order.job_dir} cannot be read", time.time())
             freed = self._retry_job_dir(work.ended, unknown)
-            if freed is None and (told or self._going_down):
+            if freed is None and (is_notified or self._going_down):
                 return Freed(LOST, "the machine ends, or is needed elsewhere", time.time())
             if freed is not None:
                 self._quiet_until = boottime() + AFTER_NOTICE_S if freed.outcome == LOST and not gives_way else 0.0

@@ -79,22 +79,22 @@ def _bracketed(host: str) -> str:
 
 def _training_input(place: ProgramContext) -> dict[str, Any]:
     """Return the job's specification in the format of AI Platform's TrainingInput, in which counts are strings."""
-    told: dict[str, Any] = {"scale_tier": "CUSTOM"}
+    training_input: dict[str, Any] = {"scale_tier": "CUSTOM"}
     machines: dict[str, Any] = {}
     if place.offer.get("cloud", "local") != "local":
-        told["region"] = place.offer["region"]
+        training_input["region"] = place.offer["region"]
         machines = {role["role"]: role for role in place.offer["roles"]}
     for role, field in _FIELDS.items():
         count = sum(node.role == role for node in place.nodes)
         if count and role != "chief":
-            told[f"{field}_count"] = str(count)
+            training_input[f"{field}_count"] = str(count)
         if count and role in machines:
-            told |= _machine(field, machines[role])
+            training_input |= _machine(field, machines[role])
     run = place.job.run
     if isinstance(run, list) and len(run) == len(_MODULE) + 1 and run[:-1] == _MODULE:
-        told["python_module"] = run[-1]
+        training_input["python_module"] = run[-1]
     args, job_dir = _arguments(place)
-    return {**told, "args": args, "job_dir": job_dir}
+    return {**training_input, "args": args, "job_dir": job_dir}
 
 
 def _machine(field: str, role: Mapping[str, Any]) -> dict[str, Any]:

@@ -82,13 +82,13 @@ class Acknowledger:
             thread.join(max(0.0, until - time.monotonic()))
 
     def _run(self, notice: ProviderNotice, starts: float) -> None:
-        told = False
+        has_name = False
         while time.monotonic() < starts:
             try:
-                told = told or self._publish_name()
-                if told:
+                has_name = has_name or self._publish_name()
+                if has_name:
                     self._publish_saved(notice.id)
-                if told and self._done(notice):
+                if has_name and self._done(notice):
                     return
             except (JobDirError, MetadataError, TypeError):  # retry; TypeError: an invalid record
                 pass

@@ -88,8 +88,8 @@ class Imds:
         reply = self._server.request(_TOKEN, asked, method="PUT", body=b"")
         if reply.status != 200 or not reply.text.isascii() or not reply.text.isprintable() or not reply.text:
             raise self._server.refusal(reply)
-        told = reply.headers.get("X-aws-ec2-metadata-token-ttl-seconds", "")
-        ttl_s = min(int(told), _TTL_S) if told.isdecimal() and len(told) < 9 else _TTL_S
+        ttl = reply.headers.get("X-aws-ec2-metadata-token-ttl-seconds", "")
+        ttl_s = min(int(ttl), _TTL_S) if ttl.isdecimal() and len(ttl) < 9 else _TTL_S
         self._token, self._renew, self._expires = reply.text, now + 0.8 * ttl_s, now + ttl_s
 
 

@@ -84,8 +84,8 @@ class NoticeSchedule:
                     self._entries[source, notice.id] = self._enter(notice, now)
                 elif notice.starts is not None and abs(notice.starts - entry.starts) > _JITTER_S:
                     self._move(entry, notice.starts, now)
-            told = {notice.id for notice in notices}
-            for key in [key for key in self._entries if key[0] == source and key[1] not in told]:
+            announced = {notice.id for notice in notices}
+            for key in [key for key in self._entries if key[0] == source and key[1] not in announced]:
                 entry = self._entries.pop(key)
                 self._say(f"{_title(entry)} is no longer announced")
         self.advance(now)

@@ -203,9 +203,9 @@ def _refusal(error: urllib.error.HTTPError, body: bytes) -> Refusal:
         reason = _plain(specific.get("code")) if isinstance(specific, dict) else _reason(inner.get("details"))
         code = inner.get("status") or inner.get("code")
         return Refusal(error.code, _plain(code), _plain(inner.get("message")), reason, after_s)
-    told = found if isinstance(found, dict) else {}
-    code = _plain(told.get("__type")).rpartition("#")[2]  # AWS's JSON protocol
-    return Refusal(error.code, code, _plain(told.get("message") or told.get("Message")), after_s=after_s)
+    fields = found if isinstance(found, dict) else {}
+    code = _plain(fields.get("__type")).rpartition("#")[2]  # AWS's JSON protocol
+    return Refusal(error.code, code, _plain(fields.get("message") or fields.get("Message")), after_s=after_s)
 
 
 def _reason(details: object) -> str:

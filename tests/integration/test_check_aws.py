@@ -85,10 +85,10 @@ def test_each_missing_permission_is_named(account: Account, monkeypatch: pytest.
 
     for need in [*needs(PERMISSIONS)[::8], *(one for one in needs(PERMISSIONS) if len(one.resources) > 1)]:
         permit(account, monkeypatch, need.permission)
-        names, told = missing()
+        names, result = missing()
         assert names == {need.permission}
         fatal = any(one.permission == need.permission and not one.without for one in needs(PERMISSIONS))
-        assert ("error" in told) is fatal, need
+        assert ("error" in result) is fatal, need
     account.relax()
     for name in ("launch", "groups", "bucket", "more"):
         account.iam.delete_user_policy(UserName="submitter", PolicyName=name)
@@ -108,9 +108,9 @@ def test_where_nothing_may_be_simulated_dry_runs_tell_a_part(
     account.aws.control.forget()
     found = check("aws", "--job-dir", JOBS)
     assert check.code == 0
-    [told] = found["rights"]
-    assert told["status"] == "warning" and "iam:SimulatePrincipalPolicy" in told["fix"]
-    assert told["values"]["checked"] >= 11 and "by dry runs" in told["message"]
+    [result] = found["rights"]
+    assert result["status"] == "warning" and "iam:SimulatePrincipalPolicy" in result["fix"]
+    assert result["values"]["checked"] >= 11 and "by dry runs" in result["message"]
     assert "whether it can be written was not checked" in found["job_dir"][0]["message"]
     mutating = account.aws.control.calls(f"!{READS}")
     assert {(one.action, one.params.get("DryRun")) for one in mutating} == {("RunInstances", "true")}
@@ -190,25 +190,25 @@ def test_a_login_that_expires(
         monkeypatch.delenv(name)
     for name, value in {"HOME": str(tmp_path), "AWS_CONFIG_FILE": str(config), "AWS_PROFILE": "work"}.items():
         monkeypatch.setenv(name, value)
-    told = check("aws")["credentials"][0]
-    assert told["status"] == status and "profile work" in told["message"], told
-    assert told["values"]["source"] == "sso" and abs(told["values"]["expires"] - expires.timestamp()) < 2
+    result = check("aws")["credentials"][0]
+    assert result["status"] == status and "profile work" in result["message"], result
+    assert result["values"]["source"] == "sso" and abs(result["values"]["expires"] - expires.timestamp()) < 2
     if status != "ok":
-        assert "`aws sso login` --profile work" in told["fix"]
+        assert "`aws sso login` --profile work" in result["fix"]
 
 
 def test_a_wrong_profile_and_a_broken_config(
     account: Account, check: CheckCommand, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("AWS_PROFILE", "nosuch")
-    told = check("aws")["credentials"][0]
-    assert check.code == 6 and told["status"] == "error" and "nosuch" in told["message"]
+    result = check("aws")["credentials"][0]
+    assert check.code == 6 and result["status"] == "error" and "nosuch" in result["message"]
     broken = tmp_path / "broken"
     broken.write_text("[default\nregion")
     monkeypatch.delenv("AWS_PROFILE")
     monkeypatch.setenv("AWS_CONFIG_FILE", str(broken))
-    told = check("aws")["credentials"][0]
-    assert check.code == 6 and told["status"] == "error"
+    result = check("aws")["credentials"][0]
+    assert check.code == 6 and result["status"] == "error"
 
 
 def test_a_throttled_call_is_retried(account: Account, check: CheckCommand) -> None:
@@ -230,17 +230,17 @@ def test_no_quota_at_all(account: Account, check: CheckCommand) -> None:
 
     for quota in gpu_quotas():
         account.aws.control.set_quota("eu-west-1", quota.code, 0)
-    told = check("aws", "--region", "eu-west-1")["quota"][0]
-    assert check.code == 0 and told["status"] == "warning" and "no GPU machine can start" in told["message"]
-    assert "eu-west-1.console.aws.amazon.com/servicequotas" in told["fix"]
+    result = check("aws", "--region", "eu-west-1")["quota"][0]
+    assert check.code == 0 and result["status"] == "warning" and "no GPU machine can start" in result["message"]
+    assert "eu-west-1.console.aws.amazon.com/servicequotas" in result["fix"]
     account.aws.control.set_quota("eu-west-1", "L-DB2E81BA", 8)
-    told = check("aws", "--region", "eu-west-1")["quota"][0]
-    assert told["status"] == "ok" and "G, GR, VT 8/0; none of P," in told["message"]
+    result = check("aws", "--region", "eu-west-1")["quota"][0]
+    assert result["status"] == "ok" and "G, GR, VT 8/0; none of P," in result["message"]
 
 
 def test_a_region_that_is_not_there(account: Account, check: CheckCommand) -> None:
-    told = check("aws", "--region", "us-nowhere-1")["quota"][0]
-    assert check.code == 6 and told["status"] == "error" and "AWS has no region us-nowhere-1" in told["message"]
+    result = check("aws", "--region", "us-nowhere-1")["quota"][0]
+    assert check.code == 6 and result["status"] == "error" and "AWS has no region us-nowhere-1" in result["message"]
 
 
 def test_a_target_that_hangs_does_not_delay_another(account: Account, capsys: pytest.CaptureFixture[str]) -> None:
@@ -252,11 +252,11 @@ def test_a_target_that_hangs_does_not_delay_another(account: Account, capsys: py
 
 
 def test_a_bucket_that_is_missing_or_forbidden(account: Account, check: CheckCommand) -> None:
-    told = check("aws", "--job-dir", "s3://no-such-bucket/jobs")["job_dir"][0]
-    assert check.code == 6 and told["status"] == "error" and "no bucket of this name" in told["message"]
+    result = check("aws", "--job-dir", "s3://no-such-bucket/jobs")["job_dir"][0]
+    assert check.code == 6 and result["status"] == "error" and "no bucket of this name" in result["message"]
     account.aws.control.fail("List*|HeadBucket", error("AccessDenied", 403), where={"service": "s3"}, times=None)
-    told = check("aws", "--job-dir", JOBS)["job_dir"][0]
-    assert check.code == 6 and "s3:ListBucket" in told["message"]
+    result = check("aws", "--job-dir", JOBS)["job_dir"][0]
+    assert check.code == 6 and "s3:ListBucket" in result["message"]
 
 
 def test_an_unreachable_endpoint_and_one_that_is_not_encrypted(

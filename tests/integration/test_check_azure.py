@@ -108,59 +108,59 @@ def test_an_expired_secret(azure: AzureControl, check: CheckCommand) -> None:
     expired = "AADSTS7000222: The provided client secret keys for app are expired."
     azure.fail("token", error("invalid_client", 401, expired), times=None)
     found = check("azure")
-    told = found["credentials"][-1]
-    assert check.code == 6 and told["status"] == "error" and "az login" in told["fix"]
+    result = found["credentials"][-1]
+    assert check.code == 6 and result["status"] == "error" and "az login" in result["fix"]
     assert statuses(found)["rights"] == ["skipped"]
 
 
 def test_permissions_that_may_not_be_read(azure: AzureControl, check: CheckCommand) -> None:
     permit(azure, others=OTHERS[1:])
-    [told] = check("azure")["rights"]
-    assert check.code == 0 and told["status"] == "warning" and "not checked" in told["message"]
-    assert "Microsoft.Authorization/permissions/read" in told["message"]
+    [result] = check("azure")["rights"]
+    assert check.code == 0 and result["status"] == "warning" and "not checked" in result["message"]
+    assert "Microsoft.Authorization/permissions/read" in result["message"]
 
 
 def test_a_provider_that_is_not_registered(azure: AzureControl, check: CheckCommand) -> None:
     azure.unregister("Microsoft.Compute")
-    told = check("azure")["api"][0]
-    assert check.code == 6 and told["values"] == {"missing": ["Microsoft.Compute"]}
-    assert "az provider register --namespace Microsoft.Compute" in told["fix"]
+    result = check("azure")["api"][0]
+    assert check.code == 6 and result["values"] == {"missing": ["Microsoft.Compute"]}
+    assert "az provider register --namespace Microsoft.Compute" in result["fix"]
 
 
 def test_quotas_of_0(azure: AzureControl, check: CheckCommand) -> None:
     azure.set_quota("westus2", "Standard NCASv3_T4 Family", 0)
     for family in [*quotas.families(), quotas.SPOT]:
         azure.set_quota("westus2", family, 0)
-    told = check("azure", "--region", "westus2")["quota"][0]
-    assert check.code == 0 and told["status"] == "warning" and "no GPU machine can start" in told["message"]
-    assert quotas.REQUEST_URL in told["fix"]
+    result = check("azure", "--region", "westus2")["quota"][0]
+    assert check.code == 0 and result["status"] == "warning" and "no GPU machine can start" in result["message"]
+    assert quotas.REQUEST_URL in result["fix"]
     azure.set_quota("westus2", quotas.SPOT, 48)
-    told = check("azure", "--region", "westus2")["quota"][0]
-    assert told["status"] == "ok" and "any family -/48" in told["message"]
+    result = check("azure", "--region", "westus2")["quota"][0]
+    assert result["status"] == "ok" and "any family -/48" in result["message"]
 
 
 def test_quotas_that_are_throttled(azure: AzureControl, check: CheckCommand) -> None:
     slower = error("TooManyRequests", 429, "slower", **{"Retry-After": "600"})
     azure.fail("locations.usages", slower, times=None)
-    told = check("azure")["quota"][0]
-    assert check.code == 0 and told["status"] == "warning" and told["message"].startswith("not checked")
-    assert told["fix"] == "try again in a minute"
+    result = check("azure")["quota"][0]
+    assert check.code == 0 and result["status"] == "warning" and result["message"].startswith("not checked")
+    assert result["fix"] == "try again in a minute"
 
 
 def test_a_region_that_is_not_there(azure: AzureControl, check: CheckCommand) -> None:
-    told = check("azure", "--region", "eastuss")["quota"][0]
-    assert check.code == 6 and "did you mean" in told["message"]
+    result = check("azure", "--region", "eastuss")["quota"][0]
+    assert check.code == 6 and "did you mean" in result["message"]
 
 
 def test_a_storage_account_that_is_missing(azure: AzureControl, check: CheckCommand) -> None:
-    told = check("azure", "--job-dir", "az://jobs@nosuchaccount12345/runs")["job_dir"][0]
-    assert check.code == 6 and told["status"] == "error" and "nosuchaccount12345" in told["message"]
+    result = check("azure", "--job-dir", "az://jobs@nosuchaccount12345/runs")["job_dir"][0]
+    assert check.code == 6 and result["status"] == "error" and "nosuchaccount12345" in result["message"]
 
 
 def test_tls_that_is_not_trusted(azure: AzureControl, check: CheckCommand, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("REQUESTS_CA_BUNDLE", "SSL_CERT_FILE"):
         monkeypatch.delenv(name)
     found = check("azure")
-    told = found["network"][0]
-    assert check.code == 6 and "not trusted" in told["message"] and "REQUESTS_CA_BUNDLE" in told["fix"]
+    result = found["network"][0]
+    assert check.code == 6 and "not trusted" in result["message"] and "REQUESTS_CA_BUNDLE" in result["fix"]
     assert statuses(found)["account"] == ["skipped"]

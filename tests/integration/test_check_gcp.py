@@ -88,10 +88,10 @@ def test_each_missing_permission_is_named(gce: GceControl, monkeypatch: pytest.M
         found = list(rights(rest, ("launch", "catalog", "vertex"), [MACHINE]))
         if need.set == "job_dir":
             found = list(check_job_dirs(rest, "gcp", [JOBS], REGION))
-        told = [one for one in found if need.permission in one.message]
-        assert told, (need, found)
+        messages = [one for one in found if need.permission in one.message]
+        assert messages, (need, found)
         fatal = any(one.permission == need.permission and not one.without for one in needs(PERMISSIONS))
-        assert ("error" in {one.status for one in told}) is fatal, need
+        assert ("error" in {one.status for one in messages}) is fatal, need
 
 
 def test_no_credentials(gce: GceControl, check: CheckCommand, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -108,9 +108,9 @@ def test_no_credentials(gce: GceControl, check: CheckCommand, monkeypatch: pytes
 def test_credentials_that_google_does_not_take(gce: GceControl, check: CheckCommand) -> None:
     gce.fail("token", error("invalid_grant", 400, "Token has been expired or revoked."), times=None)
     found = check("gcp")
-    told = found["credentials"][-1]
+    result = found["credentials"][-1]
     assert check.code == 6 and check.report["state"] == "error"
-    assert told["status"] == "error" and "application-default login" in told["fix"]
+    assert result["status"] == "error" and "application-default login" in result["fix"]
     assert statuses(found)["rights"] == ["skipped"]
 
 
@@ -133,18 +133,18 @@ def test_no_project(gce: GceControl, check: CheckCommand, monkeypatch: pytest.Mo
     path = tmp_path / "key.json"
     path.write_text(json.dumps({**gce.do("key", email=SUBMITTER), "project_id": None}))
     monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", str(path))
-    told = check("gcp")["credentials"][0]
-    assert check.code == 6 and "no project" in told["message"] and "gcloud config set project" in told["fix"]
+    result = check("gcp")["credentials"][0]
+    assert check.code == 6 and "no project" in result["message"] and "gcloud config set project" in result["fix"]
 
 
 def test_an_api_that_is_not_enabled(gce: GceControl, check: CheckCommand) -> None:
     disabled = error("accessNotConfigured", 403, DISABLED)
     gce.fail("*", disabled, where={"service": "compute"}, times=None)
-    told = check("gcp")["api"][0]
-    assert check.code == 6 and told["status"] == "error"
-    assert "gcloud services enable compute.googleapis.com" in told["fix"]
+    result = check("gcp")["api"][0]
+    assert check.code == 6 and result["status"] == "error"
+    assert "gcloud services enable compute.googleapis.com" in result["fix"]
     page = "https://console.developers.google.com/apis/api/compute.googleapis.com/overview?project=123"
-    assert told["values"] == {"service": "compute.googleapis.com", "activation_url": page}
+    assert result["values"] == {"service": "compute.googleapis.com", "activation_url": page}
 
 
 def test_apis_that_only_the_check_needs(gce: GceControl, check: CheckCommand) -> None:
@@ -168,29 +168,29 @@ def test_quotas_that_are_throttled(gce: GceControl, check: CheckCommand) -> None
 
 def test_quotas_of_0(gce: GceControl, check: CheckCommand) -> None:
     gce.set_quota(REGION, "NVIDIA_T4_GPUS", 3)
-    told = check("gcp")["quota"][0]
-    assert "T4 3/" in told["message"] and told["values"]["region"] == REGION
+    result = check("gcp")["quota"][0]
+    assert "T4 3/" in result["message"] and result["values"]["region"] == REGION
     gce.set_quota("global", "GPUS_ALL_REGIONS", 0)
-    told = check("gcp")["quota"][0]
-    assert check.code == 0 and told["status"] == "warning" and "GPUS_ALL_REGIONS is 0" in told["message"]
-    assert f"project={PROJECT}" in told["fix"] and len(quotas("gcp")) > len(told["values"]["quotas"]) > 0
+    result = check("gcp")["quota"][0]
+    assert check.code == 0 and result["status"] == "warning" and "GPUS_ALL_REGIONS is 0" in result["message"]
+    assert f"project={PROJECT}" in result["fix"] and len(quotas("gcp")) > len(result["values"]["quotas"]) > 0
 
 
 def test_the_machines_account_is_missing(gce: GceControl, check: CheckCommand, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CLOUDGPU_GCP_SERVICE_ACCOUNT", f"nobody@{PROJECT}.iam.gserviceaccount.com")
-    told = check("gcp")["rights"][-1]
-    assert check.code == 6 and "is not there" in told["message"]
-    assert "gcloud iam service-accounts create nobody" in told["fix"]
+    result = check("gcp")["rights"][-1]
+    assert check.code == 6 and "is not there" in result["message"]
+    assert "gcloud iam service-accounts create nobody" in result["fix"]
 
 
 def test_a_bucket_that_is_missing(gce: GceControl, check: CheckCommand) -> None:
-    told = check("gcp", "--job-dir", "gs://no-such-bucket/jobs")["job_dir"][0]
-    assert check.code == 6 and told["status"] == "error" and "no bucket of this name" in told["message"]
+    result = check("gcp", "--job-dir", "gs://no-such-bucket/jobs")["job_dir"][0]
+    assert check.code == 6 and result["status"] == "error" and "no bucket of this name" in result["message"]
 
 
 def test_a_region_that_is_not_there(gce: GceControl, check: CheckCommand) -> None:
-    told = check("gcp", "--region", "us-nowhere1")["quota"][0]
-    assert check.code == 6 and told["status"] == "error" and "us-nowhere1" in told["message"]
+    result = check("gcp", "--region", "us-nowhere1")["quota"][0]
+    assert check.code == 6 and result["status"] == "error" and "us-nowhere1" in result["message"]
 
 
 def test_an_endpoint_that_is_unreachable(gce: GceControl, check: CheckCommand, monkeypatch: pytest.MonkeyPatch) -> None:

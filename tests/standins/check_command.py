@@ -23,9 +23,9 @@ class CheckCommand:
     def __call__(self, target: str, *options: str) -> Results:
         """Check one target; return its results by subject. A traceback fails the test."""
         self.code = main(["check", target, "--timeout", "3m", "--json", *options])
-        told = self._capsys.readouterr()
-        assert "Traceback" not in told.err, told.err
-        [self.report] = json.loads(told.out)["targets"]
+        output = self._capsys.readouterr()
+        assert "Traceback" not in output.err, output.err
+        [self.report] = json.loads(output.out)["targets"]
         assert set(self.report) == {"target", "state", "works", "seconds", "checks"}
         found: Results = {}
         for one in self.report["checks"]:

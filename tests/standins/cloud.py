@@ -286,8 +286,8 @@ class FakeCloud:
 
     def _begin(self, machine: Machine) -> None:
         if machine.spans:
-            told = self._progress(machine)
-            machine.spans[-1] = dataclasses.replace(machine.spans[-1], ended=self.clock.now(), progress=told)
+            result = self._progress(machine)
+            machine.spans[-1] = dataclasses.replace(machine.spans[-1], ended=self.clock.now(), progress=result)
         machine.restored, machine.halted, machine.beat_due = self.saved_step, None, 0.0
         machine.spans.append(Span(machine.generation, self.clock.now()))
 
@@ -313,8 +313,8 @@ class FakeCloud:
         self._beat(machine, machine.job_dir)
 
     def _timeline(self, machine: Machine) -> dict[str, Any]:
-        told = self._progress(machine)
-        newest = [dataclasses.replace(span, progress=told) for span in machine.spans[-1:]]
+        result = self._progress(machine)
+        newest = [dataclasses.replace(span, progress=result) for span in machine.spans[-1:]]
         spans = [dataclasses.asdict(span) for span in (*machine.spans[:-1], *newest)]
         return dataclasses.asdict(Timeline(machine.launched, spans=spans))
 
@@ -354,8 +354,8 @@ class FakeCloud:
 
     def _end(self, machine: Machine, job_dir: JobDir, outcome: str, code: int | None, reason: str) -> None:
         now = self.clock.now()
-        told = (self._progress(machine), machine.life.final, self._timeline(machine))
-        result = Result(outcome, code, reason, machine.launched, now, *told)  # type: ignore[arg-type]
+        reported = (self._progress(machine), machine.life.final, self._timeline(machine))
+        result = Result(outcome, code, reason, machine.launched, now, *reported)  # type: ignore[arg-type]
         job_dir.create(node_key(machine.request.attempt, machine.node, "result.json"), result.to_bytes())
         machine.done = machine.gone = True
 
@@ -406,10 +406,10 @@ class StoringCloud(FakeCloud):
             self.violations.append(f"{where} begins at step {machine.restored}, and {self.saved_step} are saved")
 
     def _progress(self, machine: Machine) -> dict[str, Any]:
-        told = super()._progress(machine)
+        result = super()._progress(machine)
         if self.stores and self.saved_step > _newest(machine.job_dir, _since(machine)):
             save_checkpoint(machine.job_dir, self.saved_step, machine.request.attempt)
-        return told
+        return result
 
 
 def _since(machine: Machine) -> int:

@@ -185,8 +185,14 @@ class Control:
         since: int = 0,
     ) -> None:
         """Add a rule for later calls; the first rule that matches wins. See Rule."""
-        told = {"fault": dataclasses.asdict(fault), "where": where or {}, "times": times, "skip": skip, "since": since}
-        self.do("fail", action=action, **told)
+        result = {
+            "fault": dataclasses.asdict(fault),
+            "where": where or {},
+            "times": times,
+            "skip": skip,
+            "since": since,
+        }
+        self.do("fail", action=action, **result)
 
     def log_out(self, refusals: Mapping[str, Fault], since: int, *, once: str = "") -> None:
         """Refuse the credentials from call number `since` on, until heal(). `refusals`: service glob -> fault; the

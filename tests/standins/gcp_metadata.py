@@ -111,8 +111,8 @@ class InstanceMetadata(GcpMetadata):
         accounts: dict[str, Any] = {}
         if self._account is not None:
             email, scopes = self._account
-            told = {"aliases": ["default"], "email": email, "scopes": list(scopes)}
-            accounts = {email: told, "default": told}
+            result = {"aliases": ["default"], "email": email, "scopes": list(scopes)}
+            accounts = {email: result, "default": result}
         tree["instance"]["service-accounts"] = accounts
         return tree
 
@@ -123,8 +123,8 @@ class InstanceMetadata(GcpMetadata):
         if self.token_status != 200:
             return Answer(self.token_status, json.dumps({"error": "unavailable"}), _JSON)
         token, lasts_s = self._token()
-        told = {"access_token": token, "expires_in": int(lasts_s), "token_type": "Bearer"}
-        return Answer(body=json.dumps(told), headers=_JSON)
+        result = {"access_token": token, "expires_in": int(lasts_s), "token_type": "Bearer"}
+        return Answer(body=json.dumps(result), headers=_JSON)
 
 
 def _camel(value: Any, *, keep: bool = False) -> Any:

@@ -56,7 +56,7 @@ def several_clouds(folder: Path, agents: Path) -> Iterator[SeveralClouds]:
     test."""
     with aws_process() as aws, gcp_process() as gcp, azure_with_blobs(folder) as (azure, environ):
         jobs = SeveralClouds(AwsJobs(aws, folder), GcpJobs(gcp.url, folder), AzureJobs(azure, folder), folder)
-        told = {**aws_environ(aws.url), **gcp_environ(gcp.url, folder / "keys"), **environ}
+        result = {**aws_environ(aws.url), **gcp_environ(gcp.url, folder / "keys"), **environ}
         # The variables that keep Google's SDK off the internet must not block the other SDKs from their stand-ins.
-        with use_state_directory(jobs, agents, {**told, "no_proxy": "127.0.0.1,localhost"}):
+        with use_state_directory(jobs, agents, {**result, "no_proxy": "127.0.0.1,localhost"}):
             yield jobs

@@ -84,8 +84,8 @@ def test_credentials_of_another_account_change_nothing_and_say_so(world: World, 
     assert row.state not in ("failed", "cancelled") and row.ended is None
     assert f"its machines are in account {ANN}, these credentials are of {BEN}: log in there" in row.reason
     assert "cancel and limits do not act on its machines" in row.reason
-    told = [event.message for event in world.store.events(job) if BEN in event.message]
-    assert len(told) == 1, "once, and not with every try"
+    messages = [event.message for event in world.store.events(job) if BEN in event.message]
+    assert len(messages) == 1, "once, and not with every try"
     assert row.lease_owner is None, "left to whoever has the other account's credentials"
     assert len(world.cloud.machines) == made
 

@@ -105,8 +105,8 @@ def tf_configs(spec: JobSpec, offer: Offer) -> list[dict[str, Any]]:
         ProgramContext(record, "gs://bucket/census/census-x7k2", 1, node, nodes, Path("/state"), offer=offer.to_json())
         for node in nodes
     ]
-    told = needs_addresses("tensorflow", nodes)
-    addresses = {node.node: Address(f"10.0.0.{node.rank}", 2222) for node in told}
+    result = needs_addresses("tensorflow", nodes)
+    addresses = {node.node: Address(f"10.0.0.{node.rank}", 2222) for node in result}
     found = []
     for place in places:
         (process,) = processes("tensorflow", place, {}, addresses)

@@ -64,10 +64,10 @@ class Authority:
 
             def give(self, asked: dict[str, list[str]], more: dict[str, str]) -> None:
                 authority.asked.append({name: values[0] for name, values in asked.items()} | more)
-                told = {"access_token": a_token(), "token_type": "Bearer", "expires_in": 3_600, "resource": ""}
+                result = {"access_token": a_token(), "token_type": "Bearer", "expires_in": 3_600, "resource": ""}
                 if "/metadata/" in more["path"]:
-                    told |= {"expires_in": "3600", "expires_on": str(int(time.time()) + 3_600)}
-                body = json.dumps(told).encode()
+                    result |= {"expires_in": "3600", "expires_on": str(int(time.time()) + 3_600)}
+                body = json.dumps(result).encode()
                 self.send_response_only(200)
                 self.send_header("Content-Type", "application/json")
                 self.send_header("Content-Length", str(len(body)))
@@ -109,8 +109,8 @@ class TestCredentials:
 
     def test_an_applications_secret(self, blobs: Azurite, monkeypatch: pytest.MonkeyPatch) -> None:
         with Authority(blobs.certificate) as authority:
-            told = {"TENANT_ID": "a-tenant", "CLIENT_ID": "a-client", "CLIENT_SECRET": "a-secret"}
-            for name, value in (told | {"AUTHORITY_HOST": authority.url}).items():
+            result = {"TENANT_ID": "a-tenant", "CLIENT_ID": "a-client", "CLIENT_SECRET": "a-secret"}
+            for name, value in (result | {"AUTHORITY_HOST": authority.url}).items():
                 monkeypatch.setenv(f"AZURE_{name}", value)
             assert works("secret")
         assert authority.asked[0]["path"] == "/a-tenant/oauth2/v2.0/token"

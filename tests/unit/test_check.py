@@ -123,11 +123,11 @@ class TestRunner:
 
 class TestErrors:
     def test_advice_is_the_fix(self) -> None:
-        told = from_error(
+        result = from_error(
             "account",
             ProvisionError("auth", "denied: no; ask; the job goes on then", advice="ask; the job goes on then"),
         )
-        assert (told.status, told.message, told.fix) == ("error", "denied: no", "ask")
+        assert (result.status, result.message, result.fix) == ("error", "denied: no", "ask")
 
     def test_what_could_not_be_read_is_a_warning_and_a_refused_login_an_error(self) -> None:
         assert from_error("quota", ProvisionError("throttled", "slow")).status == "warning"
@@ -135,8 +135,8 @@ class TestErrors:
         assert from_error("quota", ProvisionError("expired", "no"), needed=False).status == "error"
 
     def test_a_page_of_html_is_shortened_to_one_line(self) -> None:
-        told = from_error("quota", ProvisionError("transient", "<html>\n" * 1_000))
-        assert "\n" not in told.message and len(told.message) < 700
+        result = from_error("quota", ProvisionError("transient", "<html>\n" * 1_000))
+        assert "\n" not in result.message and len(result.message) < 700
 
 
 class TestPackages:
@@ -151,25 +151,27 @@ class TestPackages:
             head = ["Metadata-Version: 2.1", f"Name: {sdk.PACKAGE}", "Version: 9.0", "Requires-Dist: click>=8"]
             (folder / "METADATA").write_text("\n".join([*head, "Provides-Extra: aws", *lines, ""]))
             monkeypatch.syspath_prepend(str(tmp_path))
-            [told] = sdk.check_extra("aws", "boto3")
-            return told
+            [result] = sdk.check_extra("aws", "boto3")
+            return result
 
         return check
 
     def test_installed(self, require: Callable[..., CheckResult]) -> None:
-        told = require("boto3>=1,<3")
+        result = require("boto3>=1,<3")
         assert (
-            told.status == "ok" and told.message.startswith("boto3 1.") and list(told.values["versions"]) == ["boto3"]
+            result.status == "ok"
+            and result.message.startswith("boto3 1.")
+            and list(result.values["versions"]) == ["boto3"]
         )
 
     def test_not_installed(self, require: Callable[..., CheckResult]) -> None:
-        told = require("boto3>=1", "no-such-package>=2")
-        assert told.status == "error" and told.values == {"missing": ["no-such-package"]}
-        assert "pip install '.[aws]'" in told.fix
+        result = require("boto3>=1", "no-such-package>=2")
+        assert result.status == "error" and result.values == {"missing": ["no-such-package"]}
+        assert "pip install '.[aws]'" in result.fix
 
     def test_another_version(self, require: Callable[..., CheckResult]) -> None:
-        told = require("boto3>=99,<100")
-        assert told.status == "warning" and "<100,>=99" in told.message and told.fix
+        result = require("boto3>=99,<100")
+        assert result.status == "warning" and "<100,>=99" in result.message and result.fix
 
 
 class Server:
@@ -210,16 +212,18 @@ class TestEndpoints:
     @pytest.mark.parametrize("status", [200, 302, 403, 404, 503])
     def test_any_response_is_good(self, status: int) -> None:
         with Server(status, Location="http://127.0.0.1:9/") as server:
-            [told] = check_endpoints([f"http://127.0.0.1:{server.port}/"], "AWS")
-        assert told.status == "ok" and told.values["proxy"] is None
+            [result] = check_endpoints([f"http://127.0.0.1:{server.port}/"], "AWS")
+        assert result.status == "ok" and result.values["proxy"] is None
 
     @pytest.mark.parametrize("minutes", [-20, 20])
     def test_a_clock_that_is_off(self, minutes: int) -> None:
         date = email.utils.formatdate(time.time() - 60 * minutes, usegmt=True)
         with Server(403, Date=date) as server:
-            [told] = check_endpoints([f"http://127.0.0.1:{server.port}/"], "AWS")
+            [result] = check_endpoints([f"http://127.0.0.1:{server.port}/"], "AWS")
         where = "ahead of" if minutes > 0 else "behind"
-        assert told.status == "error" and f"clock is 20 minutes {where} AWS's" in told.message and "set" in told.fix
+        assert (
+            result.status == "error" and f"clock is 20 minutes {where} AWS's" in result.message and "set" in result.fix
+        )
 
     def test_a_name_that_cannot_be_resolved(self) -> None:
         with pytest.raises(UnreachableError, match=r"the name ec2\.nowhere\.invalid cannot be resolved"):
@@ -249,27 +253,27 @@ class TestEndpoints:
     def test_a_proxy_that_wants_a_login(self, scheme: str, monkeypatch: pytest.MonkeyPatch) -> None:
         with Server(407) as server:
             monkeypatch.setenv(f"{scheme}_proxy", f"http://user:canary@127.0.0.1:{server.port}")
-            [told] = check_endpoints([f"{scheme}://ec2.example.invalid/"], "AWS")
-        assert told.status == "error" and f"the proxy 127.0.0.1:{server.port} wants a login" in told.message
-        assert "canary" not in told.message + told.fix
+            [result] = check_endpoints([f"{scheme}://ec2.example.invalid/"], "AWS")
+        assert result.status == "error" and f"the proxy 127.0.0.1:{server.port} wants a login" in result.message
+        assert "canary" not in result.message + result.fix
 
     def test_a_proxy_is_named_without_its_password(self, monkeypatch: pytest.MonkeyPatch) -> None:
         with Server() as server:
             monkeypatch.setenv("http_proxy", f"http://user:canary@127.0.0.1:{server.port}")
-            [told] = check_endpoints(["http://ec2.example.invalid/"], "AWS")
-        assert told.status == "ok" and told.values["proxy"] == f"127.0.0.1:{server.port}"
-        assert "canary" not in f"{told}"
+            [result] = check_endpoints(["http://ec2.example.invalid/"], "AWS")
+        assert result.status == "ok" and result.values["proxy"] == f"127.0.0.1:{server.port}"
+        assert "canary" not in f"{result}"
 
     @pytest.mark.parametrize("address", ["http://[canary", "user:can/ary@host", "http://host:canary", "http://"])
     def test_a_proxy_s_address_that_is_no_url(self, address: str, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("https_proxy", address)
-        [told] = check_endpoints(["https://ec2.example.invalid/"], "AWS")
-        assert (told.status, told.message) == ("error", "the proxy's address in HTTPS_PROXY is no URL")
-        assert told.fix.startswith("write HTTPS_PROXY=")
+        [result] = check_endpoints(["https://ec2.example.invalid/"], "AWS")
+        assert (result.status, result.message) == ("error", "the proxy's address in HTTPS_PROXY is no URL")
+        assert result.fix.startswith("write HTTPS_PROXY=")
 
     def test_an_endpoint_that_is_no_url(self) -> None:
-        [told] = check_endpoints(["https://user:canary@[bad/"], "AWS")
-        assert told.status == "error" and "https://…@[bad/: " in told.message and "canary" not in f"{told}"
+        [result] = check_endpoints(["https://user:canary@[bad/"], "AWS")
+        assert result.status == "error" and "https://…@[bad/: " in result.message and "canary" not in f"{result}"
 
     def test_certificates_that_are_not_there(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("REQUESTS_CA_BUNDLE", "/nowhere.pem")
@@ -285,9 +289,15 @@ class TestQuotas:
             Allowance("L4", "on-demand", "L4_GPUS", None),
             Allowance("P4", "spot", "P4_GPUS", 0),
         ]
-        told = show("us-central1", "GPUs", found, "ask")
-        assert told.message == "us-central1, GPUs on demand / spot: T4 4 (1 used)/0, L4 no limit/-; none of P4"
-        assert told.values["quotas"][0] == {"of": "T4", "market": "on-demand", "name": "T4_GPUS", "limit": 4, "used": 1}
+        result = show("us-central1", "GPUs", found, "ask")
+        assert result.message == "us-central1, GPUs on demand / spot: T4 4 (1 used)/0, L4 no limit/-; none of P4"
+        assert result.values["quotas"][0] == {
+            "of": "T4",
+            "market": "on-demand",
+            "name": "T4_GPUS",
+            "limit": 4,
+            "used": 1,
+        }
 
     def test_0_of_everything_is_a_warning(self) -> None:
         found = [Allowance("T4", "on-demand", "T4_GPUS", 0)]
@@ -299,8 +309,8 @@ class TestRights:
     WANTED = (Need("launch", "run", ""), Need("launch", "look", "prices are old"), Need("gc", "list", "gc is blind"))
 
     def test_nothing_is_missing(self) -> None:
-        [told] = compare(self.WANTED, [], page="page.md", who="you")
-        assert (told.status, told.message) == ("ok", "you may do all that is needed (3 permissions)")
+        [result] = compare(self.WANTED, [], page="page.md", who="you")
+        assert (result.status, result.message) == ("ok", "you may do all that is needed (3 permissions)")
 
     def test_missing_ones_are_grouped_by_what_they_cost(self) -> None:
         found = list(compare(self.WANTED, self.WANTED, page="page.md", who="you"))
@@ -313,5 +323,5 @@ class TestRights:
 
     def test_a_long_list_is_cut_in_the_message_only(self) -> None:
         wanted = [Need("launch", f"action{number}", "") for number in range(30)]
-        [told] = compare(wanted, wanted, page="page.md", who="you")
-        assert told.message.endswith("and 22 more") and len(told.values["missing"]) == 30
+        [result] = compare(wanted, wanted, page="page.md", who="you")
+        assert result.message.endswith("and 22 more") and len(result.values["missing"]) == 30

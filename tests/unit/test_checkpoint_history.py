@@ -74,8 +74,8 @@ def test_metrics_and_history_survive_processes_that_die(tmp_path: Path, run: Run
     processes = [row.values["process"] for row in rows]
     changes = [step for step in range(1, 40) if processes[step] != processes[step - 1]]
     assert changes == [10, 20], "each step as the history that counts did it: saves were at 10 and 20"
-    told = Progress.from_bytes((tmp_path / "progress.json").read_bytes())
-    assert (told.step, told.saved_step, told.restored_step) == (40, 40, 20)
-    assert told.cost is not None
-    assert told.mean is not None
-    assert told.saved_seconds == pytest.approx(told.step_seconds)
+    record = Progress.from_bytes((tmp_path / "progress.json").read_bytes())
+    assert (record.step, record.saved_step, record.restored_step) == (40, 40, 20)
+    assert record.cost is not None
+    assert record.mean is not None
+    assert record.saved_seconds == pytest.approx(record.step_seconds)

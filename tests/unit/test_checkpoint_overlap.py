@@ -74,8 +74,8 @@ def test_parameters_changed_between_two_steps(how: str, caplog: pytest.LogCaptur
     undisturbed = train(10, "a", False, between=clip)
     caplog.clear()
     train(10, "b", True, between=clip, stop=7)
-    told = caplog.text.count("changed outside of optimizer.step()")
-    assert told == 1 or (told == 0 and how == "data")
+    result = caplog.text.count("changed outside of optimizer.step()")
+    assert result == 1 or (result == 0 and how == "data")
     assert "stale state" not in caplog.text
     assert torch.equal(train(10, "b", False, between=clip)["model"]["0.weight"], undisturbed["model"]["0.weight"])
 

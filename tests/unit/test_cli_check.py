@@ -33,9 +33,9 @@ def nothing_is_set_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
     code = main(["check", "--timeout", "3m", *arguments])
-    told = capsys.readouterr()
-    assert "Traceback" not in told.err
-    return code, told.out, told.err
+    output = capsys.readouterr()
+    assert "Traceback" not in output.err
+    return code, output.out, output.err
 
 
 def test_a_new_user_sees_what_works_and_how_to_set_up_the_rest(capsys: pytest.CaptureFixture[str]) -> None:
@@ -262,8 +262,8 @@ def test_a_broken_set_up_is_a_sentence(
     code, out, err = run(capsys, target, "local", "--json")
     first, local = json.loads(out)["targets"]
     assert code == 6 and local["works"] and not first["works"], err
-    [told] = [one for one in first["checks"] if one["status"] == "error"]
-    assert says in told["message"] and "unexpected" not in told["message"]
+    [result] = [one for one in first["checks"] if one["status"] == "error"]
+    assert says in result["message"] and "unexpected" not in result["message"]
     assert "canary" not in out + err and "\x1b" not in out + err
 
 

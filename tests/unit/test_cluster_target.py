@@ -77,12 +77,12 @@ class TestFitting:
 
 
 def request(*nodes: str, token: str = "t1") -> LaunchRequest:
-    told = tuple(
+    result = tuple(
         NodeRequest(node, "worker", rank, rank, "g6.xlarge", None, Fraction(0)) for rank, node in enumerate(nodes)
     )
     values: dict[str, Any] = {"job_id": "it-1", "attempt": 1, "token": token, "owner": Owner("me")}
     values |= {"job_dir": "file:///x", "job_sha256": "0", "region": "big", "zone": None, "market": "on-demand"}
-    return LaunchRequest(**values, disk_gb=100.0, nodes=told, lifetime_s=None)
+    return LaunchRequest(**values, disk_gb=100.0, nodes=result, lifetime_s=None)
 
 
 class TestOrders:
@@ -141,9 +141,9 @@ class TestOrders:
 
     def test_too_few_machines_are_told(self, cluster: Cluster, folder: FleetFolder) -> None:
         target = ClusterProvisioner()
-        with pytest.raises(ProvisionError, match="cluster scale big 3") as told:
+        with pytest.raises(ProvisionError, match="cluster scale big 3") as result:
             target.launch(request("worker-0.1", "worker-1.1", "worker-2.1"))
-        assert told.value.error_class == "capacity"
+        assert result.value.error_class == "capacity"
 
     def test_what_never_has_all_machines_is_taken_back(self, cluster: Cluster, folder: FleetFolder) -> None:
         target = ClusterProvisioner()

@@ -41,8 +41,8 @@ def test_the_end_of_the_console_is_told() -> None:
 
 
 def test_of_several_that_fall_silent_together_one_is_asked() -> None:
-    told = words(target := Talking("panic"))
-    assert [bool(told.of(node)) for node in ("worker-0.1", "worker-1.1")] == [True, False]
+    result = words(target := Talking("panic"))
+    assert [bool(result.of(node)) for node in ("worker-0.1", "worker-1.1")] == [True, False]
     assert target.asked == ["a"]
 
 

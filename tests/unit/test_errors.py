@@ -53,13 +53,13 @@ with ANSWERS.open(encoding="utf-8", newline="") as _file:
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case.cloud}-{case.code}-{case.error_class}")
 def test_class_and_scope_and_the_providers_own_words(case: Case) -> None:
-    told = case.answer()
+    result = case.answer()
     error = classify(
-        told.cloud,
-        code=told.code,
-        status=told.status,
-        message=told.message,
-        is_operation=told.is_operation,
+        result.cloud,
+        code=result.code,
+        status=result.status,
+        message=result.message,
+        is_operation=result.is_operation,
         doing="start worker-0.1",
     )
     assert (error.error_class, error.scope, error.code) == (case.error_class, case.scope, case.code)

@@ -53,8 +53,8 @@ def test_every_exit_with_every_report(number: int, word: str | None) -> None:
     silent = word in (None, "no such word", UNFINISHED)
     reported: dict[int | None, ReportedOutcome] = {} if word is None else {0: ReportedOutcome(word)}
     for asked, listening, order in product((False, True), (False, True), (None, NOTICE, STOP)):
-        told = asked and order is not None
-        done = number == 0 and (word == "done" or (silent and not told and not (word is None and listening)))
+        result = asked and order is not None
+        done = number == 0 and (word == "done" or (silent and not result and not (word is None and listening)))
         meant = by_number(number) or (by_word(word) if word not in (None, "done") else None)
         if done:
             outcome, final = "succeeded", False

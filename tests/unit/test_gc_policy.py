@@ -132,7 +132,7 @@ def test_what_bills_of_a_stack_is_told(caplog: pytest.LogCaptureFixture) -> None
     assert (
         group_by_launch("aws", [Tagged(one, of_stack) for one in (machine, unknown, Resource("role", "r", ""))]) == []
     )
-    [told] = caplog.messages
-    assert "its stack cluster-big: instance i-1, instance i-2" in told and "`cloudgpu cluster down`" in told
+    [result] = caplog.messages
+    assert "its stack cluster-big: instance i-1, instance i-2" in result and "`cloudgpu cluster down`" in result
     caplog.clear()
     assert group_by_launch("aws", [Tagged(Resource("role", "r", ""), of_stack)]) == [] and caplog.messages == []

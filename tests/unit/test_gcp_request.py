@@ -94,9 +94,9 @@ def test_one_machine() -> None:
         "enableIntegrityMonitoring": True,
         "enableSecureBoot": False,
     }
-    told = {item["key"]: item["value"] for item in found["metadata"]["items"]}
-    assert set(told) == {"startup-script", "block-project-ssh-keys"}
-    assert told["startup-script"].startswith("#!") and "worker-0.1" in told["startup-script"]
+    result = {item["key"]: item["value"] for item in found["metadata"]["items"]}
+    assert set(result) == {"startup-script", "block-project-ssh-keys"}
+    assert result["startup-script"].startswith("#!") and "worker-0.1" in result["startup-script"]
 
 
 def test_only_machines_that_read_secrets_have_the_scope_for_it() -> None:

@@ -93,7 +93,7 @@ class Exchange:
     def credentials(self, folder: Path) -> Path:
         """Write a file as `gcloud iam workload-identity-pools create-cred-config` does."""
         (folder / "subject").write_text("a-subject's-token")
-        told = {
+        result = {
             "type": "external_account",
             "audience": "//iam.googleapis.com/projects/1/locations/global/workloadIdentityPools/p/providers/q",
             "subject_token_type": "urn:ietf:params:oauth:token-type:jwt",
@@ -101,7 +101,7 @@ class Exchange:
             "credential_source": {"file": str(folder / "subject")},
         }
         path = folder / "federated.json"
-        path.write_text(json.dumps(told))
+        path.write_text(json.dumps(result))
         return path
 
 
@@ -163,7 +163,7 @@ class TestCredentials:
             "regional_cred_verification_url": "https://sts.{region}.amazonaws.com?Action=GetCallerIdentity",
         }
         url = f"https://iamcredentials.googleapis.com/v1/projects/-/serviceAccounts/{STRANGER}:generateAccessToken"
-        told: dict[str, dict[str, object]] = {
+        result: dict[str, dict[str, object]] = {
             "authorized_user": {**login},
             "impersonated": {
                 "type": "impersonated_service_account",
@@ -174,7 +174,7 @@ class TestCredentials:
             "aws": {**federated, "credential_source": source},
             "executable": {**federated, "credential_source": {"executable": {"command": "/bin/true"}}},
         }
-        (tmp_path / "login.json").write_text(json.dumps(told[kind]))
+        (tmp_path / "login.json").write_text(json.dumps(result[kind]))
         monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", str(tmp_path / "login.json"))
         JobDir(URL)
 
@@ -347,11 +347,11 @@ class TestWriting:
 
     def test_large_files_are_sent_in_parts_and_told_of(self, key: Gcp, tmp_path: Path) -> None:
         (tmp_path / "large").write_bytes(os.urandom(1 << 20) * 21)
-        told: list[tuple[int, int]] = []
-        JobDir(URL).upload_file("large", tmp_path / "large", lambda done, total: told.append((done, total)))
+        result: list[tuple[int, int]] = []
+        JobDir(URL).upload_file("large", tmp_path / "large", lambda done, total: result.append((done, total)))
         assert JobDir(URL).get("large") == (tmp_path / "large").read_bytes()
         assert len(key.control.calls("multipartUploads.uploadPart")) == 3
-        assert told[-1] == (21 << 20, 21 << 20)
+        assert result[-1] == (21 << 20, 21 << 20)
         assert store(key).uploads() == 0
 
     def test_a_copy_is_made_within_the_store(self, key: Gcp) -> None:

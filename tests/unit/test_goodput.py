@@ -65,7 +65,7 @@ def timeline(*spans: dict[str, Any], claimed: float, setup: float, ready: float 
 def two_attempts() -> Report:
     """Return the report of two attempts: the first is preempted at step 120, saved at 100; the second resumes and
     finishes."""
-    told: dict[str, Any] = {
+    result: dict[str, Any] = {
         "step": 120,
         "saved_step": 100,
         "step_seconds": 60.0,
@@ -77,18 +77,18 @@ def two_attempts() -> Report:
         outcome="preempted",
         launched=1000.0,
         ended=1120.0,
-        progress=Progress(**told),
-        timeline=timeline(span(1, 1040.0, 1048.5, 1110.5, **told), claimed=1020.0, setup=1022.0, ready=1040.0),
+        progress=Progress(**result),
+        timeline=timeline(span(1, 1040.0, 1048.5, 1110.5, **result), claimed=1020.0, setup=1022.0, ready=1040.0),
     )
-    told = {"restored_step": 100, "step": 200, "saved_step": 200, "step_seconds": 50.0, "blocked_seconds": 1.0}
-    told |= {"restore_seconds": 1.5, "cost": 0.5, "lag": 2.0}
+    result = {"restored_step": 100, "step": 200, "saved_step": 200, "step_seconds": 50.0, "blocked_seconds": 1.0}
+    result |= {"restore_seconds": 1.5, "cost": 0.5, "lag": 2.0}
     second = make_attempt(
         number=2,
         outcome="succeeded",
         launched=1130.0,
         ended=1230.0,
-        progress=Progress(**told),
-        timeline=timeline(span(1, 1160.0, 1170.0, 1225.0, **told), claimed=1150.0, setup=1151.0, ready=1160.0),
+        progress=Progress(**result),
+        timeline=timeline(span(1, 1160.0, 1170.0, 1225.0, **result), claimed=1150.0, setup=1151.0, ready=1160.0),
     )
     return make_report([first, second], now=9999.0)
 
@@ -198,13 +198,13 @@ def test_a_job_that_runs(live: Progress | None, told: Timeline | None, part: str
 
 
 def test_a_machine_that_vanished_was_paid_until_that_was_seen() -> None:
-    told: dict[str, Any] = {"step": 30, "step_seconds": 30.0}
+    result: dict[str, Any] = {"step": 30, "step_seconds": 30.0}
     attempt = make_attempt(
         outcome="lost",
         launched=1000.0,
         ended=1300.0,
-        progress=Progress(**told),
-        timeline=timeline(span(1, 1020.0, 1025.0, None, **told), claimed=1010.0, setup=1010.0, ready=1020.0),
+        progress=Progress(**result),
+        timeline=timeline(span(1, 1020.0, 1025.0, None, **result), claimed=1010.0, setup=1010.0, ready=1020.0),
     )
     times = make_report([attempt], now=0.0).times
     assert times.productive == 30

@@ -85,7 +85,7 @@ class SecretSender:
         return box is not None
 
     def remove_boxes(self) -> None:
-        """Delete what is left of the boxes of an attempt whose machines are gone. Nothing can open them any more."""
+        """Delete the remaining boxes of an attempt whose machines are gone; no agent can open them any more."""
         if not self._sources:
             return
         context = self._context

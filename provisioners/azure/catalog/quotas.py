@@ -71,7 +71,7 @@ def usages(clients: Clients, region: str, retry_timeout_s: float = _RETRY_TIMEOU
     doing = f"ask for the quotas of {region}"
     found = clients.ask(doing, lambda: as_dicts(clients.compute.usage.list(region)), retry_timeout_s)
     try:
-        told = [
+        parsed = [
             Usage(
                 str(item["name"]["value"]),
                 str(item["name"].get("localizedValue") or item["name"]["value"]),
@@ -83,7 +83,7 @@ def usages(clients: Clients, region: str, retry_timeout_s: float = _RETRY_TIMEOU
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         message = f"{doing}: an unexpected answer ({type(error).__name__}: {error})"
         raise ProvisionError("transient", message, scope="region") from error
-    return {key(usage.code): usage for usage in told}
+    return {key(usage.code): usage for usage in parsed}
 
 
 def check(clients: Clients, *, region: str, market: str, machine_types: Sequence[str]) -> None:
@@ -97,12 +97,12 @@ def check(clients: Clients, *, region: str, market: str, machine_types: Sequence
     if not needed:
         return
     try:
-        told = usages(clients, region)
+        usage_by_code = usages(clients, region)
     except ProvisionError as error:
         _say_once(str(error))
         return
     for code, vcpus in needed.items():
-        usage = told.get(key(code))
+        usage = usage_by_code.get(key(code))
         if usage is None:
             _say_once(f"{region} tells of no quota {code}")
         elif usage.used + vcpus > usage.limit:

@@ -176,13 +176,13 @@ class TableRefresh:
         if known["status"] == "retired":
             return row
         everywhere = {region for name, region in self._places if name in (sku.name, known["offering"])}
-        told = {
+        offered = {
             market for of_region in skus.values() if sku.name in of_region for market in of_region[sku.name].markets
         }
         before = known["markets"].split()
         elsewhere = set(before) if everywhere - skus.keys() else set()
         markets = [market for market in before if market not in MORE_MARKETS]
-        markets += [market for market in MORE_MARKETS if market in told | elsewhere]
+        markets += [market for market in MORE_MARKETS if market in offered | elsewhere]
         known |= {
             "vcpus": str(sku.vcpus),
             "memory_gb": f"{sku.memory_gb:g}",
@@ -230,7 +230,7 @@ class TableRefresh:
         sold = {row["machine_type"]: row for row in self._named_types() if row["markets"] and row["offering"]}
         book = PriceList(self._clients.account, self._clients.clock)
         answers = self._calls.each("prices of", sold, book.of)
-        told: dict[Row, Row] = {}
+        priced: dict[Row, Row] = {}
         for name, prices in answers.items():
             for region in self._regions:
                 amounts = [
@@ -238,13 +238,13 @@ class TableRefresh:
                     for market in MARKETS
                 ]
                 if any(amounts):
-                    told[name, region] = (name, region, *amounts, SOURCE, self._today)
+                    priced[name, region] = (name, region, *amounts, SOURCE, self._today)
         # Rows without places are dropped: the API also returns prices of sizes not sold to the subscription. They still
         # count as answered.
-        found = {key: row for key, row in told.items() if (sold[key[0]]["offering"], key[1]) in self._places}
+        found = {key: row for key, row in priced.items() if (sold[key[0]]["offering"], key[1]) in self._places}
         kept = {key: row for key, row in known_rows("prices_azure", PRICES, 2).items() if key[1] not in self._regions}
         shipped = sum(region in self._regions for _, region in shipped_rows("prices_azure", PRICES, 2))
-        update = Update("prices_azure", PRICES, sorted_rows(kept | found), self._regions, len(told), shipped)
+        update = Update("prices_azure", PRICES, sorted_rows(kept | found), self._regions, len(priced), shipped)
         odd = sorted(chain.from_iterable(prices.odd for prices in answers.values()))
         return update, f"prices that are not understood: {'; '.join(odd)}" if odd else ""
 
@@ -306,25 +306,25 @@ def _ask_skus(clients: Clients, region: str, known: Iterable[str]) -> dict[str, 
 
 
 def _sku(item: Json, region: str) -> Sku:
-    told, size = _capabilities(item), size_of(item, region)
+    capabilities, size = _capabilities(item), size_of(item, region)
     return Sku(
         name=item["name"],
         family=size.family,
-        vcpus=int(told["vCPUs"]),
-        memory_gb=float(told["MemoryGB"]),
-        gpus=_gpus(told),
-        arch=_ARCHITECTURES.get(told.get("CpuArchitectureType", ""), ""),
+        vcpus=int(capabilities["vCPUs"]),
+        memory_gb=float(capabilities["MemoryGB"]),
+        gpus=_gpus(capabilities),
+        arch=_ARCHITECTURES.get(capabilities.get("CpuArchitectureType", ""), ""),
         markets=frozenset(
-            market for market, sold in zip(MORE_MARKETS, (size.spot, _is_reservable(told)), strict=True) if sold
+            market for market, sold in zip(MORE_MARKETS, (size.spot, _is_reservable(capabilities)), strict=True) if sold
         ),
         zones=size.zones,
         restricted=bool(size.reason),
     )
 
 
-def _is_reservable(told: Mapping[str, str]) -> bool:
+def _is_reservable(capabilities: Mapping[str, str]) -> bool:
     """Return True if capacity reservations of any type support the size."""
-    return told.get("CapacityReservationSupported") == "True"
+    return capabilities.get("CapacityReservationSupported") == "True"
 
 
 def _capabilities(item: Mapping[str, Any]) -> dict[str, str]:
@@ -332,8 +332,8 @@ def _capabilities(item: Mapping[str, Any]) -> dict[str, str]:
     return {one["name"]: str(one["value"]) for one in item.get("capabilities") or ()}
 
 
-def _gpus(told: Mapping[str, str]) -> int:
-    return int(float(told.get("GPUs", "0")))
+def _gpus(capabilities: Mapping[str, str]) -> int:
+    return int(float(capabilities.get("GPUs", "0")))
 
 
 # --- rows -------------------------------------------------------------------------------------------------------------

@@ -67,9 +67,9 @@ def _ours(clients: Clients) -> Iterator[Orphan]:
     while url:
         page = clients.get(url, "look for role assignments")
         for one in page.get("value") or ():
-            told = _parse_description((one.get("properties") or {}).get("description"))
-            if told is not None:
-                yield Orphan(str(one["properties"]["scope"]), str(one["name"]), told)
+            launch_tags = _parse_description((one.get("properties") or {}).get("description"))
+            if launch_tags is not None:
+                yield Orphan(str(one["properties"]["scope"]), str(one["name"]), launch_tags)
         url = str(page.get("nextLink") or "")
 
 
@@ -77,10 +77,10 @@ def _parse_description(text: object) -> dict[str, str] | None:
     """Parse a description; None: it was changed, or cloudgpu did not write it."""
     try:
         found: Json = json.loads(str(text))
-        told = {str(name): str(value) for name, value in found.items()}
+        parsed = {str(name): str(value) for name, value in found.items()}
     except (ValueError, AttributeError):
         return None
-    return told if token_of(group_name(told.get(tags.TOKEN, ""))) else None
+    return parsed if token_of(group_name(parsed.get(tags.TOKEN, ""))) else None
 
 
 def _unless_gone(start: partial[Any]) -> None:

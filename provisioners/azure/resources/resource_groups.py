@@ -87,9 +87,9 @@ def make_group(clients: Clients, request: LaunchRequest, access: Collection[str]
         _extend(clients, request, found)
         return found
     name = group_name(request.token)
-    told = {f"{ACCESS}{at}": value for at, value in enumerate(access)}
-    told |= {IDENTITY: shared_identity} if shared_identity else {}
-    body = cast("Any", {"location": request.region, "tags": tags.launch_tags(request) | told})
+    access_tags = {f"{ACCESS}{at}": value for at, value in enumerate(access)}
+    access_tags |= {IDENTITY: shared_identity} if shared_identity else {}
+    body = cast("Any", {"location": request.region, "tags": tags.launch_tags(request) | access_tags})
     # The request is retried while a group of the same name is being deleted.
     made = clients.ask(
         f"make the resource group {name} in {request.region}",

@@ -11,7 +11,7 @@ from ..machine.vm_profile import Text
 
 NETWORK_RANGE, SUBNET_RANGE = "10.0.0.0/16", "10.0.0.0/18"
 """Address ranges of a dedicated network and of its subnet, which has 16 384 addresses."""
-_PEERS_FIRST, _THEN_NOBODY = 100, 4096
+_ALLOW_PRIORITY, _DENY_PRIORITY = 100, 4096
 """Priorities of the first rule, and of the last one before Azure's default rules."""
 _ANYTHING = {
     "protocol": "*",
@@ -33,7 +33,7 @@ def security_rules(peers: Text | None) -> list[Json]:
         "destinationApplicationSecurityGroups": [{"id": peers}],
     }
     return [
-        {"name": "peers", "properties": {**_ANYTHING, "access": "Allow", "priority": _PEERS_FIRST, **among}},
+        {"name": "peers", "properties": {**_ANYTHING, "access": "Allow", "priority": _ALLOW_PRIORITY, **among}},
         _deny_all(),
     ]
 
@@ -43,11 +43,11 @@ def subnet_rules() -> list[Json]:
     rules decide which machines in it reach each other."""
     among = {"sourceAddressPrefix": SUBNET_RANGE, "destinationAddressPrefix": SUBNET_RANGE}
     return [
-        {"name": "within", "properties": {**_ANYTHING, "access": "Allow", "priority": _PEERS_FIRST, **among}},
+        {"name": "within", "properties": {**_ANYTHING, "access": "Allow", "priority": _ALLOW_PRIORITY, **among}},
         _deny_all(),
     ]
 
 
 def _deny_all() -> Json:
     anybody = {"sourceAddressPrefix": "*", "destinationAddressPrefix": "*"}
-    return {"name": "nobody", "properties": {**_ANYTHING, "access": "Deny", "priority": _THEN_NOBODY, **anybody}}
+    return {"name": "nobody", "properties": {**_ANYTHING, "access": "Deny", "priority": _DENY_PRIORITY, **anybody}}

@@ -57,8 +57,8 @@ def sign(request: urllib.request.Request, body: bytes, service: str, region: str
         "x-amz-security-token": known["Token"],
     }
     names = ";".join(sorted(headers))
-    told = (f"{name}:{headers[name]}" for name in sorted(headers))
-    lines = [request.get_method(), request.selector, "", *told, "", names, digest]
+    canonical_headers = (f"{name}:{headers[name]}" for name in sorted(headers))
+    lines = [request.get_method(), request.selector, "", *canonical_headers, "", names, digest]
     canonical = hashlib.sha256("\n".join(lines).encode()).hexdigest()
     secret = f"AWS4{known['SecretAccessKey']}".encode()
     for part in (*scope.split("/"), "\n".join(("AWS4-HMAC-SHA256", stamp, scope, canonical))):

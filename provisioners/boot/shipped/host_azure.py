@@ -77,14 +77,14 @@ class Host:
     def environment(self) -> dict[str, str]:
         """Return environment variables of the agent and the program; Azure's libraries use the identity of this client
         id."""
-        told = {"HOME": "/root", "AZURE_CLIENT_ID": str(self.record["identity"])}
+        variables = {"HOME": "/root", "AZURE_CLIENT_ID": str(self.record["identity"])}
         if os.environ.get(METADATA):  # in tests; the variable's name is obstore's
-            told["AZURE_MSI_ENDPOINT"] = f"{os.environ[METADATA].rstrip('/')}/metadata/identity/oauth2/token"
+            variables["AZURE_MSI_ENDPOINT"] = f"{os.environ[METADATA].rstrip('/')}/metadata/identity/oauth2/token"
         of_tests = {
             "AZURE_STORAGE_ENDPOINT": self.record["endpoint"],
             "CLOUDGPU_AZURE_ENDPOINT": self.record["api_endpoint"],
         }
-        return told | {name: url for name, url in of_tests.items() if url}
+        return variables | {name: url for name, url in of_tests.items() if url}
 
     def schedule_shutdown(self, left_s: float) -> None:
         schedule_shutdown(left_s)

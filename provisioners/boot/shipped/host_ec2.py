@@ -34,8 +34,8 @@ class Host:
 
     def environment(self) -> dict[str, str]:
         """Return environment variables of the agent and the program."""
-        told = {"HOME": "/root", "AWS_DEFAULT_REGION": self.record["region"]}
-        return told | {"AWS_ENDPOINT_URL": self.record["endpoint"]} if self.record["endpoint"] else told
+        variables = {"HOME": "/root", "AWS_DEFAULT_REGION": self.record["region"]}
+        return variables | {"AWS_ENDPOINT_URL": self.record["endpoint"]} if self.record["endpoint"] else variables
 
     def schedule_shutdown(self, left_s: float) -> None:
         schedule_shutdown(left_s)

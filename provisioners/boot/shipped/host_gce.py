@@ -45,16 +45,16 @@ class Host:
 
     def environment(self) -> dict[str, str]:
         """Return environment variables of the agent and the program; Google's libraries need a project."""
-        told = {"HOME": "/root"}
+        variables = {"HOME": "/root"}
         try:
-            told["GOOGLE_CLOUD_PROJECT"] = metadata("project/project-id")
+            variables["GOOGLE_CLOUD_PROJECT"] = metadata("project/project-id")
         except OSError as error:
             log(f"the project is not told: {error}")
         of_tests = {
             "STORAGE_EMULATOR_HOST": self.record["endpoint"],
             "CLOUDGPU_GCP_ENDPOINT": self.record["api_endpoint"],
         }
-        return told | {name: url for name, url in of_tests.items() if url}
+        return variables | {name: url for name, url in of_tests.items() if url}
 
     def schedule_shutdown(self, left_s: float) -> None:
         schedule_shutdown(left_s)
@@ -104,10 +104,10 @@ def is_maintained() -> bool:
     if asked("instance/maintenance-event").strip().upper() == "TERMINATE_ON_HOST_MAINTENANCE":
         return True
     try:
-        told = json.loads(asked("instance/upcoming-maintenance?alt=json"))
+        maintenance = json.loads(asked("instance/upcoming-maintenance?alt=json"))
     except ValueError:
         return False
-    values = told.values() if isinstance(told, dict) else ()
+    values = maintenance.values() if isinstance(maintenance, dict) else ()
     return "ONGOING" in values  # value of maintenanceStatus or maintenance_status: both spellings occur
 
 

@@ -307,13 +307,13 @@ def _gpus(instance: Mapping[str, Any], quota: Quota) -> float:
     market = {"STANDARD": "on-demand", "SPOT": "spot", "FLEX_START": "spot"}.get(model, "")
     if instance.get("status") not in _HOLDING or market != quota.market:
         return 0
-    told = sum(
+    attached = sum(
         item.get("acceleratorCount", 0)
         for item in items(instance, "guestAccelerators")
         if last_part(item["acceleratorType"]) == quota.of
     )
-    if told:
-        return float(told)
+    if attached:
+        return float(attached)
     known = catalog.machine_types("gcp").get(last_part(instance["machineType"]), ())
     return sum(math.ceil(one.counts[0]) for one in known if one.provider_accelerator == quota.of and len(known) == 1)
 

@@ -246,8 +246,8 @@ class TableRefresh:
             for quota in quotas.quotas("gcp")
             if quota.metric in region.quotas
         }
-        told = quotas.region_limits(self._rest_get_project())
-        everywhere = {name: allowed.limit for name, allowed in told.items() if name in quotas.ALL_REGIONS}
+        project_limits = quotas.region_limits(self._rest_get_project())
+        everywhere = {name: allowed.limit for name, allowed in project_limits.items() if name in quotas.ALL_REGIONS}
         return self._quotas("gcp", known, self._names, everywhere)
 
     def quotas_vertex(self) -> tuple[Update, str]:
@@ -302,7 +302,7 @@ class TableRefresh:
         )
 
     def _attachable(self) -> dict[str, tuple[str, str]]:
-        return {name: told for found in self._accelerators().values() for name, told in found.items()}
+        return {name: deprecation for found in self._accelerators().values() for name, deprecation in found.items()}
 
     def _of_zones(self, what: str, kind: str, read: Callable[[Mapping[str, object]], _T]) -> dict[str, dict[str, _T]]:
         zones = [zone for region in self._regions.values() for zone in region.zones]
@@ -389,8 +389,9 @@ def _machine(item: Mapping[str, Any]) -> Machine:
 
 def _deprecation(item: Mapping[str, Any]) -> tuple[str, str]:
     """Return status and end date; both "" where not given."""
-    told: Mapping[str, str] = item.get("deprecated") or {}
-    return _STATUS.get(told.get("state", ""), ""), (told.get("deleted") or told.get("obsolete") or "")[:10]
+    deprecation: Mapping[str, str] = item.get("deprecated") or {}
+    end = deprecation.get("deleted") or deprecation.get("obsolete") or ""
+    return _STATUS.get(deprecation.get("state", ""), ""), end[:10]
 
 
 # --- rows -------------------------------------------------------------------------------------------------------------

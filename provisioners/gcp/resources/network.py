@@ -32,7 +32,7 @@ CLOSED_TAG = PREFIX
 _OURS, _DEFAULT = PREFIX, "default"
 """Networks to try if none is configured: cloudgpu's, an infra stack's in the region (`cloudgpu-us-central1`), and the
 project's default one."""
-_PEERS_FIRST, _THEN_NOBODY = 90, 100
+_ALLOW_PRIORITY, _DENY_PRIORITY = 90, 100
 """Rule priorities; a network's built-in rules have 65534, gcloud's default is 1000."""
 _RETRY_TIMEOUT_S = 120.0
 """Timeout in seconds for creating or removing a firewall rule, which takes about 10 s."""
@@ -160,7 +160,7 @@ def closed_rule(name: str, network_url: str) -> dict[str, Any]:
         "description": f"Machines of {PREFIX} listen to nobody. Shared by all its jobs: it may stay.",
         "network": network_url,
         "direction": "INGRESS",
-        "priority": _THEN_NOBODY,
+        "priority": _DENY_PRIORITY,
         "source_ranges": ["0.0.0.0/0"],
         "target_tags": [CLOSED_TAG],
         "denied": [{"I_p_protocol": "all"}],
@@ -181,7 +181,7 @@ def within_rule(name: str, description: str, network_url: str) -> dict[str, Any]
         "description": description,
         "network": network_url,
         "direction": "INGRESS",
-        "priority": _PEERS_FIRST,
+        "priority": _ALLOW_PRIORITY,
         "source_tags": [name],
         "target_tags": [name],
         "allowed": [{"I_p_protocol": "all"}],

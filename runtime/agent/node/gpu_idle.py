@@ -107,16 +107,20 @@ def parse(text: str, visible: str | None) -> list[int]:
 
     `visible`: UUID prefixes, or indexes in the driver's order, separated by commas; None: all GPUs.
     """
-    told: dict[str, str] = {}
+    utilisation: dict[str, str] = {}
     for line in filter(None, map(str.strip, text.splitlines())):
         match = _LINE.fullmatch(line)
         if match is None:
             raise UnreadableError(f"{_QUERY[0]} says: {line[:200]}")
-        told[match[1]] = match[2]
-    chosen = list(told) if visible is None else [_find(name.strip(), list(told)) for name in visible.split(",")]
+        utilisation[match[1]] = match[2]
+    chosen = (
+        list(utilisation)
+        if visible is None
+        else [_find(name.strip(), list(utilisation)) for name in visible.split(",")]
+    )
     if not chosen:
         raise UnreadableError(f"{_QUERY[0]} shows no GPU")
-    return [_percent(uuid, told[uuid]) for uuid in chosen]
+    return [_percent(uuid, utilisation[uuid]) for uuid in chosen]
 
 
 def _find(name: str, uuids: Sequence[str]) -> str:

@@ -106,8 +106,8 @@ class NodeProgram:
         self._known: dict[str, Address] = {}
         """Node addresses of the last rendezvous."""
         self._begun = Begun(node.state)
-        told = place.job.env.get(INTERRUPTED_EXIT, "")
-        self._interrupted_exit = int(told) if told.isdecimal() else None
+        text = place.job.env.get(INTERRUPTED_EXIT, "")
+        self._interrupted_exit = int(text) if text.isdecimal() else None
 
     def run(self) -> Ending:
         """Run the program, with restarts, until no generation follows; return how this node ends.
@@ -223,7 +223,11 @@ class NodeProgram:
         from them.
         """
         timeline, place = self._node.history, self.place
-        costs = [told["cost"] for told in timeline.progress_by_generation if told and told.get("cost") is not None]
+        costs = [
+            progress["cost"]
+            for progress in timeline.progress_by_generation
+            if progress and progress.get("cost") is not None
+        ]
         before = interval.History.from_json(place.earlier)
         now = before.plus(place.market, timeline.seconds * len(place.nodes), generation - 1)
         return {**now.to_json(), "cost": costs[-1] if costs else before.cost}

@@ -90,16 +90,16 @@ class NodeWriter:
 
         asking = threading.Thread(target=ask, name="drain", daemon=True)
         asking.start()
-        begun, told = time.monotonic(), False
+        begun, is_announced = time.monotonic(), False
         while asking.is_alive() and (left := seconds_left()) > 0:
             wait(min(left, _LOOK_S))
-            if not told and asking.is_alive() and time.monotonic() - begun > _LOOK_S:
-                told = True
+            if not is_announced and asking.is_alive() and time.monotonic() - begun > _LOOK_S:
+                is_announced = True
                 self._say("waiting until what was staged of checkpoints is written")
         over.set()
         if not durable.is_set():
             self._say("the last checkpoint could not be written in time; older ones are intact")
-        elif told:
+        elif is_announced:
             self._say(f"all that was staged is written, after {time.monotonic() - begun:.1f} s")
         return durable.is_set()
 

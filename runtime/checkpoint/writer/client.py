@@ -146,7 +146,7 @@ class WriterClient:
         place = self._places[number]
         if place.slot is None or place.slot.size < self._size:
             place.slot, place.ready, place.refused = Slot.make(self._size), False, False
-            self._tell_slot(number)
+            self._send_slot(number)
 
     # Saves
 
@@ -164,7 +164,7 @@ class WriterClient:
         flight = _Flight(save, time.monotonic())
         place.flight, place.used = flight, flight.since
         self._flights[save.name] = flight
-        self._tell_save(flight)
+        self._send_save(flight)
         self._pump()
 
     def poll(self) -> list[SaveResult]:
@@ -196,7 +196,7 @@ class WriterClient:
         """Abandon a save that cannot be completed because another rank failed; rank 0's writer removes its files."""
         if flight := self._flights.get(name):
             flight.abandoned = True
-            self._tell({"op": "abandon", "name": str(name)})
+            self._send({"op": "abandon", "name": str(name)})
 
     # Earlier processes of this rank
 
@@ -322,7 +322,7 @@ class WriterClient:
         if self._link is None:
             return
         job_dir = self._store.job_dir
-        self._tell(
+        self._send(
             {
                 "op": "hello",
                 "version": VERSION,
@@ -335,9 +335,9 @@ class WriterClient:
             }
         )
         for number in range(SLOTS):
-            self._tell_slot(number)
+            self._send_slot(number)
         for flight in list(self._flights.values()):
-            self._tell_save(flight)
+            self._send_save(flight)
 
     def _drop_link(self) -> None:
         link, self._link = self._link, None
@@ -347,12 +347,12 @@ class WriterClient:
             close_all(descriptors)
         self._answers.clear()
 
-    def _tell_slot(self, number: int) -> None:
+    def _send_slot(self, number: int) -> None:
         slot = self._places[number].slot
         if slot is not None:
-            self._tell({"op": "slot", "slot": number}, slot.descriptor)
+            self._send({"op": "slot", "slot": number}, slot.descriptor)
 
-    def _tell_save(self, flight: _Flight) -> None:
+    def _send_save(self, flight: _Flight) -> None:
         save = flight.save
         message = {
             "op": "save",
@@ -367,15 +367,15 @@ class WriterClient:
         try:
             contents.append(content_file("cloudgpu-manifest", save.manifest))
             contents.append(content_file("cloudgpu-rows", save.rows))
-            self._tell(message, *contents)
+            self._send(message, *contents)
         except OSError as error:
             self._fail(flight, f"the save cannot be handed to the writer: {error.strerror}")
         finally:
             close_all(contents)
         if flight.abandoned:
-            self._tell({"op": "abandon", "name": str(save.name)})
+            self._send({"op": "abandon", "name": str(save.name)})
 
-    def _tell(self, message: Message, *descriptors: int) -> None:
+    def _send(self, message: Message, *descriptors: int) -> None:
         """Send a message; if the writer has died, the next _pump() notices and informs its replacement."""
         if self._link is not None:
             with contextlib.suppress(ClosedError):
@@ -388,7 +388,7 @@ class WriterClient:
         while True:
             if self._link is not asked:
                 asked = self._link
-                self._tell(message)
+                self._send(message)
             for answer in [answer for answer in self._answers if answer[0]["op"] == op]:
                 self._answers.remove(answer)
                 return answer

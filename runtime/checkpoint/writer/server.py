@@ -206,7 +206,7 @@ class Server:
         for trainer in self._trainers:
             for wanted in [key for key in trainer.draining if key not in busy and not (key is None and busy)]:
                 trainer.draining.remove(wanted)
-                self._tell(trainer, {"op": "drained"})
+                self._send(trainer, {"op": "drained"})
 
     # Messages
 
@@ -228,12 +228,12 @@ class Server:
         try:
             store = CheckpointStore(JobDir(message["url"], make=message["make"]), message["prefix"])
         except JobDirError as error:
-            self._tell_note(trainer, str(error))
+            self._send_note(trainer, str(error))
             raise ClosedError(str(error)) from error
         outbox = Outbox(
-            written=lambda name: self._tell(trainer, {"op": "written", "name": str(name)}),
-            result=lambda result: self._tell_result(trainer, result),
-            note=lambda text: self._tell_note(trainer, text),
+            written=lambda name: self._send(trainer, {"op": "written", "name": str(name)}),
+            result=lambda result: self._send_result(trainer, result),
+            note=lambda text: self._send_note(trainer, text),
         )
         local = bool(message["local"])
         trainer.writer = RankWriter(
@@ -262,7 +262,7 @@ class Server:
                 slot.prefault()
             except OSError as failure:
                 error = failure.strerror
-            self._tell(trainer, {"op": "ready", "slot": number, "size": slot.size, "error": error})
+            self._send(trainer, {"op": "ready", "slot": number, "size": slot.size, "error": error})
 
         threading.Thread(target=make_pages, name="pages", daemon=True).start()
 
@@ -290,10 +290,10 @@ class Server:
         for written in found:
             if written and str(written.name) == message["name"]:
                 descriptor = content_file("cloudgpu-manifest", written.manifest)
-                self._tell(trainer, {"op": "cached", "size": written.size}, [descriptor, written.slot.descriptor])
+                self._send(trainer, {"op": "cached", "size": written.size}, [descriptor, written.slot.descriptor])
                 os.close(descriptor)
                 return
-        self._tell(trainer, {"op": "cached", "size": None})
+        self._send(trainer, {"op": "cached", "size": None})
 
     def _drain(self, trainer: Trainer, message: Message, _: list[int]) -> None:
         for other in list(self._trainers):  # messages of trainers that have exited count
@@ -313,13 +313,13 @@ class Server:
 
     # Responses; thread-safe
 
-    def _tell_result(self, trainer: Trainer, result: SaveResult) -> None:
-        told = {"name": str(result.name), "error": result.error and result.error[:LONGEST_TEXT]}
-        self._tell(trainer, {"op": "result", **asdict(result), **told})
+    def _send_result(self, trainer: Trainer, result: SaveResult) -> None:
+        fields = {"name": str(result.name), "error": result.error and result.error[:LONGEST_TEXT]}
+        self._send(trainer, {"op": "result", **asdict(result), **fields})
 
-    def _tell_note(self, trainer: Trainer, text: str) -> None:
-        self._tell(trainer, {"op": "note", "text": text[:LONGEST_TEXT]})
+    def _send_note(self, trainer: Trainer, text: str) -> None:
+        self._send(trainer, {"op": "note", "text": text[:LONGEST_TEXT]})
 
-    def _tell(self, trainer: Trainer, message: Message, descriptors: tuple[int, ...] | list[int] = ()) -> None:
+    def _send(self, trainer: Trainer, message: Message, descriptors: tuple[int, ...] | list[int] = ()) -> None:
         with contextlib.suppress(ClosedError):  # it has exited; the main thread will notice
             send(trainer.connection, message, descriptors)

@@ -38,13 +38,13 @@ def refuse(call: Call, code: str, message: str, status: int = 400, headers: Mapp
     """Return an error response in the service's format."""
     code_, message_, request = escape(code), escape(message), uuid.uuid4()
     if call.service == "ec2":
-        told = f"<Code>{code_}</Code><Message>{message_}</Message>"
-        text = f"<Response><Errors><Error>{told}</Error></Errors><RequestID>{request}</RequestID></Response>"
+        result = f"<Code>{code_}</Code><Message>{message_}</Message>"
+        text = f"<Response><Errors><Error>{result}</Error></Errors><RequestID>{request}</RequestID></Response>"
     elif call.service == "s3":
         text = f"<Error><Code>{code_}</Code><Message>{message_}</Message><RequestId>{request}</RequestId></Error>"
     elif call.service in ("autoscaling", "iam", "sts"):
-        told = f"<Type>Sender</Type><Code>{code_}</Code><Message>{message_}</Message>"
-        text = f"<ErrorResponse><Error>{told}</Error><RequestId>{request}</RequestId></ErrorResponse>"
+        result = f"<Type>Sender</Type><Code>{code_}</Code><Message>{message_}</Message>"
+        text = f"<ErrorResponse><Error>{result}</Error><RequestId>{request}</RequestId></ErrorResponse>"
     else:
         return json_answer({"__type": code, "message": message}, status, headers)
     return Answer(status, text.encode(), {"Content-Type": "text/xml", **(headers or {})})

@@ -31,8 +31,8 @@ class AwsControl(Control):
     ) -> str:
         """Create a capacity reservation that begins in `start_s` seconds; return its id. With an end it is a Capacity
         Block."""
-        told = {"machine_type": machine_type, "zone": zone, "places": places, "start_s": start_s, "end_s": end_s}
-        return str(self.do("reserve", **told))
+        result = {"machine_type": machine_type, "zone": zone, "places": places, "start_s": start_s, "end_s": end_s}
+        return str(self.do("reserve", **result))
 
     def extend_block(self, reservation: str, end_s: float) -> None:
         """Make a Capacity Block end in `end_s` seconds, later or earlier than planned."""
@@ -100,8 +100,8 @@ class AwsControl(Control):
 
     def instances(self, **where: Any) -> list[InstanceState]:
         """Return all instances ever launched; `where` compares fields: `instances(running=True, zone="us-east-1b")`."""
-        told = [InstanceState(**value) for value in self.do("instances")]
-        return [one for one in told if all(getattr(one, name) == value for name, value in where.items())]
+        result = [InstanceState(**value) for value in self.do("instances")]
+        return [one for one in result if all(getattr(one, name) == value for name, value in where.items())]
 
 
 def environ(url: str, region: str = "us-east-1") -> dict[str, str]:

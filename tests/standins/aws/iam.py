@@ -42,9 +42,9 @@ def simulate_principal_policy(account: Account, call: Call, _forward: Forward) -
         return "allowed" if statements is None or permissions.allows(statements, ask) else "implicitDeny"
 
     members = "".join(_evaluation(action, {one: decide(action, one) for one in resources}) for action in actions)
-    told = f"<IsTruncated>false</IsTruncated><EvaluationResults>{members}</EvaluationResults>"
+    result = f"<IsTruncated>false</IsTruncated><EvaluationResults>{members}</EvaluationResults>"
     name = "SimulatePrincipalPolicy"
-    head = f'<{name}Response xmlns="https://iam.amazonaws.com/doc/2010-05-08/"><{name}Result>{told}</{name}Result>'
+    head = f'<{name}Response xmlns="https://iam.amazonaws.com/doc/2010-05-08/"><{name}Result>{result}</{name}Result>'
     tail = f"<ResponseMetadata><RequestId>r</RequestId></ResponseMetadata></{name}Response>"
     return Answer(200, (head + tail).encode(), {"Content-Type": "text/xml"})
 

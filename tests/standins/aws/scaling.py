@@ -129,8 +129,8 @@ def terminate_member(account: Account, call: Call, forward: Forward) -> Answer:
         group.desired_capacity -= 1
     _end(account, group, instance)
     reconcile(account, call.region)
-    told = _activity_xml(account.activities[call.region, name][0])
-    return _answer(call, f"<Activity>{told}</Activity>")
+    result = _activity_xml(account.activities[call.region, name][0])
+    return _answer(call, f"<Activity>{result}</Activity>")
 
 
 def start_instance_refresh(account: Account, call: Call, forward: Forward) -> Answer:
@@ -273,8 +273,8 @@ def _market(group: Any) -> str:
 
 def _words(group: Any, refused: RefusedError) -> str:
     market = _market(group)
-    told = f"Could not launch {market} Instances. {refused.code} - {refused.message}" if market else refused.message
-    return f"{told} Launching EC2 instance failed."
+    result = f"Could not launch {market} Instances. {refused.code} - {refused.message}" if market else refused.message
+    return f"{result} Launching EC2 instance failed."
 
 
 # -- activities

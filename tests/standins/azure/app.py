@@ -50,15 +50,15 @@ class AzureApp:
     def __call__(self, environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
         path = environ.get("PATH_INFO", "/")
         if path.startswith(CONTROL):
-            told = Response(*obey_control(environ, path.removeprefix(CONTROL), self._verbs))
-            told.headers["Content-Type"] = "application/json"
+            result = Response(*obey_control(environ, path.removeprefix(CONTROL), self._verbs))
+            result.headers["Content-Type"] = "application/json"
         else:
-            told = self._serve(environ)
-        headers = dict(told.headers)
-        if environ["REQUEST_METHOD"] != "HEAD" and told.status not in (204, 304):
-            headers["Content-Length"] = str(len(told.body))
-        start_response(f"{told.status} {_phrase(told.status)}", list(headers.items()))
-        return [told.body]
+            result = self._serve(environ)
+        headers = dict(result.headers)
+        if environ["REQUEST_METHOD"] != "HEAD" and result.status not in (204, 304):
+            headers["Content-Length"] = str(len(result.body))
+        start_response(f"{result.status} {_phrase(result.status)}", list(headers.items()))
+        return [result.body]
 
     def reset(self) -> None:
         """Restore the initial state."""
@@ -93,8 +93,8 @@ class AzureApp:
         host = str(environ.get("HTTP_HOST", "")).lower()
         if host.endswith(keyvault.DOMAIN):
             holder = self._who(environ, keyvault.AUDIENCE)
-            told = partial(keyvault.get, self._world, host, request, holder)
-            return self._suffered(environ, keyvault.call_of(host, request, holder), told, refuse=_refuse_vault)
+            result = partial(keyvault.get, self._world, host, request, holder)
+            return self._suffered(environ, keyvault.call_of(host, request, holder), result, refuse=_refuse_vault)
         if request.path.startswith("/_diagnostics/"):
             call = Call("diagnostics", "", "console.read", "")
             return self._suffered(environ, call, partial(self._console, request))
@@ -121,9 +121,9 @@ class AzureApp:
     ) -> Response:
         fault = self.ledger.open(call)
         refuse = refuse or _refuse_with
-        told = suffer(fault, environ, self._world.over, refuse=refuse, perform=perform, dropped=Response(0))
-        self.ledger.close(call, told.status)
-        return told
+        result = suffer(fault, environ, self._world.over, refuse=refuse, perform=perform, dropped=Response(0))
+        self.ledger.close(call, result.status)
+        return result
 
     def _who(self, environ: dict[str, Any], audience: str = ARM) -> Principal | None:
         kind, _, token = str(environ.get("HTTP_AUTHORIZATION", "")).partition(" ")
@@ -224,12 +224,12 @@ def _call(request: Request, target: Target, who: Principal | None) -> Call:
         action = verb
     elif request.method == "GET" and verb:
         action = "list" if verb.lower() == kind.lower() else verb
-    told = _of_body(request)
+    result = _of_body(request)
     name = str(target.names[-1]) if target.names else target.group
-    params = {"name": name, "group": target.group, **told}
+    params = {"name": name, "group": target.group, **result}
     service = target.namespace or "Microsoft.Resources"
     return Call(
-        service, told.get("location", ""), f"{kind}.{action}", who.name if who else "", params, told.get("zone", "")
+        service, result.get("location", ""), f"{kind}.{action}", who.name if who else "", params, result.get("zone", "")
     )
 
 
@@ -259,9 +259,9 @@ def _refuse_vault(fault: Fault) -> Response:
     """Return the response of an error or html fault in Key Vault's format."""
     if fault.kind == "html":
         return _refuse_with(fault)
-    told = keyvault.refused(fault.code, fault.status, fault.message)
-    told.headers.update(fault.headers)
-    return told
+    result = keyvault.refused(fault.code, fault.status, fault.message)
+    result.headers.update(fault.headers)
+    return result
 
 
 def _refuse_with(fault: Fault) -> Response:
@@ -269,9 +269,9 @@ def _refuse_with(fault: Fault) -> Response:
     if fault.kind == "html":
         page = HTML_PAGE.format(status=fault.status).encode()
         return Response(fault.status, page, {"Content-Type": "text/html; charset=UTF-8"})
-    told = error(fault.code, fault.status, fault.message)
-    told.headers.update(fault.headers)
-    return told
+    result = error(fault.code, fault.status, fault.message)
+    result.headers.update(fault.headers)
+    return result
 
 
 def _phrase(status: int) -> str:

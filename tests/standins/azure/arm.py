@@ -54,13 +54,13 @@ class Response:
 
 
 def answer(value: Any, status: int = 200, **headers: str) -> Response:
-    told = {name.replace("_", "-"): one for name, one in headers.items()}
-    return Response(status, json.dumps(value).encode(), {"Content-Type": "application/json; charset=utf-8", **told})
+    result = {name.replace("_", "-"): one for name, one in headers.items()}
+    return Response(status, json.dumps(value).encode(), {"Content-Type": "application/json; charset=utf-8", **result})
 
 
 def error(code: str, status: int, message: str, target: str = "") -> Response:
-    told = {"code": code, "message": message, **({"target": target} if target else {})}
-    return answer({"error": told}, status)
+    result = {"code": code, "message": message, **({"target": target} if target else {})}
+    return answer({"error": result}, status)
 
 
 @dataclass(frozen=True)

@@ -55,9 +55,9 @@ def accepted(headers: dict[str, str]) -> Response:
 
 def begun(resource: dict[str, Any], status: int, headers: dict[str, str]) -> Response:
     """Return the response to a PUT that continues asynchronously."""
-    told = answer(resource, status)
-    told.headers |= {name: value for name, value in headers.items() if name != "Location"}
-    return told
+    result = answer(resource, status)
+    result.headers |= {name: value for name, value in headers.items() if name != "Location"}
+    return result
 
 
 def not_found(path: str) -> RefusedError:

@@ -158,10 +158,10 @@ def not_available(shape: Shape) -> RefusedError:
 
 
 def over_quota(shape: Shape, name: str, limit: int, used: int) -> RefusedError:
-    told = {LOW_PRIORITY: "LowPriorityCores", REGIONAL: "Total Regional Cores"}.get(name, f"{name} Cores")
+    result = {LOW_PRIORITY: "LowPriorityCores", REGIONAL: "Total Regional Cores"}.get(name, f"{name} Cores")
     vcpus = shape.size.vcpus
     text = (
-        f"Operation could not be completed as it results in exceeding approved {told} quota. Additional details - "
+        f"Operation could not be completed as it results in exceeding approved {result} quota. Additional details - "
         f"Deployment Model: Resource Manager, Location: {shape.region}, Current Limit: {limit}, Current Usage: {used}, "
         f"Additional Required: {vcpus}, (Minimum) New Limit Required: {used + vcpus}. Setup Alerts when Quota reaches "
         "threshold. Learn more at https://aka.ms/quotamonitoringalerting . Submit a request for Quota increase at "

@@ -44,8 +44,8 @@ class AzureControl(Control):
         if restricted is not None:
             kind = "Zone" if restricted else "Location"
             info = {"locations": [region], **({"zones": list(restricted)} if restricted else {})}
-            told = {"type": kind, "values": [region], "restrictionInfo": info, "reasonCode": reason}
-            changes["restrictions"] = [told]
+            result = {"type": kind, "values": [region], "restrictionInfo": info, "reasonCode": reason}
+            changes["restrictions"] = [result]
         self.do("set_sku", size=size, region=region, changes=changes or None)
 
     def copy_sku(self, new: str, like: str) -> None:
@@ -60,8 +60,8 @@ class AzureControl(Control):
         self, vault: str, secret: str, value: str, *, group: str = "storage", content_type: str | None = None
     ) -> str:
         """Add a version to a secret of a vault, which is created if needed; return the version."""
-        told = {"vault": vault, "group": group, "secret": secret, "value": value, "content_type": content_type}
-        return str(self.do("add_secret", **told))
+        result = {"vault": vault, "group": group, "secret": secret, "value": value, "content_type": content_type}
+        return str(self.do("add_secret", **result))
 
     def disable_secret(self, vault: str, secret: str) -> None:
         """Disable all versions of a secret."""
@@ -96,8 +96,8 @@ class AzureControl(Control):
         tags: of a change of tags; 0: it is synchronous
         cache: until a GET shows a new machine
         """
-        told = {"operation": operation, "group": group, "lag": lag, "roles": roles, "retry": retry}
-        self.do("set_times", **told, restart=restart, sets=sets, tags=tags, cache=cache)
+        result = {"operation": operation, "group": group, "lag": lag, "roles": roles, "retry": retry}
+        self.do("set_times", **result, restart=restart, sets=sets, tags=tags, cache=cache)
 
     def set_machine_environ(self, values: Mapping[str, str]) -> None:
         """Set environment variables of machines launched later, such as Blob Storage's address."""
@@ -116,8 +116,8 @@ class AzureControl(Control):
     ) -> None:
         """Make operations of this kind (`Microsoft.Compute/virtualMachines`) fail with this error. `verb`: `write`,
         `delete`, or `provision` (of a machine, once it runs). `where`: part of the resource's id."""
-        told = message or f"{code} (stand-in)"
-        self.do("fail_later", kind=kind, doing=verb, code=code, message=told, where=where, times=times)
+        result = message or f"{code} (stand-in)"
+        self.do("fail_later", kind=kind, doing=verb, code=code, message=result, where=where, times=times)
 
     def enforce(self, allowed: Mapping[str, Sequence[str]] | None) -> None:
         """Restrict each name to these globs of actions (`Microsoft.Compute/virtualMachines/*`); None: full access.
@@ -160,8 +160,8 @@ class AzureControl(Control):
 
     def instances(self, **where: Any) -> list[InstanceState]:
         """Return all machines ever created; `where` compares fields: `instances(running=True, zone="1")`."""
-        told = [InstanceState(**value) for value in self.do("instances")]
-        return [one for one in told if all(getattr(one, name) == value for name, value in where.items())]
+        result = [InstanceState(**value) for value in self.do("instances")]
+        return [one for one in result if all(getattr(one, name) == value for name, value in where.items())]
 
     def resources(self, kind: str) -> list[dict[str, Any]]:
         """Return all resources of a kind (`Microsoft.Compute/disks`), as in the API."""
@@ -177,6 +177,6 @@ def environ(url: str, folder: Path, name: str = SUBMITTER) -> dict[str, str]:
     """Return the environment that points Azure's clients to the stand-in at this URL, as this application. `folder` is
     for az."""
     folder.mkdir(parents=True, exist_ok=True)
-    told: dict[str, str] = AzureControl(url).do("environ", name=name)
+    result: dict[str, str] = AzureControl(url).do("environ", name=name)
     # Keeps the tester's own settings away from the stand-in.
-    return {**told, "AZURE_CONFIG_DIR": str(folder / "azure")}
+    return {**result, "AZURE_CONFIG_DIR": str(folder / "azure")}

@@ -116,19 +116,19 @@ def put_tags(ask: ApiRequest) -> Response:
     if ask.request.method == "GET":
         return _tags_of(ask, found)
     body = ask.body
-    told = (body.get("properties") or {}).get("tags") or {}
-    check_tags({"tags": told})
+    result = (body.get("properties") or {}).get("tags") or {}
+    check_tags({"tags": result})
     how = body.get("operation", "Replace") if ask.request.method == "PATCH" else "Replace"
-    check_tags({"tags": _changed(found, how, told)})
+    check_tags({"tags": _changed(found, how, result)})
     if ask.world.tags_s == 0:
-        found["tags"] = _changed(found, how, told)
+        found["tags"] = _changed(found, how, result)
         return _tags_of(ask, found)
     until = time.monotonic() + ask.world.tags_s
 
     def work() -> float | None:
         if (left := until - time.monotonic()) > 0:
             return left
-        found["tags"] = _changed(found, how, told)
+        found["tags"] = _changed(found, how, result)
         return None
 
     return accepted(ask.begin(work))
@@ -144,15 +144,15 @@ def resources(ask: ApiRequest) -> Response:
     world = ask.world
     within = world.within(_there(ask)["id"] if ask.target.group else f"/subscriptions/{ask.target.subscription}")
     chosen = [one for one in within if "location" in one and one["type"] != KIND and _seen(world, one)]
-    told: list[dict[str, Any]] = [
+    result: list[dict[str, Any]] = [
         {name: one[name] for name in ("id", "name", "type", "location", "tags", "sku", "zones") if name in one}
         for one in chosen
     ]
     if "createdTime" in ask.request.query.get("$expand", ""):
-        for item, one in zip(told, chosen, strict=True):
+        for item, one in zip(result, chosen, strict=True):
             if made := one["properties"].get("timeCreated"):
                 item["createdTime"] = made
-    return answer({"value": list(_filtered(ask, told))})
+    return answer({"value": list(_filtered(ask, result))})
 
 
 def unavailable(ask: ApiRequest) -> Response:
@@ -174,8 +174,8 @@ def _there(ask: ApiRequest) -> dict[str, Any]:
 
 
 def _tags_of(ask: ApiRequest, found: dict[str, Any]) -> Response:
-    told = {"id": ask.path, "name": "default", "type": "Microsoft.Resources/tags"}
-    return answer({**told, "properties": {"tags": found.get("tags") or {}}})
+    result = {"id": ask.path, "name": "default", "type": "Microsoft.Resources/tags"}
+    return answer({**result, "properties": {"tags": found.get("tags") or {}}})
 
 
 def _changed(found: dict[str, Any], how: str, told: dict[str, str]) -> dict[str, str]:

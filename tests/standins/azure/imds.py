@@ -48,10 +48,10 @@ class InstanceMetadata(AzureMetadata):
         if request.path.startswith(INSTANCE):
             return self._find(request.path.removeprefix(INSTANCE), request.query)
         before = len(self.started)
-        told = super().answer(request)
+        result = super().answer(request)
         for identity in self.started[before:]:
             self._acknowledged(identity)
-        return told
+        return result
 
     def _find(self, path: str, query: Mapping[str, str]) -> Answer:
         found: Any = self._describe()
@@ -78,14 +78,14 @@ class InstanceMetadata(AzureMetadata):
             return Answer(self.token_status, json.dumps({"error": "temporarily_unavailable"}), _JSON)
         resource = query.get("resource", "")
         if not resource:
-            told = {"error": "invalid_request", "error_description": "Required audience parameter not specified"}
-            return Answer(400, json.dumps(told), _JSON)
+            result = {"error": "invalid_request", "error_description": "Required audience parameter not specified"}
+            return Answer(400, json.dumps(result), _JSON)
         held = self._chosen(query)
         if held is None:
-            told = {"error": "invalid_request", "error_description": "Identity not found"}
-            return Answer(400, json.dumps(told), _JSON)
+            result = {"error": "invalid_request", "error_description": "Identity not found"}
+            return Answer(400, json.dumps(result), _JSON)
         now = int(time.time())
-        told = {
+        result = {
             "access_token": self._token(held, resource.rstrip("/")),
             "client_id": held.client_id,
             "expires_in": str(int(TOKEN_S)),
@@ -95,7 +95,7 @@ class InstanceMetadata(AzureMetadata):
             "resource": resource,
             "token_type": "Bearer",
         }
-        return Answer(body=json.dumps(told), headers=_JSON)
+        return Answer(body=json.dumps(result), headers=_JSON)
 
     def _chosen(self, query: Mapping[str, str]) -> Principal | None:
         """Return the requested identity, by default the system-assigned one, or the only one."""

@@ -62,9 +62,9 @@ def get(world: World, host: str, request: Request, who: Principal | None) -> Res
     """Return a secret's version, by default its newest."""
     vault, found = host.removesuffix(DOMAIN), _PATH.fullmatch(request.path)
     if who is None:
-        told = refused("Unauthorized", 401, "AKV10000: Request is missing a Bearer or PoP token.")
-        told.headers["WWW-Authenticate"] = f'Bearer authorization="{world.url}", resource="{AUDIENCE}"'
-        return told
+        result = refused("Unauthorized", 401, "AKV10000: Request is missing a Bearer or PoP token.")
+        result.headers["WWW-Authenticate"] = f'Bearer authorization="{world.url}", resource="{AUDIENCE}"'
+        return result
     if request.method != "GET" or found is None or "api-version" not in request.query:
         return refused("BadParameter", 400, f"{request.method} {request.path} is not supported.")
     with world.lock:

@@ -35,8 +35,8 @@ def usages(ask: ApiRequest) -> Response:
 def network_usages(ask: ApiRequest) -> Response:
     """Return the network usages relevant to a launch."""
     addresses = sum(1 for _ in ask.world.of_kind("Microsoft.Network/publicIPAddresses"))
-    told = {"value": "StandardSkuPublicIpAddresses", "localizedValue": "Public IP Addresses - Standard"}
-    return answer({"value": [{"unit": "Count", "currentValue": addresses, "limit": 1_000, "name": told}]})
+    result = {"value": "StandardSkuPublicIpAddresses", "localizedValue": "Public IP Addresses - Standard"}
+    return answer({"value": [{"unit": "Count", "currentValue": addresses, "limit": 1_000, "name": result}]})
 
 
 def images(ask: ApiRequest) -> Response:
@@ -47,16 +47,16 @@ def images(ask: ApiRequest) -> Response:
         text = f"Artifact: VMImage was not found. ({publisher}:{offer}:{sku})"
         raise RefusedError("NotFound", 404, text)
     path = ask.path.rpartition("/versions")[0]
-    told: dict[str, Any] = {
+    result: dict[str, Any] = {
         "location": ask.target.names[0],
         "name": image.version,
         "id": f"{path}/versions/{image.version}",
     }
     if not version:
-        return answer([told])
+        return answer([result])
     disk = {"operatingSystem": "Linux", "sizeInGb": image.disk_gb}
     return answer(
-        {**told, "properties": {"osDiskImage": disk, "hyperVGeneration": image.generation, "architecture": "x64"}}
+        {**result, "properties": {"osDiskImage": disk, "hyperVGeneration": image.generation, "architecture": "x64"}}
     )
 
 
@@ -93,10 +93,10 @@ def operation(ask: ApiRequest) -> Response:
     found = ask.world.operations.known.get(ask.target.names[1])
     if found is None:
         raise RefusedError("NotFound", 404, f"Operation {ask.target.names[1]} was not found.")
-    told = answer(found)
+    result = answer(found)
     if found["status"] == "InProgress":
-        told.headers["Retry-After"] = str(ask.world.retry_s)
-    return told
+        result.headers["Retry-After"] = str(ask.world.retry_s)
+    return result
 
 
 def operation_result(ask: ApiRequest) -> Response:
@@ -121,7 +121,7 @@ def operation_result(ask: ApiRequest) -> Response:
 
 def _sku(world: World, size: catalog.Size, region: str) -> dict[str, Any]:
     rdma = "r" in size.name.partition("_")[2].partition("_")[0].lstrip("NDC0123456789")
-    told: dict[str, Any] = {
+    result: dict[str, Any] = {
         "vCPUs": size.vcpus,
         "MemoryGB": f"{size.memory_gb:g}",
         "HyperVGenerations": "V2" if "_v5" in size.name or "_v6" in size.name else "V1,V2",
@@ -133,8 +133,8 @@ def _sku(world: World, size: catalog.Size, region: str) -> dict[str, Any]:
         "RdmaEnabled": rdma,
     }
     if size.gpus:
-        told["GPUs"] = max(1, int(size.gpus))
-    told |= world.sku_changes.get((size.name.lower(), region), {}).get("capabilities", {})
+        result["GPUs"] = max(1, int(size.gpus))
+    result |= world.sku_changes.get((size.name.lower(), region), {}).get("capabilities", {})
     return {
         "resourceType": "virtualMachines",
         "name": size.name,
@@ -143,6 +143,6 @@ def _sku(world: World, size: catalog.Size, region: str) -> dict[str, Any]:
         "family": size.family,
         "locations": [region],
         "locationInfo": [{"location": region, "zones": zones_of(world, size, region), "zoneDetails": []}],
-        "capabilities": [{"name": name, "value": str(value)} for name, value in told.items()],
+        "capabilities": [{"name": name, "value": str(value)} for name, value in result.items()],
         "restrictions": restrictions(world, size, region),
     }

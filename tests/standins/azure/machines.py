@@ -95,8 +95,10 @@ class AzureMachine(Machine):
 
     def _identities(self) -> Sequence[tuple[str, Principal]]:
         with self._world.lock:
-            told = self._vm.resource.get("identity") or {}
-            found = [(path, self._world.identities.get(key(path))) for path in told.get("userAssignedIdentities") or {}]
+            result = self._vm.resource.get("identity") or {}
+            found = [
+                (path, self._world.identities.get(key(path))) for path in result.get("userAssignedIdentities") or {}
+            ]
             own = self._world.identities.get(key(self._vm.id))
         held = [(path, one) for path, one in found if one is not None]
         return [*held, ("", own)] if own is not None else held

@@ -94,14 +94,14 @@ def model(package: str, name: str) -> Any:
     if name in _ENUMS[package]:
         return enum.Enum(name, {value: value for value in _ENUMS[package][name]}, type=str)
     fields = _MODELS[package][name].items()
-    names = {key.rstrip("!="): told for key, told in fields}
+    names = {key.rstrip("!="): result for key, result in fields}
     rules = {key.rstrip("!="): {"required": key.endswith("!"), "readonly": key.endswith("=")} for key, _ in fields}
-    told = {
+    result = {
         "_attribute_map": {key: {"key": key, "type": kind} for key, kind in names.items()},
         "_validation": rules,
         "__module__": f"azure.mgmt.{package}.models",
     }
-    return type(name, (), told)
+    return type(name, (), result)
 
 
 def knows(package: str) -> bool:

@@ -53,8 +53,8 @@ class Operations:
         try:
             again_s = work()
         except Exception as error:  # noqa: BLE001 - a bug of the stand-in must not leave the operation running for ever
-            told = error if isinstance(error, FailedError) else FailedError("StandinBroken", traceback.format_exc())
-            operation["error"] = {"code": told.code, "message": told.message}
+            result = error if isinstance(error, FailedError) else FailedError("StandinBroken", traceback.format_exc())
+            operation["error"] = {"code": result.code, "message": result.message}
             operation |= {"status": "Failed", "endTime": now()}
             failed()
             return

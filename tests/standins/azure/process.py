@@ -33,8 +33,8 @@ class Leftovers:
         from azure.mgmt.compute import ComputeManagementClient
         from azure.mgmt.resource.resources import ResourceManagementClient
 
-        told = AzureControl(url).do("environ", name=AUDITOR)
-        arm, certificate = told["CLOUDGPU_AZURE_ENDPOINT"], told["REQUESTS_CA_BUNDLE"]
+        result = AzureControl(url).do("environ", name=AUDITOR)
+        arm, certificate = result["CLOUDGPU_AZURE_ENDPOINT"], result["REQUESTS_CA_BUNDLE"]
         trust: dict[str, Any] = {"connection_verify": certificate, "read_timeout": _READ_S}
         credential = ClientSecretCredential(
             TENANT, client_id(AUDITOR), secret(AUDITOR), authority=arm, disable_instance_discovery=True, **trust

@@ -242,8 +242,8 @@ def _check_rules(properties: dict[str, Any]) -> None:
     RefusedError."""
     taken: set[tuple[str, int]] = set()
     for rule in properties.get("securityRules") or []:
-        told = rule.get("properties") or {}
-        place = (str(told.get("direction")), int(told.get("priority") or 0))
+        result = rule.get("properties") or {}
+        place = (str(result.get("direction")), int(result.get("priority") or 0))
         if not 100 <= place[1] <= 4096:
             raise RefusedError(
                 "SecurityRuleInvalidPriority", 400, f"Security rule {rule.get('name')}: priority {place[1]}."
@@ -254,7 +254,7 @@ def _check_rules(properties: dict[str, Any]) -> None:
         for name in ("sourceAddressPrefix", "destinationAddressPrefix", "sourcePortRange", "destinationPortRange"):
             several = name + ("es" if name.endswith("Prefix") else "s")
             groups = f"{name.removesuffix('AddressPrefix')}ApplicationSecurityGroups"
-            if not (told.get(name) or told.get(several) or told.get(groups)):
+            if not (result.get(name) or result.get(several) or result.get(groups)):
                 text = f"Security rule parameter {name} of rule {rule.get('name')} is missing."
                 raise RefusedError("SecurityRuleParameterMissing", 400, text)
 

@@ -101,7 +101,7 @@ BUILT_IN: Mapping[str, Role] = {
 def put(ask: ApiRequest) -> Response:
     world, body, path = ask.world, ask.body, ask.path
     check_body("authorization.RoleAssignmentCreateParameters", body)
-    told = body["properties"]
+    result = body["properties"]
     name = last(path)
     try:
         uuid.UUID(name)
@@ -109,29 +109,29 @@ def put(ask: ApiRequest) -> Response:
         text = f"The role assignment ID '{name}' is not valid. The role assignment ID must be a GUID."
         raise RefusedError("InvalidRoleAssignmentId", 400, text) from wrong
     _check_scope(world, ask.target.scope)
-    definition = str(told["roleDefinitionId"])
+    definition = str(result["roleDefinitionId"])
     if role_of(world, definition) is None:
         raise RefusedError(
             "RoleDefinitionDoesNotExist",
             400,
             f"The specified role definition with ID '{last(definition)}' does not exist.",
         )
-    _check_principal(world, told)
-    _check_condition(told)
+    _check_principal(world, result)
+    _check_condition(result)
     old = world.find(path)
     if old is not None:
-        return _repeated(old, told)
+        return _repeated(old, result)
     for one in assignments(world):
         same = ("principalId", "roleDefinitionId")
         if key(one["properties"]["scope"]) == key(ask.target.scope) and all(
-            str(one["properties"][field]).lower() == str(told[field]).lower() for field in same
+            str(one["properties"][field]).lower() == str(result[field]).lower() for field in same
         ):
             known = one["name"].replace("-", "")
             text = f"The role assignment already exists. The ID of the existing role assignment is {known}."
             raise RefusedError("RoleAssignmentExists", 409, text)
     properties = {
         "principalType": "ServicePrincipal",
-        **told,
+        **result,
         "scope": ask.target.scope,
         "createdOn": now(),
         "updatedOn": now(),
@@ -181,29 +181,31 @@ def definitions(ask: ApiRequest) -> Response:
     wanted = re.fullmatch(r"(?:roleName eq '(?P<name>[^']*)')?", text)
     if wanted is None:
         raise RefusedError("UnsupportedQuery", 400, f"The filter '{text}' is not supported.")
-    told = [_definition(identity, role) for identity, role in BUILT_IN.items() if wanted["name"] in (None, role.name)]
-    return answer({"value": told})
+    result = [_definition(identity, role) for identity, role in BUILT_IN.items() if wanted["name"] in (None, role.name)]
+    return answer({"value": result})
 
 
 def put_definition(ask: ApiRequest) -> Response:
     """Create a custom role, whose name must be unique."""
     world, body, path = ask.world, ask.body, ask.path
     check_body("authorization.RoleDefinition", body)
-    told = body["properties"]
+    result = body["properties"]
     try:
         uuid.UUID(last(path))
     except ValueError as wrong:
         raise RefusedError("InvalidRoleDefinitionId", 400, "The role definition ID must be a GUID.") from wrong
-    scopes = told.get("assignableScopes") or []
+    scopes = result.get("assignableScopes") or []
     if not scopes:
         raise RefusedError("RoleDefinitionHasNoAssignableScopes", 400, "A role needs an assignable scope.")
     for scope in scopes:
         _check_scope(world, scope)
-    taken = [one for one in world.of_kind(DEFINITIONS) if one["properties"]["roleName"] == told["roleName"]]
-    if told["roleName"] in {role.name for role in BUILT_IN.values()} or any(one["name"] != last(path) for one in taken):
-        text = f"A custom role with the same name already exists in this directory. Role name: {told['roleName']}"
+    taken = [one for one in world.of_kind(DEFINITIONS) if one["properties"]["roleName"] == result["roleName"]]
+    if result["roleName"] in {role.name for role in BUILT_IN.values()} or any(
+        one["name"] != last(path) for one in taken
+    ):
+        text = f"A custom role with the same name already exists in this directory. Role name: {result['roleName']}"
         raise RefusedError("RoleDefinitionWithSameNameExists", 409, text)
-    made = {"id": path, "name": last(path), "type": DEFINITIONS, "properties": {"type": "CustomRole", **told}}
+    made = {"id": path, "name": last(path), "type": DEFINITIONS, "properties": {"type": "CustomRole", **result}}
     world.resources[key(path)] = made
     return answer(made, 201)
 
@@ -242,8 +244,8 @@ def role_of(world: World, path: str) -> Role | None:
         return built_in
     for own in world.of_kind(DEFINITIONS):
         if own["name"].lower() == last(path).lower():
-            told: dict[str, list[str]] = next(iter(own["properties"].get("permissions") or [{}]))
-            words = (tuple(told.get(name) or ()) for name in ("actions", "notActions", "dataActions"))
+            result: dict[str, list[str]] = next(iter(own["properties"].get("permissions") or [{}]))
+            words = (tuple(result.get(name) or ()) for name in ("actions", "notActions", "dataActions"))
             return Role(own["properties"]["roleName"], *words)
     return None
 
@@ -282,10 +284,10 @@ def may_write_blobs(world: World, principal: Principal) -> bool:
 def _held(world: World, principal: Principal, path: str) -> Iterator[Role]:
     """Yield the principal's roles at a scope; "": any scope."""
     for one in assignments(world):
-        told = one["properties"]
-        if told["principalId"] != principal.object_id or (path and not _holds(key(told["scope"]), key(path))):
+        result = one["properties"]
+        if result["principalId"] != principal.object_id or (path and not _holds(key(result["scope"]), key(path))):
             continue
-        role = role_of(world, told["roleDefinitionId"])
+        role = role_of(world, result["roleDefinitionId"])
         if role is not None:
             yield role
 

@@ -100,10 +100,10 @@ def instance_view(ask: ApiRequest) -> Response:
     """Return the instance view with the last error; the format of its code is a machine's, from memory and not
     verified."""
     state, error = ask.found()["properties"]["provisioningState"], _set(ask).error
-    told = {"code": f"ProvisioningState/{state.lower()}", "level": "Info", "displayStatus": f"Provisioning {state}"}
+    result = {"code": f"ProvisioningState/{state.lower()}", "level": "Info", "displayStatus": f"Provisioning {state}"}
     if error is not None:
-        told |= {"code": f"ProvisioningState/failed/{error.code}", "level": "Error", "message": error.message}
-    return answer({"statuses": [told]})
+        result |= {"code": f"ProvisioningState/failed/{error.code}", "level": "Error", "message": error.message}
+    return answer({"statuses": [result]})
 
 
 def listed(ask: ApiRequest) -> Response:
@@ -395,13 +395,13 @@ def _ask(world: World, known: ScaleSet, path: str, body: Mapping[str, Any]) -> A
 
 
 def _check(body: dict[str, Any]) -> None:
-    told = body.get("properties") or {}
-    if told.get("orchestrationMode") != "Flexible":
+    result = body.get("properties") or {}
+    if result.get("orchestrationMode") != "Flexible":
         raise RefusedError("StandinNotImplemented", 501, "the stand-in knows Flexible orchestration only")
-    if told.get("platformFaultDomainCount") is None:
+    if result.get("platformFaultDomainCount") is None:
         text = "The property 'platformFaultDomainCount' must be set for Flexible orchestration."
         raise RefusedError("InvalidParameter", 400, text, target="platformFaultDomainCount")
-    profile = told.get("virtualMachineProfile") or {}
+    profile = result.get("virtualMachineProfile") or {}
     version = str((profile.get("networkProfile") or {}).get("networkApiVersion", ""))
     if version < _OLDEST_NETWORK_API:
         text = f"networkApiVersion must be {_OLDEST_NETWORK_API} or later for Flexible orchestration."
@@ -410,12 +410,12 @@ def _check(body: dict[str, Any]) -> None:
         raise RefusedError("InvalidParameter", 400, "The value of sku.name is not valid.", target="vmSize")
     spot = profile.get("priority") == "Spot"
     for policy in ("priorityMixPolicy", "spotRestorePolicy"):
-        if told.get(policy) and not spot:
+        if result.get(policy) and not spot:
             raise RefusedError("InvalidParameter", 400, f"{policy} requires priority Spot.", target=policy)
-    if len(body.get("zones") or []) > 1 and told.get("proximityPlacementGroup"):
+    if len(body.get("zones") or []) > 1 and result.get("proximityPlacementGroup"):
         text = "A proximity placement group cannot be used with more than one zone."
         raise RefusedError("InvalidParameter", 400, text, target="zones")
-    _check_health(told, profile)
+    _check_health(result, profile)
 
 
 def _check_health(told: Mapping[str, Any], profile: Mapping[str, Any]) -> None:
@@ -476,9 +476,9 @@ def _shown(world: World, known: ScaleSet) -> dict[str, Any]:
 
 def _shown_properties(body: Mapping[str, Any]) -> dict[str, Any]:
     """Return the properties without secrets."""
-    told: dict[str, Any] = json.loads(json.dumps(body["properties"]))
-    told["virtualMachineProfile"]["osProfile"].pop("customData", None)
-    return {**told, "uniqueId": str(uuid.uuid4())}
+    result: dict[str, Any] = json.loads(json.dumps(body["properties"]))
+    result["virtualMachineProfile"]["osProfile"].pop("customData", None)
+    return {**result, "uniqueId": str(uuid.uuid4())}
 
 
 def _identities(world: World, body: Mapping[str, Any]) -> dict[str, Any]:

@@ -110,9 +110,9 @@ def _of_rest_fields(model: Any) -> Iterator[tuple[str, tuple[Any, bool, bool]]]:
         for name, field in vars(owner).items():
             if type(field).__name__ != "_RestField":
                 continue
-            told = told_of[name]
-            required = type(None) not in typing.get_args(told)
-            yield field._rest_name_input or name, (told, field._visibility == ["read"], required)
+            result = told_of[name]
+            required = type(None) not in typing.get_args(result)
+            yield field._rest_name_input or name, (result, field._visibility == ["read"], required)
 
 
 class _Nested:
@@ -125,16 +125,16 @@ class _Nested:
 def _of_map(model: Any) -> Iterator[tuple[str, tuple[Any, bool, bool]]]:
     """Yield the fields of a model of the older generator, where `properties.x` is a field of a nested object."""
     inner: dict[str, dict[str, dict[str, Any]]] = {}
-    for name, told in model._attribute_map.items():
-        key, rule = str(told["key"]).replace("\\.", "\0"), model._validation.get(name, {})
+    for name, result in model._attribute_map.items():
+        key, rule = str(result["key"]).replace("\\.", "\0"), model._validation.get(name, {})
         first, _, rest = key.partition(".")
         if rest:
             maps = inner.setdefault(first, {"map": {}, "rules": {}})
-            maps["map"][name] = {"key": rest, "type": told["type"]}
+            maps["map"][name] = {"key": rest, "type": result["type"]}
             maps["rules"][name] = rule
         else:
             read_only = bool(rule.get("readonly"))
-            yield first.replace("\0", "."), ((model, told["type"]), read_only, bool(rule.get("required")))
+            yield first.replace("\0", "."), ((model, result["type"]), read_only, bool(rule.get("required")))
     for first, maps in inner.items():
         made = type(
             f"{model.__name__}.{first}",

@@ -61,8 +61,8 @@ def _define(cloud: Cloud, uuid: str, name: str, actions: tuple[str, ...]) -> str
     """Create a custom role; return its resource id."""
     scope = f"/subscriptions/{SUBSCRIPTION}"
     path = f"{scope}/providers/Microsoft.Authorization/roleDefinitions/{uuid}"
-    told = {"roleName": name, "assignableScopes": [scope], "permissions": [{"actions": list(actions)}]}
-    cloud.put(path, _ROLES_API, {"properties": told})
+    result = {"roleName": name, "assignableScopes": [scope], "permissions": [{"actions": list(actions)}]}
+    cloud.put(path, _ROLES_API, {"properties": result})
     return path
 
 
@@ -70,5 +70,5 @@ def _give(cloud: Cloud, role: str, principal: str) -> None:
     """Assign a role in the whole subscription."""
     scope = f"/subscriptions/{SUBSCRIPTION}"
     path = f"{scope}/providers/Microsoft.Authorization/roleAssignments/{assignment_name(principal, scope, role)}"
-    told = {"roleDefinitionId": role, "principalId": principal, "principalType": "ServicePrincipal"}
-    cloud.put(path, _ROLES_API, {"properties": told})
+    result = {"roleDefinitionId": role, "principalId": principal, "principalType": "ServicePrincipal"}
+    cloud.put(path, _ROLES_API, {"properties": result})

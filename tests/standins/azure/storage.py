@@ -61,17 +61,17 @@ def put_policy(ask: ApiRequest) -> Response:
 def put_workflow(ask: ApiRequest) -> Response:
     """Create a workflow, with a system-assigned identity if requested."""
     old = ask.world.find(ask.path)
-    told = put(ask, WORKFLOW)
+    result = put(ask, WORKFLOW)
     made = ask.world.find(ask.path)
     if made is None or (made.get("identity") or {}).get("type") != "SystemAssigned":
-        return told
+        return result
     known = ask.world.identities.get(key(ask.path)) if old is not None else None
     if known is None:
         seed = f"{ask.path}/{uuid.uuid4()}"
         known = Principal(last(ask.path), identity("principal", seed), identity("client", seed), machine=True)
         ask.world.identities[key(ask.path)] = known
     made["identity"] = {**made["identity"], "principalId": known.object_id, "tenantId": TENANT}
-    return answer(shown(made), told.status)
+    return answer(shown(made), result.status)
 
 
 KINDS: Mapping[Kind, Callable[[ApiRequest], Response]] = {

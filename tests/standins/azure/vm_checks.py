@@ -112,14 +112,14 @@ def _size(world: World, name: str, region: str) -> catalog.Size:
 
 def restrictions(world: World, size: catalog.Size, region: str) -> list[dict[str, Any]]:
     """Return a SKU's restrictions for this subscription."""
-    told: list[dict[str, Any]] = world.sku_changes.get((size.name.lower(), region), {}).get("restrictions", [])
-    return told
+    result: list[dict[str, Any]] = world.sku_changes.get((size.name.lower(), region), {}).get("restrictions", [])
+    return result
 
 
 def zones_of(world: World, size: catalog.Size, region: str) -> list[str]:
     """Return the zones of a SKU in a region."""
-    told: list[str] = world.sku_changes.get((size.name.lower(), region), {}).get("zones", list(catalog.zones(region)))
-    return told
+    result: list[str] = world.sku_changes.get((size.name.lower(), region), {}).get("zones", list(catalog.zones(region)))
+    return result
 
 
 def _zone(world: World, body: dict[str, Any], size: catalog.Size, region: str) -> str:
@@ -137,9 +137,9 @@ def _zone(world: World, body: dict[str, Any], size: catalog.Size, region: str) -
         raise RefusedError("AvailabilityZoneNotSupported", 400, text)
     restricted = [
         one
-        for told in restrictions(world, size, region)
-        if told["type"] == "Zone"
-        for one in told["restrictionInfo"]["zones"]
+        for result in restrictions(world, size, region)
+        if result["type"] == "Zone"
+        for one in result["restrictionInfo"]["zones"]
     ]
     if zone not in zones_of(world, size, region) or zone in restricted:
         raise not_available(Shape(size, region, zone, spot=False))

@@ -455,18 +455,18 @@ def _resource(ask: ApiRequest, body: dict[str, Any], region: str) -> dict[str, A
 
 def _identify(world: World, resource: dict[str, Any], path: str) -> None:
     """Add the properties of its identities, as the service does."""
-    told = resource.get("identity")
-    if not told:
+    result = resource.get("identity")
+    if not result:
         return
-    if "SystemAssigned" in str(told.get("type")):
+    if "SystemAssigned" in str(result.get("type")):
         own = Principal(
             last(path), identity("principal", path, str(uuid.uuid4())), identity("client", path), machine=True
         )
         world.identities[key(path)] = own
-        told |= {"principalId": own.object_id, "tenantId": TENANT}
-    if told.get("userAssignedIdentities"):
-        found = {one: world.identities[key(one)] for one in told["userAssignedIdentities"]}
-        told["userAssignedIdentities"] = {
+        result |= {"principalId": own.object_id, "tenantId": TENANT}
+    if result.get("userAssignedIdentities"):
+        found = {one: world.identities[key(one)] for one in result["userAssignedIdentities"]}
+        result["userAssignedIdentities"] = {
             one: {"principalId": known.object_id, "clientId": known.client_id} for one, known in found.items()
         }
 
@@ -523,12 +523,12 @@ def has_route(world: World, vm: Vm) -> bool:
     """Return whether it has outbound access; new networks have none by default."""
     for one in interfaces(world, vm):
         subnet = resolve(world, str(one["subnet"]["id"])) or {}
-        told = subnet.get("properties", {})
+        result = subnet.get("properties", {})
         if (
             one.get("publicIPAddress")
-            or told.get("natGateway")
-            or told.get("routeTable")
-            or told.get("defaultOutboundAccess")
+            or result.get("natGateway")
+            or result.get("routeTable")
+            or result.get("defaultOutboundAccess")
         ):
             return True
     return False
@@ -548,8 +548,8 @@ def open_rules(world: World, vm: Vm) -> list[str]:
 
 
 def _lets_in(rule: dict[str, Any]) -> bool:
-    told = rule["properties"]
-    sources = {told.get("sourceAddressPrefix"), *told.get("sourceAddressPrefixes", [])}
-    return (told["direction"], told["access"]) == ("Inbound", "Allow") and bool(
+    result = rule["properties"]
+    sources = {result.get("sourceAddressPrefix"), *result.get("sourceAddressPrefixes", [])}
+    return (result["direction"], result["access"]) == ("Inbound", "Allow") and bool(
         sources & {"*", "Internet", "0.0.0.0/0", "any"}
     )

@@ -53,8 +53,8 @@ def a_token() -> str:
     """Return a token that Azurite accepts."""
     now = int(time.time())
     claims = {"aud": "https://storage.azure.com", "iss": "https://sts.windows.net/a-tenant/"}
-    told = claims | {"iat": now - 60, "nbf": now - 60, "exp": now + 86_400}
-    head, body = ({"alg": "none", "typ": "JWT"}, told)
+    result = claims | {"iat": now - 60, "nbf": now - 60, "exp": now + 86_400}
+    head, body = ({"alg": "none", "typ": "JWT"}, result)
     return ".".join([*(urlsafe_b64encode(dumps(part).encode()).decode().rstrip("=") for part in (head, body)), "x"])
 
 
@@ -96,13 +96,13 @@ class Azurite:
 
     def environ(self, token: str | None = None) -> dict[str, str]:
         """Return the environment of clients with full access; `token` "": without credentials."""
-        told = {
+        result = {
             "AZURE_STORAGE_ENDPOINT": self.url,
             "SSL_CERT_FILE": str(self.certificate),
             "REQUESTS_CA_BUNDLE": str(self.certificate),
         }
         given = a_token() if token is None else token
-        return told | {"AZURE_STORAGE_TOKEN": given} if given else told
+        return result | {"AZURE_STORAGE_TOKEN": given} if given else result
 
     def make_container(self, name: str) -> None:
         self._ask("PUT", f"{name}?restype=container")

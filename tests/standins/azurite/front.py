@@ -104,10 +104,10 @@ class Front:
             body = read_body(environ)
             connection.request(environ["REQUEST_METHOD"], environ["RAW_URI"], body, headers)
             answer = connection.getresponse()
-            told = {name: value for name, value in answer.getheaders() if name.lower() not in _HOP}
+            result = {name: value for name, value in answer.getheaders() if name.lower() not in _HOP}
             content = answer.read()
             length = answer.getheader("Content-Length") if environ["REQUEST_METHOD"] == "HEAD" else str(len(content))
-            return answer.status, told | ({"Content-Length": length} if length else {}), content
+            return answer.status, result | ({"Content-Length": length} if length else {}), content
 
 
 def _caller(authorization: str) -> str:

@@ -49,8 +49,8 @@ class GceControl(GcpControl):
 
     def add_network(self, name: str, *, regions: Sequence[str] | None = None, private_access: bool = False) -> None:
         """Add a network with a subnetwork of the same name in these regions; None: all."""
-        told = None if regions is None else list(regions)
-        self.do("compute/add_network", name=name, regions=told, private_access=private_access)
+        result = None if regions is None else list(regions)
+        self.do("compute/add_network", name=name, regions=result, private_access=private_access)
 
     def remove_network(self, name: str) -> None:
         """Remove a network with its subnetworks."""
@@ -80,9 +80,9 @@ class GceControl(GcpControl):
         dense: bool = False,
     ) -> None:
         """Add a reservation; `specific`: it must be targeted by name; `dense`: its machines are bound to it."""
-        told = {"name": name, "machine_type": machine_type, "zone": zone, "places": places, "specific": specific}
-        told["dense"] = dense
-        self.do("compute/reserve", accelerator=accelerator, count=count, **told)
+        result = {"name": name, "machine_type": machine_type, "zone": zone, "places": places, "specific": specific}
+        result["dense"] = dense
+        self.do("compute/reserve", accelerator=accelerator, count=count, **result)
 
     def preempt(self, name: str, seconds: float = 30.0) -> None:
         """Announce preemption and press the ACPI power button; the power is cut after `seconds`."""
@@ -112,8 +112,8 @@ class GceControl(GcpControl):
     def instances(self, **where: Any) -> list[InstanceState]:
         """Return all instances that ever ran; `where` compares fields: `instances(running=True,
         zone="us-central1-a")`."""
-        told = [InstanceState(**value) for value in self.do("compute/instances")]
-        return [one for one in told if all(getattr(one, name) == value for name, value in where.items())]
+        result = [InstanceState(**value) for value in self.do("compute/instances")]
+        return [one for one in result if all(getattr(one, name) == value for name, value in where.items())]
 
     def remove(self, collection: str, name: str) -> None:
         """Remove all resources with this name from a collection other than `instances`."""

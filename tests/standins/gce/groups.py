@@ -66,9 +66,9 @@ class Group:
 
     @property
     def zones(self) -> list[str]:
-        told = self.resource.get("distributionPolicy", {}).get("zones", [])
+        result = self.resource.get("distributionPolicy", {}).get("zones", [])
         own = [zone for zone in catalog.zones() if catalog.region_of(zone) == self.region]
-        return [last(one["zone"]) for one in told] or own[:3]
+        return [last(one["zone"]) for one in result] or own[:3]
 
     @property
     def template(self) -> str:
@@ -337,8 +337,8 @@ def _next_zone(group: Group) -> str:
 def _failed(group: Group, instance: str, code: str, message: str) -> None:
     """Record a failure; `instance`: its URL."""
     action = {"instance": instance, "action": "CREATING"}
-    told = {"error": {"code": code, "message": message}, "instanceActionDetails": action, "timestamp": now()}
-    group.errors.append(told)
+    result = {"error": {"code": code, "message": message}, "instanceActionDetails": action, "timestamp": now()}
+    group.errors.append(result)
     group.not_before = time.monotonic() + _AGAIN_S
 
 

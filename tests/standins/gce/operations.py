@@ -121,10 +121,10 @@ class Operations:
             again_s = work()
         except Exception as error:  # noqa: BLE001 - a bug of the stand-in must not leave the operation running for ever
             failed = error if isinstance(error, FailedError) else _broken()
-            told: dict[str, Any] = {"code": failed.code, "message": failed.message}
+            result: dict[str, Any] = {"code": failed.code, "message": failed.message}
             if failed.details:
-                told["errorDetails"] = failed.details
-            operation["error"] = {"errors": [told]}
+                result["errorDetails"] = failed.details
+            operation["error"] = {"errors": [result]}
             operation["httpErrorStatusCode"] = failed.status
             operation["httpErrorMessage"] = _MESSAGES.get(failed.status, "ERROR")
         else:

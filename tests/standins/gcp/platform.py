@@ -181,8 +181,8 @@ class Iam(Rest):
 
     def _patch_account(self, match: Match, _query: Mapping[str, str], body: Resource) -> Resource:
         found = self._account(match)
-        told = body.get("serviceAccount", {})
-        found |= {key: told[key] for key in body.get("updateMask", "").split(",") if key in told}
+        result = body.get("serviceAccount", {})
+        found |= {key: result[key] for key in body.get("updateMask", "").split(",") if key in result}
         return found
 
     def _delete_account(self, match: Match, _query: Mapping[str, str], _body: Resource) -> Resource:

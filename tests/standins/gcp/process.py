@@ -38,13 +38,13 @@ class Leftovers:
         credentials = service_account.Credentials.from_service_account_file(  # type: ignore[no-untyped-call]
             str(key), scopes=["https://www.googleapis.com/auth/cloud-platform"]
         )
-        told: dict[str, Any] = {"credentials": credentials, "client_options": {"api_endpoint": url}}
-        self._instances = compute_v1.InstancesClient(**told)
-        self._disks = compute_v1.DisksClient(**told)
-        self._firewalls = compute_v1.FirewallsClient(**told)
-        self._policies = compute_v1.ResourcePoliciesClient(**told)
-        self._groups = compute_v1.InstanceGroupManagersClient(**told)
-        self._templates = compute_v1.InstanceTemplatesClient(**told)
+        result: dict[str, Any] = {"credentials": credentials, "client_options": {"api_endpoint": url}}
+        self._instances = compute_v1.InstancesClient(**result)
+        self._disks = compute_v1.DisksClient(**result)
+        self._firewalls = compute_v1.FirewallsClient(**result)
+        self._policies = compute_v1.ResourcePoliciesClient(**result)
+        self._groups = compute_v1.InstanceGroupManagersClient(**result)
+        self._templates = compute_v1.InstanceTemplatesClient(**result)
 
     def find(self) -> dict[str, list[str]]:
         """Return names by kind, without empty kinds. A stopped instance is included, since its disk is billed."""

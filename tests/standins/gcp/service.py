@@ -142,8 +142,8 @@ _STATUS = {
 
 def error_legacy(code: str, status: int, message: str, domain: str = "global") -> Response:
     """Return an error as Compute Engine and Cloud Storage's JSON API do: the reason is in `errors`."""
-    told = {"message": message, "domain": domain, "reason": code}
-    error: dict[str, Any] = {"code": status, "message": message, "errors": [told]}
+    result = {"message": message, "domain": domain, "reason": code}
+    error: dict[str, Any] = {"code": status, "message": message, "errors": [result]}
     if status in _STATUS:
         error["status"] = _STATUS[status]
     return answer_json({"error": error}, status)

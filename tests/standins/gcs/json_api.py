@@ -125,14 +125,14 @@ class JsonApi(StorageService):
             min(number(query.get("maxResults")) or PAGE, PAGE),
             first=query.get("startOffset", ""),
         )
-        told: dict[str, Any] = {"kind": "storage#objects"}
+        result: dict[str, Any] = {"kind": "storage#objects"}
         if page.things:
-            told["items"] = [resource(thing) for thing in page.things]
+            result["items"] = [resource(thing) for thing in page.things]
         if page.folders:
-            told["prefixes"] = list(page.folders)
+            result["prefixes"] = list(page.folders)
         if page.after:
-            told["nextPageToken"] = page.after
-        return answer_json(told)
+            result["nextPageToken"] = page.after
+        return answer_json(result)
 
     def _patch(self, request: Request, call: Call) -> Response:
         body = request.json()
@@ -159,8 +159,8 @@ class JsonApi(StorageService):
         if call.action == "objects.copy":
             return answer_json(resource(made))
         size = str(len(made.data))
-        told = {"kind": "storage#rewriteResponse", "totalBytesRewritten": size, "objectSize": size, "done": True}
-        return answer_json(told | {"resource": resource(made)})
+        result = {"kind": "storage#rewriteResponse", "totalBytesRewritten": size, "objectSize": size, "done": True}
+        return answer_json(result | {"resource": resource(made)})
 
     def _compose(self, request: Request, call: Call) -> Response:
         bucket, sources = call.params["bucket"], request.json()["sourceObjects"]
@@ -177,9 +177,9 @@ class JsonApi(StorageService):
         """Store an object by uploadType media or multipart, or begin a resumable session."""
         bucket, name, how = call.params["bucket"], call.params["name"], request.query.get("uploadType")
         kind, data = request.headers.get("content-type", ""), request.body
-        told: dict[str, Any] = {}
+        result: dict[str, Any] = {}
         if how == "multipart":
-            told, kind, data = _related(request)
+            result, kind, data = _related(request)
         elif how == "resumable":
             return self._begin(request, bucket, name)
         elif how != "media":
@@ -189,16 +189,16 @@ class JsonApi(StorageService):
             name,
             data,
             _conditions(request),
-            content_type=told.get("contentType") or kind or "application/octet-stream",
-            metadata=told.get("metadata"),
-            hashes={**_told_hashes(told), **read_hashes(request.headers.get("x-goog-hash", ""))},
+            content_type=result.get("contentType") or kind or "application/octet-stream",
+            metadata=result.get("metadata"),
+            hashes={**_told_hashes(result), **read_hashes(request.headers.get("x-goog-hash", ""))},
         )
         return answer_json(resource(made))
 
     def _begin(self, request: Request, bucket: str, name: str) -> Response:
-        told = request.json()
-        kind = told.get("contentType") or request.headers.get("x-upload-content-type") or "application/octet-stream"
-        session = Upload(bucket, name, kind, _conditions(request), told.get("metadata") or {}, _told_hashes(told))
+        record = request.json()
+        kind = record.get("contentType") or request.headers.get("x-upload-content-type") or "application/octet-stream"
+        session = Upload(bucket, name, kind, _conditions(request), record.get("metadata") or {}, _told_hashes(record))
         identity = self.store.begin(session)
         where = f"{self.project.url}/upload/storage/v1/b/{quote(bucket)}/o?uploadType=resumable&upload_id={identity}"
         return Response(200, b"", {"Location": where, "X-GUploader-UploadID": identity})
@@ -308,7 +308,7 @@ class JsonApi(StorageService):
 def resource(thing: ObjectVersion) -> dict[str, Any]:
     """Return the API's representation of an object."""
     stamp = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(thing.created)) + f".{int(thing.created % 1 * 1000):03d}Z"
-    told: dict[str, Any] = {
+    result: dict[str, Any] = {
         "kind": "storage#object",
         "id": f"{thing.bucket}/{thing.name}/{thing.generation}",
         "name": thing.name,
@@ -324,10 +324,10 @@ def resource(thing: ObjectVersion) -> dict[str, Any]:
         "crc32c": thing.crc32c,
     }
     if thing.metadata:
-        told["metadata"] = dict(thing.metadata)
+        result["metadata"] = dict(thing.metadata)
     if thing.parts:
-        told["componentCount"] = thing.parts
-    return told if thing.md5 is None else told | {"md5Hash": encoded(thing.md5)}
+        result["componentCount"] = thing.parts
+    return result if thing.md5 is None else result | {"md5Hash": encoded(thing.md5)}
 
 
 class _Route(NamedTuple):
@@ -397,10 +397,10 @@ def _related(request: Request) -> tuple[dict[str, Any], str, bytes]:
     if found is None or len(marks) < 3:
         raise RefusedError("badContent", 400, "Malformed multipart body.")
     size = len(found[1]) + 2
-    told, content = request.body[marks[0] + size : marks[1]], request.body[marks[1] + size : marks[-1]]
+    result, content = request.body[marks[0] + size : marks[1]], request.body[marks[1] + size : marks[-1]]
     head, _, data = content.partition(b"\r\n\r\n")
     kind = re.search(rb"(?i)content-type:\s*([^\r\n]+)", head)
-    return json.loads(told.partition(b"\r\n\r\n")[2]), kind[1].decode() if kind else "", data.removesuffix(b"\r\n")
+    return json.loads(result.partition(b"\r\n\r\n")[2]), kind[1].decode() if kind else "", data.removesuffix(b"\r\n")
 
 
 def _name_in_body(request: Request) -> str:

@@ -120,8 +120,8 @@ class XmlApi(StorageService):
                 metadata=found.metadata,
                 parts=found.parts,
             )
-        told = f"<LastModified>{_stamp(made.created)}</LastModified><ETag>{escape(_quoted(made.etag))}</ETag>"
-        answer = _xml(f"<CopyObjectResult>{told}</CopyObjectResult>")
+        result = f"<LastModified>{_stamp(made.created)}</LastModified><ETag>{escape(_quoted(made.etag))}</ETag>"
+        answer = _xml(f"<CopyObjectResult>{result}</CopyObjectResult>")
         answer.headers.update(_versions(made))
         return answer
 
@@ -154,8 +154,8 @@ class XmlApi(StorageService):
     def _start(self, request: Request, bucket: str, name: str) -> Response:
         kind = request.headers.get("content-type") or "application/octet-stream"
         identity = self.store.begin(Upload(bucket, name, kind))
-        told = f"<Bucket>{bucket}</Bucket><Key>{escape(name)}</Key><UploadId>{identity}</UploadId>"
-        return _xml(f"<InitiateMultipartUploadResult>{told}</InitiateMultipartUploadResult>")
+        result = f"<Bucket>{bucket}</Bucket><Key>{escape(name)}</Key><UploadId>{identity}</UploadId>"
+        return _xml(f"<InitiateMultipartUploadResult>{result}</InitiateMultipartUploadResult>")
 
     def _part(self, request: Request, bucket: str, name: str) -> Response:
         part = number(request.query["partNumber"]) or 0
@@ -179,8 +179,8 @@ class XmlApi(StorageService):
             wanted.append((int(found[0][1]), etag.strip('"')))
         self._own(request, bucket, name)
         made = self.store.complete(request.query["uploadId"], wanted)
-        told = f"<Bucket>{bucket}</Bucket><Key>{escape(name)}</Key><ETag>{escape(_quoted(made.etag))}</ETag>"
-        answer = _xml(f"<CompleteMultipartUploadResult>{told}</CompleteMultipartUploadResult>")
+        result = f"<Bucket>{bucket}</Bucket><Key>{escape(name)}</Key><ETag>{escape(_quoted(made.etag))}</ETag>"
+        answer = _xml(f"<CompleteMultipartUploadResult>{result}</CompleteMultipartUploadResult>")
         answer.headers.update(_versions(made))
         return answer
 

@@ -44,14 +44,14 @@ class Cloud:
     def credential(self) -> Any:
         from azure.identity import ClientSecretCredential
 
-        told = os.environ
+        result = os.environ
         return ClientSecretCredential(
-            told["AZURE_TENANT_ID"],
-            told["AZURE_CLIENT_ID"],
-            told["AZURE_CLIENT_SECRET"],
-            authority=told["AZURE_AUTHORITY_HOST"],
+            result["AZURE_TENANT_ID"],
+            result["AZURE_CLIENT_ID"],
+            result["AZURE_CLIENT_SECRET"],
+            authority=result["AZURE_AUTHORITY_HOST"],
             disable_instance_discovery=True,
-            connection_verify=told["REQUESTS_CA_BUNDLE"],
+            connection_verify=result["REQUESTS_CA_BUNDLE"],
         )
 
     @functools.cached_property
@@ -74,8 +74,8 @@ class Cloud:
         from azure.core.exceptions import ResourceNotFoundError
 
         def answer(response: Any, *_: object) -> Props:
-            told: Props = json.loads(response.http_response.text())
-            return told
+            result: Props = json.loads(response.http_response.text())
+            return result
 
         try:
             found: Props = self.resources.get_by_id(path.lstrip("/"), api_version=api, cls=answer)
@@ -107,7 +107,7 @@ class Resource(Kind[Cloud]):
     def __init_subclass__(cls) -> None:
         known = schema.fields(cls.model)
         inner = schema.shape(known["properties"][0])[1] if "properties" in known else {}
-        back = {wire: told for told, wire in cls.renames.items()}
+        back = {wire: result for result, wire in cls.renames.items()}
         cls.named = frozenset(re.findall(r"\{(\w+)\}", cls.path)) - {"subscription"}
         cls.inputs = cls.named | {back.get(name, name) for name in {*known, *(inner or {})}} - {"properties"}
         cls.required = cls.named
@@ -139,8 +139,8 @@ class Resource(Kind[Cloud]):
         found = self.cloud.get(identity, self.api)
         if found is None:
             return None
-        told = self._outputs(found, state)
-        return {name: told[name] for name in state if name in told and name not in self.reshaped}
+        result = self._outputs(found, state)
+        return {name: result[name] for name in state if name in result and name not in self.reshaped}
 
     def update(self, identity: str, old: Props, new: Props) -> Props:
         from azure.core.exceptions import HttpResponseError
@@ -158,8 +158,8 @@ class Resource(Kind[Cloud]):
         self.cloud.delete(identity, self.api)
 
     def _path(self, inputs: Props) -> str:
-        told = {"subscription": self.cloud.subscription, **{name: str(inputs[name]) for name in self.named}}
-        return self.path.format(**{name: value.lstrip("/") for name, value in told.items()})
+        result = {"subscription": self.cloud.subscription, **{name: str(inputs[name]) for name in self.named}}
+        return self.path.format(**{name: value.lstrip("/") for name, value in result.items()})
 
     def _body(self, inputs: Props) -> Props:
         given = {self.renames.get(key, key): value for key, value in inputs.items() if key not in self.named}
@@ -174,12 +174,12 @@ class Resource(Kind[Cloud]):
     def _outputs(self, found: Props, known: Props) -> Props:
         """Return all of Azure's fields. For fields that are known already, additions by Azure are dropped, since they
         are not changes."""
-        back = {wire: told for told, wire in self.renames.items()}
+        back = {wire: result for result, wire in self.renames.items()}
         flat = _flat(schema.fields(self.model), found)
-        told = {back.get(name, name): value for name, value in flat.items() if name != "id"}
-        comparable = known.keys() & told.keys() - self.reshaped
-        same = {name: _projected(known[name], told[name]) for name in comparable}
-        return told | same
+        result = {back.get(name, name): value for name, value in flat.items() if name != "id"}
+        comparable = known.keys() & result.keys() - self.reshaped
+        same = {name: _projected(known[name], result[name]) for name in comparable}
+        return result | same
 
 
 _GROUP = "/subscriptions/{subscription}/resourceGroups/{resourceGroupName}"
@@ -302,12 +302,12 @@ def get_client_config(cloud: Cloud, _arguments: Props) -> Props:
     import jwt
 
     token = cloud.credential.get_token("https://management.azure.com/.default").token
-    told = jwt.decode(token, options={"verify_signature": False})
+    result = jwt.decode(token, options={"verify_signature": False})
     return {
         "clientId": os.environ["AZURE_CLIENT_ID"],
-        "objectId": told["oid"],
+        "objectId": result["oid"],
         "subscriptionId": cloud.subscription,
-        "tenantId": told["tid"],
+        "tenantId": result["tid"],
     }
 
 
@@ -340,9 +340,9 @@ def _nested(fields: Mapping[str, Any], flat: Mapping[str, Any]) -> Props:
     made: Props = {}
     inner = schema.shape(fields["properties"][0])[1] if "properties" in fields else None
     for name, value in flat.items():
-        told, read_only, _ = fields.get(name, (None, True, False))
+        result, read_only, _ = fields.get(name, (None, True, False))
         if not read_only:
-            made[name] = _deep(told, value, _nested)
+            made[name] = _deep(result, value, _nested)
         elif inner and name in inner:
             made.setdefault("properties", {})[name] = _deep(inner[name][0], value, _nested)
         else:

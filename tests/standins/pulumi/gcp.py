@@ -308,8 +308,8 @@ class InstanceTemplate(Compute):
 
     def shown(self, found: Props, state: Props) -> Props:
         unique = f"{found['selfLink']}?uniqueId={found['id']}"
-        told = {"selfLink": found["selfLink"], "selfLinkUnique": unique, "project": self.cloud.project}
-        return {**told, "name": found["name"]}
+        result = {"selfLink": found["selfLink"], "selfLinkUnique": unique, "project": self.cloud.project}
+        return {**result, "name": found["name"]}
 
 
 def instance_properties(inputs: Props) -> Props:
@@ -341,8 +341,11 @@ def instance_properties(inputs: Props) -> Props:
     if "resourcePolicies" in inputs:
         made["resourcePolicies"] = [inputs["resourcePolicies"].rpartition("/")[2]]
     if "reservationAffinity" in inputs:
-        told = inputs["reservationAffinity"]
-        made["reservationAffinity"] = {"consumeReservationType": told["type"], **told.get("specificReservation", {})}
+        result = inputs["reservationAffinity"]
+        made["reservationAffinity"] = {
+            "consumeReservationType": result["type"],
+            **result.get("specificReservation", {}),
+        }
     return made
 
 
@@ -421,8 +424,8 @@ class Group(Compute):
         return self.shown(self.cloud.call("GET", self.path(new)), new)
 
     def shown(self, found: Props, state: Props) -> Props:
-        told = {name: found[name] for name in ("instanceGroup", "fingerprint")}
-        return {**super().shown(found, state), **told, "targetSize": found.get("targetSize", 0)}
+        result = {name: found[name] for name in ("instanceGroup", "fingerprint")}
+        return {**super().shown(found, state), **result, "targetSize": found.get("targetSize", 0)}
 
 
 # --- buckets ----------------------------------------------------------------------------------------------------------
@@ -456,10 +459,10 @@ class Bucket(Kind[Cloud]):
         found = self.cloud.find(f"/storage/v1/b/{identity}")
         if found is None:
             return None
-        told = {**self._shown(state), "location": found["location"], "labels": found.get("labels")}
+        result = {**self._shown(state), "location": found["location"], "labels": found.get("labels")}
         if "iamConfiguration" in found:
-            told["publicAccessPrevention"] = found["iamConfiguration"].get("publicAccessPrevention")
-        return told
+            result["publicAccessPrevention"] = found["iamConfiguration"].get("publicAccessPrevention")
+        return result
 
     def update(self, identity: str, old: Props, new: Props) -> Props:
         self.cloud.call("PATCH", f"/storage/v1/b/{identity}", self._body(new))
@@ -613,8 +616,8 @@ class Account(Kind[Cloud]):
     computed = frozenset({"email", "member", "name", "uniqueId"})
 
     def create(self, name: str, inputs: Props) -> Made:
-        told = _with(inputs, "displayName", "description")
-        body = {"accountId": inputs["accountId"], "serviceAccount": told}
+        result = _with(inputs, "displayName", "description")
+        body = {"accountId": inputs["accountId"], "serviceAccount": result}
         made = self.cloud.call("POST", f"/v1/projects/{self.cloud.project}/serviceAccounts", body)
         return Made(made["name"], self._shown(made))
 
@@ -623,16 +626,16 @@ class Account(Kind[Cloud]):
         return None if found is None else self._shown(found)
 
     def update(self, identity: str, old: Props, new: Props) -> Props:
-        told = _with(new, "displayName", "description")
-        body = {"serviceAccount": told, "updateMask": ",".join(told)}
+        result = _with(new, "displayName", "description")
+        body = {"serviceAccount": result, "updateMask": ",".join(result)}
         return self._shown(self.cloud.call("PATCH", f"/v1/{identity}", body))
 
     def delete(self, identity: str, state: Props) -> None:
         self.cloud.drop(f"/v1/{identity}")
 
     def _shown(self, found: Props) -> Props:
-        told = {name: found[name] for name in ("email", "name", "uniqueId")}
-        return {**told, "member": f"serviceAccount:{found['email']}", "project": found["projectId"]}
+        result = {name: found[name] for name in ("email", "name", "uniqueId")}
+        return {**result, "member": f"serviceAccount:{found['email']}", "project": found["projectId"]}
 
 
 class CustomRole(Kind[Cloud]):

@@ -31,9 +31,9 @@ def classes(token: str) -> tuple[type | None, type | None]:
     """Return the resource's class and its arguments' class for a type token; None if no imported SDK has it."""
     package, module, _name = token.split(":")
     for known in rpc._RESOURCE_MODULES.get(f"{package}:{module}", []):
-        told = typing.cast(Any, known).mod_info
-        if name_there := told["classes"].get(token):
-            home = importlib.import_module(told["fqn"])
+        result = typing.cast(Any, known).mod_info
+        if name_there := result["classes"].get(token):
+            home = importlib.import_module(result["fqn"])
             # A class is named …InitArgs where a nested type already has the name (azure-native's SubnetArgs).
             arguments = getattr(home, f"{name_there}InitArgs", None) or getattr(home, f"{name_there}Args")
             return getattr(home, name_there), arguments

@@ -283,8 +283,8 @@ class _Monitor:
 
     def _made_up(self, one: Registered, resource: type) -> Props:
         declared = {name: hint for name, hint in pulumi_types.resource_types(resource).items() if name != "urn"}
-        told = self._outputs.get(one.type, {})
-        better = dict(told(one) if callable(told) else told)
+        result = self._outputs.get(one.type, {})
+        better = dict(result(one) if callable(result) else result)
         made: Props = {"id": f"{one.name}-id"}
         for name, hint in declared.items():
             if name in one.inputs:

@@ -233,7 +233,7 @@ class Provider(provider_pb2_grpc.ResourceProviderServicer):
     # --- resources ----------------------------------------------------------------------------------------------------
 
     def Check(self, request: Any, context: grpc.ServicerContext) -> Any:  # noqa: N802
-        kind, told = self._kind(request, context)
+        kind, result = self._kind(request, context)
 
         def perform() -> Any:
             news = wire.from_struct(request.news)
@@ -250,7 +250,7 @@ class Provider(provider_pb2_grpc.ResourceProviderServicer):
                 return provider_pb2.CheckResponse(failures=[_failure(one) for one in failures])
             return provider_pb2.CheckResponse(inputs=_sealed(checked, news))
 
-        return self._perform("Check", told, context, perform)
+        return self._perform("Check", result, context, perform)
 
     def _named(self, kind: Kind[Any], request: Any, inputs: Props) -> Props:
         """Return the inputs with a generated name: the old one if there is one, otherwise with a suffix from the
@@ -263,7 +263,7 @@ class Provider(provider_pb2_grpc.ResourceProviderServicer):
         return {**inputs, kind.autoname: known or f"{name_of(request)}-{suffix}", DEFAULTS: [kind.autoname]}
 
     def Diff(self, request: Any, context: grpc.ServicerContext) -> Any:  # noqa: N802
-        kind, told = self._kind(request, context)
+        kind, result = self._kind(request, context)
 
         def perform() -> Any:
             news = wire.from_struct(request.news)
@@ -274,27 +274,27 @@ class Provider(provider_pb2_grpc.ResourceProviderServicer):
             named = name is not None and DEFAULTS not in news and name == old.get(kind.autoname)
             return _difference(kind, found, deletes_first=kind.deletes_first or named)
 
-        return self._perform("Diff", told, context, perform)
+        return self._perform("Diff", result, context, perform)
 
     def Create(self, request: Any, context: grpc.ServicerContext) -> Any:  # noqa: N802
-        kind, told = self._kind(request, context)
+        kind, result = self._kind(request, context)
         given = wire.from_struct(request.properties)
         if request.preview:
-            return self._perform("Preview", told, context, lambda: _previewed(kind, given))
+            return self._perform("Preview", result, context, lambda: _previewed(kind, given))
 
         def perform() -> Any:
             inputs = _plain(given)
             try:
-                made = kind.create(told["name"], inputs)
+                made = kind.create(result["name"], inputs)
             except PartialError as partial_:
                 _abort_partial(context, partial_, _sealed({**inputs, **partial_.outputs}, given), request.properties)
             outputs = _sealed({**inputs, **made.outputs}, given)
             return provider_pb2.CreateResponse(id=made.identity, properties=outputs)
 
-        return self._perform("Create", told, context, perform)
+        return self._perform("Create", result, context, perform)
 
     def Read(self, request: Any, context: grpc.ServicerContext) -> Any:  # noqa: N802
-        kind, told = self._kind(request, context)
+        kind, result = self._kind(request, context)
 
         def perform() -> Any:
             old_inputs, state = wire.from_struct(request.inputs), wire.from_struct(request.properties)
@@ -311,14 +311,14 @@ class Provider(provider_pb2_grpc.ResourceProviderServicer):
                 properties=_sealed({**wire.plain(state), **found}, {**old_inputs, **state}),
             )
 
-        return self._perform("Read", told, context, perform)
+        return self._perform("Read", result, context, perform)
 
     def Update(self, request: Any, context: grpc.ServicerContext) -> Any:  # noqa: N802
-        kind, told = self._kind(request, context)
+        kind, result = self._kind(request, context)
         given = wire.from_struct(request.news)
         state = wire.plain(wire.from_struct(request.olds))
         if request.preview:
-            return self._perform("Preview", told, context, lambda: _previewed(kind, given, state))
+            return self._perform("Preview", result, context, lambda: _previewed(kind, given, state))
 
         def perform() -> Any:
             old, new = _plain(wire.from_struct(request.old_inputs)), _plain(given)
@@ -330,26 +330,26 @@ class Provider(provider_pb2_grpc.ResourceProviderServicer):
                 _abort_partial(context, partial_, now, request.news)
             return provider_pb2.UpdateResponse(properties=_sealed({**kept, **new, **outputs}, given))
 
-        return self._perform("Update", told, context, perform)
+        return self._perform("Update", result, context, perform)
 
     def Delete(self, request: Any, context: grpc.ServicerContext) -> Any:  # noqa: N802
-        kind, told = self._kind(request, context)
+        kind, result = self._kind(request, context)
 
         def perform() -> Empty:
             kind.delete(request.id, wire.plain(wire.from_struct(request.properties)))
             return Empty()
 
-        return self._perform("Delete", told, context, perform)
+        return self._perform("Delete", result, context, perform)
 
     # --- shared by all calls ------------------------------------------------------------------------------------------
 
     def _kind(self, request: Any, context: grpc.ServicerContext) -> tuple[Kind[Any], dict[str, str]]:
-        told = {"type": type_of(request), "name": name_of(request), "urn": request.urn}
-        told["id"] = getattr(request, "id", "")
-        kind = self._kinds.get(told["type"])
+        result = {"type": type_of(request), "name": name_of(request), "urn": request.urn}
+        result["id"] = getattr(request, "id", "")
+        kind = self._kinds.get(result["type"])
         if kind is None:
-            _unimplemented(context, f"the type {told['type']}")
-        return kind, told
+            _unimplemented(context, f"the type {result['type']}")
+        return kind, result
 
     def _perform(
         self, action: str, told: dict[str, str], context: grpc.ServicerContext, perform: Callable[[], _Answer]
@@ -442,10 +442,10 @@ def _failure(wrong: CheckError) -> Any:
 
 def _abort_partial(context: grpc.ServicerContext, error: PartialError, properties: Any, inputs: Any) -> NoReturn:
     detail = AnyMessage()
-    told = provider_pb2.ErrorResourceInitFailed(
+    result = provider_pb2.ErrorResourceInitFailed(
         id=error.identity, properties=properties, reasons=[error.reason], inputs=inputs
     )
-    detail.Pack(told)
+    detail.Pack(result)
     status = Status(code=grpc.StatusCode.UNKNOWN.value[0], message=error.reason, details=[detail])
     context.set_trailing_metadata(((STATUS_DETAILS, status.SerializeToString()),))
     context.abort(grpc.StatusCode.UNKNOWN, error.reason)

@@ -55,8 +55,8 @@ def market_of(job: Any) -> str:
 def check_job(job: Any) -> None:
     """Raise RefusedError with all errors in a CustomJob (protobuf)."""
     if found := [*_job(job), *_pools(job.job_spec), *_scheduling(job)]:
-        told = "\t".join(f"{number}.Field: {field}; Message: {text}" for number, (field, text) in enumerate(found, 1))
-        raise RefusedError("INVALID_ARGUMENT", 400, f"List of found errors:\t{told}\t")  # prefect-gcp#175
+        result = "\t".join(f"{number}.Field: {field}; Message: {text}" for number, (field, text) in enumerate(found, 1))
+        raise RefusedError("INVALID_ARGUMENT", 400, f"List of found errors:\t{result}\t")  # prefect-gcp#175
     for pool in job.job_spec.worker_pool_specs:
         if pool.replica_count:
             _check_machine(pool.machine_spec)

@@ -94,11 +94,11 @@ class VertexControl:
 
     def jobs(self, **where: Any) -> list[JobState]:
         """Return all jobs except deleted ones, oldest first; `where` compares fields."""
-        told = [
+        result = [
             JobState(**{**one, "containers": [ContainerState(**c) for c in one["containers"]]})
             for one in self._do("jobs")
         ]
-        return [one for one in told if all(getattr(one, name) == value for name, value in where.items())]
+        return [one for one in result if all(getattr(one, name) == value for name, value in where.items())]
 
     def _do(self, verb: str, **arguments: Any) -> Any:
         return self._control.do(f"{SERVICE}/{verb}", **arguments)

@@ -99,14 +99,14 @@ class GrpcFront:
         self, method: str, path: str, query: Mapping[str, Any], data: bytes, context: Any
     ) -> tuple[int, str, bytes]:
         """Return status (0: the connection was dropped), content type and body."""
-        told = {key: str(value) for key, value in query.items() if value}
+        result = {key: str(value) for key, value in query.items() if value}
         given = {key: value for key, value in context.invocation_metadata() if isinstance(value, str)}
         token = given.get("authorization") or f"Bearer {self._project.tokens.issue(SUBMITTER)}"
         connection = _Connection()
         environ = {
             "REQUEST_METHOD": method,
             "PATH_INFO": path,
-            "RAW_URI": f"{path}?{urlencode(told)}" if told else path,
+            "RAW_URI": f"{path}?{urlencode(result)}" if result else path,
             "CONTENT_TYPE": "application/json",
             "CONTENT_LENGTH": str(len(data)),
             "HTTP_AUTHORIZATION": token,
@@ -150,8 +150,8 @@ def _refuse(context: Any, error: Mapping[str, Any]) -> None:
     from google.rpc.status_pb2 import Status
 
     code = getattr(grpc.StatusCode, error["status"])
-    told = {"code": code.value[0], "message": error["message"], "details": error.get("details", [])}
-    status = json_format.ParseDict(told, Status())
+    messages = {"code": code.value[0], "message": error["message"], "details": error.get("details", [])}
+    status = json_format.ParseDict(messages, Status())
     context.set_trailing_metadata((("grpc-status-details-bin", status.SerializeToString()),))
     context.abort(code, error["message"])
 

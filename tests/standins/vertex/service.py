@@ -106,8 +106,8 @@ class Vertex(Service):
             match.params["locationsId"], query.get("filter", ""), int(size), query.get("pageToken", "")
         )
         jobs = [{name: value for name, value in _as_json(one, request).items() if keep(name)} for one in found]
-        told: dict[str, Any] = {"customJobs": jobs} if jobs else {}
-        return answer_json({**told, "nextPageToken": token} if token else told)
+        result: dict[str, Any] = {"customJobs": jobs} if jobs else {}
+        return answer_json({**result, "nextPageToken": token} if token else result)
 
     def _cancel(self, match: Match, request: Request) -> Response:
         if faults := discovery("aiplatform", "v1").faults(match.method.request, request.json()):
@@ -172,17 +172,17 @@ def _resource(params: Mapping[str, str]) -> str:
 
 def _told_of(request: Request) -> dict[str, str]:
     """Return the fields that rules use: the query, and a body's labels, first machine type and strategy."""
-    told = dict(request.query)
+    result = dict(request.query)
     try:
         body = json.loads(request.body or b"{}")
-        told |= {f"labels.{key}": str(value) for key, value in body.get("labels", {}).items()}
+        result |= {f"labels.{key}": str(value) for key, value in body.get("labels", {}).items()}
         spec = body.get("jobSpec", {})
-        told["account"] = str(spec.get("serviceAccount", ""))
-        told["strategy"] = str(spec.get("scheduling", {}).get("strategy", ""))
-        told["machineType"] = str(spec["workerPoolSpecs"][0]["machineSpec"]["machineType"])
+        result["account"] = str(spec.get("serviceAccount", ""))
+        result["strategy"] = str(spec.get("scheduling", {}).get("strategy", ""))
+        result["machineType"] = str(spec["workerPoolSpecs"][0]["machineSpec"]["machineType"])
     except (ValueError, LookupError, TypeError, AttributeError):
         pass  # answer() reports the error
-    return told
+    return result
 
 
 def _parsed(body: bytes) -> Any:

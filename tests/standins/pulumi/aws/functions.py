@@ -57,12 +57,12 @@ class Function(AwsKind):
         }
 
     def read(self, identity: str, state: Props) -> Props | None:
-        told = none_if_gone(lambda: self.api(state).get_function(FunctionName=identity))
-        if told is None:
+        result = none_if_gone(lambda: self.api(state).get_function(FunctionName=identity))
+        if result is None:
             return None
-        settings = told["Configuration"]
+        settings = result["Configuration"]
         kept = {"timeout": "Timeout", "memorySize": "MemorySize", "handler": "Handler", "runtime": "Runtime"}
-        tags = told.get("Tags") or {}
+        tags = result.get("Tags") or {}
         return {"name": identity, **{key: settings[name] for key, name in kept.items()}, "tags": tags, "tagsAll": tags}
 
     def update(self, identity: str, old: Props, new: Props) -> Props:
@@ -72,13 +72,13 @@ class Function(AwsKind):
         functions.update_function_configuration(
             FunctionName=identity, **self._settings(new, "UpdateFunctionConfigurationRequest")
         )
-        told = functions.get_function(FunctionName=identity)["Configuration"]
+        result = functions.get_function(FunctionName=identity)["Configuration"]
         gone = [key for key in old.get("tags") or {} if key not in (new.get("tags") or {})]
         if gone:
-            functions.untag_resource(Resource=told["FunctionArn"], TagKeys=gone)
+            functions.untag_resource(Resource=result["FunctionArn"], TagKeys=gone)
         if new.get("tags"):
-            functions.tag_resource(Resource=told["FunctionArn"], Tags=new["tags"])
-        return {**self._outputs(told, new), **tagged(new)}
+            functions.tag_resource(Resource=result["FunctionArn"], Tags=new["tags"])
+        return {**self._outputs(result, new), **tagged(new)}
 
     def delete(self, identity: str, state: Props) -> None:
         delete_if_exists(lambda: self.api(state).delete_function(FunctionName=identity))
@@ -114,8 +114,8 @@ class Permission(AwsKind):
         return Made(inputs["statementId"], {"region": self.where(inputs)})
 
     def read(self, identity: str, state: Props) -> Props | None:
-        told = none_if_gone(lambda: self.api(state).get_policy(FunctionName=state["function"])["Policy"])
-        return {"statementId": identity} if told is not None and f'"{identity}"' in told else None
+        result = none_if_gone(lambda: self.api(state).get_policy(FunctionName=state["function"])["Policy"])
+        return {"statementId": identity} if result is not None and f'"{identity}"' in result else None
 
     def delete(self, identity: str, state: Props) -> None:
         delete_if_exists(
@@ -141,10 +141,10 @@ class EventRule(AwsKind):
         return str(self.api(inputs).put_rule(**wanted, Tags=pairs(inputs.get("tags")))["RuleArn"])
 
     def read(self, identity: str, state: Props) -> Props | None:
-        told = none_if_gone(lambda: self.api(state).describe_rule(Name=identity))
-        if told is None:
+        result = none_if_gone(lambda: self.api(state).describe_rule(Name=identity))
+        if result is None:
             return None
-        return {"name": identity, "scheduleExpression": told.get("ScheduleExpression", ""), "arn": told["Arn"]}
+        return {"name": identity, "scheduleExpression": result.get("ScheduleExpression", ""), "arn": result["Arn"]}
 
     def update(self, identity: str, old: Props, new: Props) -> Props:
         arn = self._put(new)
@@ -178,8 +178,8 @@ class EventTarget(AwsKind):
         self.api(inputs).put_targets(Rule=inputs["rule"], Targets=[wanted])
 
     def read(self, identity: str, state: Props) -> Props | None:
-        told = none_if_gone(lambda: self.api(state).list_targets_by_rule(Rule=state["rule"])["Targets"])
-        return next(({"arn": one["Arn"]} for one in told or [] if one["Id"] == state["targetId"]), None)
+        result = none_if_gone(lambda: self.api(state).list_targets_by_rule(Rule=state["rule"])["Targets"])
+        return next(({"arn": one["Arn"]} for one in result or [] if one["Id"] == state["targetId"]), None)
 
     def update(self, identity: str, old: Props, new: Props) -> Props:
         self._put(new)
@@ -211,8 +211,8 @@ class LogGroup(AwsKind):
             logs.delete_retention_policy(logGroupName=inputs["name"])
 
     def read(self, identity: str, state: Props) -> Props | None:
-        told = self.api(state).describe_log_groups(logGroupNamePrefix=identity)["logGroups"]
-        there = [one for one in told if one["logGroupName"] == identity]
+        result = self.api(state).describe_log_groups(logGroupNamePrefix=identity)["logGroups"]
+        there = [one for one in result if one["logGroupName"] == identity]
         return {"name": identity, "retentionInDays": there[0].get("retentionInDays", 0)} if there else None
 
     def update(self, identity: str, old: Props, new: Props) -> Props:

@@ -46,16 +46,16 @@ class Role(_Iam):
             Tags=pairs(inputs.get("tags")),
             **({"PermissionsBoundary": bounded} if bounded else {}),
         )["Role"]
-        told = {"arn": made["Arn"], "uniqueId": made["RoleId"], "createDate": made["CreateDate"].isoformat()}
-        return Made(inputs["name"], {**told, **tagged(inputs)})
+        result = {"arn": made["Arn"], "uniqueId": made["RoleId"], "createDate": made["CreateDate"].isoformat()}
+        return Made(inputs["name"], {**result, **tagged(inputs)})
 
     def read(self, identity: str, state: Props) -> Props | None:
-        told = none_if_gone(lambda: self.api(state).get_role(RoleName=identity)["Role"])
-        if told is None:
+        result = none_if_gone(lambda: self.api(state).get_role(RoleName=identity)["Role"])
+        if result is None:
             return None
-        trust = self.policy(told["AssumeRolePolicyDocument"], state.get("assumeRolePolicy", ""))
-        tags = tags_of(told.get("Tags"))
-        return {"name": identity, "path": told["Path"], "assumeRolePolicy": trust, "tags": tags, "tagsAll": tags}
+        trust = self.policy(result["AssumeRolePolicyDocument"], state.get("assumeRolePolicy", ""))
+        tags = tags_of(result.get("Tags"))
+        return {"name": identity, "path": result["Path"], "assumeRolePolicy": trust, "tags": tags, "tagsAll": tags}
 
     def update(self, identity: str, old: Props, new: Props) -> Props:
         iam = self.api(new)
@@ -101,10 +101,10 @@ class RolePolicy(_Iam):
 
     def read(self, identity: str, state: Props) -> Props | None:
         role, _, name = identity.partition(":")
-        told = none_if_gone(lambda: self.api(state).get_role_policy(RoleName=role, PolicyName=name))
-        if told is None:
+        result = none_if_gone(lambda: self.api(state).get_role_policy(RoleName=role, PolicyName=name))
+        if result is None:
             return None
-        return {"role": role, "name": name, "policy": self.policy(told["PolicyDocument"], state.get("policy", ""))}
+        return {"role": role, "name": name, "policy": self.policy(result["PolicyDocument"], state.get("policy", ""))}
 
     def update(self, identity: str, old: Props, new: Props) -> Props:
         self._put(new)
@@ -129,18 +129,22 @@ class InstanceProfile(_Iam):
         )["InstanceProfile"]
         if inputs.get("role"):
             iam.add_role_to_instance_profile(InstanceProfileName=inputs["name"], RoleName=inputs["role"])
-        told = {"arn": made["Arn"], "uniqueId": made["InstanceProfileId"], "createDate": made["CreateDate"].isoformat()}
-        return Made(inputs["name"], {**told, **tagged(inputs)})
+        result = {
+            "arn": made["Arn"],
+            "uniqueId": made["InstanceProfileId"],
+            "createDate": made["CreateDate"].isoformat(),
+        }
+        return Made(inputs["name"], {**result, **tagged(inputs)})
 
     def read(self, identity: str, state: Props) -> Props | None:
-        told = none_if_gone(
+        result = none_if_gone(
             lambda: self.api(state).get_instance_profile(InstanceProfileName=identity)["InstanceProfile"]
         )
-        if told is None:
+        if result is None:
             return None
-        tags = tags_of(told.get("Tags"))
-        role = next((one["RoleName"] for one in told["Roles"]), "")
-        return {"name": identity, "role": role, "path": told["Path"], "tags": tags, "tagsAll": tags}
+        tags = tags_of(result.get("Tags"))
+        role = next((one["RoleName"] for one in result["Roles"]), "")
+        return {"name": identity, "role": role, "path": result["Path"], "tags": tags, "tagsAll": tags}
 
     def update(self, identity: str, old: Props, new: Props) -> Props:
         iam = self.api(new)

@@ -9,8 +9,8 @@ from .cloud import Cloud, tags_of
 
 
 def get_partition(cloud: Cloud, arguments: Props) -> Props:
-    told = {"partition": "aws", "dnsSuffix": "amazonaws.com", "reverseDnsPrefix": "com.amazonaws"}
-    return {"id": "aws", **told}
+    result = {"partition": "aws", "dnsSuffix": "amazonaws.com", "reverseDnsPrefix": "com.amazonaws"}
+    return {"id": "aws", **result}
 
 
 def get_region(cloud: Cloud, arguments: Props) -> Props:
@@ -19,15 +19,15 @@ def get_region(cloud: Cloud, arguments: Props) -> Props:
 
 
 def get_caller_identity(cloud: Cloud, arguments: Props) -> Props:
-    told = cloud.client("sts").get_caller_identity()
-    return {"id": told["Account"], "accountId": told["Account"], "arn": told["Arn"], "userId": told["UserId"]}
+    result = cloud.client("sts").get_caller_identity()
+    return {"id": result["Account"], "accountId": result["Account"], "arn": result["Arn"], "userId": result["UserId"]}
 
 
 def get_zones(cloud: Cloud, arguments: Props) -> Props:
     wanted = {"state": arguments["state"]} if arguments.get("state") else {}
     filters = [*_filters(arguments), *({"Name": name, "Values": [value]} for name, value in wanted.items())]
-    told = cloud.client("ec2", arguments).describe_availability_zones(Filters=filters)["AvailabilityZones"]
-    ordered = sorted(told, key=lambda one: str(one["ZoneName"]))
+    result = cloud.client("ec2", arguments).describe_availability_zones(Filters=filters)["AvailabilityZones"]
+    ordered = sorted(result, key=lambda one: str(one["ZoneName"]))
     return {
         "id": str(arguments.get("region") or cloud.region),
         "region": str(arguments.get("region") or cloud.region),
@@ -38,9 +38,9 @@ def get_zones(cloud: Cloud, arguments: Props) -> Props:
 
 
 def get_parameter(cloud: Cloud, arguments: Props) -> Props:
-    told = cloud.client("ssm", arguments).get_parameter(Name=arguments["name"], WithDecryption=True)["Parameter"]
+    result = cloud.client("ssm", arguments).get_parameter(Name=arguments["name"], WithDecryption=True)["Parameter"]
     names = {"arn": "ARN", "name": "Name", "type": "Type", "value": "Value", "version": "Version"}
-    return {"id": told["Name"], "region": cloud.region, **{key: told[name] for key, name in names.items()}}
+    return {"id": result["Name"], "region": cloud.region, **{key: result[name] for key, name in names.items()}}
 
 
 def get_ami(cloud: Cloud, arguments: Props) -> Props:
@@ -48,12 +48,12 @@ def get_ami(cloud: Cloud, arguments: Props) -> Props:
     messages."""
     owners = {"Owners": arguments["owners"]} if arguments.get("owners") else {}
     ec2 = cloud.client("ec2", arguments)
-    told = ec2.describe_images(Filters=_filters(arguments), IncludeDeprecated=True, **owners)["Images"]
-    if not told:
+    result = ec2.describe_images(Filters=_filters(arguments), IncludeDeprecated=True, **owners)["Images"]
+    if not result:
         raise LookupError("Your query returned no results. Please change your search criteria and try again.")
-    if len(told) > 1 and not arguments.get("mostRecent"):
+    if len(result) > 1 and not arguments.get("mostRecent"):
         raise LookupError("Your query returned more than one result. Please try a more specific search criteria.")
-    image = max(told, key=lambda one: str(one.get("CreationDate", "")))
+    image = max(result, key=lambda one: str(one.get("CreationDate", "")))
     return {
         "id": image["ImageId"],
         "imageId": image["ImageId"],

@@ -75,11 +75,14 @@ class LaunchTemplate(AwsKind):
 
     def read(self, identity: str, state: Props) -> Props | None:
         ec2 = self.api(state)
-        told = none_if_gone(lambda: ec2.describe_launch_templates(LaunchTemplateIds=[identity])["LaunchTemplates"])
-        if not told:
+        result = none_if_gone(lambda: ec2.describe_launch_templates(LaunchTemplateIds=[identity])["LaunchTemplates"])
+        if not result:
             return None
-        tags = tags_of(told[0].get("Tags"))
-        numbers = {"latestVersion": told[0]["LatestVersionNumber"], "defaultVersion": told[0]["DefaultVersionNumber"]}
+        tags = tags_of(result[0].get("Tags"))
+        numbers = {
+            "latestVersion": result[0]["LatestVersionNumber"],
+            "defaultVersion": result[0]["DefaultVersionNumber"],
+        }
         return {**numbers, "tags": tags, "tagsAll": tags}
 
     def update(self, identity: str, old: Props, new: Props) -> Props:
@@ -119,30 +122,30 @@ class PlacementGroup(AwsKind):
         ec2 = self.api(inputs)
         tags = specified("placement-group", inputs.get("tags"))
         ec2.create_placement_group(GroupName=inputs["name"], Strategy=inputs["strategy"], **tags)
-        told = ec2.describe_placement_groups(GroupNames=[inputs["name"]])["PlacementGroups"][0]
+        result = ec2.describe_placement_groups(GroupNames=[inputs["name"]])["PlacementGroups"][0]
         outputs = {
             "arn": self.arn(inputs, "ec2", f"placement-group/{inputs['name']}"),
             "region": self.where(inputs),
-            "placementGroupId": told.get("GroupId", ""),
+            "placementGroupId": result.get("GroupId", ""),
         }
         return Made(inputs["name"], {**outputs, **tagged(inputs)})
 
     def read(self, identity: str, state: Props) -> Props | None:
         ec2 = self.api(state)
         try:
-            told = ec2.describe_placement_groups(GroupNames=[identity])["PlacementGroups"]
+            result = ec2.describe_placement_groups(GroupNames=[identity])["PlacementGroups"]
         except ClientError as error:
             if code_of(error) == "InvalidPlacementGroup.Unknown":
                 return None
             raise
-        return {"name": identity, "strategy": told[0]["Strategy"]} if told else None
+        return {"name": identity, "strategy": result[0]["Strategy"]} if result else None
 
     def update(self, identity: str, old: Props, new: Props) -> Props:
         return retag(self.api(new), self._id(identity, new), old, new)
 
     def _id(self, name: str, inputs: Props) -> str:
-        told = self.api(inputs).describe_placement_groups(GroupNames=[name])["PlacementGroups"]
-        return str(told[0]["GroupId"])
+        result = self.api(inputs).describe_placement_groups(GroupNames=[name])["PlacementGroups"]
+        return str(result[0]["GroupId"])
 
     def delete(self, identity: str, state: Props) -> None:
         if self.read(identity, state) is not None:
@@ -204,13 +207,13 @@ class Group(AwsKind):
             **({"LifecycleHookSpecificationList": hooks} if hooks else {}),
         )
         self._suspend(scaling, identity, [], inputs.get("suspendedProcesses", []))
-        told = self._told(scaling, identity)
-        assert told is not None
+        result = self._told(scaling, identity)
+        assert result is not None
         outputs = {
-            "arn": told["AutoScalingGroupARN"],
+            "arn": result["AutoScalingGroupARN"],
             "region": self.where(inputs),
-            "desiredCapacity": told["DesiredCapacity"],
-            "defaultCooldown": told["DefaultCooldown"],
+            "desiredCapacity": result["DesiredCapacity"],
+            "defaultCooldown": result["DefaultCooldown"],
         }
         self._wait(identity, inputs, outputs)
         return Made(identity, outputs)
@@ -231,10 +234,10 @@ class Group(AwsKind):
             return
         until = time.monotonic() + TIMEOUT_S
         while True:
-            told = self._told(self.api(inputs), identity)
-            assert told is not None
-            ready = sum(one["LifecycleState"] == "InService" for one in told["Instances"])
-            if ready >= told["DesiredCapacity"]:
+            result = self._told(self.api(inputs), identity)
+            assert result is not None
+            ready = sum(one["LifecycleState"] == "InService" for one in result["Instances"])
+            if ready >= result["DesiredCapacity"]:
                 return
             if time.monotonic() > until:
                 text = (
@@ -250,19 +253,19 @@ class Group(AwsKind):
             scaling.suspend_processes(AutoScalingGroupName=identity, ScalingProcesses=come)
 
     def _told(self, scaling: Any, identity: str) -> dict[str, Any] | None:
-        told = scaling.describe_auto_scaling_groups(AutoScalingGroupNames=[identity])["AutoScalingGroups"]
-        return dict(told[0]) if told else None
+        result = scaling.describe_auto_scaling_groups(AutoScalingGroupNames=[identity])["AutoScalingGroups"]
+        return dict(result[0]) if result else None
 
     def read(self, identity: str, state: Props) -> Props | None:
-        told = self._told(self.api(state), identity)
-        if told is None:
+        result = self._told(self.api(state), identity)
+        if result is None:
             return None
         return {
             "name": identity,
-            "minSize": told["MinSize"],
-            "maxSize": told["MaxSize"],
-            "desiredCapacity": told["DesiredCapacity"],
-            "suspendedProcesses": sorted(one["ProcessName"] for one in told.get("SuspendedProcesses", [])),
+            "minSize": result["MinSize"],
+            "maxSize": result["MaxSize"],
+            "desiredCapacity": result["DesiredCapacity"],
+            "suspendedProcesses": sorted(one["ProcessName"] for one in result.get("SuspendedProcesses", [])),
         }
 
     def update(self, identity: str, old: Props, new: Props) -> Props:
@@ -278,9 +281,9 @@ class Group(AwsKind):
         triggers = (*self.refreshing, *(new.get("instanceRefresh") or {}).get("triggers", []))
         if new.get("instanceRefresh") and any(old.get(name) != new.get(name) for name in triggers):
             self._refresh(scaling, identity, new["instanceRefresh"])
-        told = self._told(scaling, identity)
-        assert told is not None
-        outputs = {"desiredCapacity": told["DesiredCapacity"]}
+        result = self._told(scaling, identity)
+        assert result is not None
+        outputs = {"desiredCapacity": result["DesiredCapacity"]}
         self._wait(identity, new, outputs)
         return outputs
 
@@ -304,7 +307,7 @@ class Group(AwsKind):
 
     def _drain(self, scaling: Any, identity: str) -> None:
         until = time.monotonic() + TIMEOUT_S
-        while (told := self._told(scaling, identity)) and told["Instances"]:
+        while (result := self._told(scaling, identity)) and result["Instances"]:
             if time.monotonic() > until:
                 raise TimeoutError(f"waiting for Auto Scaling Group ({identity}) drain: timeout")
             time.sleep(0.1)
@@ -396,8 +399,8 @@ class Instance(AwsKind):
 
     def read(self, identity: str, state: Props) -> Props | None:
         ec2 = self.api(state)
-        told = none_if_gone(lambda: ec2.describe_instances(InstanceIds=[identity])["Reservations"])
-        machine = told[0]["Instances"][0] if told else None
+        result = none_if_gone(lambda: ec2.describe_instances(InstanceIds=[identity])["Reservations"])
+        machine = result[0]["Instances"][0] if result else None
         if machine is None or machine["State"]["Name"] in ("terminated", "shutting-down"):
             return None
         tags = tags_of(machine.get("Tags"))
@@ -423,8 +426,8 @@ class Instance(AwsKind):
             time.sleep(0.1)
 
     def _state(self, ec2: Any, identity: str) -> str:
-        told = none_if_gone(lambda: ec2.describe_instances(InstanceIds=[identity])["Reservations"])
-        return str(told[0]["Instances"][0]["State"]["Name"]) if told else "gone"
+        result = none_if_gone(lambda: ec2.describe_instances(InstanceIds=[identity])["Reservations"])
+        return str(result[0]["Instances"][0]["State"]["Name"]) if result else "gone"
 
 
 KINDS = (LaunchTemplate, PlacementGroup, Group, Instance)

@@ -63,12 +63,12 @@ class Vpc(AwsKind):
 
     def read(self, identity: str, state: Props) -> Props | None:
         ec2 = self.api(state)
-        told = none_if_gone(lambda: ec2.describe_vpcs(VpcIds=[identity])["Vpcs"])
-        if not told:
+        result = none_if_gone(lambda: ec2.describe_vpcs(VpcIds=[identity])["Vpcs"])
+        if not result:
             return None
-        tags = tags_of(told[0].get("Tags"))
+        tags = tags_of(result[0].get("Tags"))
         return {
-            "cidrBlock": told[0]["CidrBlock"],
+            "cidrBlock": result[0]["CidrBlock"],
             "tags": tags,
             "tagsAll": tags,
             **{
@@ -127,16 +127,16 @@ class Subnet(AwsKind):
         ec2.modify_subnet_attribute(SubnetId=identity, MapPublicIpOnLaunch=public)
 
     def read(self, identity: str, state: Props) -> Props | None:
-        told = none_if_gone(lambda: self.api(state).describe_subnets(SubnetIds=[identity])["Subnets"])
-        if not told:
+        result = none_if_gone(lambda: self.api(state).describe_subnets(SubnetIds=[identity])["Subnets"])
+        if not result:
             return None
-        tags = tags_of(told[0].get("Tags"))
+        tags = tags_of(result[0].get("Tags"))
         return {
-            "vpcId": told[0]["VpcId"],
-            "cidrBlock": told[0]["CidrBlock"],
-            "availabilityZone": told[0]["AvailabilityZone"],
-            "availabilityZoneId": told[0]["AvailabilityZoneId"],
-            "mapPublicIpOnLaunch": told[0]["MapPublicIpOnLaunch"],
+            "vpcId": result[0]["VpcId"],
+            "cidrBlock": result[0]["CidrBlock"],
+            "availabilityZone": result[0]["AvailabilityZone"],
+            "availabilityZoneId": result[0]["AvailabilityZoneId"],
+            "mapPublicIpOnLaunch": result[0]["MapPublicIpOnLaunch"],
             "tags": tags,
             "tagsAll": tags,
         }
@@ -167,11 +167,11 @@ class InternetGateway(AwsKind):
 
     def read(self, identity: str, state: Props) -> Props | None:
         ec2 = self.api(state)
-        told = none_if_gone(lambda: ec2.describe_internet_gateways(InternetGatewayIds=[identity])["InternetGateways"])
-        if not told:
+        result = none_if_gone(lambda: ec2.describe_internet_gateways(InternetGatewayIds=[identity])["InternetGateways"])
+        if not result:
             return None
-        tags = tags_of(told[0].get("Tags"))
-        attached = [one["VpcId"] for one in told[0]["Attachments"]]
+        tags = tags_of(result[0].get("Tags"))
+        attached = [one["VpcId"] for one in result[0]["Attachments"]]
         return {"vpcId": next(iter(attached), ""), "tags": tags, "tagsAll": tags}
 
     def update(self, identity: str, old: Props, new: Props) -> Props:
@@ -210,11 +210,11 @@ class RouteTable(AwsKind):
         return Made(identity, {**outputs, **tagged(inputs)})
 
     def read(self, identity: str, state: Props) -> Props | None:
-        told = none_if_gone(lambda: self.api(state).describe_route_tables(RouteTableIds=[identity])["RouteTables"])
-        if not told:
+        result = none_if_gone(lambda: self.api(state).describe_route_tables(RouteTableIds=[identity])["RouteTables"])
+        if not result:
             return None
-        tags = tags_of(told[0].get("Tags"))
-        return {"vpcId": told[0]["VpcId"], "tags": tags, "tagsAll": tags}
+        tags = tags_of(result[0].get("Tags"))
+        return {"vpcId": result[0]["VpcId"], "tags": tags, "tagsAll": tags}
 
     def update(self, identity: str, old: Props, new: Props) -> Props:
         return retag(self.api(new), identity, old, new)
@@ -247,8 +247,8 @@ class Route(AwsKind):
 
     def read(self, identity: str, state: Props) -> Props | None:
         table = [state["routeTableId"]]
-        told = none_if_gone(lambda: self.api(state).describe_route_tables(RouteTableIds=table)["RouteTables"])
-        routes = told[0]["Routes"] if told else []
+        result = none_if_gone(lambda: self.api(state).describe_route_tables(RouteTableIds=table)["RouteTables"])
+        routes = result[0]["Routes"] if result else []
         for one in routes:
             if one.get("DestinationCidrBlock") == state["destinationCidrBlock"]:
                 return {key: one[name] for key, name in (("gatewayId", "GatewayId"),) if name in one}
@@ -309,8 +309,8 @@ class VpcEndpoint(AwsKind):
         return Made(identity, {**outputs, **tagged(inputs)})
 
     def read(self, identity: str, state: Props) -> Props | None:
-        told = none_if_gone(lambda: self.api(state).describe_vpc_endpoints(VpcEndpointIds=[identity])["VpcEndpoints"])
-        there = [one for one in told or [] if one["State"].lower() not in ("deleted", "deleting")]
+        result = none_if_gone(lambda: self.api(state).describe_vpc_endpoints(VpcEndpointIds=[identity])["VpcEndpoints"])
+        there = [one for one in result or [] if one["State"].lower() not in ("deleted", "deleting")]
         if not there:
             return None
         tags = tags_of(there[0].get("Tags"))
@@ -362,11 +362,11 @@ class SecurityGroup(AwsKind):
         return Made(identity, {**outputs, **tagged(inputs)})
 
     def read(self, identity: str, state: Props) -> Props | None:
-        told = none_if_gone(lambda: self.api(state).describe_security_groups(GroupIds=[identity])["SecurityGroups"])
-        if not told:
+        result = none_if_gone(lambda: self.api(state).describe_security_groups(GroupIds=[identity])["SecurityGroups"])
+        if not result:
             return None
-        tags = tags_of(told[0].get("Tags"))
-        return {"name": told[0]["GroupName"], "description": told[0]["Description"], "tags": tags, "tagsAll": tags}
+        tags = tags_of(result[0].get("Tags"))
+        return {"name": result[0]["GroupName"], "description": result[0]["Description"], "tags": tags, "tagsAll": tags}
 
     def update(self, identity: str, old: Props, new: Props) -> Props:
         return retag(self.api(new), identity, old, new)
@@ -407,8 +407,8 @@ class DefaultSecurityGroup(AwsKind):
         return Made(identity, {**outputs, **tagged(inputs)})
 
     def read(self, identity: str, state: Props) -> Props | None:
-        told = none_if_gone(lambda: self.api(state).describe_security_groups(GroupIds=[identity])["SecurityGroups"])
-        return {"tags": tags_of(told[0].get("Tags"))} if told else None
+        result = none_if_gone(lambda: self.api(state).describe_security_groups(GroupIds=[identity])["SecurityGroups"])
+        return {"tags": tags_of(result[0].get("Tags"))} if result else None
 
     def update(self, identity: str, old: Props, new: Props) -> Props:
         revoke_all(self.api(new), identity)
@@ -420,11 +420,11 @@ class DefaultSecurityGroup(AwsKind):
 
 def revoke_all(ec2: Any, group: str) -> None:
     """Revoke all rules of a security group."""
-    told = ec2.describe_security_groups(GroupIds=[group])["SecurityGroups"][0]
-    if told["IpPermissionsEgress"]:
-        ec2.revoke_security_group_egress(GroupId=group, IpPermissions=told["IpPermissionsEgress"])
-    if told["IpPermissions"]:
-        ec2.revoke_security_group_ingress(GroupId=group, IpPermissions=told["IpPermissions"])
+    result = ec2.describe_security_groups(GroupIds=[group])["SecurityGroups"][0]
+    if result["IpPermissionsEgress"]:
+        ec2.revoke_security_group_egress(GroupId=group, IpPermissions=result["IpPermissionsEgress"])
+    if result["IpPermissions"]:
+        ec2.revoke_security_group_ingress(GroupId=group, IpPermissions=result["IpPermissions"])
 
 
 class _Rule(AwsKind):
@@ -454,8 +454,8 @@ class _Rule(AwsKind):
 
     def read(self, identity: str, state: Props) -> Props | None:
         here = [{"Name": "group-id", "Values": [state["securityGroupId"]]}]
-        told = none_if_gone(lambda: self.api(state).describe_security_group_rules(Filters=here)["SecurityGroupRules"])
-        for one in told or []:
+        result = none_if_gone(lambda: self.api(state).describe_security_group_rules(Filters=here)["SecurityGroupRules"])
+        for one in result or []:
             if one["SecurityGroupRuleId"] == identity:
                 return {"ipProtocol": one["IpProtocol"], "tags": tags_of(one.get("Tags"))}
         return None
@@ -469,18 +469,18 @@ class _Rule(AwsKind):
 
 
 def _permission(inputs: Props) -> dict[str, Any]:
-    told: dict[str, Any] = {"IpProtocol": inputs["ipProtocol"]}
+    result: dict[str, Any] = {"IpProtocol": inputs["ipProtocol"]}
     about = {"Description": inputs["description"]} if inputs.get("description") else {}
     for key, name in (("fromPort", "FromPort"), ("toPort", "ToPort")):
         if key in inputs:
-            told[name] = inputs[key]
+            result[name] = inputs[key]
     if "cidrIpv4" in inputs:
-        told["IpRanges"] = [{"CidrIp": inputs["cidrIpv4"], **about}]
+        result["IpRanges"] = [{"CidrIp": inputs["cidrIpv4"], **about}]
     if "cidrIpv6" in inputs:
-        told["Ipv6Ranges"] = [{"CidrIpv6": inputs["cidrIpv6"], **about}]
+        result["Ipv6Ranges"] = [{"CidrIpv6": inputs["cidrIpv6"], **about}]
     if "referencedSecurityGroupId" in inputs:
-        told["UserIdGroupPairs"] = [{"GroupId": inputs["referencedSecurityGroupId"], **about}]
-    return told
+        result["UserIdGroupPairs"] = [{"GroupId": inputs["referencedSecurityGroupId"], **about}]
+    return result
 
 
 class IngressRule(_Rule):

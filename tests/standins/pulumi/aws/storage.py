@@ -39,8 +39,8 @@ class Bucket(AwsKind):
         s3 = self.api(state)
         if identity not in [one["Name"] for one in s3.list_buckets()["Buckets"]]:
             return None
-        told = none_if_gone(lambda: s3.get_bucket_tagging(Bucket=identity)["TagSet"]) if state.get("tags") else []
-        tags = tags_of(told)
+        result = none_if_gone(lambda: s3.get_bucket_tagging(Bucket=identity)["TagSet"]) if state.get("tags") else []
+        tags = tags_of(result)
         return {"bucket": identity, "tags": tags, "tagsAll": tags, "arn": f"arn:aws:s3:::{identity}"}
 
     def update(self, identity: str, old: Props, new: Props) -> Props:
@@ -57,12 +57,12 @@ class Bucket(AwsKind):
         delete_if_exists(lambda: self.api(state).delete_bucket(Bucket=identity))
 
     def _empty(self, s3: Any, bucket: str) -> None:
-        told = s3.list_object_versions(Bucket=bucket)
-        for one in [*told.get("Versions", []), *told.get("DeleteMarkers", [])]:
+        result = s3.list_object_versions(Bucket=bucket)
+        for one in [*result.get("Versions", []), *result.get("DeleteMarkers", [])]:
             s3.delete_object(Bucket=bucket, Key=one["Key"], VersionId=one["VersionId"])
         for one in s3.list_multipart_uploads(Bucket=bucket).get("Uploads", []):
             s3.abort_multipart_upload(Bucket=bucket, Key=one["Key"], UploadId=one["UploadId"])
-        if told.get("IsTruncated"):
+        if result.get("IsTruncated"):
             self._empty(s3, bucket)
 
 
@@ -98,8 +98,8 @@ class _OfBucket(AwsKind):
         return Made(inputs["bucket"], {"region": self.where(inputs)})
 
     def read(self, identity: str, state: Props) -> Props | None:
-        told = none_if_gone(lambda: getattr(self.api(state), self.get)(Bucket=identity))
-        return None if told is None else {"bucket": identity}
+        result = none_if_gone(lambda: getattr(self.api(state), self.get)(Bucket=identity))
+        return None if result is None else {"bucket": identity}
 
     def update(self, identity: str, old: Props, new: Props) -> Props:
         self._put(new)
@@ -166,11 +166,11 @@ class Policy(_OfBucket):
         return str(inputs["policy"])
 
     def read(self, identity: str, state: Props) -> Props | None:
-        told = none_if_gone(lambda: self.api(state).get_bucket_policy(Bucket=identity)["Policy"])
-        if told is None:
+        result = none_if_gone(lambda: self.api(state).get_bucket_policy(Bucket=identity)["Policy"])
+        if result is None:
             return None
-        same = json.loads(told) == json.loads(state["policy"])
-        return {"bucket": identity, "policy": state["policy"] if same else told}
+        same = json.loads(result) == json.loads(state["policy"])
+        return {"bucket": identity, "policy": state["policy"] if same else result}
 
 
 KINDS = (Bucket, PublicAccessBlock, Encryption, Lifecycle, Versioning, Policy)

@@ -147,12 +147,12 @@ def _stack_ls(given: argparse.Namespace) -> None:
 
 def _summary(place: _Place, name: Any) -> dict[str, Any]:
     deployment = place.backend.export(name)["deployment"] or {}
-    told = {"name": name.stack, "current": name.stack == place.selected.read()}
+    result = {"name": name.stack, "current": name.stack == place.selected.read()}
     if place.backend.locks(name):
-        told["updateInProgress"] = True
+        result["updateInProgress"] = True
     if manifest := deployment.get("manifest"):
-        told["lastUpdate"] = manifest["time"]
-    return {**told, "resourceCount": len(deployment.get("resources") or [])}
+        result["lastUpdate"] = manifest["time"]
+    return {**result, "resourceCount": len(deployment.get("resources") or [])}
 
 
 def _stack_rm(given: argparse.Namespace) -> None:
@@ -172,8 +172,8 @@ def _stack_output(given: argparse.Namespace) -> None:
     place = _Place(given)
     snapshot = place.backend.load(place.stack(), place.crypter())
     outputs = next((one.outputs for one in snapshot.resources if one.type == STACK_TYPE), {})
-    told = wire.rewritten(wire.plain(outputs), shown) if given.show_secrets else shown(outputs)
-    print(json.dumps(told, indent=2))
+    result = wire.rewritten(wire.plain(outputs), shown) if given.show_secrets else shown(outputs)
+    print(json.dumps(result, indent=2))
 
 
 def _stack_history(given: argparse.Namespace) -> None:
@@ -183,12 +183,12 @@ def _stack_history(given: argparse.Namespace) -> None:
     if given.page_size:
         first = (given.page - 1) * given.page_size
         updates = updates[first : first + given.page_size]
-    told = []
+    result = []
     for one in updates:
         times = {key: _stamp(one[key]) for key in ("startTime", "endTime")}
         config = {key: _shown_config(value, crypter, given.show_secrets) for key, value in one["config"].items()}
-        told.append({**one, **times, "config": config})
-    print(json.dumps(told, indent=2))
+        result.append({**one, **times, "config": config})
+    print(json.dumps(result, indent=2))
 
 
 def _shown_config(value: dict[str, Any], crypter: Any, show: bool) -> dict[str, Any]:
@@ -203,10 +203,10 @@ def _stamp(seconds: int) -> str:
 
 def _stack_export(given: argparse.Namespace) -> None:
     place = _Place(given)
-    told = place.backend.export(place.stack())
+    result = place.backend.export(place.stack())
     if given.show_secrets:
-        told = _decrypted(told, place.crypter())
-    print(json.dumps(told, indent=4))
+        result = _decrypted(result, place.crypter())
+    print(json.dumps(result, indent=4))
 
 
 def _decrypted(value: Any, crypter: Any) -> Any:
@@ -226,9 +226,9 @@ def _stack_import(given: argparse.Namespace) -> None:
 
     place = _Place(given)
     name, crypter = place.stack(), place.crypter()
-    told = json.loads(Path(given.file).read_bytes() if given.file else sys.stdin.read())
+    record = json.loads(Path(given.file).read_bytes() if given.file else sys.stdin.read())
     with place.backend.locked(name):
-        place.backend.save(name, Snapshot.from_json(told["deployment"], crypter), crypter)
+        place.backend.save(name, Snapshot.from_json(record["deployment"], crypter), crypter)
     print("Import complete.")
 
 
@@ -257,8 +257,8 @@ def _cancel(given: argparse.Namespace) -> None:
 def _config_show(given: argparse.Namespace) -> None:
     place = _Place(given)
     known = place.settings.plain(place.crypter())
-    told = {key: _told_config(value, secret, given.show_secrets) for key, (value, secret) in known.items()}
-    print(json.dumps(told, indent=2))
+    result = {key: _told_config(value, secret, given.show_secrets) for key, (value, secret) in known.items()}
+    print(json.dumps(result, indent=2))
 
 
 def _told_config(value: str, secret: bool, show: bool) -> dict[str, Any]:
@@ -290,9 +290,9 @@ def _config_set_all(given: argparse.Namespace) -> None:
             key, _, value = pair.partition("=")
             values[key] = value
             secret |= {key} if hidden else set()
-    for key, told in json.loads(given.json or "{}").items():
-        values[key] = str(told["value"])
-        secret |= {key} if told.get("secret") else set()
+    for key, result in json.loads(given.json or "{}").items():
+        values[key] = str(result["value"])
+        secret |= {key} if result.get("secret") else set()
     _config_write(given, values, secret)
 
 

@@ -73,8 +73,8 @@ class Events:
         one = new or old
         assert one is not None
         self.diagnostic(text, urn=one.urn)
-        told = self._step(op, old, new, None)
-        self._send("resOpFailedEvent", {**told, "status": 0, "steps": 0})
+        result = self._step(op, old, new, None)
+        self._send("resOpFailedEvent", {**result, "status": 0, "steps": 0})
 
     def diagnostic(self, text: str, *, urn: str = "", severity: str = "error") -> None:
         with self._lock:
@@ -145,7 +145,7 @@ class Events:
 def _told(resource: Resource | None) -> dict[str, Any] | None:
     if resource is None:
         return None
-    told: dict[str, Any] = {
+    result: dict[str, Any] = {
         "type": resource.type,
         "urn": resource.urn,
         "custom": resource.custom,
@@ -159,8 +159,8 @@ def _told(resource: Resource | None) -> dict[str, Any] | None:
         "outputs": shown(resource.outputs),
     }
     if resource.init_errors:
-        told["initErrors"] = resource.init_errors
-    return told
+        result["initErrors"] = resource.init_errors
+    return result
 
 
 def _say(text: str) -> None:

@@ -48,10 +48,10 @@ class Monitor(resource_pb2_grpc.ResourceMonitorServicer):
         with self._answering(context):
             made = self._deployment.register(Goal.of(request, self._stack))
             # A component's outputs are the inputs that the program knows.
-            told = wire.from_struct(request.object) if not made.custom else made.outputs
+            result = wire.from_struct(request.object) if not made.custom else made.outputs
             if made.type == STACK_TYPE:
-                told = {}
-            return resource_pb2.RegisterResourceResponse(urn=made.urn, id=made.id, object=wire.to_struct(told))
+                result = {}
+            return resource_pb2.RegisterResourceResponse(urn=made.urn, id=made.id, object=wire.to_struct(result))
 
     def RegisterResourceOutputs(self, request: Any, context: grpc.ServicerContext) -> Empty:  # noqa: N802
         with self._answering(context):
@@ -94,8 +94,8 @@ class Monitor(resource_pb2_grpc.ResourceMonitorServicer):
         found: list[Resource] = [one for one in self._deployment.snapshot().resources if one.urn == urn]
         if not found:
             context.abort(grpc.StatusCode.UNKNOWN, f"unknown resource {urn}")
-        told = {"urn": urn, "id": found[0].id, "state": found[0].outputs}
-        return resource_pb2.ResourceInvokeResponse(**{"return": wire.to_struct(told)})
+        result = {"urn": urn, "id": found[0].id, "state": found[0].outputs}
+        return resource_pb2.ResourceInvokeResponse(**{"return": wire.to_struct(result)})
 
     @contextlib.contextmanager
     def _answering(self, context: grpc.ServicerContext) -> Iterator[None]:

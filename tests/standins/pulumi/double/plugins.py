@@ -247,7 +247,7 @@ def _error(error: grpc.RpcError) -> OperationError:
     for name, value in metadata:
         details = Status.FromString(value).details if name == STATUS_DETAILS else ()
         for detail in details:
-            told = provider_pb2.ErrorResourceInitFailed()
-            if detail.Unpack(told):
-                return InitError(told)
+            result = provider_pb2.ErrorResourceInitFailed()
+            if detail.Unpack(result):
+                return InitError(result)
     return OperationError(error.details())

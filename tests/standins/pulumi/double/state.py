@@ -70,10 +70,10 @@ class Resource:
         return {*self.dependencies, *provider, *parent}
 
     def to_json(self, crypter: Crypter) -> dict[str, Any]:
-        told = {name: getattr(self, attribute) for attribute, name in _NAMES.items()}
-        told["inputs"], told["outputs"] = _written(self.inputs, crypter), _written(self.outputs, crypter)
+        result = {name: getattr(self, attribute) for attribute, name in _NAMES.items()}
+        result["inputs"], result["outputs"] = _written(self.inputs, crypter), _written(self.outputs, crypter)
         always = {"urn", "custom", "type"}
-        return {name: value for name, value in told.items() if value or name in always}
+        return {name: value for name, value in result.items() if value or name in always}
 
     @classmethod
     def from_json(cls, told: Mapping[str, Any], crypter: Crypter) -> Resource:
@@ -143,12 +143,12 @@ class Snapshot:
 
     @classmethod
     def from_json(cls, deployment: Mapping[str, Any] | None, crypter: Crypter) -> Snapshot:
-        told = deployment or {}
+        result = deployment or {}
         pending = [
             Pending(Resource.from_json(one["resource"], crypter), one["type"])
-            for one in told.get("pending_operations") or []
+            for one in result.get("pending_operations") or []
         ]
-        return cls([Resource.from_json(one, crypter) for one in told.get("resources") or []], pending)
+        return cls([Resource.from_json(one, crypter) for one in result.get("resources") or []], pending)
 
 
 def shown(value: Any) -> Any:
